@@ -1,0 +1,83 @@
+# Every target sets itself up in .venv the first time and re-uses it afterwards.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV ?= .venv
+# Which Python makes the virtual environment; 3.11 or newer. Left empty, the first that fits is taken.
+PYTHON ?=
+# Further arguments for pytest, for example: make test ARGS="-k recovery -x"
+ARGS ?=
+
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
+PYTEST := $(VENV)/bin/python -m pytest
+RUN := $(VENV)/.ready-to-run
+DEV := $(VENV)/.ready-to-develop
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: $(if $(wildcard $(DEV)),$(DEV),$(RUN)) ## Run the whole path once on real data of this machine: append, kill, recover, ship, read, Spark
+	@$(VENV)/bin/walstore demo $(ARGS)
+
+.PHONY: test
+test: $(DEV) ## Run the quick tests
+	$(PYTEST) -m "not slow" $(ARGS)
+
+.PHONY: test-slow
+test-slow: $(DEV) ## Run the tests that take longer than two seconds each
+	$(PYTEST) -m slow $(ARGS)
+
+.PHONY: test-debug
+test-debug: $(DEV) ## Run the quick tests of the local log with asyncio's debug mode
+	PYTHONASYNCIODEBUG=1 $(PYTEST) -m "not slow and not spark and not s3" tests/walstore $(ARGS)
+
+.PHONY: test-all
+test-all: $(DEV) ## Run all tests
+	$(PYTEST) $(ARGS)
+
+.PHONY: check
+check: $(DEV) ## Check style, formatting, types and who imports whom
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-logo
+
+.PHONY: format
+format: $(DEV) ## Format the code and fix what can be fixed by itself
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+.PHONY: bench
+bench: $(DEV) ## Measure, each figure beside a raw baseline of the same run
+	$(PYTEST) bench --benchmark-only --timeout=600 $(ARGS)
+
+.PHONY: clean
+clean: ## Remove the environment, caches and build products
+	rm -rf $(VENV) build dist *.egg-info .benchmarks .hypothesis .import_linter_cache .mypy_cache \
+		.pytest_cache .ruff_cache spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	@for python in "$(PYTHON)" python3.11 python3 python3.12 python3.13; do \
+		[ -n "$$python" ] || continue; \
+		if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			echo "making $(VENV) with $$("$$python" --version)"; \
+			exec "$$python" -m venv $(VENV); \
+		fi; \
+		[ -z "$(PYTHON)" ] || break; \
+	done; \
+	echo "walstore needs Python 3.11 or newer; install it, or name it: make PYTHON=/path/to/python3" >&2; \
+	exit 1
+
+$(RUN): pyproject.toml | $(VENV)/bin/python
+	@echo "installing walstore with its extras into $(VENV)"
+	@$(PIP) install --editable '.[all]'
+	@touch $@
+
+$(DEV): pyproject.toml | $(VENV)/bin/python
+	@echo "installing walstore and its development tools into $(VENV)"
+	@$(PIP) install --editable '.[dev]'
+	@touch $@ $(RUN)

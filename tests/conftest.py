@@ -1,0 +1,71 @@
+"""What every test gets: a watched event loop, and an eye on what asyncio complains about."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tests import guard
+from walstore.posix import PosixFileSystem
+from walstore.testing import FaultyFileSystem, ManualClock
+
+settings.register_profile("walstore", deadline=None, max_examples=50, print_blob=True)
+settings.load_profile("walstore")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _watched_event_loop() -> Iterator[None]:
+    with guard.watched_event_loop():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_blocking_calls(_watched_event_loop: None) -> Iterator[None]:
+    """Fail the test for a blocking call on the loop even if the error was swallowed on its way."""
+    guard.violations.clear()
+    yield
+    if guard.violations:
+        pytest.fail(f"blocked the event loop: {guard.violations}")
+
+
+class _Complaints(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(self.format(record))
+
+
+@pytest.fixture(autouse=True)
+def _no_asyncio_errors() -> Iterator[None]:
+    """Fail the test for what asyncio can only log: lost tasks, exceptions that nobody saw."""
+    handler = _Complaints()
+    logger = logging.getLogger("asyncio")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    if handler.messages:
+        pytest.fail("asyncio complained:\n" + "\n".join(handler.messages))
+
+
+@pytest.fixture
+def log_directory(tmp_path: Path) -> Path:
+    """Where a log may be made; not there yet."""
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands still."""
+    return ManualClock()
+
+
+@pytest.fixture
+def faulty() -> FaultyFileSystem:
+    """The real file system, failing when told to."""
+    return FaultyFileSystem(PosixFileSystem())

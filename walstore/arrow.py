@@ -1,0 +1,68 @@
+"""Batches as Arrow. Imported only on request, so that the core runs without pyarrow."""
+
+from __future__ import annotations
+
+from array import array
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from walstore.frame import Kind
+
+if TYPE_CHECKING:
+    from walstore.batch import FrameBatch
+
+HEADERS_TYPE: Final = pa.map_(pa.string(), pa.binary())
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("offset", pa.uint64(), nullable=False),
+        pa.field("timestamp_us", pa.uint64(), nullable=False),
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("stream", pa.string()),
+        pa.field("headers", HEADERS_TYPE),
+    ]
+)
+"""Columns of :meth:`walstore.Batch.to_arrow`; ``timestamp_us`` counts from 1970 UTC."""
+
+
+def to_arrow(batch: FrameBatch) -> pa.RecordBatch:
+    """Return the batch as a RecordBatch of :data:`SCHEMA`; the values' bytes are shared."""
+    rows = len(batch)
+    columns = [
+        pa.array(range(batch.start, batch.limit), pa.uint64()),
+        pa.array(batch.timestamps_us, pa.uint64()),
+        values_array(batch),
+        pa.array(batch.keys, pa.binary()) if batch.has(Kind.KEYS) else pa.nulls(rows, pa.binary()),
+        pa.array(batch.streams, pa.string())
+        if batch.has(Kind.STREAM_IDS)
+        else pa.nulls(rows, pa.string()),
+        pa.array([list(item.items()) or None for item in batch.headers], HEADERS_TYPE)
+        if batch.has(Kind.HEADERS)
+        else pa.nulls(rows, HEADERS_TYPE),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def values_array(batch: FrameBatch) -> pa.BinaryArray:
+    """Return the values as an Arrow array over the frame's own bytes."""
+    blob, lengths = batch.value_buffer()
+    low, high = batch.rows()
+    bounds = array("i", accumulate(lengths, initial=0))
+    whole = pa.BinaryArray.from_buffers(
+        pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(blob)]
+    )
+    return whole.slice(low, high - low)
+
+
+def concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the rows of several batches as one."""
+    table = pa.Table.from_batches(batches, schema=SCHEMA).combine_chunks()
+    return table.to_batches()[0]
+
+
+def empty() -> pa.RecordBatch:
+    """Return a batch of :data:`SCHEMA` without rows."""
+    return pa.RecordBatch.from_pylist([], schema=SCHEMA)

@@ -1,0 +1,123 @@
+"""Checkpoint and durable cell: what spares recovery and other processes from reading segments.
+
+Both are hints. The checkpoint bounds how much recovery re-reads and remembers the head; the cell tells
+readers in other processes how far the log is durable. Either may be missing, damaged or old: the log is
+then rebuilt from its segments. The layouts are specified in docs/format.md. Pure: no I/O.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+from crc32c import crc32c
+
+from walstore.errors import FormatVersionError
+from walstore.segment import SegmentIndex, SegmentSummary
+
+FILE_NAME: Final = "CHECKPOINT"
+MAGIC: Final = b"WALCKPT\n"
+VERSION: Final = 1
+_PREFIX: Final = struct.Struct("<8sIII")
+
+CELL_FILE_NAME: Final = "DURABLE"
+CELL_MAGIC: Final = b"WALDUR\r\n"
+CELL_BYTES: Final = 64
+_CELL: Final = struct.Struct("<8sQQQQQ")
+_CELL_CRC: Final = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """State of a log at a moment at which everything named here was durable."""
+
+    log_id: bytes
+    epoch: int
+    head: int
+    """First retained offset; files that lie below it wholly may be deleted."""
+    sealed: tuple[SegmentSummary, ...]
+    tail_start: int
+    """First offset of the active segment."""
+    tail_position: int
+    """End of the durable frames in the active segment."""
+    tail_index: SegmentIndex
+    """Index of the active segment up to there."""
+    next_offset: int
+    previous_crc: int
+    timestamp_us: int
+    uploaded_limit: int
+    tier_url: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DurableCell:
+    """The durable end of a log, for readers in other processes."""
+
+    head: int
+    durable_limit: int
+    epoch: int
+    tail_start: int
+    tail_position: int
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """Return the content of the file ``CHECKPOINT``."""
+    body = msgpack.packb(
+        {
+            "log_id": checkpoint.log_id,
+            "epoch": checkpoint.epoch,
+            "head": checkpoint.head,
+            "sealed": [
+                [s.start, s.limit, s.data_bytes, s.last_crc, s.max_timestamp_us]
+                for s in checkpoint.sealed
+            ],
+            "tail_start": checkpoint.tail_start,
+            "tail_position": checkpoint.tail_position,
+            "tail_index": checkpoint.tail_index.to_bytes(),
+            "next_offset": checkpoint.next_offset,
+            "previous_crc": checkpoint.previous_crc,
+            "timestamp_us": checkpoint.timestamp_us,
+            "uploaded_limit": checkpoint.uploaded_limit,
+            "tier_url": checkpoint.tier_url,
+        }
+    )
+    return _PREFIX.pack(MAGIC, VERSION, len(body), crc32c(body)) + body
+
+
+def decode_checkpoint(data: bytes, path: str) -> Checkpoint | None:
+    """Parse a checkpoint; None if it is damaged; FormatVersionError if it is newer."""
+    if len(data) < _PREFIX.size:
+        return None
+    magic, version, size, crc = _PREFIX.unpack_from(data)
+    body = data[_PREFIX.size :]
+    if magic != MAGIC or len(body) != size or crc32c(body) != crc:
+        return None
+    if version > VERSION:
+        raise FormatVersionError(
+            "checkpoint was written by a newer version", path=path, found=version, supported=VERSION
+        )
+    fields: dict[str, Any] = msgpack.unpackb(body)
+    sealed = tuple(SegmentSummary(*entry) for entry in fields.pop("sealed"))
+    packed = memoryview(fields.pop("tail_index"))
+    index = SegmentIndex.from_bytes(packed, len(packed) // SegmentIndex.ENTRY_BYTES)
+    return Checkpoint(sealed=sealed, tail_index=index, **fields)
+
+
+def encode_cell(cell: DurableCell) -> bytes:
+    """Return the content of the file ``DURABLE``."""
+    body = _CELL.pack(
+        CELL_MAGIC, cell.head, cell.durable_limit, cell.epoch, cell.tail_start, cell.tail_position
+    )
+    return body + _CELL_CRC.pack(crc32c(body))
+
+
+def decode_cell(data: bytes) -> DurableCell | None:
+    """Parse a cell; None if it is damaged or was caught half-way through an update."""
+    if len(data) < _CELL.size + _CELL_CRC.size:
+        return None
+    (crc,) = _CELL_CRC.unpack_from(data, _CELL.size)
+    if data[:8] != CELL_MAGIC or crc32c(data[: _CELL.size]) != crc:
+        return None
+    return DurableCell(*_CELL.unpack_from(data)[1:])

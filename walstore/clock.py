@@ -1,0 +1,22 @@
+"""The real clock. The only module that may ask the system for the time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+
+class SystemClock:
+    """Wall and monotonic time of this machine."""
+
+    def now_us(self) -> int:
+        """Return wall-clock microseconds since 1970 UTC."""
+        return time.time_ns() // 1000
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait on the running event loop."""
+        await asyncio.sleep(seconds)

@@ -1,0 +1,128 @@
+"""Draft: records accepted but not yet written, gathered column by column. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgpack
+
+from walstore import frame
+from walstore.frame import Column, Kind
+
+RECORD_OVERHEAD_BYTES: Final = 8
+"""What a record costs in budgets beside its bytes, so that empty records are bounded too."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """A batch in the making. Optional columns exist only once some record needs them."""
+
+    start: int
+    values: list[bytes] = field(default_factory=list)
+    keys: list[bytes | None] | None = None
+    streams: list[str | None] | None = None
+    headers: list[bytes | None] | None = None
+    """Packed headers (msgpack map) of each record."""
+    timestamps_us: list[int | None] | None = None
+    """What callers asked for; None means the time of the commit."""
+    size_bytes: int = 0
+    """Budget the records take: their bytes and an overhead each. Set when the draft is closed."""
+
+    @property
+    def limit(self) -> int:
+        """Offset after its last record."""
+        return self.start + len(self.values)
+
+    def extend(self, group: Group) -> None:
+        """Add the records of a group behind the others."""
+        before = len(self.values)
+        self.values += group.values
+        self.keys = _join(self.keys, group.keys, before, len(group.values))
+        self.streams = _join(self.streams, group.streams, before, len(group.values))
+        self.headers = _join(self.headers, group.headers, before, len(group.values))
+        self.timestamps_us = _join(
+            self.timestamps_us, group.timestamps_us, before, len(group.values)
+        )
+
+    def pad(self) -> None:
+        """Fill optional columns up to the length of the values, after plain values were added."""
+        rows = len(self.values)
+        for column in (self.keys, self.streams, self.headers, self.timestamps_us):
+            if column is not None and len(column) < rows:
+                column += [None] * (rows - len(column))  # type: ignore[list-item]
+
+    def times(self, now_us: int, floor_us: int) -> tuple[int, int, list[int] | None]:
+        """Return base timestamp, last timestamp, and the deltas if they are not all zero.
+
+        No timestamp is less than ``floor_us`` or an earlier one of the draft.
+        """
+        if self.timestamps_us is None:
+            base = max(now_us, floor_us)
+            return base, base, None
+        times: list[int] = []
+        latest = floor_us
+        for asked in self.timestamps_us:
+            latest = max(latest, now_us if asked is None else asked)
+            times.append(latest)
+        base = times[0]
+        return base, latest, [time - base for time in times] if latest > base else None
+
+    def columns(self, deltas: Sequence[int] | None) -> list[Column]:
+        """Return the columns to be framed, values last."""
+        values = self.values
+        lengths = list(map(len, values))
+        found = [frame.uint_column(Kind.VALUE_LENGTHS, lengths)]
+        if deltas is not None:
+            found.append(frame.uint_column(Kind.TIMESTAMP_DELTAS, deltas))
+        if self.streams is not None:
+            found += _stream_columns(self.streams)
+        if self.keys is not None:
+            found += _optional_columns(Kind.KEY_LENGTHS, Kind.KEYS, self.keys)
+        if self.headers is not None:
+            found += _optional_columns(Kind.HEADER_LENGTHS, Kind.HEADERS, self.headers)
+        found.append(frame.blob_column(Kind.VALUES, values, sum(lengths)))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Records that enter the log together, as columns; optional ones may be None."""
+
+    values: Sequence[bytes]
+    keys: Sequence[bytes | None] | None
+    streams: Sequence[str | None] | None
+    headers: Sequence[bytes | None] | None
+    timestamps_us: Sequence[int | None] | None
+    size_bytes: int
+
+
+def _join(
+    column: list[object] | None, more: Sequence[object] | None, before: int, rows: int
+) -> list[object] | None:
+    if more is None and column is None:
+        return None
+    joined = [] if column is None else column
+    joined += [None] * (before - len(joined))
+    joined += [None] * rows if more is None else more
+    return joined
+
+
+def _stream_columns(streams: Sequence[str | None]) -> list[Column]:
+    numbers: dict[str | None, int] = {None: 0}
+    ids = [numbers.setdefault(name, len(numbers)) for name in streams]
+    names = msgpack.packb(list(numbers)[1:])
+    return [
+        frame.uint_column(Kind.STREAM_IDS, ids),
+        frame.blob_column(Kind.STREAM_NAMES, (names,), len(names)),
+    ]
+
+
+def _optional_columns(lengths: Kind, blob: Kind, items: Sequence[bytes | None]) -> list[Column]:
+    sizes = [0 if item is None else len(item) + 1 for item in items]
+    pieces = [item for item in items if item]
+    return [
+        frame.uint_column(lengths, sizes),
+        frame.blob_column(blob, pieces, sum(map(len, pieces))),
+    ]

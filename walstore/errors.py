@@ -1,0 +1,205 @@
+"""Errors: one root, coarse kinds, and what became of the data.
+
+WalError
+├ WalClosedError          clean, fenced or failed (cause chained)
+├ WalLockedError, FencedError
+├ CorruptionError         path, position, expected, found
+├ OffsetError             requested, head, tail → OffsetTrimmedError, OffsetNotWrittenError
+├ ExpectationError        expected, actual → RegisterMismatchError, OffsetMismatchError
+├ RecordTooLargeError, WouldBlock
+├ DiskFullError, StorageUnavailableError
+├ OutcomeUnknownError
+├ ContentionError         another writer moved the manifest
+├ LogNotFoundError        no log, bucket or prefix at that place
+├ UnsupportedStoreError   the object store does not enforce conditional puts
+└ InvalidSettingsError (ValueError), FormatVersionError
+
+Every error carries two facts a program can act on. ``outcome`` says what became of the records of
+the failed call: ``"not_written"`` (safe to submit again), ``"durable"`` (they are in the log) or
+``"unknown"`` (reopen and read before submitting again). ``retriable`` says whether the same call may
+succeed later without anybody changing anything.
+
+All errors can be pickled (they cross Spark's processes); tests/walstore/test_errors.py pickles each.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+Outcome = Literal["not_written", "durable", "unknown"]
+CloseReason = Literal["clean", "fenced", "failed"]
+
+_E = TypeVar("_E", bound="WalError")
+
+
+def _restore(cls: type[_E], args: tuple[Any, ...], state: dict[str, Any]) -> _E:
+    """Rebuild an error without calling its constructor, whose arguments are not its ``args``."""
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class WalError(Exception):
+    """Root of all errors raised by walstore and uploader."""
+
+    retriable: bool = False
+    outcome: Outcome = "not_written"
+
+    def __init__(
+        self, message: str, *, outcome: Outcome | None = None, retriable: bool | None = None
+    ) -> None:
+        super().__init__(message)
+        if outcome is not None:
+            self.outcome = outcome
+        if retriable is not None:
+            self.retriable = retriable
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.args, self.__dict__.copy())
+
+
+class WalClosedError(WalError):
+    """The log is closed: cleanly, because another owner fenced it, or because it failed.
+
+    After a failure the cause is chained, and the log stays closed until it is opened again; nothing
+    acknowledged at level ``disk`` is lost by that.
+    """
+
+    def __init__(
+        self, message: str, *, reason: CloseReason = "clean", outcome: Outcome = "not_written"
+    ) -> None:
+        super().__init__(message, outcome=outcome)
+        self.reason = reason
+
+
+class WalLockedError(WalError):
+    """Another process (or another object in this one) has this log open for writing."""
+
+    def __init__(self, message: str, *, path: str, owner: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.owner = owner
+
+
+class FencedError(WalError):
+    """A newer owner took over; this one may not write any more."""
+
+
+class CorruptionError(WalError):
+    """Stored bytes are not what was written. Nothing was changed; see ``walstore verify``."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str,
+        position: int | None = None,
+        expected: object = None,
+        found: object = None,
+    ) -> None:
+        where = path if position is None else f"{path} at byte {position}"
+        super().__init__(f"{message}: {where}")
+        self.path = path
+        self.position = position
+        self.expected = expected
+        self.found = found
+
+
+class OffsetError(WalError):
+    """An offset outside ``[head, tail)`` was asked for."""
+
+    def __init__(self, message: str, *, requested: int, head: int, tail: int) -> None:
+        super().__init__(f"{message} (requested={requested} head={head} tail={tail})")
+        self.requested = requested
+        self.head = head
+        self.tail = tail
+
+
+class OffsetTrimmedError(OffsetError):
+    """The offset was in the log once and has been removed by retention or trim."""
+
+
+class OffsetNotWrittenError(OffsetError):
+    """The offset has not been assigned yet."""
+
+
+class ExpectationError(WalError):
+    """A condition given with an append did not hold; nothing was written."""
+
+    def __init__(self, message: str, *, expected: object, actual: object) -> None:
+        super().__init__(message)
+        self.expected = expected
+        self.actual = actual
+
+
+class RegisterMismatchError(ExpectationError):
+    """A register had another value than expected; ``actual`` holds all registers."""
+
+
+class OffsetMismatchError(ExpectationError):
+    """The log's tail was not the expected offset."""
+
+
+class RecordTooLargeError(WalError):
+    """The record (or atomic group) exceeds a limit; it took no offset."""
+
+    def __init__(self, message: str, *, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(message)
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+
+class WouldBlock(WalError):  # noqa: N818 - the name asyncio and trio users know
+    """The channel is full; await ``append`` instead, or try again later."""
+
+    retriable = True
+
+
+class DiskFullError(WalError):
+    """No space is left on the device. Free some and open the log again."""
+
+
+class StorageUnavailableError(WalError):
+    """A disk or object store did not answer as it should; retrying may help."""
+
+    retriable = True
+
+
+class OutcomeUnknownError(WalError):
+    """A write was under way when it failed: the records may or may not survive.
+
+    Open the log again and read from the offsets in question before submitting anything twice.
+    """
+
+    outcome: Outcome = "unknown"
+
+
+class ContentionError(WalError):
+    """Another writer moved the manifest, or put a foreign fragment where ours belongs."""
+
+
+class LogNotFoundError(WalError):
+    """There is no log (or no bucket) at the given place."""
+
+    def __init__(self, message: str, *, location: str) -> None:
+        super().__init__(message)
+        self.location = location
+
+
+class UnsupportedStoreError(WalError):
+    """The object store ignores or refuses conditional puts, so it cannot hold a manifest."""
+
+
+class InvalidSettingsError(WalError, ValueError):
+    """A setting, option or URL is out of range or contradicts another."""
+
+
+class FormatVersionError(WalError):
+    """The file was written by a newer version, or uses a feature this version lacks."""
+
+    def __init__(self, message: str, *, path: str, found: int | str, supported: int | str) -> None:
+        super().__init__(f"{message}: {path} (found {found}, supported {supported})")
+        self.path = path
+        self.found = found
+        self.supported = supported

@@ -1,0 +1,59 @@
+"""Translation of operating system errors into walstore's own, with what became of the data."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from walstore.errors import (
+    DiskFullError,
+    Outcome,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+    WalError,
+)
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def describe(cause: BaseException, outcome: Outcome) -> WalError:
+    """Return the error for a failed call, chained to its cause."""
+    code = cause.errno if isinstance(cause, OSError) else None
+    error: WalError
+    if code in _FULL:
+        error = DiskFullError(
+            f"no space left on the device; free some, then open the log again: {cause}",
+            outcome=outcome,
+        )
+    elif outcome == "unknown":
+        error = OutcomeUnknownError(
+            f"a write failed half-way; open the log again and read from its tail before "
+            f"submitting anything twice: {cause}"
+        )
+    else:
+        error = StorageUnavailableError(
+            f"the disk refused a write; open the log again: {cause}",
+            outcome=outcome,
+            retriable=False,
+        )
+    error.__cause__ = cause
+    return error
+
+
+def describe_open(cause: OSError, path: Path) -> WalError:
+    """Return the error for a directory that cannot be opened, written or closed."""
+    if cause.errno in _FULL:
+        error: WalError = DiskFullError(f"no space left for the log at {path}: {cause.strerror}")
+    elif cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        error = StorageUnavailableError(
+            f"the log at {path} cannot be written: {cause.strerror}; check owner and mount",
+            retriable=False,
+        )
+    elif cause.errno in (errno.ENOTDIR, errno.EEXIST):
+        error = StorageUnavailableError(
+            f"{path} is not a directory; a log needs one of its own", retriable=False
+        )
+    else:
+        error = StorageUnavailableError(f"the log at {path} failed: {cause}", retriable=False)
+    error.__cause__ = cause
+    return error

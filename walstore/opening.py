@@ -1,0 +1,408 @@
+"""Opening a log for writing: lock, recover, repair the torn tail. Blocking; runs on the writer thread.
+
+The order is fixed and each step may be the last one before a crash:
+
+  1. take the lock;            2. read the checkpoint, or do without it;
+  3. list the segments and compare them with each other and with the checkpoint;
+  4. walk the active segment from the checkpointed place to its end;
+  5. keep a copy of a torn tail as ``<segment>.broken``, cut it off, sync;
+  6. raise the epoch and make that durable in a new checkpoint.
+
+Bytes are only ever removed in step 5, and only those that were never acknowledged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from walstore import checkpoint, frame, recovery, segment
+from walstore.checkpoint import Checkpoint
+from walstore.errors import ContentionError, CorruptionError, LogNotFoundError
+from walstore.ports import Clock, File, FileSystem, Lock
+from walstore.recovery import Chain, Verdict
+from walstore.segment import SegmentIndex, SegmentSummary
+from walstore.segment_file import Segment, read_footer, read_header
+from walstore.settings import Settings
+from walstore.tail import Tail, write_durably
+
+logger = logging.getLogger("walstore")
+
+LOCK_NAME = "LOCK"
+_CHUNK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What opening a log found and did."""
+
+    created: bool
+    """Whether there was no log and one was made."""
+    scanned_bytes: int
+    """Bytes of the active segment that were walked."""
+    truncated_bytes: int
+    """Bytes of an unfinished batch that were cut off; a copy is kept beside the segment."""
+    broken_copy: str | None
+    """Path of that copy."""
+    missing_from: int | None
+    """First offset that had been durable and is gone, if the file ends before it; normally None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A log ready for its writer."""
+
+    tail: Tail
+    lock: Lock
+    log_id: bytes
+    sealed: list[Segment]
+    recovery: Recovery
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What lies in the directory, before anything is changed."""
+
+    log_id: bytes
+    head: int
+    sealed: list[SegmentSummary]
+    chain: Chain
+    index: SegmentIndex
+    position: int
+    """Where to walk the active segment from."""
+    active_start: int | None
+
+
+def open_log(
+    directory: Path,
+    *,
+    fs: FileSystem,
+    clock: Clock,
+    settings: Settings,
+    owner: str,
+    make_log_id: Callable[[], bytes],
+    tier_limit: int,
+    tier_url: str | None,
+) -> Opened:
+    """Open or create the log in ``directory``.
+
+    ``tier_limit`` is the offset after the last one that the log's cloud tier holds (1 without a
+    tier). A new log begins there, so that offsets are never used twice; an existing log that ends
+    before it is refused with ContentionError. Raises WalLockedError, CorruptionError,
+    FormatVersionError, OSError.
+    """
+    fs.make_directory(directory)
+    lock = fs.lock(directory / LOCK_NAME, owner)
+    try:
+        return _open_locked(
+            directory, fs, clock, settings, lock, make_log_id, tier_limit, tier_url
+        )
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _open_locked(
+    directory: Path,
+    fs: FileSystem,
+    clock: Clock,
+    settings: Settings,
+    lock: Lock,
+    make_log_id: Callable[[], bytes],
+    tier_limit: int,
+    tier_url: str | None,
+) -> Opened:
+    hint = load_checkpoint(fs, directory)
+    cell = _load_cell_limit(fs, directory)
+    found = _find(fs, directory, hint)
+    created = found is None
+    if found is None:
+        chain = Chain(tier_limit, 0, 0, 0)
+        found = _Found(make_log_id(), tier_limit, [], chain, SegmentIndex(), 0, None)
+        active, recovered = None, Recovery(True, 0, 0, None, None)
+    else:
+        durable_limit = max(hint.next_offset if hint else 0, cell)
+        active, recovered = _recover_active(fs, directory, found, durable_limit)
+    if found.chain.next_offset < tier_limit:
+        if active is not None:
+            active[1].close()
+        raise ContentionError(
+            f"{tier_url} holds offsets up to {tier_limit} but {directory} ends at "
+            f"{found.chain.next_offset}: it is the prefix of another log, or this disk lost records"
+        )
+    found.chain.epoch += 1
+    try:
+        tail = Tail(
+            fs=fs,
+            clock=clock,
+            settings=settings,
+            directory=directory,
+            log_id=found.log_id,
+            chain=found.chain,
+            head=found.head,
+            sealed=found.sealed,
+            active=active,
+            cell=fs.cell(directory / checkpoint.CELL_FILE_NAME, checkpoint.CELL_BYTES),
+            uploaded_limit=hint.uploaded_limit if hint and not created else 0,
+            tier_url=tier_url or (hint.tier_url if hint else None),
+        )
+    except BaseException:
+        if active is not None:
+            active[1].close()
+        raise
+    sealed = [
+        Segment(directory / segment.file_name(summary.start), summary.start, summary)
+        for summary in found.sealed
+    ]
+    return Opened(tail, lock, found.log_id, sealed, recovered)
+
+
+def load_checkpoint(fs: FileSystem, directory: Path) -> Checkpoint | None:
+    """Return the checkpoint, or None if there is none or it is damaged."""
+    path = directory / checkpoint.FILE_NAME
+    try:
+        data = fs.read(path)
+    except FileNotFoundError:
+        return None
+    found = checkpoint.decode_checkpoint(data, str(path))
+    if found is None:
+        logger.warning("checkpoint is damaged and will be rebuilt: %s", path)
+    return found
+
+
+def list_segments(fs: FileSystem, directory: Path) -> list[int]:
+    """Return the first offsets of the segments in a directory, in order.
+
+    Raises LogNotFoundError if there is no such directory and CorruptionError for a file that ends
+    like a segment but is not named like one.
+    """
+    try:
+        names = fs.list(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        raise LogNotFoundError(
+            f"there is no log at {directory}", location=str(directory)
+        ) from None
+    starts = []
+    for name in names:
+        start = segment.parse_file_name(name)
+        if start is not None:
+            starts.append(start)
+        elif name.endswith(segment.SUFFIX):
+            raise CorruptionError(
+                "a foreign file is named like a segment; move it away", path=str(directory / name)
+            )
+    return sorted(starts)
+
+
+def _load_cell_limit(fs: FileSystem, directory: Path) -> int:
+    """Return the durable limit that the cell knows, or 0."""
+    try:
+        cell = checkpoint.decode_cell(fs.read(directory / checkpoint.CELL_FILE_NAME))
+    except FileNotFoundError:
+        return 0
+    return cell.durable_limit if cell else 0
+
+
+def _find(fs: FileSystem, directory: Path, hint: Checkpoint | None) -> _Found | None:
+    starts = list_segments(fs, directory)
+    if not starts:
+        if hint is not None:
+            raise CorruptionError(
+                "the checkpoint names segments that are gone; restore them, or move the checkpoint "
+                "away to begin a new log",
+                path=str(directory),
+                expected=segment.file_name(hint.tail_start),
+            )
+        return None
+    starts = _drop_below_head(fs, directory, starts, hint)
+    summaries = {s.start: s for s in hint.sealed} if hint else {}
+    sealed: list[SegmentSummary] = []
+    for start in starts[:-1]:
+        summary = summaries.get(start) or _read_sealed(fs, directory, start)
+        _check_adjacent(directory, sealed, summary.start)
+        sealed.append(summary)
+    last = starts[-1]
+    _check_adjacent(directory, sealed, last)
+    if hint is not None and starts[0] > hint.head:
+        raise CorruptionError(
+            "segments are missing at the beginning of the log",
+            path=str(directory),
+            expected=segment.file_name(hint.head),
+            found=segment.file_name(starts[0]),
+        )
+    return _find_tail(fs, directory, hint, sealed, last, head=hint.head if hint else starts[0])
+
+
+def _find_tail(
+    fs: FileSystem,
+    directory: Path,
+    hint: Checkpoint | None,
+    sealed: list[SegmentSummary],
+    last: int,
+    head: int,
+) -> _Found:
+    path = directory / segment.file_name(last)
+    file = fs.open(path, "r")
+    try:
+        header = read_header(file, path)
+        footer = read_footer(file, last, path)
+        resumes = hint is not None and _ends_as_checkpointed(file, hint)
+    finally:
+        file.close()
+    if header.start != last:
+        raise CorruptionError(
+            "segment is not the one its name says", path=str(path), expected=last, found=header.start
+        )
+    if hint is not None and hint.log_id != header.log_id:
+        raise CorruptionError(
+            "segment belongs to another log",
+            path=str(path),
+            expected=hint.log_id.hex(),
+            found=header.log_id.hex(),
+        )
+    if sealed and sealed[-1].last_crc != header.previous_crc:
+        raise CorruptionError(
+            "segment does not continue the one before",
+            path=str(path),
+            expected=sealed[-1].last_crc,
+            found=header.previous_crc,
+        )
+    timestamp_us = sealed[-1].max_timestamp_us if sealed else 0
+    epoch = max(header.epoch, hint.epoch if hint else 0)
+    if footer is not None:
+        summary = footer[0]
+        chain = Chain(summary.limit, summary.last_crc, summary.max_timestamp_us, epoch)
+        return _Found(header.log_id, head, [*sealed, summary], chain, SegmentIndex(), 0, None)
+    if hint is not None and hint.tail_start == last and resumes:
+        chain = Chain(hint.next_offset, hint.previous_crc, hint.timestamp_us, hint.epoch)
+        return _Found(
+            header.log_id, head, sealed, chain, hint.tail_index, hint.tail_position, last
+        )
+    chain = Chain(last, header.previous_crc, timestamp_us, header.epoch)
+    return _Found(
+        header.log_id, head, sealed, chain, SegmentIndex(), segment.HEADER_BYTES, last
+    )
+
+
+def _ends_as_checkpointed(file: File, hint: Checkpoint) -> bool:
+    """Return whether the frame that ends at the checkpointed place is there and whole.
+
+    If so, all before it was synced and need not be walked again.
+    """
+    end = hint.tail_position
+    if end <= segment.HEADER_BYTES:
+        return True
+    trailer = file.pread(frame.TRAILER.size, end - frame.TRAILER.size)
+    if len(trailer) < frame.TRAILER.size:
+        return False
+    length, magic = frame.TRAILER.unpack(trailer)
+    if magic != frame.TRAILER_MAGIC or length > end - segment.HEADER_BYTES:
+        return False
+    view = memoryview(file.pread(length, end - length))
+    header = frame.parse_header(view, 0)
+    return header is not None and header.crc == hint.previous_crc and frame.is_whole(view, header)
+
+
+def _drop_below_head(
+    fs: FileSystem, directory: Path, starts: list[int], hint: Checkpoint | None
+) -> list[int]:
+    """Finish a deletion that a crash interrupted: files wholly below the durable head."""
+    if hint is None:
+        return starts
+    while len(starts) > 1 and starts[1] <= hint.head:
+        with contextlib.suppress(FileNotFoundError):
+            fs.remove(directory / segment.file_name(starts[0]))
+        starts = starts[1:]
+    return starts
+
+
+def _read_sealed(fs: FileSystem, directory: Path, start: int) -> SegmentSummary:
+    path = directory / segment.file_name(start)
+    file = fs.open(path, "r")
+    try:
+        read_header(file, path)
+        footer = read_footer(file, start, path)
+    finally:
+        file.close()
+    if footer is None:
+        raise CorruptionError("sealed segment has lost its footer", path=str(path))
+    return footer[0]
+
+
+def _check_adjacent(directory: Path, sealed: list[SegmentSummary], start: int) -> None:
+    if sealed and sealed[-1].limit != start:
+        raise CorruptionError(
+            "a segment is missing",
+            path=str(directory),
+            expected=segment.file_name(sealed[-1].limit),
+            found=segment.file_name(start),
+        )
+
+
+def _recover_active(
+    fs: FileSystem, directory: Path, found: _Found, durable_limit: int
+) -> tuple[tuple[Segment, File, int] | None, Recovery]:
+    """Walk the active segment to its end and cut a torn tail off."""
+    if found.active_start is None:
+        return None, Recovery(False, 0, 0, None, _missing(found.chain, durable_limit))
+    path = directory / segment.file_name(found.active_start)
+    index = found.index
+    file = fs.open(path, "r+")
+    try:
+        position = walk_file(file, found.chain, index, found.position)
+        rest = file.pread(max(file.size() - position, 0), position)
+        verdict, why = recovery.judge(memoryview(rest), found.chain, durable_limit)
+        if verdict is Verdict.CORRUPT:
+            raise CorruptionError(
+                f"{why}; nothing was changed, see 'walstore verify'",
+                path=str(path),
+                position=position,
+                expected=found.chain.next_offset,
+            )
+        torn = recovery.used_bytes(rest)
+        copy = None
+        if torn:
+            copy = path.with_suffix(".broken")
+            write_durably(fs, copy, rest[:torn])
+            logger.warning("cut %d bytes off %s at %d: %s; copy: %s", torn, path, position, why, copy)
+        missing = _missing(found.chain, durable_limit)
+        if missing is not None:
+            logger.error(
+                "%s ends before offset %d although offsets below %d had been synced: "
+                "the disk or somebody removed them",
+                path,
+                missing,
+                durable_limit,
+            )
+        file.truncate(position)
+        file.datasync()
+    except BaseException:
+        file.close()
+        raise
+    state = Recovery(
+        False, position - found.position, torn, str(copy) if copy else None, missing
+    )
+    return (Segment(path, found.active_start, None, index), file, position), state
+
+
+def walk_file(file: File, chain: Chain, index: SegmentIndex, position: int) -> int:
+    """Follow the frames of a file from ``position`` in chunks; return where they end."""
+    wanted = _CHUNK_BYTES
+    while True:
+        view = memoryview(file.pread(wanted, position))
+        used = recovery.walk(view, chain, index, position)
+        position += used
+        if used:
+            wanted = _CHUNK_BYTES
+            continue
+        needed = recovery.needed_bytes(view)
+        if needed <= len(view) or len(view) < wanted:
+            return position
+        wanted = needed
+
+
+def _missing(chain: Chain, durable_limit: int) -> int | None:
+    return chain.next_offset if durable_limit > chain.next_offset else None

@@ -1,0 +1,181 @@
+"""What walstore asks of the outside: files, time, and an optional cloud tier.
+
+Only Protocols live here. The real ones are ``posix.py`` and ``clock.py``; fakes that inject faults are
+in ``walstore.testing``. Methods of :class:`FileSystem` and :class:`File` block and are only ever called
+on executor threads, never on the event loop. They raise OSError; the callers translate it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from walstore.batch import Batch
+
+Buffer = bytes | bytearray | memoryview
+
+
+class File(Protocol):
+    """An open file, addressed by position."""
+
+    def pwrite(self, pieces: Sequence[Buffer], position: int) -> None:
+        """Write all pieces back to back; returns only when every byte was taken by the system."""
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Read up to ``size`` bytes; fewer only at the end of the file."""
+
+    def datasync(self) -> None:
+        """Make the content (and the size, if it changed) durable: fdatasync."""
+
+    def allocate(self, size: int) -> None:
+        """Reserve blocks up to ``size`` bytes and make the file that long: posix_fallocate."""
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend the file to ``size`` bytes."""
+
+    def size(self) -> int:
+        """Return the length in bytes."""
+
+    def close(self) -> None:
+        """Release the descriptor; twice is allowed."""
+
+
+class Cell(Protocol):
+    """A few bytes shared with other processes through a memory-mapped file."""
+
+    def store(self, data: bytes) -> None:
+        """Replace the content; costs no system call."""
+
+    def close(self) -> None:
+        """Unmap."""
+
+
+class Lock(Protocol):
+    """An exclusive lock that the system drops when the process dies."""
+
+    def release(self) -> None:
+        """Give the lock back; twice is allowed."""
+
+
+class FileSystem(Protocol):
+    """The calls a log makes on directories and files."""
+
+    def open(self, path: Path, mode: str) -> File:
+        """Open ``"r"`` for reading, ``"r+"`` to write an existing file, ``"x"`` to create a new one."""
+
+    def list(self, directory: Path) -> list[str]:
+        """Return the names in a directory, in no particular order."""
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory and its parents durably; no error if it is there already."""
+
+    def read(self, path: Path) -> bytes:
+        """Return the whole content of a small file."""
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename over the target, atomically. Not durable before :meth:`sync_directory`."""
+
+    def remove(self, path: Path) -> None:
+        """Delete a file."""
+
+    def sync_directory(self, path: Path) -> None:
+        """Make creations, renames and removals in a directory durable: fsync of the directory."""
+
+    def lock(self, path: Path, owner: str) -> Lock:
+        """Take an exclusive lock and note ``owner`` in the file; WalLockedError if it is taken."""
+
+    def cell(self, path: Path, size: int) -> Cell:
+        """Map a small file of ``size`` bytes for :class:`Cell`, creating it if needed."""
+
+    def free_bytes(self, path: Path) -> int:
+        """Return how many bytes an ordinary user may still write on that file system."""
+
+
+class Clock(Protocol):
+    """Time, injected so that tests and simulations own it."""
+
+    def now_us(self) -> int:
+        """Return wall-clock microseconds since 1970 UTC."""
+
+    def monotonic(self) -> float:
+        """Return seconds from an arbitrary origin that never go back."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait; cancellable."""
+
+
+class TierSource(Protocol):
+    """What a cloud tier sees of the local log it ships. All of it belongs to the event loop."""
+
+    @property
+    def log_id(self) -> str:
+        """Hex identity of the log, made once when it was created."""
+
+    @property
+    def head(self) -> int:
+        """First offset still on local disk."""
+
+    @property
+    def durable_limit(self) -> int:
+        """Every offset below is on disk; only those may be shipped."""
+
+    @property
+    def wants_cloud(self) -> bool:
+        """Whether some caller waits for a record to reach the cloud: ship without delay."""
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the log is closing: ship what is durable, then return."""
+
+    @property
+    def appended_bytes(self) -> int:
+        """Bytes of frames that became durable since the log was opened; only grows."""
+
+    async def wait_durable_limit(self, limit: int) -> None:
+        """Return when the durable limit has reached ``limit``, or when the log is draining."""
+
+    async def wait_shipping_due(self, appended_bytes: int) -> None:
+        """Return when shipping is due: ``appended_bytes`` reached that value, a segment was sealed
+        since the last call, a caller waits for the cloud, or the log is draining."""
+
+    async def read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return consecutive batches from exactly ``position``, from cache or files only."""
+
+    def advance_uploaded(self, limit: int) -> None:
+        """Tell the log that a manifest now names every offset below ``limit``."""
+
+
+class Tier(Protocol):
+    """A second home for the log, beyond this disk. ``uploader.CloudTier`` is one."""
+
+    @property
+    def url(self) -> str:
+        """Where the tier lies, without credentials; recorded in the log's checkpoint."""
+
+    @property
+    def head(self) -> int:
+        """First offset the tier holds (its ``limit`` if it holds none)."""
+
+    @property
+    def limit(self) -> int:
+        """Every offset in ``[head, limit)`` can be read from the tier."""
+
+    async def open(self) -> None:
+        """Connect, check that the store is fit, and learn ``head`` and ``limit``. May create the
+        log there. Raises the typed errors of ``walstore.errors``."""
+
+    async def run(self, source: TierSource) -> None:
+        """Ship durable records until the source drains; owned by the log's task group. Returns after
+        the last record is shipped; raises when it cannot go on. Transient faults are its own affair."""
+
+    async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return consecutive batches from exactly ``position``; at least one record."""
+
+    async def offset_at(self, timestamp_us: int) -> int | None:
+        """Return the first offset at or after a time, or None if all records are older."""
+
+    async def aclose(self) -> None:
+        """Release connections; twice is allowed."""
+
+

@@ -1,0 +1,197 @@
+"""The real file system. The only module of the core that makes durable system calls."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from walstore.errors import WalLockedError
+from walstore.ports import Buffer
+
+_IOV_MAX = 1024
+_NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_OPEN_FLAGS = {
+    "r": os.O_RDONLY,
+    "r+": os.O_RDWR,
+    "x": os.O_RDWR | os.O_CREAT | os.O_EXCL,
+}
+
+
+class PosixFile:
+    """A descriptor, addressed by position."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    @property
+    def _fd(self) -> int:
+        if self._descriptor is None:
+            raise ValueError("the file is closed")
+        return self._descriptor
+
+    def pwrite(self, pieces: Sequence[Buffer], position: int) -> None:
+        """Write all pieces; short writes are continued, so only an error leaves some out."""
+        views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+        while views:
+            written = os.pwritev(self._fd, views[:_IOV_MAX], position)
+            position += written
+            while views and written >= len(views[0]):
+                written -= len(views.pop(0))
+            if written:
+                views[0] = views[0][written:]
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Read up to ``size`` bytes; fewer only at the end of the file."""
+        data = os.pread(self._fd, size, position)
+        if len(data) == size or not data:
+            return data
+        pieces = [data]
+        missing = size - len(data)
+        while missing and data:
+            data = os.pread(self._fd, missing, position + size - missing)
+            pieces.append(data)
+            missing -= len(data)
+        return b"".join(pieces)
+
+    def datasync(self) -> None:
+        """Call fdatasync."""
+        os.fdatasync(self._fd)
+
+    def allocate(self, size: int) -> None:
+        """Reserve blocks; file systems without support get a sparse file of that length."""
+        try:
+            os.posix_fallocate(self._fd, 0, size)
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+            if self.size() < size:
+                os.ftruncate(self._fd, size)
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend the file."""
+        os.ftruncate(self._fd, size)
+
+    def size(self) -> int:
+        """Return the length in bytes."""
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        """Release the descriptor; twice is allowed."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
+
+
+class PosixCell:
+    """A shared memory map of a small file."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._map: mmap.mmap | None = mmap.mmap(descriptor, size)
+
+    def store(self, data: bytes) -> None:
+        """Replace the first ``len(data)`` bytes."""
+        if self._map is not None:
+            self._map[: len(data)] = data
+
+    def close(self) -> None:
+        """Unmap; twice is allowed."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+
+
+class PosixLock:
+    """flock on a file; gone with the process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        """Give the lock back; the file stays, so that no two openers ever lock different files."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
+
+
+class PosixFileSystem:
+    """Files of the machine this process runs on."""
+
+    def open(self, path: Path, mode: str) -> PosixFile:
+        """Open a file; see :class:`walstore.ports.FileSystem`."""
+        return PosixFile(os.open(path, _OPEN_FLAGS[mode] | os.O_CLOEXEC, 0o644))
+
+    def list(self, directory: Path) -> list[str]:
+        """Return the names in a directory."""
+        return os.listdir(directory)
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory and its parents, each made durable in its own parent."""
+        missing = []
+        while not path.is_dir():
+            missing.append(path)
+            path = path.parent
+        for directory in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir()
+            self.sync_directory(directory.parent)
+
+    def read(self, path: Path) -> bytes:
+        """Return the whole content of a small file."""
+        return path.read_bytes()
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename over the target."""
+        os.replace(source, target)
+
+    def remove(self, path: Path) -> None:
+        """Delete a file."""
+        os.unlink(path)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the directory's entries durable."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: Path, owner: str) -> PosixLock:
+        """Take the lock or raise WalLockedError with the note its holder left."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 256, 0).decode("utf-8", "replace").strip() or None
+            os.close(descriptor)
+            raise WalLockedError(
+                f"the log is open for writing elsewhere ({holder or 'unknown owner'}): "
+                f"{path.parent}; close it there, or read it with Wal.open_readonly",
+                path=str(path.parent),
+                owner=holder,
+            ) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, owner.encode(), 0)
+        return PosixLock(descriptor)
+
+    def cell(self, path: Path, size: int) -> PosixCell:
+        """Map a small file, creating it if needed."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if os.fstat(descriptor).st_size < size:
+                os.ftruncate(descriptor, size)
+            return PosixCell(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+    def free_bytes(self, path: Path) -> int:
+        """Return the space left for ordinary users."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize

@@ -1,0 +1,88 @@
+"""Values that callers see: durability levels, start positions, records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import NamedTuple
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class _NoHeaders(Mapping[str, bytes]):
+    """An empty mapping that cannot be changed and, unlike a mappingproxy, can be pickled."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> bytes:
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        return "{}"
+
+
+NO_HEADERS: Mapping[str, bytes] = _NoHeaders()
+"""What a record without headers carries; one shared, immutable value."""
+
+
+class Durability(StrEnum):
+    """How safe a record must be before an append returns."""
+
+    MEMORY = "memory"
+    """Accepted and ordered; a crash of this process may still lose it."""
+    DISK = "disk"
+    """The sync that covers it has returned: it survives a crash of process and machine."""
+    CLOUD = "cloud"
+    """A manifest in object storage names it: it survives the loss of this machine's disk."""
+    REPLICATED = "replicated"
+    """Reserved for a later version; asking for it raises InvalidSettingsError."""
+
+
+class Start(StrEnum):
+    """Where a reader begins when it is not given an offset or a time."""
+
+    EARLIEST = "earliest"
+    """The first retained record, in whichever tier it lies."""
+    LATEST = "latest"
+    """The next record to become visible after the reader was made."""
+
+
+class Record(NamedTuple):
+    """One record as readers see it. Immutable; compares and unpacks as a tuple."""
+
+    offset: int
+    """Position in the log; the first record of a log is 1."""
+    value: bytes
+    """What was appended; may be empty."""
+    key: bytes | None = None
+    """Optional key, as given."""
+    stream: str | None = None
+    """Name of the stream it was appended to, if any."""
+    headers: Mapping[str, bytes] = NO_HEADERS
+    """Optional application headers."""
+    timestamp_us: int = 0
+    """Microseconds since 1970 UTC; never less than that of an earlier record of the log."""
+
+    @property
+    def timestamp(self) -> datetime:
+        """``timestamp_us`` as an aware datetime in UTC."""
+        return from_timestamp_us(self.timestamp_us)
+
+
+def to_timestamp_us(moment: datetime) -> int:
+    """Return microseconds since 1970 UTC of an aware datetime; ValueError for a naive one."""
+    if moment.tzinfo is None:
+        raise ValueError(f"a datetime needs a time zone, got {moment!r}; use datetime.now(UTC)")
+    return (moment - EPOCH) // timedelta(microseconds=1)
+
+
+def from_timestamp_us(timestamp_us: int) -> datetime:
+    """Return the aware UTC datetime of microseconds since 1970."""
+    return EPOCH + timedelta(microseconds=timestamp_us)

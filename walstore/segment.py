@@ -1,0 +1,199 @@
+"""Segment files: header, sealed footer, index, names. Pure: bytes in, values out.
+
+The layout is specified in docs/format.md ("Segment"). A segment is a header, frames back to back, and
+once it is sealed a footer whose last bytes find its beginning. The footer's index is sparse: at most
+one entry per :data:`INDEX_INTERVAL_BYTES`, so looking an offset up costs one binary search and a scan
+over at most that much.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from typing import Final
+
+from crc32c import crc32c
+
+from walstore.errors import CorruptionError, FormatVersionError
+
+HEADER_MAGIC: Final = b"WALSEG\r\n"
+FOOTER_MAGIC: Final = b"WALIDX\r\n"
+SEAL_MAGIC: Final = b"WALEND\r\n"
+FORMAT_VERSION: Final = 1
+HEADER: Final = struct.Struct("<8sIHH16sQQQII")
+HEADER_BYTES: Final = HEADER.size
+FOOTER: Final = struct.Struct("<8sIIQQQII")
+SEAL: Final = struct.Struct("<Q8s")
+INDEX_INTERVAL_BYTES: Final = 16384
+SUFFIX: Final = ".wal"
+_CRC_FROM: Final = 12
+_SWAP: Final = sys.byteorder == "big"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """What a segment says of itself at its beginning."""
+
+    log_id: bytes
+    start: int
+    """Offset of its first record."""
+    epoch: int
+    """Epoch of the writer that made it; grows by one with each opening of the log."""
+    created_us: int
+    previous_crc: int
+    """CRC of the last frame before it; 0 for the first segment of a log."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSummary:
+    """What is known of a sealed segment without reading it."""
+
+    start: int
+    limit: int
+    data_bytes: int
+    """Position of the footer: the frames lie in ``[HEADER_BYTES, data_bytes)``."""
+    last_crc: int
+    """CRC of its last frame, to which the next segment is chained."""
+    max_timestamp_us: int
+
+
+class SegmentIndex:
+    """Sparse map offset → position and time → position of one segment.
+
+    Only the thread that appends adds entries; other threads may look things up meanwhile, because the
+    starts are extended last and a look-up sees only entries whose start it found.
+    """
+
+    __slots__ = ("positions", "starts", "timestamps_us")
+
+    ENTRY_BYTES: Final = 24
+
+    def __init__(self) -> None:
+        self.starts = array("Q")
+        self.positions = array("Q")
+        self.timestamps_us = array("Q")
+
+    def add(self, start: int, position: int, timestamp_us: int) -> None:
+        """Note a frame, unless one close before it is noted already."""
+        if self.positions and position - self.positions[-1] < INDEX_INTERVAL_BYTES:
+            return
+        self.timestamps_us.append(timestamp_us)
+        self.positions.append(position)
+        self.starts.append(start)
+
+    def locate(self, offset: int) -> int:
+        """Return the position of a frame at or before the one that holds ``offset``."""
+        at = bisect_right(self.starts, offset) - 1
+        return self.positions[at] if at >= 0 else HEADER_BYTES
+
+    def locate_time(self, timestamp_us: int) -> int:
+        """Return a position before which every record is older than ``timestamp_us``."""
+        at = bisect_left(self.timestamps_us, timestamp_us) - 1
+        return self.positions[at] if at >= 0 else HEADER_BYTES
+
+    def to_bytes(self) -> bytes:
+        """Return the entries as little-endian columns: starts, positions, timestamps."""
+        columns = [array("Q", column) for column in (self.starts, self.positions, self.timestamps_us)]
+        if _SWAP:
+            for column in columns:
+                column.byteswap()
+        return b"".join(column.tobytes() for column in columns)
+
+    @classmethod
+    def from_bytes(cls, data: memoryview, entries: int) -> SegmentIndex:
+        """Rebuild from :meth:`to_bytes`."""
+        index = cls()
+        size = 8 * entries
+        for at, column in enumerate((index.starts, index.positions, index.timestamps_us)):
+            column.frombytes(data[at * size : (at + 1) * size])
+            if _SWAP:
+                column.byteswap()
+        return index
+
+
+def file_name(start: int) -> str:
+    """Return the name of the segment whose first record is ``start``; names sort like offsets."""
+    return f"{start:020d}{SUFFIX}"
+
+
+def parse_file_name(name: str) -> int | None:
+    """Return the first offset in a segment's name, or None for any other name."""
+    stem = name.removesuffix(SUFFIX)
+    if stem == name or len(stem) != 20 or not stem.isascii() or not stem.isdigit():
+        return None
+    return int(stem)
+
+
+def encode_header(header: SegmentHeader) -> bytes:
+    """Return the :data:`HEADER_BYTES` that begin a segment."""
+    fields = (
+        FORMAT_VERSION,
+        0,
+        header.log_id,
+        header.start,
+        header.epoch,
+        header.created_us,
+        header.previous_crc,
+        0,
+    )
+    crc = crc32c(HEADER.pack(HEADER_MAGIC, 0, *fields)[_CRC_FROM:])
+    return HEADER.pack(HEADER_MAGIC, crc, *fields)
+
+
+def decode_header(data: bytes, path: str) -> SegmentHeader:
+    """Parse a header; CorruptionError if it is not one, FormatVersionError if it is newer."""
+    if len(data) < HEADER_BYTES or data[:8] != HEADER_MAGIC:
+        raise CorruptionError(
+            "not a walstore segment", path=path, position=0, expected=HEADER_MAGIC, found=data[:8]
+        )
+    _, crc, version, _, log_id, start, epoch, created_us, previous_crc, _ = HEADER.unpack_from(data)
+    found = crc32c(data[_CRC_FROM:HEADER_BYTES])
+    if found != crc:
+        raise CorruptionError(
+            "segment header is damaged", path=path, position=0, expected=crc, found=found
+        )
+    if version > FORMAT_VERSION:
+        raise FormatVersionError(
+            "segment was written by a newer version", path=path, found=version,
+            supported=FORMAT_VERSION,
+        )
+    return SegmentHeader(log_id, start, epoch, created_us, previous_crc)
+
+
+def encode_footer(summary: SegmentSummary, index: SegmentIndex) -> bytes:
+    """Return the bytes that seal a segment, to be written at ``summary.data_bytes``."""
+    entries = index.to_bytes()
+    fields = (
+        len(index.starts),
+        summary.limit,
+        summary.data_bytes,
+        summary.max_timestamp_us,
+        summary.last_crc,
+        0,
+    )
+    body = FOOTER.pack(FOOTER_MAGIC, 0, *fields)[_CRC_FROM:] + entries
+    body += SEAL.pack(summary.data_bytes, SEAL_MAGIC)
+    return FOOTER_MAGIC + struct.pack("<I", crc32c(body)) + body
+
+
+def parse_seal(data: bytes) -> int | None:
+    """Return the footer's position from a file's last ``SEAL.size`` bytes, or None: not sealed."""
+    if len(data) != SEAL.size:
+        return None
+    position, magic = SEAL.unpack(data)
+    return position if magic == SEAL_MAGIC else None
+
+
+def decode_footer(data: bytes, start: int, path: str) -> tuple[SegmentSummary, SegmentIndex]:
+    """Parse a footer with its index; CorruptionError if it is damaged."""
+    if len(data) < FOOTER.size + SEAL.size or data[:8] != FOOTER_MAGIC:
+        raise CorruptionError("segment footer is missing", path=path, expected=FOOTER_MAGIC)
+    _, crc, entries, limit, data_bytes, max_timestamp_us, last_crc, _ = FOOTER.unpack_from(data)
+    found = crc32c(data[_CRC_FROM:])
+    if found != crc or len(data) != FOOTER.size + SegmentIndex.ENTRY_BYTES * entries + SEAL.size:
+        raise CorruptionError("segment footer is damaged", path=path, expected=crc, found=found)
+    index = SegmentIndex.from_bytes(memoryview(data)[FOOTER.size : -SEAL.size], entries)
+    return SegmentSummary(start, limit, data_bytes, last_crc, max_timestamp_us), index

@@ -1,0 +1,170 @@
+"""Reading segment files: headers, footers, batches. Blocking; runs on executor threads."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from walstore import frame, segment
+from walstore.batch import Batch, FrameBatch
+from walstore.errors import CorruptionError, FormatVersionError
+from walstore.ports import File, FileSystem
+from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
+
+CHUNK_BYTES: Final = 1 << 20
+"""How much of a segment is read at once when nothing else is asked for."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """A segment as readers know it. Replaced whole when it is sealed; ``index`` is filled lazily."""
+
+    path: Path
+    start: int
+    summary: SegmentSummary | None = None
+    """What sealing recorded; None for the active segment."""
+    index: SegmentIndex | None = None
+    """Of the active segment, or of a sealed one that was read before."""
+
+
+def read_header(file: File, path: Path) -> SegmentHeader:
+    """Read and check a segment's header."""
+    return segment.decode_header(file.pread(segment.HEADER_BYTES, 0), str(path))
+
+
+def read_footer(
+    file: File, start: int, path: Path
+) -> tuple[SegmentSummary, SegmentIndex] | None:
+    """Read a sealed segment's footer; None if the file does not end like a sealed one."""
+    size = file.size()
+    if size < segment.HEADER_BYTES + segment.SEAL.size:
+        return None
+    at = segment.parse_seal(file.pread(segment.SEAL.size, size - segment.SEAL.size))
+    if at is None:
+        return None
+    if not segment.HEADER_BYTES <= at < size:
+        raise CorruptionError("segment seal is damaged", path=str(path), position=size, found=at)
+    return segment.decode_footer(file.pread(size - at, at), start, str(path))
+
+
+def read_batches(
+    fs: FileSystem, source: Segment, position: int, limit: int, max_bytes: int
+) -> list[Batch]:
+    """Return consecutive batches from exactly ``position`` up to ``limit`` or about ``max_bytes``.
+
+    At least one record, and more only while they fit one read. Every frame is checked: CRC, trailer,
+    and that it continues the one before. Raises CorruptionError, FileNotFoundError if the file is
+    gone, and FormatVersionError for features of newer versions.
+    """
+    file = fs.open(source.path, "r")
+    try:
+        at = load_index(file, source).locate(position)
+        for chunk in iter_chunks(file, source, at, limit, max_bytes):
+            found: list[Batch] = [
+                batch.slice(max(position, batch.start), min(limit, batch.limit))
+                for batch in chunk
+                if batch.limit > position
+            ]
+            if found:
+                return found
+        raise CorruptionError(
+            f"offset {position} is not where the log says", path=str(source.path), position=at
+        )
+    finally:
+        file.close()
+
+
+def find_time(fs: FileSystem, source: Segment, timestamp_us: int, limit: int) -> int | None:
+    """Return the first offset below ``limit`` that is not older than a time, or None."""
+    file = fs.open(source.path, "r")
+    try:
+        at = load_index(file, source).locate_time(timestamp_us)
+        for chunk in iter_chunks(file, source, at, limit, CHUNK_BYTES):
+            for batch in chunk:
+                if batch.header.max_timestamp_us >= timestamp_us:
+                    return batch.start + bisect_left(batch.timestamps_us, timestamp_us)
+    finally:
+        file.close()
+    return None
+
+
+def iter_chunks(
+    file: File, source: Segment, at: int, limit: int, chunk_bytes: int
+) -> Iterator[list[FrameBatch]]:
+    """Yield the checked batches of a segment from byte ``at`` up to offset ``limit``.
+
+    One list for each read of about ``chunk_bytes``; a batch larger than that is read by itself.
+    """
+    end = source.summary.data_bytes if source.summary is not None else file.size()
+    wanted = max(chunk_bytes, frame.HEADER_BYTES)
+    expected: int | None = None
+    while at < end:
+        view = memoryview(file.pread(min(wanted, end - at), at))
+        batches: list[FrameBatch] = []
+        used = 0
+        while expected is None or expected < limit:
+            header = frame.parse_header(view, used)
+            if header is None or header.end > len(view) or header.start >= limit:
+                break
+            check(view, header, expected, source.path, at + used)
+            expected = header.limit
+            used = header.end
+            batches.append(decode(view, header, source.path, at))
+        if batches:
+            yield batches
+        if (expected is not None and expected >= limit) or (header and header.start >= limit):
+            return
+        wanted = max(chunk_bytes, frame.HEADER_BYTES)
+        if not used:
+            wanted = _grow(view, wanted, source.path, at, end)
+        at += used
+
+
+def load_index(file: File, source: Segment) -> SegmentIndex:
+    """Return the segment's index, read from its footer on first use; checks the header too."""
+    if source.index is None:
+        read_header(file, source.path)
+        found = read_footer(file, source.start, source.path)
+        source.index = found[1] if found else SegmentIndex()
+    return source.index
+
+
+def _grow(view: memoryview, wanted: int, path: Path, at: int, end: int) -> int:
+    """Return how much to read so that the frame at ``at`` fits, or say that it is damaged."""
+    header = frame.parse_header(view, 0)
+    if header is None or at + header.length > end or header.length <= wanted:
+        raise CorruptionError("no batch where one was written", path=str(path), position=at)
+    return header.length
+
+
+def check(
+    view: memoryview, header: frame.FrameHeader, expected: int | None, path: Path, at: int
+) -> None:
+    if not frame.is_whole(view, header):
+        raise CorruptionError(
+            "batch is damaged", path=str(path), position=at, expected="its CRC32C"
+        )
+    if expected is not None and header.start != expected:
+        raise CorruptionError(
+            "batch does not continue the log",
+            path=str(path),
+            position=at,
+            expected=expected,
+            found=header.start,
+        )
+
+
+def decode(view: memoryview, header: frame.FrameHeader, path: Path, at: int) -> FrameBatch:
+    """Wrap a checked frame as a batch; FormatVersionError if this version cannot read it."""
+    try:
+        return FrameBatch(view, header)
+    except ValueError as error:
+        raise FormatVersionError(
+            "batch uses a feature of a newer version",
+            path=f"{path} at byte {at + header.position}",
+            found=str(error),
+            supported=frame.FRAME_VERSION,
+        ) from None

@@ -1,0 +1,74 @@
+"""Shipping: what an open log shows to the cloud tier that ships it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from walstore.batch import Batch
+from walstore.state import LogState
+from walstore.tiered import TieredSource
+from walstore.writer import Writer
+
+
+class Shipping:
+    """Implements :class:`walstore.ports.TierSource` over an open log."""
+
+    def __init__(
+        self, state: LogState, source: TieredSource, writer: Writer, log_id: str
+    ) -> None:
+        self._state = state
+        self._source = source
+        self._writer = writer
+        self.log_id = log_id
+        """Hex identity of the log."""
+
+    @property
+    def head(self) -> int:
+        """First offset still on local disk."""
+        return self._state.head
+
+    @property
+    def durable_limit(self) -> int:
+        """Every offset below is on disk; only those may be shipped."""
+        return self._state.durable.value
+
+    @property
+    def wants_cloud(self) -> bool:
+        """Whether some caller waits for a record to reach the cloud."""
+        return self._state.wants_cloud
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the log is closing."""
+        return self._state.is_draining
+
+    @property
+    def appended_bytes(self) -> int:
+        """Bytes of frames that became durable since the log was opened."""
+        return self._state.appended_bytes
+
+    async def wait_durable_limit(self, limit: int) -> None:
+        """Return when the durable limit has reached ``limit``, or when the log is draining."""
+        if self._state.is_draining or self.durable_limit >= limit:
+            return
+        reached = self._state.durable.waiter(limit)
+        try:
+            await asyncio.wait(
+                (reached, self._state.draining), return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            if not reached.cancel() and not reached.cancelled():
+                reached.exception()  # a failed log drains; the failure is told elsewhere
+
+    async def wait_shipping_due(self, appended_bytes: int) -> None:
+        """Return when shipping is due."""
+        await self._state.wait_shipping_due(appended_bytes)
+
+    async def read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return consecutive batches from exactly ``position``, from cache or files only."""
+        return await self._source.read_local(position, limit, max_bytes)
+
+    def advance_uploaded(self, limit: int) -> None:
+        """Tell the log that a manifest now names every offset below ``limit``."""
+        self._writer.note_uploaded(limit)
+        self._state.advance_uploaded(limit)

@@ -1,0 +1,155 @@
+"""LogState: what the event loop knows of a log. The writer publishes here; readers and tiers look here.
+
+Everything belongs to the event loop and is changed only by the calls of :class:`walstore.writer.Listener`
+and :meth:`advance_uploaded`, so no lock is needed and a look between two awaits is consistent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from sortedcontainers import SortedDict
+
+from walstore.cache import Cache
+from walstore.errors import WalError
+from walstore.limits import Limit
+from walstore.segment_file import Segment
+from walstore.tail import Commit
+
+
+class LogState:
+    """Limits, cache and segments of one open log."""
+
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        head: int,
+        durable_limit: int,
+        uploaded_limit: int,
+        sealed: Sequence[Segment],
+        active: Segment,
+        cache_bytes: int,
+    ) -> None:
+        self.head = head
+        """First offset on local disk."""
+        self.durable = Limit(durable_limit, loop)
+        self.uploaded = Limit(uploaded_limit, loop)
+        self.cache = Cache(cache_bytes)
+        self.segments: SortedDict = SortedDict({s.start: s for s in (*sealed, active)})
+        self.appended_bytes = 0
+        self.appended_records = 0
+        self._loop = loop
+        self._due: asyncio.Future[None] | None = None
+        self._due_bytes = 0
+        self._sealed_since_due = False
+        self.is_draining = False
+        self.draining: asyncio.Future[None] = loop.create_future()
+        """Resolves when the log begins to drain."""
+        self.shrinkable = asyncio.Event()
+        """Set when retention may find something to delete."""
+
+    # -- from the writer ---------------------------------------------------------------------
+
+    def on_commit(self, commit: Commit) -> None:
+        """Take over what a commit made durable, then wake whoever waits for it."""
+        for sealed in commit.sealed:
+            self._seal(sealed)
+        self.segments[commit.active.start] = commit.active
+        for batch in commit.batches:
+            self.cache.insert(batch)
+            self.appended_bytes += batch.nbytes
+            self.appended_records += len(batch)
+        self.durable.advance(commit.batches[-1].limit)
+        if self.appended_bytes >= self._due_bytes:
+            self._wake_shipping()
+
+    def on_rotate(self, sealed: Segment, active: Segment) -> None:
+        """Take over a rotation that was asked for."""
+        self._seal(sealed)
+        self.segments[active.start] = active
+        self._wake_shipping()
+
+    def on_drop(self, starts: list[int], head: int) -> None:
+        """Forget deleted segments."""
+        for start in starts:
+            self.segments.pop(start, None)
+        self.head = head
+
+    def on_failure(self, durable_limit: int, make_error: Callable[[int], WalError]) -> None:
+        """Tell every waiter what became of its records."""
+        self.durable.advance(durable_limit)
+        self.durable.fail(make_error)
+        self.uploaded.fail(make_error)
+        self.drain()
+
+    def end(self, error: WalError) -> None:
+        """The log is closed: nothing waits any more."""
+        self.durable.fail(lambda _: error)
+        self.uploaded.fail(lambda _: error)
+
+    def _seal(self, sealed: Segment) -> None:
+        self.segments[sealed.start] = sealed
+        self._sealed_since_due = True
+        self.shrinkable.set()
+
+    # -- for tiers ---------------------------------------------------------------------------
+
+    @property
+    def wants_cloud(self) -> bool:
+        """Whether a caller waits for the cloud."""
+        return self.uploaded.has_waiters
+
+    async def wait_shipping_due(self, appended_bytes: int) -> None:
+        """Return when shipping is due; see :class:`walstore.ports.TierSource`."""
+        due = (
+            self.is_draining
+            or self.wants_cloud
+            or self._sealed_since_due
+            or self.appended_bytes >= appended_bytes
+        )
+        if not due:
+            self._due_bytes = appended_bytes
+            self._due = self._loop.create_future()
+            try:
+                await self._due
+            finally:
+                self._due = None
+        self._sealed_since_due = False
+
+    def request_cloud(self) -> None:
+        """Note that a caller began to wait for the cloud."""
+        self._wake_shipping()
+
+    def advance_uploaded(self, limit: int) -> None:
+        """Note that a manifest names every offset below ``limit``."""
+        self.uploaded.advance(limit)
+        self.shrinkable.set()
+
+    def drain(self) -> None:
+        """Ask the tier to ship what is durable and return."""
+        self.is_draining = True
+        if not self.draining.done():
+            self.draining.set_result(None)
+        self._wake_shipping()
+
+    def _wake_shipping(self) -> None:
+        if self._due is not None and not self._due.done():
+            self._due.set_result(None)
+
+    # -- for readers -------------------------------------------------------------------------
+
+    def segment_of(self, offset: int) -> Segment | None:
+        """Return the segment that holds ``offset`` (or would, being the active one)."""
+        if offset < self.head:
+            return None
+        at = self.segments.bisect_right(offset) - 1
+        if at < 0:
+            return None
+        found: Segment = self.segments.peekitem(at)[1]
+        return found
+
+    def sealed_segments(self) -> list[Segment]:
+        """Return the sealed segments, oldest first."""
+        return [s for s in self.segments.values() if s.summary is not None]

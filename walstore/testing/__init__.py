@@ -1,0 +1,13 @@
+"""What tests of walstore, and of programs built on it, can use: a clock and file systems to control.
+
+Nothing here is imported by the rest of the package, and nothing needs a test framework.
+"""
+
+from __future__ import annotations
+
+from walstore.testing.clock import ManualClock
+from walstore.testing.faults import FaultyFileSystem
+from walstore.testing.power import PowerLossFileSystem
+from walstore.testing.script import Call, Hold
+
+__all__ = ["Call", "FaultyFileSystem", "Hold", "ManualClock", "PowerLossFileSystem"]

@@ -1,0 +1,223 @@
+"""A file system that fails when it is told to.
+
+:class:`FaultyFileSystem` stands between a log and another :class:`walstore.ports.FileSystem`. A test can
+make any call fail, let it fail half done or after it was done, bound the space on the disk, stop calls
+half-way to look around, and read which calls were made. It never fails unless told.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+
+from walstore.ports import Buffer, Cell, File, FileSystem, Lock
+from walstore.testing.script import Call, FaultScript, failure
+
+
+class Length:
+    """Length of a file, shared by everything that has it open and kept over renames."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+
+
+class FaultyFileSystem(FaultScript):
+    """Passes every call on to ``inner``, unless a rule says otherwise."""
+
+    def __init__(self, inner: FileSystem) -> None:
+        super().__init__()
+        self._inner = inner
+        # Guarded by the lock of FaultScript.
+        self._space_bytes: int | None = None
+        self._lengths: dict[Path, Length] = {}
+
+    def limit_space(self, size_bytes: int | None) -> None:
+        """Let the files opened through this object be ``size_bytes`` long together; None: no limit.
+
+        Reserved space counts as used. A write for which there is no room is written as far as it fits
+        and then fails with ENOSPC, as on a full disk. Cutting and removing files makes room.
+        """
+        with self._lock:
+            self._space_bytes = size_bytes
+
+    def heal(self) -> None:
+        """Forget all faults, the hook and the limit, and release what is held."""
+        self.limit_space(None)
+        super().heal()
+
+    def open(self, path: Path, mode: str) -> File:
+        """Open a file; see :class:`walstore.ports.FileSystem`."""
+        call = Call("open", path)
+        file = self.run(call, lambda: self._inner.open(path, mode), lambda made: made.close())
+        size_bytes = file.size()
+        with self._lock:
+            length = self._lengths.setdefault(path, Length(size_bytes))
+        return _FaultyFile(self, file, path, length)
+
+    def list(self, directory: Path) -> list[str]:
+        """Return the names in a directory."""
+        return self.run(Call("list", directory), lambda: self._inner.list(directory))
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory and its parents durably."""
+        self.run(Call("make_directory", path), lambda: self._inner.make_directory(path))
+
+    def read(self, path: Path) -> bytes:
+        """Return the whole content of a small file."""
+        return self.run(Call("read", path), lambda: self._inner.read(path))
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename over the target."""
+
+        def act() -> None:
+            self._inner.replace(source, target)
+            with self._lock:
+                self._lengths.pop(target, None)
+                if source in self._lengths:
+                    self._lengths[target] = self._lengths.pop(source)
+
+        self.run(Call("replace", target), act)
+
+    def remove(self, path: Path) -> None:
+        """Delete a file."""
+
+        def act() -> None:
+            self._inner.remove(path)
+            with self._lock:
+                self._lengths.pop(path, None)
+
+        self.run(Call("remove", path), act)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the directory's entries durable."""
+        self.run(Call("sync_directory", path), lambda: self._inner.sync_directory(path))
+
+    def lock(self, path: Path, owner: str) -> Lock:
+        """Take an exclusive lock."""
+        call = Call("lock", path)
+        return self.run(call, lambda: self._inner.lock(path, owner), lambda made: made.release())
+
+    def cell(self, path: Path, size: int) -> Cell:
+        """Map a small file. It does not count against the limit."""
+        call = Call("cell", path, size_bytes=size)
+        cell = self.run(call, lambda: self._inner.cell(path, size), lambda made: made.close())
+        return _FaultyCell(self, cell, path)
+
+    def free_bytes(self, path: Path) -> int:
+        """Return the space left, of the limit if there is one."""
+        free_bytes = self.run(Call("free_bytes", path), lambda: self._inner.free_bytes(path))
+        with self._lock:
+            return free_bytes if self._space_bytes is None else min(self._room_bytes(), free_bytes)
+
+    def grow(self, length: Length, limit_bytes: int) -> int:
+        """Let a file become ``limit_bytes`` long, as far as there is room; return its new length."""
+        with self._lock:
+            missing_bytes = max(0, limit_bytes - length.size_bytes)
+            if self._space_bytes is not None:
+                missing_bytes = min(missing_bytes, self._room_bytes())
+            length.size_bytes += missing_bytes
+            return length.size_bytes
+
+    def set_length(self, length: Length, size_bytes: int) -> None:
+        """Note the length a file was cut or extended to."""
+        with self._lock:
+            length.size_bytes = size_bytes
+
+    def _room_bytes(self) -> int:
+        if self._space_bytes is None:
+            raise ValueError("there is no limit")
+        used_bytes = sum(length.size_bytes for length in self._lengths.values())
+        return max(0, self._space_bytes - used_bytes)
+
+
+class _FaultyFile:
+    """An open file of a FaultyFileSystem."""
+
+    def __init__(self, system: FaultyFileSystem, inner: File, path: Path, length: Length) -> None:
+        self._system = system
+        self._inner = inner
+        self._path = path
+        self._length = length
+
+    def pwrite(self, pieces: Sequence[Buffer], position: int) -> None:
+        """Write all pieces, or some bytes and then fail."""
+        size_bytes = sum(memoryview(piece).nbytes for piece in pieces)
+        call = Call("pwrite", self._path, position, size_bytes)
+        fault = self._system.begin(call)
+        error = None
+        wanted_bytes = size_bytes
+        if fault is not None:
+            error = fault.error
+            if not fault.happened:
+                wanted_bytes = min(size_bytes, fault.written_bytes or 0)
+        if wanted_bytes:
+            room_limit = self._system.grow(self._length, position + wanted_bytes)
+            if room_limit < position + wanted_bytes:
+                wanted_bytes = max(0, room_limit - position)
+                error = error or errno.ENOSPC
+        if wanted_bytes == size_bytes:
+            self._inner.pwrite(pieces, position)
+        elif wanted_bytes:
+            self._inner.pwrite([b"".join(pieces)[:wanted_bytes]], position)
+        if error is not None:
+            raise failure(error, self._path)
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Read up to ``size`` bytes."""
+        call = Call("pread", self._path, position, size)
+        return self._system.run(call, lambda: self._inner.pread(size, position))
+
+    def datasync(self) -> None:
+        """Make the content durable."""
+        self._system.run(Call("datasync", self._path), self._inner.datasync)
+
+    def allocate(self, size: int) -> None:
+        """Reserve space; without room nothing is reserved."""
+
+        def act() -> None:
+            before_bytes = self._length.size_bytes
+            if self._system.grow(self._length, size) < size:
+                self._system.set_length(self._length, before_bytes)
+                raise failure(errno.ENOSPC, self._path)
+            self._inner.allocate(size)
+
+        self._system.run(Call("allocate", self._path, size_bytes=size), act)
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend the file; never fails for want of space."""
+
+        def act() -> None:
+            self._inner.truncate(size)
+            self._system.set_length(self._length, size)
+
+        self._system.run(Call("truncate", self._path, size_bytes=size), act)
+
+    def size(self) -> int:
+        """Return the length in bytes."""
+        return self._system.run(Call("size", self._path), self._inner.size)
+
+    def close(self) -> None:
+        """Release the descriptor, also when the call fails, as Linux does."""
+        fault = self._system.begin(Call("close", self._path))
+        self._inner.close()
+        if fault is not None:
+            raise failure(fault.error, self._path)
+
+
+class _FaultyCell:
+    """A cell of a FaultyFileSystem."""
+
+    def __init__(self, system: FaultyFileSystem, inner: Cell, path: Path) -> None:
+        self._system = system
+        self._inner = inner
+        self._path = path
+
+    def store(self, data: bytes) -> None:
+        """Replace the content."""
+        call = Call("store", self._path, size_bytes=len(data))
+        self._system.run(call, lambda: self._inner.store(data))
+
+    def close(self) -> None:
+        """Unmap."""
+        self._inner.close()

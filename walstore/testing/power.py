@@ -1,0 +1,293 @@
+"""A file system that can lose power.
+
+:class:`PowerLossFileSystem` lets a log work on real files and remembers what of it was made durable.
+:meth:`~PowerLossFileSystem.crash` then writes a directory as the disk might hold it after the power
+failed: everything that was synced, and any part of what was not.
+
+What may happen to work that no sync covered:
+  * Each 512-byte sector of a write is kept or lost on its own; a sector is never half written.
+  * Changes of a file's length are kept in order up to some point, the rest is lost. A length that
+    was kept without its data shows zeroes.
+  * Each creation, removal and rename is kept or lost on its own, also out of order; a rename is never
+    half done. Syncing a file does not make its name durable, syncing its directory does.
+  * A cell shows any of its last 64 stores, whether or not what it speaks of was kept.
+  * Directories are durable once made, as :class:`walstore.ports.FileSystem` promises.
+
+Contents are held in memory, so this is for logs of megabytes. Everything may be called on any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random  # noqa: TID251 - only ever used with a seed
+import shutil
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from walstore.ports import Buffer, Cell, File, FileSystem, Lock
+from walstore.testing.script import failure
+from walstore.testing.unsynced import Content, Keep
+
+LOSE_ALL: Final = 0
+"""The seed of a crash that keeps nothing but what was synced."""
+KEEP_ALL: Final = 1
+"""The seed of a crash that loses nothing."""
+_CELL_STORES: Final = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _NameChange:
+    """A creation (no source), a removal (no target) or a rename."""
+
+    source: Path | None
+    target: Path | None
+    content: Content
+
+    def touches(self, directory: Path) -> bool:
+        return any(
+            path is not None and path.parent == directory for path in (self.source, self.target)
+        )
+
+    def apply(self, names: dict[Path, Content]) -> None:
+        if self.source is not None:
+            names.pop(self.source, None)
+        if self.target is not None:
+            names[self.target] = self.content
+
+
+class PowerLossFileSystem:
+    """Works on the files below ``root`` through ``inner``, until the power goes.
+
+    What lies there before is taken to be durable. Only this object may change files below ``root``.
+    """
+
+    def __init__(self, root: Path, inner: FileSystem) -> None:
+        self._root = root
+        self._inner = inner
+        # Guards all below, and is held while files and names change.
+        self._lock = threading.Lock()
+        self._is_off = False
+        self._names: dict[Path, Content] = {}
+        self._durable_names: dict[Path, Content] = {}
+        self._pending: list[_NameChange] = []
+
+    def crash(self, seed: int, into: Path) -> None:
+        """Cut the power and fill the new directory ``into`` with one possible outcome.
+
+        From now on every call fails with EIO and changes nothing. The outcome depends on ``seed``
+        alone: 0 loses all that was not synced, 1 keeps all, others lose some. It may be called again
+        with another seed and directory.
+        """
+        with self._lock:
+            self._is_off = True
+        keep = _keeper(seed)
+        names = dict(self._durable_names)
+        for change in self._pending:
+            if keep():
+                change.apply(names)
+        known = frozenset(self._names.keys() | self._durable_names.keys())
+        shutil.copytree(self._root, into, ignore=lambda where, found: _among(known, where, found))
+        for path in sorted(names):
+            (into / path.relative_to(self._root)).write_bytes(names[path].survivors(keep))
+
+    def open(self, path: Path, mode: str) -> File:
+        """Open a file; see :class:`walstore.ports.FileSystem`."""
+        with self.powered(path):
+            if mode == "r":
+                return _PowerLossFile(self, self._inner.open(path, mode), path, None)
+            content = self._know(path) if mode == "r+" else Content(b"")
+            file = self._inner.open(path, mode)
+            if mode == "x":
+                self._change_name(None, path, content)
+            return _PowerLossFile(self, file, path, content)
+
+    def list(self, directory: Path) -> list[str]:
+        """Return the names in a directory."""
+        self.check_power(directory)
+        return self._inner.list(directory)
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory and its parents durably."""
+        self.check_power(path)
+        self._inner.make_directory(path)
+
+    def read(self, path: Path) -> bytes:
+        """Return the whole content of a small file."""
+        self.check_power(path)
+        return self._inner.read(path)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename over the target."""
+        with self.powered(target):
+            content = self._know(source)
+            if self._is_there(target):
+                self._know(target)
+            self._inner.replace(source, target)
+            self._change_name(source, target, content)
+
+    def remove(self, path: Path) -> None:
+        """Delete a file."""
+        with self.powered(path):
+            content = self._know(path)
+            self._inner.remove(path)
+            self._change_name(path, None, content)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the directory's entries durable."""
+        with self.powered(path):
+            covered = [change for change in self._pending if change.touches(path)]
+        self._inner.sync_directory(path)
+        with self.powered(path):
+            for change in covered:
+                if change in self._pending:
+                    change.apply(self._durable_names)
+                    self._pending.remove(change)
+
+    def lock(self, path: Path, owner: str) -> Lock:
+        """Take an exclusive lock."""
+        self.check_power(path)
+        return self._inner.lock(path, owner)
+
+    def cell(self, path: Path, size: int) -> Cell:
+        """Map a small file."""
+        with self.powered(path):
+            is_new = not self._is_there(path)
+            cell = self._inner.cell(path, size)
+            content = self._names.get(path)
+            if content is None:
+                content = Content(self._inner.read(path), most_pending=_CELL_STORES)
+                self._names[path] = content
+                if is_new:
+                    self._change_name(None, path, content)
+                else:
+                    self._durable_names[path] = content
+            return _PowerLossCell(self, cell, path, content)
+
+    def free_bytes(self, path: Path) -> int:
+        """Return the space left."""
+        self.check_power(path)
+        return self._inner.free_bytes(path)
+
+    def check_power(self, path: Path) -> None:
+        """Raise EIO once the power is off."""
+        if self._is_off:
+            raise failure(errno.EIO, path)
+
+    @contextlib.contextmanager
+    def powered(self, path: Path) -> Iterator[None]:
+        """Hold the lock under which files change; raise EIO once the power is off."""
+        with self._lock:
+            self.check_power(path)
+            yield
+
+    def _is_there(self, path: Path) -> bool:
+        return path in self._names or path.name in self._inner.list(path.parent)
+
+    def _know(self, path: Path) -> Content:
+        """Return the content of a file, taking what nobody wrote through here as durable."""
+        content = self._names.get(path)
+        if content is None:
+            content = Content(self._inner.read(path))
+            self._names[path] = self._durable_names[path] = content
+        return content
+
+    def _change_name(self, source: Path | None, target: Path | None, content: Content) -> None:
+        change = _NameChange(source, target, content)
+        change.apply(self._names)
+        self._pending.append(change)
+
+
+class _PowerLossFile:
+    """An open file of a PowerLossFileSystem; without a content it is read-only."""
+
+    def __init__(
+        self, system: PowerLossFileSystem, inner: File, path: Path, content: Content | None
+    ) -> None:
+        self._system = system
+        self._inner = inner
+        self._path = path
+        self._content = content
+
+    def pwrite(self, pieces: Sequence[Buffer], position: int) -> None:
+        """Write all pieces."""
+        with self._system.powered(self._path):
+            self._inner.pwrite(pieces, position)
+            if self._content is not None:
+                self._content.write(position, b"".join(pieces))
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Read up to ``size`` bytes."""
+        self._system.check_power(self._path)
+        return self._inner.pread(size, position)
+
+    def datasync(self) -> None:
+        """Make what was written before the call durable."""
+        with self._system.powered(self._path):
+            covered = 0 if self._content is None else self._content.pending
+        self._inner.datasync()
+        with self._system.powered(self._path):
+            if self._content is not None:
+                self._content.sync(covered)
+
+    def allocate(self, size: int) -> None:
+        """Reserve space."""
+        with self._system.powered(self._path):
+            self._inner.allocate(size)
+            if self._content is not None:
+                self._content.reserve(size)
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend the file."""
+        with self._system.powered(self._path):
+            self._inner.truncate(size)
+            if self._content is not None:
+                self._content.resize(size)
+
+    def size(self) -> int:
+        """Return the length in bytes."""
+        self._system.check_power(self._path)
+        return self._inner.size()
+
+    def close(self) -> None:
+        """Release the descriptor, also without power."""
+        self._inner.close()
+
+
+class _PowerLossCell:
+    """A cell of a PowerLossFileSystem."""
+
+    def __init__(
+        self, system: PowerLossFileSystem, inner: Cell, path: Path, content: Content
+    ) -> None:
+        self._system = system
+        self._inner = inner
+        self._path = path
+        self._content = content
+
+    def store(self, data: bytes) -> None:
+        """Replace the content."""
+        with self._system.powered(self._path):
+            self._inner.store(data)
+            self._content.write(0, data)
+
+    def close(self) -> None:
+        """Unmap, also without power."""
+        self._inner.close()
+
+
+def _keeper(seed: int) -> Keep:
+    """Return what decides, again and again, whether something is kept."""
+    if seed in (LOSE_ALL, KEEP_ALL):
+        return lambda: seed == KEEP_ALL
+    chance = random.Random(seed)
+    share = chance.choice((0.1, 0.5, 0.9))
+    return lambda: chance.random() < share
+
+
+def _among(known: frozenset[Path], directory: str, names: Iterable[str]) -> set[str]:
+    """Return those of the names in a directory that are known."""
+    return {name for name in names if Path(directory) / name in known}

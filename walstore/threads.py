@@ -1,0 +1,29 @@
+"""Threads that do a log's blocking work, so that the event loop never does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+class Worker:
+    """A few dedicated threads. With one thread, calls run in the order in which they were made."""
+
+    def __init__(self, name: str, threads: int = 1) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"walstore-{name}")
+
+    async def run(self, call: Callable[..., _T], *args: object) -> _T:
+        """Run ``call(*args)`` on a thread and return its result.
+
+        Cancelling the caller does not interrupt the call; it finishes unobserved.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, call, *args)
+
+    def close(self) -> None:
+        """Let calls under way finish and end the threads; does not wait for them."""
+        self._executor.shutdown(wait=False)

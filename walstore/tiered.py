@@ -1,0 +1,138 @@
+"""TieredSource: finds the batch for a position in the fastest tier that has it.
+
+Asked anew for every read, so a reader passes from cloud to files to cache and back as often as it must:
+the tiers may change under it at any time, by commits, rotation, upload and deletion.
+"""
+
+from __future__ import annotations
+
+from walstore.batch import Batch
+from walstore.channel import Channel
+from walstore.errors import OffsetTrimmedError, WalClosedError, WalError
+from walstore.ports import FileSystem, Tier
+from walstore.segment_file import Segment, find_time, read_batches
+from walstore.state import LogState
+from walstore.threads import Worker
+
+
+class TieredSource:
+    """Reads an open log: cache, then files, then the cloud tier."""
+
+    def __init__(
+        self,
+        *,
+        state: LogState,
+        channel: Channel,
+        fs: FileSystem,
+        worker: Worker,
+        tier: Tier | None,
+    ) -> None:
+        self._state = state
+        self._fs = fs
+        self._worker = worker
+        self._tier = tier
+        self._channel = channel
+        self.closed: WalError | None = None
+        """Why reading ended, once the log is closed."""
+        self.file_reads = 0
+        self.tier_reads = 0
+
+    @property
+    def head(self) -> int:
+        """First offset that can be read from any tier."""
+        tier, head = self._tier, self._state.head
+        if tier is not None and tier.head < tier.limit and tier.head < head <= tier.limit:
+            return tier.head
+        return head
+
+    @property
+    def limit(self) -> int:
+        """Offset after the last one visible: the durable limit."""
+        return self._state.durable.value
+
+    @property
+    def tail(self) -> int:
+        """Next offset to be assigned."""
+        return self._channel.tail
+
+    async def wait_limit(self, limit: int) -> None:
+        """Return when the durable limit has reached ``limit``; raises when the log closes."""
+        try:
+            await self._state.durable.wait(limit)
+        except WalClosedError:
+            raise
+        except WalError as error:
+            raise WalClosedError(f"the log failed: {error}", reason="failed") from error
+
+    async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return consecutive batches from exactly ``position``; at least one record.
+
+        The caller keeps ``position < limit <= self.limit``. Raises OffsetTrimmedError if no tier
+        holds the position any more, CorruptionError, StorageUnavailableError.
+        """
+        while True:
+            if self.closed is not None:
+                raise self.closed
+            found = await self._read_local(position, limit, max_bytes)
+            if found:
+                return found
+            tier = self._tier
+            if position < self._state.head:
+                if tier is None or not tier.head <= position < tier.limit:
+                    raise OffsetTrimmedError(
+                        "the offset was removed from the log",
+                        requested=position,
+                        head=self.head,
+                        tail=self.limit,
+                    )
+                self.tier_reads += 1
+                return await tier.read(position, min(limit, tier.limit), max_bytes)
+
+    async def read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return batches from cache or files only; OffsetTrimmedError if they are gone."""
+        while position >= self._state.head:
+            found = await self._read_local(position, limit, max_bytes)
+            if found:
+                return found
+        raise OffsetTrimmedError(
+            "the offset is not on local disk any more",
+            requested=position,
+            head=self._state.head,
+            tail=self.limit,
+        )
+
+    async def offset_at(self, timestamp_us: int) -> int:
+        """Return the first offset at or after a time, or the durable limit if all are older."""
+        if self._tier is not None and self.head < self._state.head:
+            found = await self._tier.offset_at(timestamp_us)
+            if found is not None and found < self._state.head:
+                return found
+        limit = self.limit
+        for segment in list(self._state.segments.values()):
+            summary = segment.summary
+            if summary is not None and summary.max_timestamp_us < timestamp_us:
+                continue
+            offset = await self._worker.run(find_time, self._fs, segment, timestamp_us, limit)
+            if offset is not None:
+                return max(offset, self._state.head)
+        return limit
+
+    async def _read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return batches from cache or files; nothing if the files were deleted meanwhile."""
+        cached = self._state.cache.read(position, limit, max_bytes)
+        if cached:
+            return cached
+        segment: Segment | None = self._state.segment_of(position)
+        if segment is None:
+            return []
+        if segment.summary is not None:
+            limit = min(limit, segment.summary.limit)
+        self.file_reads += 1
+        try:
+            return await self._worker.run(
+                read_batches, self._fs, segment, position, limit, max_bytes
+            )
+        except FileNotFoundError:
+            if position >= self._state.head:
+                raise
+            return []

@@ -1,0 +1,215 @@
+"""Writer: the one task that owns the tail. Takes drafts, commits them, publishes, acknowledges.
+
+While one commit syncs on the writer thread, the next batch gathers in the channel: group commit needs
+no timer. Everything in this file runs on the event loop; everything that blocks is in ``tail.py``.
+
+Invariants (tests/walstore/test_writer.py)
+  W1  An append at level ``disk`` returns only after the sync that covers it has returned.
+  W2  Cache and durable limit change together, in offset order, after the sync.
+  W3  After a failed call the log is failed for good: every waiter is told what became of its records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from walstore.channel import Channel
+from walstore.draft import Draft
+from walstore.errors import Outcome, WalClosedError, WalError
+from walstore.faults import describe
+from walstore.ports import Clock
+from walstore.segment_file import Segment
+from walstore.settings import Settings
+from walstore.tail import Commit, CommitError, Tail
+from walstore.threads import Worker
+
+COMMIT_BYTES = 16 << 20
+"""Most bytes of one commit (one write, one sync); what exceeds it waits for the next."""
+
+
+class Listener(Protocol):
+    """Who is told what became durable. All calls come on the event loop, in order."""
+
+    def on_commit(self, commit: Commit) -> None:
+        """Records became durable."""
+
+    def on_rotate(self, sealed: Segment, active: Segment) -> None:
+        """The active segment was sealed without a commit."""
+
+    def on_drop(self, starts: list[int], head: int) -> None:
+        """Sealed segments were deleted; ``head`` is the first offset still on disk."""
+
+    def on_failure(self, durable_limit: int, make_error: Callable[[int], WalError]) -> None:
+        """The log failed: below ``durable_limit`` all is safe, waiters above get ``make_error``."""
+
+
+class Writer:
+    """Runs commits and everything else that touches the tail, one at a time."""
+
+    def __init__(
+        self,
+        *,
+        tail: Tail,
+        channel: Channel,
+        listener: Listener,
+        settings: Settings,
+        clock: Clock,
+        worker: Worker,
+    ) -> None:
+        self._tail = tail
+        self._channel = channel
+        self._listener = listener
+        self._clock = clock
+        self._worker = worker
+        self._age_seconds = settings.segment_age_seconds
+        # Owned by the writer task.
+        self._requests: list[tuple[Callable[[], Awaitable[None]], asyncio.Future[None]]] = []
+        self._stopping = False
+        self._has_records = asyncio.Event()
+        if not tail.is_empty:
+            self._has_records.set()
+        self.failure: WalError | None = None
+        self.commits = 0
+        self.rotations = 0
+
+    async def run(self) -> None:
+        """Serve until :meth:`stop`, then until the channel is empty.
+
+        Started by the log's supervisor. Never raises for a failed call: it fails the log instead.
+        Must not be cancelled while the log is open.
+        """
+        while self.failure is None:
+            await self._channel.wait_ready()
+            await self._serve_requests()
+            drafts = self._channel.take(COMMIT_BYTES)
+            if drafts:
+                await self._commit(drafts)
+            elif self._stopping and self._channel.is_empty and not self._requests:
+                return
+        self._refuse_requests()
+
+    async def run_age_limit(self) -> None:
+        """Seal segments that reach their age; started only if there is such a limit, cancelled at
+        the end. Asleep while the active segment is empty."""
+        assert self._age_seconds is not None
+        while True:
+            await self._has_records.wait()
+            await self._clock.sleep(self._age_seconds)
+            self._has_records.clear()
+            try:
+                await self.rotate()
+            except WalError:
+                return  # the log failed; its waiters are told by _fail
+
+    async def rotate(self) -> None:
+        """Seal the active segment if it holds records, durably; return when that is done."""
+        await self._request(self._rotate)
+
+    async def drop_sealed(self, limit: int) -> None:
+        """Delete sealed segments wholly below ``limit``, the head first made durable."""
+
+        async def drop() -> None:
+            starts = await self._worker.run(self._tail.drop_sealed, limit)
+            if starts:
+                self._listener.on_drop(starts, self._tail.head)
+
+        await self._request(drop)
+
+    def note_uploaded(self, limit: int) -> None:
+        """Remember the uploaded limit for the next checkpoint."""
+        self._tail.uploaded_limit = limit
+
+    def stop(self) -> None:
+        """Let :meth:`run` return once everything accepted is durable."""
+        self._stopping = True
+        self._channel.poke()
+
+    async def close(self) -> None:
+        """Close the tail after :meth:`run` returned; raises the OSError of a failed last sync."""
+        await self._worker.run(self._close_tail)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _close_tail(self) -> None:
+        self._tail.close(clean=self.failure is None)
+
+    async def _commit(self, drafts: list[Draft]) -> None:
+        try:
+            commit = await self._worker.run(self._tail.commit, drafts)
+        except CommitError as error:
+            self._fail(error.cause, error.durable_limit, error.outcome)
+            return
+        except Exception as error:  # a defect of ours: the state of the tail is not known
+            self._fail(error, self._tail.durable_limit, "unknown")
+            return
+        self.commits += 1
+        self.rotations += len(commit.sealed)
+        self._listener.on_commit(commit)
+        self._channel.release(drafts)
+        self._has_records.set()
+        if self._tail.wants_checkpoint or commit.sealed:
+            await self._guarded(self._checkpoint)
+
+    async def _checkpoint(self) -> None:
+        await self._worker.run(self._tail.checkpoint)
+
+    async def _rotate(self) -> None:
+        if self._tail.is_empty:
+            return
+        sealed = await self._worker.run(self._tail.rotate)
+        await self._worker.run(self._tail.checkpoint)
+        self.rotations += 1
+        self._listener.on_rotate(sealed, self._tail.active)
+
+    async def _request(self, action: Callable[[], Awaitable[None]]) -> None:
+        """Hand an action to the writer task and wait for it; cancelling does not undo it."""
+        if self.failure is not None:
+            raise self.failure
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._requests.append((action, future))
+        self._channel.poke()
+        await future
+
+    async def _serve_requests(self) -> None:
+        requests, self._requests = self._requests, []
+        for action, future in requests:
+            await self._guarded(action)
+            if not future.done():
+                if self.failure is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(self.failure)
+
+    async def _guarded(self, action: Callable[[], Awaitable[None]]) -> None:
+        """Run an action on the tail; if a call fails, fail the log."""
+        if self.failure is not None:
+            return
+        try:
+            await action()
+        except OSError as error:
+            self._fail(error, self._tail.durable_limit, "not_written")
+
+    def _refuse_requests(self) -> None:
+        for _, future in self._requests:
+            if not future.done():
+                future.set_exception(self.failure or WalClosedError("the log is closed"))
+        self._requests.clear()
+
+    def _fail(self, cause: BaseException, durable_limit: int, outcome: Outcome) -> None:
+        """Fail the log for good. Records never handed to the disk are not written, whatever came
+        of those that were being written."""
+        in_flight_limit = self._tail.attempted_limit
+
+        def make_error(target: int) -> WalError:
+            fate: Outcome = outcome if target <= in_flight_limit else "not_written"
+            return describe(cause, fate)
+
+        self.failure = WalClosedError(
+            f"the log failed and must be opened again: {cause}", reason="failed"
+        )
+        self.failure.__cause__ = cause
+        self._channel.close(self.failure)
+        self._channel.drop()
+        self._listener.on_failure(durable_limit, make_error)
