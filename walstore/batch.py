@@ -7,9 +7,10 @@ bytes of a local frame; the uploader has one backed by a Parquet fragment.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgpack
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _T = TypeVar("_T")
+
+# Three times as fast as Record._make, which is a Python function.
+_new_record = cast(Callable[[Iterable[object]], Record], partial(tuple.__new__, Record))
 
 
 class Batch(ABC):
@@ -83,17 +87,16 @@ class Batch(ABC):
 
     def records(self) -> list[Record]:
         """Return the records as tuples."""
-        return list(
-            map(
-                Record,
-                range(self.start, self.limit),
-                self.values,
-                self.keys,
-                self.streams,
-                self.headers,
-                self.timestamps_us,
-            )
+        columns = zip(
+            range(self.start, self.limit),
+            self.values,
+            self.keys,
+            self.streams,
+            self.headers,
+            self.timestamps_us,
+            strict=True,
         )
+        return list(map(_new_record, columns))
 
     def __len__(self) -> int:
         return self.limit - self.start
@@ -252,8 +255,35 @@ class EmptyBatch(Batch):
     def __init__(self, position: int) -> None:
         self.start = self.limit = position
 
-    values = keys = streams = headers = timestamps_us = property(lambda _: ())  # type: ignore[assignment]
-    nbytes = property(lambda _: 0)  # type: ignore[assignment]
+    @property
+    def values(self) -> Sequence[bytes]:
+        """No values."""
+        return ()
+
+    @property
+    def keys(self) -> Sequence[bytes | None]:
+        """No keys."""
+        return ()
+
+    @property
+    def streams(self) -> Sequence[str | None]:
+        """No stream names."""
+        return ()
+
+    @property
+    def headers(self) -> Sequence[Mapping[str, bytes]]:
+        """No headers."""
+        return ()
+
+    @property
+    def timestamps_us(self) -> Sequence[int]:
+        """No timestamps."""
+        return ()
+
+    @property
+    def nbytes(self) -> int:
+        """No bytes."""
+        return 0
 
     def slice(self, start: int, limit: int) -> EmptyBatch:
         """Return itself; ValueError for other bounds."""

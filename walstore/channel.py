@@ -13,7 +13,7 @@ Invariants (tests/walstore/test_channel.py)
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 
 from walstore.draft import RECORD_OVERHEAD_BYTES, Draft, Group
 from walstore.errors import (
@@ -22,6 +22,7 @@ from walstore.errors import (
     WalError,
     WouldBlock,
 )
+from walstore.faults import fresh
 from walstore.settings import Settings
 
 
@@ -42,10 +43,12 @@ class Channel:
         self._released = next_offset
         self._used_bytes = 0  # of closed drafts, waiting or being written
         self._ready: deque[Draft] = deque()
-        self._admissions: deque[tuple[Group, asyncio.Future[int]]] = deque()
+        # Who waits for room, in order.
+        self._admissions: OrderedDict[asyncio.Future[int], Group] = OrderedDict()
         self._closed: WalError | None = None
         self._sleeper: asyncio.Future[None] | None = None
         self._poked = False
+        self._room = self._room_given = 0
         self._begin_draft()
 
     # -- appenders ---------------------------------------------------------------------------
@@ -53,16 +56,16 @@ class Channel:
     def put_value(self, value: bytes) -> int:
         """Accept one plain value and return its offset; raise WouldBlock if there is no room.
 
-        The fast path: one list append and a few comparisons. ``_room`` is what the open draft may
-        still take, and 0 whenever anything at all stands in the way.
+        The fast path: one list append and one comparison. ``_room`` is what may be taken without
+        looking at any limit, and 0 whenever anything at all stands in the way.
         """
         size = len(value) + RECORD_OVERHEAD_BYTES
         room = self._room - size
-        offset = self.tail
-        if room < 0 or offset >= self._ceiling or size > self._largest:
+        if room < 0:
             return self.put(Group((value,), None, None, None, None, size))
         self._room = room
         self._append_value(value)
+        offset = self.tail
         self.tail = offset + 1
         if self._sleeper is not None:
             self._wake()
@@ -88,19 +91,20 @@ class Channel:
         if not self._admissions and self._has_room(group):
             return self._accept(group)
         future: asyncio.Future[int] = self._loop.create_future()
-        self._admissions.append((group, future))
+        self._admissions[future] = group
         self._set_room()
         try:
             return await future
         except asyncio.CancelledError:
-            self._admit()
+            self._admissions.pop(future, None)
+            self._admit()  # those behind may be smaller
             raise
 
     # -- writer ------------------------------------------------------------------------------
 
     async def wait_ready(self) -> None:
-        """Return when there is something to take, after :meth:`poke`, or when the channel closed."""
-        if self._ready or self._draft.values or self._poked or self._closed is not None:
+        """Return when there is something to take, or after :meth:`poke`."""
+        if self._ready or self._draft.values or self._poked:
             self._poked = False
             return
         self._sleeper = self._loop.create_future()
@@ -139,9 +143,10 @@ class Channel:
         """Refuse further records with ``error``; those accepted can still be taken."""
         if self._closed is None:
             self._closed = error
-        for _, future in self._admissions:
+        for future in self._admissions:
             if not future.done():
-                future.set_exception(self._closed)
+                future.set_exception(fresh(self._closed))
+                future.exception()  # a caller cancelled at this moment never looks
         self._admissions.clear()
         self._set_room()
         self.poke()
@@ -172,7 +177,7 @@ class Channel:
 
     def _check(self, group: Group) -> None:
         if self._closed is not None:
-            raise self._closed
+            raise fresh(self._closed)
         overhead = RECORD_OVERHEAD_BYTES * len(group.values)
         limit = self._max_record_bytes if len(group.values) == 1 else self._bytes_budget
         if group.size_bytes - overhead > limit:
@@ -207,12 +212,12 @@ class Channel:
 
     def _admit(self) -> None:
         while self._admissions:
-            group, future = self._admissions[0]
+            future, group = next(iter(self._admissions.items()))
             if not future.done():
                 if not self._has_room(group):
                     break
                 future.set_result(self._accept(group))
-            self._admissions.popleft()
+            del self._admissions[future]
         self._set_room()
 
     def _begin_draft(self) -> None:
@@ -234,12 +239,16 @@ class Channel:
 
     def _set_room(self) -> None:
         self._fold_room()
-        room = min(self._batch_bytes, self._bytes_budget - self._used_bytes) - self._draft.size_bytes
+        room = (
+            min(self._batch_bytes, self._bytes_budget - self._used_bytes) - self._draft.size_bytes
+        )
+        # Within this room no record can be too large, nor can there be too many.
+        records = self._records_budget - (self.tail - self._released)
+        largest = self._max_record_bytes + RECORD_OVERHEAD_BYTES
+        room = min(room, records * RECORD_OVERHEAD_BYTES, largest)
         if self._closed is not None or self._admissions or room < 0:
             room = 0
         self._room = self._room_given = room
-        self._ceiling = self._released + self._records_budget
-        self._largest = self._max_record_bytes + RECORD_OVERHEAD_BYTES
 
     def _waiting_bytes(self) -> int:
         return self._used_bytes + self._draft.size_bytes + self._room_given - self._room

@@ -64,7 +64,7 @@ class DurableCell:
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
     """Return the content of the file ``CHECKPOINT``."""
-    body = msgpack.packb(
+    body: bytes = msgpack.packb(
         {
             "log_id": checkpoint.log_id,
             "epoch": checkpoint.epoch,
@@ -83,7 +83,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
             "tier_url": checkpoint.tier_url,
         }
     )
-    return _PREFIX.pack(MAGIC, VERSION, len(body), crc32c(body)) + body
+    return _PREFIX.pack(MAGIC, VERSION, len(body), _crc(VERSION, body)) + body
 
 
 def decode_checkpoint(data: bytes, path: str) -> Checkpoint | None:
@@ -92,7 +92,7 @@ def decode_checkpoint(data: bytes, path: str) -> Checkpoint | None:
         return None
     magic, version, size, crc = _PREFIX.unpack_from(data)
     body = data[_PREFIX.size :]
-    if magic != MAGIC or len(body) != size or crc32c(body) != crc:
+    if magic != MAGIC or len(body) != size or _crc(version, body) != crc:
         return None
     if version > VERSION:
         raise FormatVersionError(
@@ -103,6 +103,11 @@ def decode_checkpoint(data: bytes, path: str) -> Checkpoint | None:
     packed = memoryview(fields.pop("tail_index"))
     index = SegmentIndex.from_bytes(packed, len(packed) // SegmentIndex.ENTRY_BYTES)
     return Checkpoint(sealed=sealed, tail_index=index, **fields)
+
+
+def _crc(version: int, body: bytes) -> int:
+    """Return the CRC of everything behind the magic but the CRC itself."""
+    return crc32c(body, crc32c(struct.pack("<II", version, len(body))))
 
 
 def encode_cell(cell: DurableCell) -> bytes:

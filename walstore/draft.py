@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import msgpack
 
 from walstore import frame
 from walstore.frame import Column, Kind
+
+_T = TypeVar("_T")
 
 RECORD_OVERHEAD_BYTES: Final = 8
 """What a record costs in budgets beside its bytes, so that empty records are bounded too."""
@@ -51,7 +53,7 @@ class Draft:
         rows = len(self.values)
         for column in (self.keys, self.streams, self.headers, self.timestamps_us):
             if column is not None and len(column) < rows:
-                column += [None] * (rows - len(column))  # type: ignore[list-item]
+                column.extend([None] * (rows - len(column)))
 
     def times(self, now_us: int, floor_us: int) -> tuple[int, int, list[int] | None]:
         """Return base timestamp, last timestamp, and the deltas if they are not all zero.
@@ -99,11 +101,11 @@ class Group:
 
 
 def _join(
-    column: list[object] | None, more: Sequence[object] | None, before: int, rows: int
-) -> list[object] | None:
+    column: list[_T | None] | None, more: Sequence[_T | None] | None, before: int, rows: int
+) -> list[_T | None] | None:
     if more is None and column is None:
         return None
-    joined = [] if column is None else column
+    joined: list[_T | None] = [] if column is None else column
     joined += [None] * (before - len(joined))
     joined += [None] * rows if more is None else more
     return joined

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 from pathlib import Path
 
@@ -36,6 +37,23 @@ def describe(cause: BaseException, outcome: Outcome) -> WalError:
             outcome=outcome,
             retriable=False,
         )
+    error.__cause__ = cause
+    return error
+
+
+def fresh(error: WalError) -> WalError:
+    """Return a copy with the same cause, for an error that is raised to more than one caller.
+
+    One instance raised again and again collects the tracebacks, and so the locals, of all of them.
+    """
+    twin = copy.copy(error)
+    twin.__cause__ = error.__cause__
+    return twin
+
+
+def describe_read(cause: OSError, path: Path) -> WalError:
+    """Return the error for a segment that cannot be read just now."""
+    error = StorageUnavailableError(f"{path} cannot be read: {cause.strerror or cause}")
     error.__cause__ = cause
     return error
 

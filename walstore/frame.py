@@ -132,7 +132,7 @@ def blob_column(kind: Kind, pieces: Sequence[bytes | memoryview], size_bytes: in
 
 def decode_uints(data: memoryview, encoding: int, count: int) -> Sequence[int]:
     """Decode an integer column of ``count`` entries; ValueError if its size does not fit."""
-    if encoding == CONSTANT:
+    if encoding == CONSTANT and len(data) == 4:
         (value,) = struct.unpack("<I", data)
         return [value] * count
     typecode = _TYPECODES.get(encoding)

@@ -15,7 +15,7 @@ class Limit:
     Every waiter has a future of its own: cancelling one caller never touches another's.
     """
 
-    __slots__ = ("_failure", "_loop", "_others", "_queue", "_tiebreak", "value")
+    __slots__ = ("_cancelled", "_failure", "_loop", "_others", "_queue", "_tiebreak", "value")
 
     def __init__(self, value: int, loop: asyncio.AbstractEventLoop) -> None:
         self.value = value
@@ -24,6 +24,7 @@ class Limit:
         self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._others: list[tuple[int, int, asyncio.Future[None]]] = []
         self._tiebreak = count()
+        self._cancelled = 0
         self._failure: Callable[[int], BaseException] | None = None
 
     @property
@@ -34,12 +35,13 @@ class Limit:
     def waiter(self, target: int) -> asyncio.Future[None]:
         """Return a future that resolves when the limit reaches ``target``. Cancel it freely."""
         future: asyncio.Future[None] = self._loop.create_future()
-        if self._failure is not None and self.value < target:
-            future.set_exception(self._failure(target))
-        elif self.value >= target:
+        queue = self._queue
+        if self.value >= target:
             future.set_result(None)
-        elif not self._queue or target >= self._queue[-1][0]:
-            self._queue.append((target, future))
+        elif self._failure is not None:
+            _fail(future, self._failure(target))
+        elif not queue or target >= queue[-1][0]:
+            queue.append((target, future))
         else:
             heapq.heappush(self._others, (target, next(self._tiebreak), future))
         return future
@@ -52,7 +54,7 @@ class Limit:
         try:
             await future
         except asyncio.CancelledError:
-            self._drop_cancelled()
+            self._note_cancelled()
             raise
 
     def advance(self, value: int) -> None:
@@ -76,14 +78,21 @@ class Limit:
         self._failure = failure
         for target, future in [*self._queue, *((t, f) for t, _, f in self._others)]:
             if not future.done():
-                future.set_exception(failure(target))
+                _fail(future, failure(target))
         self._queue.clear()
         self._others.clear()
 
-    def _drop_cancelled(self) -> None:
-        """Forget cancelled waiters at the end, so that polling an idle log does not pile them up."""
-        queue = self._queue
-        while queue and queue[-1][1].done():
-            queue.pop()
-        if self._others and all(future.done() for _, _, future in self._others):
-            self._others.clear()
+    def _note_cancelled(self) -> None:
+        """Forget cancelled waiters once they may be the most, so that polling an idle log does not
+        pile them up."""
+        self._cancelled += 1
+        if self._cancelled * 2 > len(self._queue) + len(self._others):
+            self._cancelled = 0
+            self._queue = deque(entry for entry in self._queue if not entry[1].done())
+            self._others = [entry for entry in self._others if not entry[2].done()]
+            heapq.heapify(self._others)
+
+
+def _fail(future: asyncio.Future[None], error: BaseException) -> None:
+    future.set_exception(error)
+    future.exception()  # a caller cancelled at this moment never looks

@@ -21,7 +21,14 @@ from pathlib import Path
 
 from walstore import checkpoint, frame, recovery, segment
 from walstore.checkpoint import Checkpoint
-from walstore.errors import ContentionError, CorruptionError, LogNotFoundError
+from walstore.directory import (
+    LOCK_NAME,
+    list_segments,
+    load_checkpoint,
+    read_cell,
+    walk_file,
+)
+from walstore.errors import ContentionError, CorruptionError
 from walstore.ports import Clock, File, FileSystem, Lock
 from walstore.recovery import Chain, Verdict
 from walstore.segment import SegmentIndex, SegmentSummary
@@ -31,23 +38,20 @@ from walstore.tail import Tail, write_durably
 
 logger = logging.getLogger("walstore")
 
-LOCK_NAME = "LOCK"
-_CHUNK_BYTES = 8 << 20
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
     """What opening a log found and did."""
 
-    created: bool
+    created: bool = False
     """Whether there was no log and one was made."""
-    scanned_bytes: int
+    scanned_bytes: int = 0
     """Bytes of the active segment that were walked."""
-    truncated_bytes: int
+    truncated_bytes: int = 0
     """Bytes of an unfinished batch that were cut off; a copy is kept beside the segment."""
-    broken_copy: str | None
+    broken_copy: str | None = None
     """Path of that copy."""
-    missing_from: int | None
+    missing_from: int | None = None
     """First offset that had been durable and is gone, if the file ends before it; normally None."""
 
 
@@ -97,9 +101,7 @@ def open_log(
     fs.make_directory(directory)
     lock = fs.lock(directory / LOCK_NAME, owner)
     try:
-        return _open_locked(
-            directory, fs, clock, settings, lock, make_log_id, tier_limit, tier_url
-        )
+        return _open_locked(directory, fs, clock, settings, lock, make_log_id, tier_limit, tier_url)
     except BaseException:
         lock.release()
         raise
@@ -116,15 +118,15 @@ def _open_locked(
     tier_url: str | None,
 ) -> Opened:
     hint = load_checkpoint(fs, directory)
-    cell = _load_cell_limit(fs, directory)
+    cell = read_cell(fs, directory)
     found = _find(fs, directory, hint)
     created = found is None
     if found is None:
         chain = Chain(tier_limit, 0, 0, 0)
         found = _Found(make_log_id(), tier_limit, [], chain, SegmentIndex(), 0, None)
-        active, recovered = None, Recovery(True, 0, 0, None, None)
+        active, recovered = None, Recovery(created=True)
     else:
-        durable_limit = max(hint.next_offset if hint else 0, cell)
+        durable_limit = max(hint.next_offset if hint else 0, cell.durable_limit if cell else 0)
         active, recovered = _recover_active(fs, directory, found, durable_limit)
     if found.chain.next_offset < tier_limit:
         if active is not None:
@@ -133,7 +135,7 @@ def _open_locked(
             f"{tier_url} holds offsets up to {tier_limit} but {directory} ends at "
             f"{found.chain.next_offset}: it is the prefix of another log, or this disk lost records"
         )
-    found.chain.epoch += 1
+    found.chain.epoch = max(found.chain.epoch, hint.epoch if hint else 0) + 1
     try:
         tail = Tail(
             fs=fs,
@@ -160,52 +162,6 @@ def _open_locked(
     return Opened(tail, lock, found.log_id, sealed, recovered)
 
 
-def load_checkpoint(fs: FileSystem, directory: Path) -> Checkpoint | None:
-    """Return the checkpoint, or None if there is none or it is damaged."""
-    path = directory / checkpoint.FILE_NAME
-    try:
-        data = fs.read(path)
-    except FileNotFoundError:
-        return None
-    found = checkpoint.decode_checkpoint(data, str(path))
-    if found is None:
-        logger.warning("checkpoint is damaged and will be rebuilt: %s", path)
-    return found
-
-
-def list_segments(fs: FileSystem, directory: Path) -> list[int]:
-    """Return the first offsets of the segments in a directory, in order.
-
-    Raises LogNotFoundError if there is no such directory and CorruptionError for a file that ends
-    like a segment but is not named like one.
-    """
-    try:
-        names = fs.list(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        raise LogNotFoundError(
-            f"there is no log at {directory}", location=str(directory)
-        ) from None
-    starts = []
-    for name in names:
-        start = segment.parse_file_name(name)
-        if start is not None:
-            starts.append(start)
-        elif name.endswith(segment.SUFFIX):
-            raise CorruptionError(
-                "a foreign file is named like a segment; move it away", path=str(directory / name)
-            )
-    return sorted(starts)
-
-
-def _load_cell_limit(fs: FileSystem, directory: Path) -> int:
-    """Return the durable limit that the cell knows, or 0."""
-    try:
-        cell = checkpoint.decode_cell(fs.read(directory / checkpoint.CELL_FILE_NAME))
-    except FileNotFoundError:
-        return 0
-    return cell.durable_limit if cell else 0
-
-
 def _find(fs: FileSystem, directory: Path, hint: Checkpoint | None) -> _Found | None:
     starts = list_segments(fs, directory)
     if not starts:
@@ -220,9 +176,12 @@ def _find(fs: FileSystem, directory: Path, hint: Checkpoint | None) -> _Found | 
     starts = _drop_below_head(fs, directory, starts, hint)
     summaries = {s.start: s for s in hint.sealed} if hint else {}
     sealed: list[SegmentSummary] = []
+    log_id = hint.log_id if hint else None
     for start in starts[:-1]:
-        summary = summaries.get(start) or _read_sealed(fs, directory, start)
-        _check_adjacent(directory, sealed, summary.start)
+        _check_adjacent(directory, sealed, start)
+        summary = summaries.get(start)
+        if summary is None:
+            log_id, summary = _read_sealed(fs, directory, start, sealed, log_id)
         sealed.append(summary)
     last = starts[-1]
     _check_adjacent(directory, sealed, last)
@@ -232,6 +191,13 @@ def _find(fs: FileSystem, directory: Path, hint: Checkpoint | None) -> _Found | 
             path=str(directory),
             expected=segment.file_name(hint.head),
             found=segment.file_name(starts[0]),
+        )
+    if hint is not None and last < hint.tail_start:
+        raise CorruptionError(
+            "segments are missing at the end of the log",
+            path=str(directory),
+            expected=segment.file_name(hint.tail_start),
+            found=segment.file_name(last),
         )
     return _find_tail(fs, directory, hint, sealed, last, head=hint.head if hint else starts[0])
 
@@ -252,24 +218,7 @@ def _find_tail(
         resumes = hint is not None and _ends_as_checkpointed(file, hint)
     finally:
         file.close()
-    if header.start != last:
-        raise CorruptionError(
-            "segment is not the one its name says", path=str(path), expected=last, found=header.start
-        )
-    if hint is not None and hint.log_id != header.log_id:
-        raise CorruptionError(
-            "segment belongs to another log",
-            path=str(path),
-            expected=hint.log_id.hex(),
-            found=header.log_id.hex(),
-        )
-    if sealed and sealed[-1].last_crc != header.previous_crc:
-        raise CorruptionError(
-            "segment does not continue the one before",
-            path=str(path),
-            expected=sealed[-1].last_crc,
-            found=header.previous_crc,
-        )
+    _check_header(path, header, last, sealed, log_id)
     timestamp_us = sealed[-1].max_timestamp_us if sealed else 0
     epoch = max(header.epoch, hint.epoch if hint else 0)
     if footer is not None:
@@ -278,13 +227,9 @@ def _find_tail(
         return _Found(header.log_id, head, [*sealed, summary], chain, SegmentIndex(), 0, None)
     if hint is not None and hint.tail_start == last and resumes:
         chain = Chain(hint.next_offset, hint.previous_crc, hint.timestamp_us, hint.epoch)
-        return _Found(
-            header.log_id, head, sealed, chain, hint.tail_index, hint.tail_position, last
-        )
+        return _Found(header.log_id, head, sealed, chain, hint.tail_index, hint.tail_position, last)
     chain = Chain(last, header.previous_crc, timestamp_us, header.epoch)
-    return _Found(
-        header.log_id, head, sealed, chain, SegmentIndex(), segment.HEADER_BYTES, last
-    )
+    return _Found(header.log_id, head, sealed, chain, SegmentIndex(), segment.HEADER_BYTES, last)
 
 
 def _ends_as_checkpointed(file: File, hint: Checkpoint) -> bool:
@@ -347,7 +292,7 @@ def _recover_active(
 ) -> tuple[tuple[Segment, File, int] | None, Recovery]:
     """Walk the active segment to its end and cut a torn tail off."""
     if found.active_start is None:
-        return None, Recovery(False, 0, 0, None, _missing(found.chain, durable_limit))
+        return None, Recovery(missing_from=_missing(found.chain, durable_limit))
     path = directory / segment.file_name(found.active_start)
     index = found.index
     file = fs.open(path, "r+")
@@ -367,7 +312,9 @@ def _recover_active(
         if torn:
             copy = path.with_suffix(".broken")
             write_durably(fs, copy, rest[:torn])
-            logger.warning("cut %d bytes off %s at %d: %s; copy: %s", torn, path, position, why, copy)
+            logger.warning(
+                "cut %d bytes off %s at %d: %s; copy: %s", torn, path, position, why, copy
+            )
         missing = _missing(found.chain, durable_limit)
         if missing is not None:
             logger.error(
@@ -383,25 +330,12 @@ def _recover_active(
         file.close()
         raise
     state = Recovery(
-        False, position - found.position, torn, str(copy) if copy else None, missing
+        scanned_bytes=position - found.position,
+        truncated_bytes=torn,
+        broken_copy=str(copy) if copy else None,
+        missing_from=missing,
     )
     return (Segment(path, found.active_start, None, index), file, position), state
-
-
-def walk_file(file: File, chain: Chain, index: SegmentIndex, position: int) -> int:
-    """Follow the frames of a file from ``position`` in chunks; return where they end."""
-    wanted = _CHUNK_BYTES
-    while True:
-        view = memoryview(file.pread(wanted, position))
-        used = recovery.walk(view, chain, index, position)
-        position += used
-        if used:
-            wanted = _CHUNK_BYTES
-            continue
-        needed = recovery.needed_bytes(view)
-        if needed <= len(view) or len(view) < wanted:
-            return position
-        wanted = needed
 
 
 def _missing(chain: Chain, durable_limit: int) -> int | None:

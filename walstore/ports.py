@@ -161,9 +161,15 @@ class Tier(Protocol):
     def limit(self) -> int:
         """Every offset in ``[head, limit)`` can be read from the tier."""
 
-    async def open(self) -> None:
-        """Connect, check that the store is fit, and learn ``head`` and ``limit``. May create the
-        log there. Raises the typed errors of ``walstore.errors``."""
+    @property
+    def log_id(self) -> bytes | None:
+        """Identity of the log that ships to the tier, or None if nobody has yet."""
+
+    async def open(self, log_id: bytes | None) -> None:
+        """Connect, check that the store is fit, and learn ``head``, ``limit`` and ``log_id``.
+
+        ``log_id`` is the local log's identity, or None if there is no local log yet. Raises
+        ContentionError if the tier belongs to another log, and the store's typed errors."""
 
     async def run(self, source: TierSource) -> None:
         """Ship durable records until the source drains; owned by the log's task group. Returns after
@@ -177,5 +183,3 @@ class Tier(Protocol):
 
     async def aclose(self) -> None:
         """Release connections; twice is allowed."""
-
-

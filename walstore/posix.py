@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import mmap
@@ -136,8 +135,7 @@ class PosixFileSystem:
             missing.append(path)
             path = path.parent
         for directory in reversed(missing):
-            with contextlib.suppress(FileExistsError):
-                directory.mkdir()
+            directory.mkdir(exist_ok=True)
             self.sync_directory(directory.parent)
 
     def read(self, path: Path) -> bytes:
@@ -165,6 +163,8 @@ class PosixFileSystem:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, owner.encode(), 0)
         except BlockingIOError:
             holder = os.pread(descriptor, 256, 0).decode("utf-8", "replace").strip() or None
             os.close(descriptor)
@@ -177,16 +177,16 @@ class PosixFileSystem:
         except BaseException:
             os.close(descriptor)
             raise
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, owner.encode(), 0)
         return PosixLock(descriptor)
 
     def cell(self, path: Path, size: int) -> PosixCell:
         """Map a small file, creating it if needed."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            if os.fstat(descriptor).st_size < size:
-                os.ftruncate(descriptor, size)
+            found = os.fstat(descriptor).st_size
+            if found < size:
+                # Written, not a hole: a store into a hole kills the process if the disk is full.
+                os.pwrite(descriptor, bytes(size - found), found)
             return PosixCell(descriptor, size)
         finally:
             os.close(descriptor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Protocol, Self
@@ -126,23 +126,23 @@ class Reader:
 
     async def __anext__(self) -> Record:
         at = self._next_record
-        records = self._records
-        if at >= len(records):
+        try:
+            record = self._records[at]
+        except IndexError:
             batch = await self._next_batch()
             if batch is None:
-                raise StopAsyncIteration
-            records = self._records = batch.records()
-            at = 0
+                raise StopAsyncIteration from None
+            self._records = batch.records()
+            at, record = 0, self._records[0]
         self._next_record = at + 1
-        return records[at]
+        return record
 
-    async def batches(self) -> AsyncIterator[Batch]:
-        """Yield batches as they lie in the log, the cheapest way to read much.
+    def batches(self) -> AsyncIterator[Batch]:
+        """Iterate over batches as they lie in the log, the cheapest way to read much.
 
         A batch counts as delivered when it is yielded.
         """
-        while (batch := await self._next_batch()) is not None:
-            yield batch
+        return _Batches(self._next_batch)
 
     async def fetch(
         self,
@@ -238,3 +238,19 @@ class Reader:
         if self._time_us is not None:
             self._position = await self._source.offset_at(self._time_us)
             self._time_us = None
+
+
+class _Batches:
+    """Iterates over a reader's batches. Not a generator, so that abandoning it leaves nothing behind."""
+
+    def __init__(self, next_batch: Callable[[], Awaitable[Batch | None]]) -> None:
+        self._next_batch = next_batch
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        batch = await self._next_batch()
+        if batch is None:
+            raise StopAsyncIteration
+        return batch

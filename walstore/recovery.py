@@ -114,9 +114,7 @@ def any_nonzero(data: memoryview) -> bool:
     """Return whether some byte is not zero."""
     zeroes = bytes(1 << 16)
     step = len(zeroes)
-    return any(
-        data[at : at + step] != zeroes[: len(data) - at] for at in range(0, len(data), step)
-    )
+    return any(data[at : at + step] != zeroes[: len(data) - at] for at in range(0, len(data), step))
 
 
 def used_bytes(data: bytes) -> int:

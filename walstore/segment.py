@@ -64,7 +64,7 @@ class SegmentIndex:
     """Sparse map offset → position and time → position of one segment.
 
     Only the thread that appends adds entries; other threads may look things up meanwhile, because the
-    starts are extended last and a look-up sees only entries whose start it found.
+    positions, which every look-up ends with, are extended first.
     """
 
     __slots__ = ("positions", "starts", "timestamps_us")
@@ -80,8 +80,8 @@ class SegmentIndex:
         """Note a frame, unless one close before it is noted already."""
         if self.positions and position - self.positions[-1] < INDEX_INTERVAL_BYTES:
             return
-        self.timestamps_us.append(timestamp_us)
         self.positions.append(position)
+        self.timestamps_us.append(timestamp_us)
         self.starts.append(start)
 
     def locate(self, offset: int) -> int:
@@ -96,7 +96,9 @@ class SegmentIndex:
 
     def to_bytes(self) -> bytes:
         """Return the entries as little-endian columns: starts, positions, timestamps."""
-        columns = [array("Q", column) for column in (self.starts, self.positions, self.timestamps_us)]
+        columns = [
+            array("Q", column) for column in (self.starts, self.positions, self.timestamps_us)
+        ]
         if _SWAP:
             for column in columns:
                 column.byteswap()
@@ -157,7 +159,9 @@ def decode_header(data: bytes, path: str) -> SegmentHeader:
         )
     if version > FORMAT_VERSION:
         raise FormatVersionError(
-            "segment was written by a newer version", path=path, found=version,
+            "segment was written by a newer version",
+            path=path,
+            found=version,
             supported=FORMAT_VERSION,
         )
     return SegmentHeader(log_id, start, epoch, created_us, previous_crc)

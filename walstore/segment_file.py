@@ -35,9 +35,7 @@ def read_header(file: File, path: Path) -> SegmentHeader:
     return segment.decode_header(file.pread(segment.HEADER_BYTES, 0), str(path))
 
 
-def read_footer(
-    file: File, start: int, path: Path
-) -> tuple[SegmentSummary, SegmentIndex] | None:
+def read_footer(file: File, start: int, path: Path) -> tuple[SegmentSummary, SegmentIndex] | None:
     """Read a sealed segment's footer; None if the file does not end like a sealed one."""
     size = file.size()
     if size < segment.HEADER_BYTES + segment.SEAL.size:
@@ -68,8 +66,10 @@ def read_batches(
                 for batch in chunk
                 if batch.limit > position
             ]
-            if found:
+            if found and found[0].start == position:
                 return found
+            if found:
+                break
         raise CorruptionError(
             f"offset {position} is not where the log says", path=str(source.path), position=at
         )
@@ -99,27 +99,31 @@ def iter_chunks(
     One list for each read of about ``chunk_bytes``; a batch larger than that is read by itself.
     """
     end = source.summary.data_bytes if source.summary is not None else file.size()
-    wanted = max(chunk_bytes, frame.HEADER_BYTES)
+    least = wanted = max(chunk_bytes, frame.HEADER_BYTES)
     expected: int | None = None
-    while at < end:
+    reached = False
+    while at < end and not reached:
         view = memoryview(file.pread(min(wanted, end - at), at))
         batches: list[FrameBatch] = []
         used = 0
-        while expected is None or expected < limit:
+        while not reached:
             header = frame.parse_header(view, used)
-            if header is None or header.end > len(view) or header.start >= limit:
+            if header is not None and header.start >= limit:
+                reached = True
+            elif header is None or header.end > len(view):
                 break
-            check(view, header, expected, source.path, at + used)
-            expected = header.limit
-            used = header.end
-            batches.append(decode(view, header, source.path, at))
+            else:
+                check(view, header, expected, source.path, at + used)
+                expected = header.limit
+                used = header.end
+                batches.append(decode(view, header, source.path, at))
+                reached = expected >= limit
         if batches:
             yield batches
-        if (expected is not None and expected >= limit) or (header and header.start >= limit):
-            return
-        wanted = max(chunk_bytes, frame.HEADER_BYTES)
-        if not used:
+        elif not reached:
             wanted = _grow(view, wanted, source.path, at, end)
+            continue
+        wanted = least
         at += used
 
 
@@ -128,6 +132,13 @@ def load_index(file: File, source: Segment) -> SegmentIndex:
     if source.index is None:
         read_header(file, source.path)
         found = read_footer(file, source.start, source.path)
+        if found is not None and found[0] != source.summary:
+            raise CorruptionError(
+                "segment is not the one that was sealed",
+                path=str(source.path),
+                expected=source.summary,
+                found=found[0],
+            )
         source.index = found[1] if found else SegmentIndex()
     return source.index
 
@@ -143,6 +154,7 @@ def _grow(view: memoryview, wanted: int, path: Path, at: int, end: int) -> int:
 def check(
     view: memoryview, header: frame.FrameHeader, expected: int | None, path: Path, at: int
 ) -> None:
+    """Raise CorruptionError unless the frame is whole and begins where the last one ended."""
     if not frame.is_whole(view, header):
         raise CorruptionError(
             "batch is damaged", path=str(path), position=at, expected="its CRC32C"

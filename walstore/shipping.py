@@ -13,9 +13,7 @@ from walstore.writer import Writer
 class Shipping:
     """Implements :class:`walstore.ports.TierSource` over an open log."""
 
-    def __init__(
-        self, state: LogState, source: TieredSource, writer: Writer, log_id: str
-    ) -> None:
+    def __init__(self, state: LogState, source: TieredSource, writer: Writer, log_id: str) -> None:
         self._state = state
         self._source = source
         self._writer = writer
@@ -53,9 +51,7 @@ class Shipping:
             return
         reached = self._state.durable.waiter(limit)
         try:
-            await asyncio.wait(
-                (reached, self._state.draining), return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait((reached, self._state.draining), return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not reached.cancel() and not reached.cancelled():
                 reached.exception()  # a failed log drains; the failure is told elsewhere

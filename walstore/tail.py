@@ -90,15 +90,20 @@ class Tail:
         self.uploaded_limit = uploaded_limit
         self.tier_url = tier_url
         self.durable_limit = chain.next_offset
+        self._durable_position = 0
         self.attempted_limit = chain.next_offset
         """Limit of the last commit begun; above it nothing was ever handed to the disk."""
         if active is None:
             self._create_segment()
         else:
             self.active, self._file, self._position = active
-            self._reserved = self._position
-        self.checkpoint()  # makes the new epoch durable before any frame carries it
-        self._store_cell()
+            self._reserved = self._durable_position = self._position
+        try:
+            self.checkpoint()  # makes the new epoch durable before any frame carries it
+            self._store_cell()
+        except BaseException:
+            self._file.close()
+            raise
 
     @property
     def epoch(self) -> int:
@@ -131,11 +136,9 @@ class Tail:
                     frames = []
                 batches.append(self._frame(draft, now_us, frames))
             self._write(frames)
-            self._outcome = "unknown"
-            self._file.datasync()
+            self._sync()
         except OSError as error:
             raise CommitError(error, self.durable_limit, self._outcome) from error
-        self._publish()
         return Commit(batches, sealed, self.active)
 
     def rotate(self) -> Segment:
@@ -143,7 +146,8 @@ class Tail:
 
         Unsynced frames become durable on the way. OSError if a call failed; then the log is failed.
         """
-        self._outcome = "unknown" if self._chain.next_offset > self.durable_limit else "not_written"
+        if self._chain.next_offset > self.durable_limit:
+            self._sync()  # else a crash might keep the footer and lose frames that it vouches for
         assert self.active.index is not None
         summary = SegmentSummary(
             self.active.start,
@@ -156,13 +160,11 @@ class Tail:
         self._file.pwrite([footer], self._position)
         self._file.truncate(self._position + len(footer))
         self._file.datasync()
-        self._publish()
-        self._outcome = "not_written"
         self._file.close()
         finished = Segment(self.active.path, self.active.start, summary, self.active.index)
         self._sealed.append(summary)
         self._create_segment()
-        self._publish()
+        self._store_cell()
         return finished
 
     def checkpoint(self) -> None:
@@ -187,8 +189,11 @@ class Tail:
         write_durably(self._fs, self._directory / checkpoint.FILE_NAME, data)
         self._since_checkpoint_bytes = 0
 
-    def drop_sealed(self, limit: int) -> list[int]:
-        """Delete the sealed segments that lie wholly below ``limit``; return their first offsets."""
+    def advance_head(self, limit: int) -> list[int]:
+        """Make the head durable behind the sealed segments that lie wholly below ``limit``.
+
+        Returns their first offsets, for :meth:`remove` once nobody looks for them any more.
+        """
         dropped = [summary for summary in self._sealed if summary.limit <= limit]
         if not dropped:
             return []
@@ -196,10 +201,13 @@ class Tail:
         self.head = max(self.head, dropped[-1].limit)
         self.checkpoint()
         self._store_cell()
-        for summary in dropped:
-            self._fs.remove(self._directory / segment.file_name(summary.start))
-        self._fs.sync_directory(self._directory)
         return [summary.start for summary in dropped]
+
+    def remove(self, starts: Sequence[int]) -> None:
+        """Delete segments that :meth:`advance_head` gave up."""
+        for start in starts:
+            self._fs.remove(self._directory / segment.file_name(start))
+        self._fs.sync_directory(self._directory)
 
     def close(self, *, clean: bool) -> None:
         """Release the file; a clean close also cuts the reserved space off and checkpoints."""
@@ -284,7 +292,7 @@ class Tail:
             file.close()
             raise
         self._file = file
-        self._position = self._reserved = segment.HEADER_BYTES
+        self._position = self._reserved = self._durable_position = segment.HEADER_BYTES
         self.active = Segment(path, chain.next_offset, None, SegmentIndex())
 
     def _reserve(self, needed_bytes: int) -> None:
@@ -301,8 +309,22 @@ class Tail:
             self._file.truncate(self._position)
             self._reserved = 1 << 62  # do not try again in this segment
 
-    def _publish(self) -> None:
+    def _sync(self) -> None:
+        """Make the frames written so far durable.
+
+        If that fails they are cut off as well as can be: the system may keep them in memory only, and
+        the next opening would take them for durable.
+        """
+        self._outcome = "unknown"
+        try:
+            self._file.datasync()
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._durable_position)
+            raise
+        self._outcome = "not_written"
         self.durable_limit = self._chain.next_offset
+        self._durable_position = self._position
         self._store_cell()
 
     def _store_cell(self) -> None:

@@ -10,9 +10,11 @@ import socket
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Self
 
 from walstore.channel import Channel
 from walstore.clock import SystemClock
+from walstore.directory import peek_log_id
 from walstore.errors import InvalidSettingsError, WalClosedError, WalError, WouldBlock
 from walstore.faults import describe_open
 from walstore.group import make_group, make_record
@@ -106,6 +108,7 @@ class Wal:
         self._tier = tier
         self._lead_us = int(settings.max_timestamp_lead_seconds * 1e6)
         self._durability = settings.durability
+        self._put_value = channel.put_value
         # The root of this log's tasks; ended by aclose(), or by a failure and then aclose().
         self._close_requested = asyncio.Event()
         self._tier_failure: WalError | None = None
@@ -118,7 +121,6 @@ class Wal:
     async def append(
         self,
         value: bytes,
-        *,
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
@@ -138,9 +140,7 @@ class Wal:
         """
         level = self._durability if durability is None else _level(durability)
         try:
-            offset = self.append_nowait(
-                value, key=key, stream=stream, headers=headers, timestamp_us=timestamp_us
-            )
+            offset = self.append_nowait(value, key, stream, headers, timestamp_us)
         except WouldBlock:
             group = make_record(value, key, stream, headers, self._timestamp(timestamp_us))
             offset = await self._channel.put_wait(group)
@@ -175,7 +175,6 @@ class Wal:
     def append_nowait(
         self,
         value: bytes,
-        *,
         key: bytes | None = None,
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
@@ -186,6 +185,8 @@ class Wal:
         Follow with :meth:`wait_durable` or :meth:`flush` to learn that it is safe. Else as
         :meth:`append`.
         """
+        # Options are not keyword-only here and in append(): CPython 3.11 looks every omitted
+        # keyword-only argument up in a dict, which cost a third of this call.
         if (
             type(value) is bytes
             and key is None
@@ -193,7 +194,7 @@ class Wal:
             and headers is None
             and timestamp_us is None
         ):
-            return self._channel.put_value(value)
+            return self._put_value(value)
         return self._channel.put(
             make_record(value, key, stream, headers, self._timestamp(timestamp_us))
         )
@@ -266,7 +267,11 @@ class Wal:
 
     def statistics(self) -> Statistics:
         """Return a snapshot of the log's counters."""
-        state, cache, (waiting_bytes, waiting) = self._state, self._state.cache, self._channel.waiting
+        state, cache, (waiting_bytes, waiting) = (
+            self._state,
+            self._state.cache,
+            self._channel.waiting,
+        )
         return Statistics(
             head=self.head,
             local_head=state.head,
@@ -300,7 +305,7 @@ class Wal:
         self._close_requested.set()
         await asyncio.shield(self._supervisor)
 
-    async def __aenter__(self) -> Wal:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -384,9 +389,9 @@ class Wal:
         try:
             await self._tier.run(Shipping(self._state, self._source, self._writer, self.log_id))
         except WalError as error:
-            self._tier_failure = error
+            failure = self._tier_failure = error
             logger.error("shipping to %s ended: %s", self._tier.url, error)
-            self._state.uploaded.fail(lambda _: error)
+            self._state.uploaded.fail(lambda _: failure)
 
     async def _run_retention(self) -> None:
         """Delete uploaded segments beyond the local budget; asleep while nothing changes."""
@@ -397,9 +402,7 @@ class Wal:
             await self._state.shrinkable.wait()
             self._state.shrinkable.clear()
             summaries = [s.summary for s in self._state.sealed_segments() if s.summary]
-            limit = plan_drop(
-                summaries, uploaded_limit=self.uploaded_limit, retention_bytes=keep
-            )
+            limit = plan_drop(summaries, uploaded_limit=self.uploaded_limit, retention_bytes=keep)
             if limit:
                 try:
                     await self._writer.drop_sealed(limit)
@@ -422,7 +425,7 @@ async def _open(
     writing, reading = Worker("writer"), Worker("reader", threads=2)
     try:
         if tier is not None:
-            await tier.open()
+            await tier.open(await writing.run(peek_log_id, fs, path))
         opened = await writing.run(
             lambda: open_log(
                 path,
@@ -430,7 +433,7 @@ async def _open(
                 clock=clock,
                 settings=settings,
                 owner=f"process {os.getpid()} on {socket.gethostname()}",
-                make_log_id=lambda: os.urandom(16),
+                make_log_id=lambda: (tier.log_id if tier else None) or os.urandom(16),
                 tier_limit=tier.limit if tier else 1,
                 tier_url=tier.url if tier else None,
             )

@@ -141,7 +141,7 @@ class Writer:
         except CommitError as error:
             self._fail(error.cause, error.durable_limit, error.outcome)
             return
-        except Exception as error:  # a defect of ours: the state of the tail is not known
+        except Exception as error:  # noqa: BLE001 - a defect of ours must not leave waiters hanging
             self._fail(error, self._tail.durable_limit, "unknown")
             return
         self.commits += 1

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import pickle
+from itertools import pairwise
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_every_setting_is_bounded_by_these_tests() -> None:
 def test_every_setting_is_documented() -> None:
     tree = ast.parse(inspect.getsource(module))
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef))
-    for field, follower in zip(body, body[1:], strict=False):
+    for field, follower in pairwise(body):
         if isinstance(field, ast.AnnAssign):
             assert isinstance(follower, ast.Expr), f"{ast.unparse(field)} has no docstring"
             assert isinstance(follower.value, ast.Constant)

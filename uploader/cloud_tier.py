@@ -1,0 +1,128 @@
+"""CloudTier: the adapter that gives a local log a second home in object storage.
+
+Passed to ``Wal.open(path, tier=CloudTier(url))``. Composes the store, the manifest, the uploader and the
+reader of fragments; the protocol of each is in its own module.
+"""
+
+from __future__ import annotations
+
+from uploader.fragment_reader import FragmentReader
+from uploader.manifest_log import ManifestLog
+from uploader.stores import open_store
+from uploader.stores.port import ObjectStore
+from uploader.stores.probe import probe_conditional_puts
+from uploader.stores.retry import RetryPolicy
+from uploader.uploader import Uploader, UploadSettings
+from walstore.batch import Batch
+from walstore.clock import SystemClock
+from walstore.errors import ContentionError
+from walstore.ports import Clock, TierSource
+from walstore.threads import Worker
+
+_WRITER_PREFIX = "walstore "
+
+
+class CloudTier:
+    """Ships a log to a prefix of an object store, and reads what is there. For one ``Wal.open``."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        settings: UploadSettings | None = None,
+        cache_bytes: int = 64 << 20,
+        store: ObjectStore | None = None,
+        retry: RetryPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Name the place: ``file:///dir``, ``s3://bucket/prefix?endpoint_url=…`` or ``memory://name``.
+
+        ``cache_bytes`` bounds the fragments kept for readers. ``store`` replaces the one that the URL
+        names; it is closed with the tier all the same. Nothing is contacted before the log opens.
+        """
+        self._store = store if store is not None else open_store(url)
+        self._clock = clock or SystemClock()
+        self._retry = retry or RetryPolicy(clock=self._clock)
+        self._worker = Worker("cloud", threads=2)
+        self._manifest_log = ManifestLog(self._store, self._retry)
+        self._uploader = Uploader(
+            store=self._store,
+            manifest_log=self._manifest_log,
+            settings=settings or UploadSettings(),
+            retry=self._retry,
+            clock=self._clock,
+            worker=self._worker,
+        )
+        self._fragments = FragmentReader(
+            store=self._store, retry=self._retry, worker=self._worker, cache_bytes=cache_bytes
+        )
+
+    @property
+    def url(self) -> str:
+        """Where the tier lies, without credentials."""
+        return self._store.url
+
+    @property
+    def log_id(self) -> bytes | None:
+        """Identity of the log that ships here, or None if nobody has shipped yet."""
+        writer = self._manifest_log.manifest.writer
+        if not writer.startswith(_WRITER_PREFIX):
+            return None
+        return bytes.fromhex(writer.removeprefix(_WRITER_PREFIX))
+
+    @property
+    def head(self) -> int:
+        """First offset the tier holds."""
+        return self._manifest_log.manifest.oldest_offset
+
+    @property
+    def limit(self) -> int:
+        """Every offset in ``[head, limit)`` can be read from the tier."""
+        return self._manifest_log.manifest.next_offset
+
+    @property
+    def uploader(self) -> Uploader:
+        """Counters of what was shipped."""
+        return self._uploader
+
+    async def open(self, log_id: bytes | None) -> None:
+        """Check the store, and read the manifest; adopt fragments that a crash left unpublished.
+
+        ``log_id`` is the local log's identity, None if it does not exist yet. ContentionError if the
+        prefix belongs to another log.
+        """
+        await probe_conditional_puts(self._store, retry=self._retry)
+        found = await self._manifest_log.load()
+        if not found:
+            return
+        if log_id is not None and self.log_id not in (None, log_id):
+            raise ContentionError(
+                f"{self.url} belongs to another log; ship this one to a prefix of its own"
+            )
+        writer = self._manifest_log.manifest.writer
+        await self._uploader.adopt(writer)
+
+    async def run(self, source: TierSource) -> None:
+        """Ship until the source drains; see :meth:`uploader.uploader.Uploader.run`."""
+        writer = f"{_WRITER_PREFIX}{source.log_id}"
+        await self._manifest_log.load_or_create(writer)
+        await self._uploader.run(source, writer)
+
+    async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return the rest of the fragment that holds ``position``, up to ``limit``.
+
+        ``max_bytes`` is not observed: a fragment is read whole, and its size is bounded.
+        """
+        manifest = self._manifest_log.manifest
+        (entry,) = await self._fragments.entries(manifest, position, position + 1)
+        batch = await self._fragments.read(entry)
+        return [batch.slice(position, min(limit, batch.limit))]
+
+    async def offset_at(self, timestamp_us: int) -> int | None:
+        """Return the first offset at or after a time, or None if all records are older."""
+        return await self._fragments.offset_at(self._manifest_log.manifest, timestamp_us)
+
+    async def aclose(self) -> None:
+        """Release connections and threads; twice is allowed."""
+        self._worker.close()
+        await self._store.aclose()

@@ -1,0 +1,86 @@
+"""Where the objects of a log lie: keys relative to the log's prefix. Pure.
+
+The layout is wal3's, byte for byte, because its programs compute some keys and list some folders:
+nothing of ours may lie in ``log/``, ``manifest/``, ``snapshot/``, ``cursor/`` or ``gc/`` beside these.
+docs/format.md ("Objects") shows the same table.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from uploader.setsum import Setsum
+from walstore.errors import InvalidSettingsError
+
+FIRST_OFFSET: Final = 1
+"""Offset of the first record of a log."""
+FIRST_SEQ_NO: Final = 1
+"""Number of the first fragment of a log."""
+BUCKET_FRAGMENTS: Final = 4096
+"""Fragments that share a folder."""
+MAX_U64: Final = (1 << 64) - 1
+"""Largest number that offsets, sequence numbers, times and sizes may be."""
+
+MANIFEST: Final = "manifest/MANIFEST"
+GARBAGE: Final = "gc/GARBAGE"
+FRAGMENT_FOLDER: Final = "log/"
+SNAPSHOT_FOLDER: Final = "snapshot/"
+CURSOR_FOLDER: Final = "cursor/"
+
+_FRAGMENT_NAME: Final = re.compile(r"FragmentSeqNo=([0-9a-fA-F]+)\.parquet")
+_SNAPSHOT_PREFIX: Final = SNAPSHOT_FOLDER + "SNAPSHOT."
+_CURSOR_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
+_CURSOR_SUFFIX: Final = ".json"
+
+
+def fragment_path(seq_no: int) -> str:
+    """Return the key of the fragment with that number; ValueError if it is no u64."""
+    if not 0 <= seq_no <= MAX_U64:
+        raise ValueError(f"a fragment's number is between 0 and 2**64 - 1, not {seq_no}")
+    bucket = seq_no // BUCKET_FRAGMENTS * BUCKET_FRAGMENTS
+    return f"{FRAGMENT_FOLDER}Bucket={bucket:016x}/FragmentSeqNo={seq_no:016x}.parquet"
+
+
+def parse_fragment_path(path: str) -> int:
+    """Return the number in a fragment's key; ValueError if there is none.
+
+    As in wal3 only the last part of the key counts, and its digits may be of any number and case.
+    """
+    found = _FRAGMENT_NAME.fullmatch(path.rpartition("/")[2])
+    seq_no = int(found[1], 16) if found else -1
+    if not 0 <= seq_no <= MAX_U64:
+        raise ValueError(f"not the key of a fragment: {path!r}")
+    return seq_no
+
+
+def snapshot_path(setsum: Setsum) -> str:
+    """Return the key of the snapshot whose content adds up to ``setsum``."""
+    return _SNAPSHOT_PREFIX + setsum.hexdigest()
+
+
+def parse_snapshot_path(path: str) -> Setsum:
+    """Return the setsum in a snapshot's key; ValueError if there is none."""
+    if not path.startswith(_SNAPSHOT_PREFIX):
+        raise ValueError(f"not the key of a snapshot: {path!r}")
+    return Setsum.from_hexdigest(path.removeprefix(_SNAPSHOT_PREFIX))
+
+
+def cursor_path(name: str) -> str:
+    """Return the key of a cursor; InvalidSettingsError unless its name is of letters, digits and _.
+
+    One object of any other name in the folder would stop wal3's garbage collection.
+    """
+    if not _CURSOR_NAME.fullmatch(name):
+        raise InvalidSettingsError(
+            f"a cursor's name is made of letters A to Z, digits and '_', not {name!r}"
+        )
+    return f"{CURSOR_FOLDER}{name}{_CURSOR_SUFFIX}"
+
+
+def parse_cursor_path(path: str) -> str:
+    """Return the name in a cursor's key; ValueError if it is none."""
+    name = path.removeprefix(CURSOR_FOLDER).removesuffix(_CURSOR_SUFFIX)
+    if not _CURSOR_NAME.fullmatch(name) or cursor_path(name) != path:
+        raise ValueError(f"not the key of a cursor: {path!r}")
+    return name

@@ -1,0 +1,104 @@
+"""Objects as files below a directory, with real conditions and real durability.
+
+Owns the threads; what happens on them is in ``local_directory.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+from urllib.parse import quote
+
+from uploader.stores.local_directory import Directory
+from uploader.stores.port import ListedObject, ObjectInfo, StoredObject, check_key, check_range
+from walstore.clock import SystemClock
+from walstore.errors import InvalidSettingsError, WalClosedError
+from walstore.ports import Clock
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_PAGE = 1000
+
+
+class LocalStore:
+    """The port over a directory; ``local_directory.py`` says how it keeps its promises.
+
+    Several stores, also of several processes, may use one directory. Nothing is read or created before
+    the first call, and the directory not before the first write. ETags are hashes of the content. A
+    key cannot be both an object and the beginning of another key with a slash after it.
+    """
+
+    def __init__(self, root: Path, *, threads: int = 4, clock: Clock | None = None) -> None:
+        """Name the directory, absolute.
+
+        Args:
+            root: Where the objects lie.
+            threads: Calls that may block on the disk at the same time; at least 1.
+            clock: Tells the age of temporary files and directories.
+        """
+        if not root.is_absolute():
+            raise InvalidSettingsError(f"a local store needs an absolute path, not {str(root)!r}")
+        self._root = root
+        self._directory = Directory(root, clock or SystemClock())
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="walstore-store")
+        self._swapping = asyncio.Lock()
+        self._is_closed = False
+
+    @property
+    def url(self) -> str:
+        """``file:///absolute/path``."""
+        return f"file://{quote(str(self._root))}"
+
+    def __repr__(self) -> str:
+        return f"<LocalStore {self.url}>"
+
+    async def get(self, key: str) -> StoredObject:
+        """Return a whole object."""
+        return await self._run(self._directory.read, check_key(key))
+
+    async def get_range(self, key: str, start: int, limit: int) -> bytes:
+        """Return the bytes ``[start, limit)`` as far as there are any."""
+        check_range(start, limit)
+        return await self._run(self._directory.read_range, check_key(key), start, limit)
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        """Return size and ETag, or None. Reads the whole file, for its hash."""
+        return await self._run(self._directory.inspect, check_key(key))
+
+    async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
+        """Yield the objects in the order of their keys, a thousand per hop to a thread."""
+        found = self._directory.walk(prefix, after)
+        while page := await self._run(self._directory.take, found, _PAGE):
+            for listed in page:
+                yield listed
+
+    async def put_if_absent(self, key: str, data: bytes) -> str:
+        """Create an object; durable when it returns. A cancelled call goes on in its thread."""
+        return await self._run(self._directory.create, check_key(key), data)
+
+    async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        """Replace an object; durable when it returns. A cancelled call goes on in its thread."""
+        # One thread at most waits for another process's flock; the rest stay free for reads.
+        async with self._swapping:
+            return await self._run(self._directory.swap, check_key(key), data, etag)
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects; durable when it returns. Empty directories stay."""
+        checked = [check_key(key) for key in keys]
+        async with self._swapping:
+            await self._run(self._directory.remove, checked)
+
+    async def aclose(self) -> None:
+        """Let calls under way finish and end the threads; twice is allowed."""
+        self._is_closed = True
+        await asyncio.to_thread(self._executor.shutdown)
+
+    async def _run(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if self._is_closed:
+            raise WalClosedError(f"the store is closed: {self.url}")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, lambda: call(*args, **kwargs))

@@ -1,0 +1,287 @@
+"""The blocking half of the local store: files, links, locks and syncs below one directory.
+
+* Create: write a temporary file, fsync it, link(2) it to its name (which fails if the name is taken),
+  fsync the directory.
+* Swap: under an exclusive flock, compare the hash of the content, write and fsync a temporary file,
+  rename it over the old one, fsync the directory.
+* A read returns only what is durable: a writer may have been killed between its link and the fsync of
+  the directory, so a read makes up for an fsync that this store has not seen. Without it an uploader
+  could build on a fragment that a power cut takes away again.
+* After a failed fsync of a directory nothing is known about it any more, and asking again would hide
+  that (the system reports such a failure once). So this directory then refuses all further calls.
+
+Temporary files and the lock live in ``.tmp`` below the root, which listings never show. Temporary files
+older than an hour are left-overs of killed writers and are removed before the first write.
+``tests/uploader/stores/test_local.py`` shows each of these. The only module of the cloud tier that
+makes durable system calls.
+"""
+
+# ruff: noqa: TID251, PTH105, PTH108 - the owner of what is banned elsewhere
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
+from uploader.stores.local_listing import walk
+from uploader.stores.port import ListedObject, ObjectInfo, StoredObject
+from walstore.errors import (
+    DiskFullError,
+    InvalidSettingsError,
+    Outcome,
+    StorageUnavailableError,
+    WalError,
+)
+from walstore.ports import Clock
+from walstore.posix import PosixFileSystem
+
+_TEMPORARY = ".tmp"
+_STALE_US = 3_600_000_000
+# Coarser than the time stamps of any file system with hard links.
+_STAMP_GRAIN_NS = 2_000_000_000
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class Directory:
+    """A root directory. Every method blocks and may run on any thread, several at once."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self._root = root
+        self._clock = clock
+        self._preparing = threading.Lock()
+        self._is_prepared = False
+        self._settled: dict[Path, int] = {}
+        self._failure: str | None = None
+
+    def read(self, key: str) -> StoredObject:
+        """Return content and ETag."""
+        with self._reading(key) as path:
+            data = path.read_bytes()
+        return StoredObject(data, _hash(data).hexdigest())
+
+    def read_range(self, key: str, start: int, limit: int) -> bytes:
+        """Return a part of the content."""
+        with self._reading(key) as path, path.open("rb") as file:
+            file.seek(start)
+            return file.read(limit - start)
+
+    def inspect(self, key: str) -> ObjectInfo | None:
+        """Return size and ETag without holding the content in memory, or None."""
+        try:
+            with self._reading(key) as path, path.open("rb") as file:
+                etag = hashlib.file_digest(file, _hash).hexdigest()
+                return ObjectInfo(key, file.tell(), etag)
+        except ObjectNotFoundError:
+            return None
+
+    def walk(self, prefix: str, after: str | None) -> Iterator[ListedObject]:
+        """Return an iterator for :meth:`take`; nothing is read yet."""
+        return walk(self._root, prefix, after)
+
+    def take(self, found: Iterator[ListedObject], count: int) -> list[ListedObject]:
+        """Return the next objects of a walk; none at its end."""
+        with self._translated(self._root, "not_written"):
+            return list(islice(found, count))
+
+    def create(self, key: str, data: bytes) -> str:
+        """Put if absent. The object is durable, also when it was there already."""
+        target = self._root / key
+        with self._translated(target, "not_written"), self._temporary(data) as temporary:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            is_taken = _is_taken(temporary, target)
+        self._settle(target.parent)
+        if is_taken:
+            raise PreconditionFailedError(f"the object exists already in {self._root}", key=key)
+        return _hash(data).hexdigest()
+
+    def swap(self, key: str, data: bytes, etag: str) -> str:
+        """Put if the content still has this hash."""
+        target = self._root / key
+        with (
+            self._translated(target, "not_written"),
+            self._temporary(data) as temporary,
+            self._locked(),
+        ):
+            if _etag(target) != etag:
+                raise PreconditionFailedError(f"the object was changed in {self._root}", key=key)
+            os.replace(temporary, target)
+        self._settle(target.parent)
+        return _hash(data).hexdigest()
+
+    def remove(self, keys: list[str]) -> None:
+        """Delete what is there."""
+        changed = set()
+        for key in keys:
+            target = self._root / key
+            with self._translated(target, "unknown"), contextlib.suppress(FileNotFoundError):
+                # The lock keeps a swap from bringing back what was deleted under it.
+                with self._locked():
+                    os.unlink(target)
+                changed.add(target.parent)
+        for directory in changed:
+            self._settle(directory)
+
+    @contextlib.contextmanager
+    def _reading(self, key: str) -> Iterator[Path]:
+        path = self._root / key
+        try:
+            with self._translated(path, "not_written"):
+                yield path
+        except WalError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _MISSING:
+                raise ObjectNotFoundError(
+                    f"there is no such object in {self._root}", key=key
+                ) from None
+            raise
+        self._settle(path.parent)
+
+    @contextlib.contextmanager
+    def _temporary(self, data: bytes) -> Iterator[Path]:
+        """Write durable content under a passing name, which is gone afterwards."""
+        self._prepare()
+        path = self._root / _TEMPORARY / secrets.token_hex(8)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            yield path
+        finally:
+            # Gone after a rename; anything else is left for the next opener to remove.
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._prepare()
+        path = self._root / _TEMPORARY / "lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _prepare(self) -> None:
+        """Create the directories and remove left-overs, once."""
+        with self._preparing:
+            if self._is_prepared:
+                return
+            temporary = self._root / _TEMPORARY
+            PosixFileSystem().make_directory(temporary)
+            # Whoever made a directory above may have been killed before it was durable.
+            for directory in self._root.parents:
+                _sync_directory(directory)
+            limit = self._clock.now_us() - _STALE_US
+            for path in temporary.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    if path.name != "lock" and path.stat().st_mtime_ns // 1000 < limit:
+                        path.unlink()
+            self._is_prepared = True
+
+    def _settle(self, directory: Path) -> None:
+        """Make the entries of a directory, and of those above it up to the root, durable.
+
+        One that has not changed since its last sync is left alone. Its time stamp tells, but only when
+        it is so old that any further change must show in it.
+        """
+        chain = [directory, *directory.parents]
+        for each in chain[: chain.index(self._root) + 1]:
+            with self._translated(each, "unknown"):
+                stamp = each.stat().st_ctime_ns
+                now = self._clock.now_us() * 1000
+                if self._settled.get(each) == stamp:
+                    continue
+                try:
+                    _sync_directory(each)
+                except OSError as error:
+                    self._failure = (
+                        f"{each} could not be synced ({error.strerror}), so what was last written"
+                        " there may be lost; check the disk, then open the store again"
+                    )
+                    raise _failed(self._failure, "unknown") from error
+                if now - stamp > _STAMP_GRAIN_NS:
+                    self._settled[each] = stamp
+
+    @contextlib.contextmanager
+    def _translated(self, path: Path, outcome: Outcome) -> Iterator[None]:
+        if self._failure is not None:
+            raise _failed(self._failure, "not_written")
+        try:
+            yield
+        except OSError as error:
+            raise _translate(error, path, outcome) from error
+
+
+def _failed(message: str, outcome: Outcome) -> WalError:
+    return StorageUnavailableError(message, retriable=False, outcome=outcome)
+
+
+def _hash(data: bytes = b"") -> hashlib.blake2b:
+    return hashlib.blake2b(data, digest_size=16)
+
+
+def _etag(path: Path) -> str | None:
+    try:
+        return _hash(path.read_bytes()).hexdigest()
+    except OSError as error:
+        if error.errno in _MISSING:
+            return None
+        raise
+
+
+def _is_taken(temporary: Path, target: Path) -> bool:
+    """Give the temporary file its name; return whether that was taken."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        if target.is_dir():
+            raise InvalidSettingsError(
+                f"a local store cannot hold an object where others lie below: {target}"
+            ) from None
+        return True
+    return False
+
+
+def _sync_directory(path: Path) -> None:
+    """Call fsync on a directory; one that this user may not open is left to its owner."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _translate(error: OSError, path: Path, outcome: Outcome) -> WalError:
+    reason = error.strerror or type(error).__name__
+    if error.errno in _FULL:
+        return DiskFullError(f"no space is left for {path}; free some", outcome=outcome)
+    if error.errno in _FORBIDDEN:
+        return StorageUnavailableError(
+            f"no permission for {path} ({reason}); grant it to this user",
+            retriable=False,
+            outcome=outcome,
+        )
+    if error.errno == errno.ENAMETOOLONG:
+        return InvalidSettingsError(f"a part of the key is too long for a file name: {path}")
+    if error.errno in (errno.ENOTDIR, errno.EISDIR):
+        return InvalidSettingsError(f"an object lies where a directory is needed: {path}")
+    return StorageUnavailableError(f"cannot use {path}: {reason}", outcome=outcome)

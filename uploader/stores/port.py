@@ -1,0 +1,119 @@
+"""What the cloud tier asks of an object store, and the values it gets back.
+
+Owns the ``ObjectStore`` Protocol and the rules for keys and ranges that all stores share. Never does
+I/O. A third party that implements the Protocol proves it with ``uploader.testing.suite``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from walstore.errors import InvalidSettingsError
+
+MAX_KEY_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """The content of an object, and the ETag that names this content in a swap."""
+
+    data: bytes = field(repr=False)
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListedObject:
+    """One line of a listing. It has no ETag: a directory would have to read every file for that."""
+
+    key: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo(ListedObject):
+    """All about an object but its content."""
+
+    etag: str
+
+
+class ObjectStore(Protocol):
+    """A flat map from keys to bytes with two conditional writes. Safe to call from many tasks at once.
+
+    Keys are relative to the store's prefix, of the form ``a/b/c``, see :func:`check_key`. ETags are opaque
+    strings without surrounding quotes; they come from this store and go back to it. Reads see every
+    put that has returned, from any client. All methods raise what ``uploader.stores.errors`` lists.
+
+    Cancellation: an abandoned read has no effect; an abandoned put or delete may still happen, now or
+    later. Treat it as an unknown outcome.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where the store lies, in the form ``open_store`` takes, normalised, without credentials."""
+
+    async def get(self, key: str) -> StoredObject:
+        """Return a whole object; ObjectNotFoundError if there is none."""
+
+    async def get_range(self, key: str, start: int, limit: int) -> bytes:
+        """Return the bytes ``[start, limit)`` with ``0 <= start < limit``; what lies past the end is
+        left out, so the answer may be shorter or empty. ObjectNotFoundError if there is no object."""
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        """Return size and ETag of an object, or None if there is none (or no such bucket)."""
+
+    def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
+        """Yield all objects whose key begins with ``prefix`` (any string, "" for all), in the order of
+        their keys as UTF-8 bytes, leaving out keys up to and including ``after``.
+
+        Objects put or deleted meanwhile may or may not be seen.
+        """
+
+    async def put_if_absent(self, key: str, data: bytes) -> str:
+        """Create an object and return its ETag; PreconditionFailedError if the key is taken.
+
+        When it returns, the object is as durable as the store can make it.
+        """
+
+    async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        """Replace an object if its ETag is still ``etag``, and return the new ETag.
+
+        PreconditionFailedError if it has another ETag by now, or is gone.
+        """
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects; those already missing are fine. After an error some may be gone."""
+
+    async def aclose(self) -> None:
+        """Release connections and threads; twice is allowed. Calls under way may fail."""
+
+
+def check_key(key: str) -> str:
+    """Return ``key`` if every store can hold it, else raise InvalidSettingsError.
+
+    One to 1024 bytes of UTF-8; segments between slashes are neither empty nor ``.`` nor ``..``, none
+    starts with a dot, and there are no control characters.
+    """
+    try:
+        size_bytes = len(key.encode())
+    except UnicodeEncodeError:
+        size_bytes = 0
+    if not 0 < size_bytes <= MAX_KEY_BYTES:
+        raise InvalidSettingsError(
+            f"an object's key must be 1 to {MAX_KEY_BYTES} bytes of UTF-8: {key[:80]!r}"
+        )
+    if any(not part or part.startswith(".") for part in key.split("/")) or not key.isprintable():
+        raise InvalidSettingsError(
+            "an object's key must be of the form a/b/c, without empty segments, segments that begin"
+            f" with a dot, or control characters: {key[:80]!r}"
+        )
+    return key
+
+
+def check_range(start: int, limit: int) -> None:
+    """Raise InvalidSettingsError unless ``0 <= start < limit``."""
+    if not 0 <= start < limit:
+        raise InvalidSettingsError(
+            f"a byte range needs 0 <= start < limit (start={start} limit={limit})"
+        )

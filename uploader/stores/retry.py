@@ -1,0 +1,78 @@
+"""How often and how patiently a request to a store is repeated.
+
+Owns the waiting; what may be repeated is the business of those who ask (``s3.py`` for reads and
+deletes, ``cas.py`` for conditional puts, ``probe.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from secrets import SystemRandom
+from typing import TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
+
+from walstore.clock import SystemClock
+from walstore.errors import InvalidSettingsError, StorageUnavailableError
+from walstore.ports import Clock
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """Bounded attempts with exponential waits, each shortened at random by up to a half."""
+
+    attempts: int = 5
+    """Requests made in all, the first one included. At least 1."""
+
+    first_wait_seconds: float = 0.05
+    """Longest wait before the second attempt; it doubles with every further one."""
+
+    longest_wait_seconds: float = 2.0
+    """The doubling ends here."""
+
+    clock: Clock = field(default_factory=SystemClock)
+    """Sleeps between the attempts."""
+
+    jitter: Callable[[], float] = field(default_factory=lambda: SystemRandom().random)
+    """Returns a number in ``[0, 1)`` for each wait."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.attempts < 1:
+            raise InvalidSettingsError(f"attempts must be at least 1, not {self.attempts}")
+        if not 0 <= self.first_wait_seconds <= self.longest_wait_seconds:
+            raise InvalidSettingsError(
+                "waits need 0 <= first_wait_seconds <= longest_wait_seconds"
+                f" ({self.first_wait_seconds}, {self.longest_wait_seconds})"
+            )
+
+    def wait_seconds(self, attempt: int) -> float:
+        """Return how long to wait after the given attempt, counted from 1."""
+        doubled = self.first_wait_seconds * 2.0 ** min(attempt - 1, 64)
+        return min(doubled, self.longest_wait_seconds) * (1 - self.jitter() / 2)
+
+    def retrying(self) -> AsyncRetrying:
+        """Return a tenacity loop that repeats retriable faults of a store and re-raises the last."""
+
+        def wait(state: RetryCallState) -> float:
+            return self.wait_seconds(state.attempt_number)
+
+        return AsyncRetrying(
+            stop=stop_after_attempt(self.attempts),
+            wait=wait,
+            retry=retry_if_exception(is_transient),
+            sleep=self.clock.sleep,
+            reraise=True,
+        )
+
+    async def call(self, request: Callable[[], Awaitable[_T]]) -> _T:
+        """Await ``request()`` until it succeeds, fails for good, or the attempts are used up."""
+        return await self.retrying()(request)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether the same request may succeed later without anybody changing anything."""
+    return isinstance(error, StorageUnavailableError) and error.retriable

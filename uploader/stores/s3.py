@@ -1,0 +1,224 @@
+"""Objects in an S3 bucket: Amazon's, Ceph RGW, MinIO and others that enforce conditional puts.
+
+Reads, listings and deletes are repeated after passing faults. A conditional put is sent exactly once
+per call, by us and by every layer below; what an error means for it is said by the error's ``outcome``,
+and ``uploader.cas`` resolves it. Credentials come from the environment as boto finds them; nothing here
+holds, prints or logs them.
+
+ETags travel without quotes: Amazon takes them either way, Ceph RGW and DigitalOcean compare the header
+with the bare value and refuse a quoted one. Each put carries its MD5, which every server checks, and
+leaves the body out of the signature, so that no megabytes are hashed on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+from base64 import b64encode
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
+from uploader.stores.port import ListedObject, ObjectInfo, StoredObject, check_key, check_range
+from uploader.stores.retry import RetryPolicy
+from walstore.errors import (
+    InvalidSettingsError,
+    LogNotFoundError,
+    UnsupportedStoreError,
+    WalClosedError,
+)
+
+_DELETES_AT_ONCE = 16
+_LARGE_BYTES = 128 * 1024
+
+
+class S3Store:
+    """The port over one bucket and a prefix in it. Bound to the event loop of its first call."""
+
+    def __init__(
+        self,
+        bucket: str,
+        *,
+        prefix: str = "",
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        connect_timeout_seconds: float = 5.0,
+        read_timeout_seconds: float = 15.0,
+        max_connections: int = 32,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        """Name the place; nothing is loaded or sent before the first call.
+
+        Args:
+            bucket: The bucket, which must exist.
+            prefix: Where in the bucket the keys begin; without slashes at its ends.
+            endpoint_url: The server, if it is not Amazon's; then the bucket goes into the path.
+            region: Region of the bucket; None for what the environment says.
+            connect_timeout_seconds: Longest wait for a connection.
+            read_timeout_seconds: Longest silence of the server within a request.
+            max_connections: Connections kept, and so requests under way at the same time.
+            retry: How reads, listings and deletes are repeated. Default: 5 attempts in all.
+        """
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._endpoint_url = endpoint_url
+        self._region = region
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._read_timeout_seconds = read_timeout_seconds
+        self._max_connections = max_connections
+        self._retry = retry or RetryPolicy()
+        self._stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._connection: Any = None
+        self._is_closed = False
+
+    @property
+    def url(self) -> str:
+        """``s3://bucket/prefix?endpoint_url=…&region=…``, options as far as given."""
+        options = {"endpoint_url": self._endpoint_url, "region": self._region}
+        query = urlencode({name: value for name, value in options.items() if value}, safe=":/")
+        place = quote(f"{self._bucket}/{self._prefix}".rstrip("/"))
+        return f"s3://{place}?{query}" if query else f"s3://{place}"
+
+    def __repr__(self) -> str:
+        return f"<S3Store {self.url}>"
+
+    async def get(self, key: str) -> StoredObject:
+        """Return a whole object."""
+        return await self._retry.call(lambda: self._get(key))
+
+    async def get_range(self, key: str, start: int, limit: int) -> bytes:
+        """Return the bytes ``[start, limit)`` as far as there are any."""
+        check_range(start, limit)
+        wanted = f"bytes={start}-{limit - 1}"
+        return (await self._retry.call(lambda: self._get(key, Range=wanted))).data
+
+    async def head(self, key: str) -> ObjectInfo | None:
+        """Return size and ETag; None also if the bucket is missing, which a HEAD does not tell."""
+
+        async def request() -> ObjectInfo | None:
+            try:
+                answer = await self._request("head_object", key, Key=self._full(key))
+            except ObjectNotFoundError:
+                return None
+            return ObjectInfo(key, int(answer["ContentLength"]), self._etag(answer))
+
+        return await self._retry.call(request)
+
+    async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
+        """Yield the objects in the order of their keys, one request for each thousand."""
+        where: dict[str, str] = {"Prefix": self._prefix + prefix}
+        if after is not None:
+            where["StartAfter"] = self._prefix + after
+        while True:
+            page = await self._retry.call(partial(self._request, "list_objects_v2", "", **where))
+            for item in page.get("Contents", ()):
+                yield ListedObject(item["Key"][len(self._prefix) :], int(item["Size"]))
+            if not page.get("IsTruncated"):
+                return
+            where = {**where, "ContinuationToken": page["NextContinuationToken"]}
+
+    async def put_if_absent(self, key: str, data: bytes) -> str:
+        """Create an object with ``If-None-Match: *``; one request, never repeated."""
+        try:
+            return await self._put(key, data, IfNoneMatch="*")
+        except ObjectNotFoundError as error:
+            raise LogNotFoundError(
+                f"nothing takes objects at {self.url}; check the bucket and endpoint_url",
+                location=self.url,
+            ) from error
+
+    async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        """Replace an object with ``If-Match``; one request, never repeated."""
+        try:
+            return await self._put(key, data, IfMatch=etag)
+        except ObjectNotFoundError as error:
+            raise PreconditionFailedError(f"the object is gone from {self.url}", key=key) from error
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects, a request each: servers differ in what they demand of bulk deletes."""
+        full = [(key, self._full(key)) for key in keys]
+        for start in range(0, len(full), _DELETES_AT_ONCE):
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for key, full_key in full[start : start + _DELETES_AT_ONCE]:
+                        group.create_task(self._delete(key, full_key))
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+
+    async def aclose(self) -> None:
+        """Close the connections; twice is allowed."""
+        self._is_closed = True
+        async with self._opening:
+            await self._stack.aclose()
+
+    async def _get(self, key: str, **condition: str) -> StoredObject:
+        answer = await self._request("get_object", key, Key=self._full(key), **condition)
+        return StoredObject(answer["Body"], self._etag(answer))
+
+    async def _delete(self, key: str, full_key: str) -> None:
+        await self._retry.call(lambda: self._request("delete_object", key, Key=full_key))
+
+    async def _put(self, key: str, data: bytes, **condition: str) -> str:
+        is_large = len(data) > _LARGE_BYTES
+        digest = await asyncio.to_thread(_md5, data) if is_large else _md5(data)
+        answer = await self._request(
+            "put_object",
+            key,
+            Key=self._full(key),
+            # A stream is sent piece by piece, with turns for others in between.
+            Body=io.BytesIO(data) if is_large else data,
+            ContentMD5=digest,
+            **condition,
+        )
+        return self._etag(answer)
+
+    async def _request(self, name: str, key: str, **parameters: Any) -> dict[str, Any]:
+        """Send one request, once, and return the answer with its body read."""
+        connection = await self._open()
+        answer: dict[str, Any] = await connection.request(
+            name, key, Bucket=self._bucket, **parameters
+        )
+        return answer
+
+    async def _open(self) -> Any:
+        async with self._opening:
+            if self._is_closed:
+                raise WalClosedError(f"the store is closed: {self.url}")
+            if self._connection is None:
+                self._connection = await asyncio.to_thread(self._prepare)
+                await self._connection.open(self._stack)
+            return self._connection
+
+    def _prepare(self) -> Any:
+        try:
+            from uploader.stores.s3_client import Connection
+        except ImportError as error:
+            raise InvalidSettingsError(
+                "s3:// needs the packages of an extra: pip install walstore[cloud]"
+            ) from error
+        return Connection(
+            self.url,
+            endpoint_url=self._endpoint_url,
+            region=self._region,
+            connect_timeout_seconds=self._connect_timeout_seconds,
+            read_timeout_seconds=self._read_timeout_seconds,
+            max_connections=self._max_connections,
+        )
+
+    def _full(self, key: str) -> str:
+        return self._prefix + check_key(key)
+
+    def _etag(self, answer: dict[str, Any]) -> str:
+        etag = str(answer.get("ETag", "")).strip('"')
+        if not etag:
+            raise UnsupportedStoreError(f"{self.url} gives its objects no ETag; use another store")
+        return etag
+
+
+def _md5(data: bytes) -> str:
+    return b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()

@@ -1,0 +1,126 @@
+"""The S3 client as this project needs it: opened off the event loop, and sending each request once.
+
+Owns all knowledge of how aioboto3, aiobotocore and aiohttp are put together. Imported at the first
+request of an S3 store, on a thread, because the import alone takes half a second.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aioboto3
+from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
+
+from uploader.stores.s3_errors import FAULTS, is_past_end, is_secret, translate
+from walstore.errors import WalError
+
+_SERVICE = "s3"
+
+
+class SendOnceSession(AIOHTTPSession):  # type: ignore[misc]  # untyped base
+    """HTTP that never sends a request a second time by itself.
+
+    aiohttp repeats a PUT when a kept connection turns out to be closed. The first one may have been
+    obeyed by then, so the answer to the second (a 412, or no connection) would be about the wrong
+    request. ``test_s3_faults.py`` shows that each put is sent once.
+    """
+
+    async def _get_session(self, proxy_url: str | None) -> Any:
+        session = await super()._get_session(proxy_url)
+        session._retry_connection = False  # noqa: SLF001 - there is no public switch
+        return session
+
+
+class Connection:
+    """A client and the translation of its errors."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        endpoint_url: str | None,
+        region: str | None,
+        connect_timeout_seconds: float,
+        read_timeout_seconds: float,
+        max_connections: int,
+    ) -> None:
+        """Prepare all that takes long. Blocks for 0.2 s: call it on a thread."""
+        self._url = url
+        self._session = _warm_session()
+        self._options = {
+            "region_name": region,
+            "endpoint_url": endpoint_url,
+            "config": AioConfig(
+                http_session_cls=SendOnceSession,
+                connect_timeout=connect_timeout_seconds,
+                read_timeout=read_timeout_seconds,
+                max_pool_connections=max_connections,
+                # We decide what is repeated: a conditional put that may have happened is not.
+                retries={"total_max_attempts": 1, "mode": "standard"},
+                # Servers other than Amazon's refuse the checksums that are sent by default.
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+                s3={
+                    "addressing_style": "path" if endpoint_url else "auto",
+                    "payload_signing_enabled": False,
+                },
+            ),
+        }
+        self._client: Any = None
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Make the client, which ``stack`` will close. Finds credentials, sends nothing to the bucket."""
+        try:
+            self._client = await stack.enter_async_context(
+                self._session.client(_SERVICE, **self._options)
+            )
+        except FAULTS as error:
+            raise self._translated(error, "", is_put=False) from _shown(error)
+
+    async def request(self, name: str, key: str, **parameters: Any) -> dict[str, Any]:
+        """Send one request, once, and return the answer with its body read.
+
+        A range that begins past the end of the object has an empty body, as for a file.
+        """
+        try:
+            answer: dict[str, Any] = await getattr(self._client, name)(**parameters)
+            if "Body" in answer:
+                async with answer["Body"] as body:
+                    answer["Body"] = await body.read()
+        except FAULTS as error:
+            if is_past_end(error):
+                return {"Body": b"", "ETag": "-"}
+            is_put = name in {"put_object", "delete_object"}
+            raise self._translated(error, key, is_put=is_put) from _shown(error)
+        return answer
+
+    def _translated(self, error: Exception, key: str, *, is_put: bool) -> WalError:
+        return translate(error, url=self._url, key=key, is_put=is_put)
+
+
+def _shown(error: Exception) -> Exception | None:
+    return None if is_secret(error) else error
+
+
+def _warm_session() -> Any:
+    """Return a session that has read its models and compiled what can be.
+
+    A throw-away client with made-up keys fills the session's caches, so that the real one needs few
+    milliseconds on the event loop. It awaits nothing, so it needs no loop.
+    """
+    session = aioboto3.Session()
+    creating = session.client(
+        _SERVICE,
+        region_name="us-east-1",
+        endpoint_url="http://localhost",
+        aws_access_key_id="none",
+        aws_secret_access_key="none",  # noqa: S106 - not a secret
+    ).__aenter__()
+    try:
+        creating.send(None)
+    except StopIteration:
+        return session
+    creating.close()
+    return session

@@ -1,0 +1,120 @@
+"""Store URLs: what a user writes to name an object store.
+
+``file:///absolute/path``, ``s3://bucket/prefix?endpoint_url=…&region=…``, ``memory://name``. Owns the
+syntax; opens nothing. No error repeats a URL or a value, because a secret may have slipped in.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from uploader.stores.local import LocalStore
+from uploader.stores.memory import MemoryStore
+from uploader.stores.port import ObjectStore, check_key
+from uploader.stores.s3 import S3Store
+from walstore.errors import InvalidSettingsError
+
+SCHEMES = ("file", "s3", "memory")
+S3_OPTIONS = ("endpoint_url", "region")
+
+_OPTION = re.compile(r"[a-z_]{1,32}")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+
+
+def open_store(url: str) -> ObjectStore:
+    """Return the store a URL names. Does no I/O; the first call on the store does.
+
+    * ``file:///absolute/path``: a directory, created by the first write.
+    * ``s3://bucket/prefix``: a bucket that exists and a place in it. ``endpoint_url`` names a server other
+      than Amazon's, ``region`` the bucket's region. Credentials come from the environment only.
+    * ``memory://name``: shared by all stores of that name in this process, gone with it.
+
+    InvalidSettingsError for any other scheme or option, and for a URL that holds credentials.
+    """
+    try:
+        parts = urlsplit(url)
+        has_login = "@" in parts.netloc
+    except ValueError:
+        raise InvalidSettingsError("the store URL cannot be parsed; check its brackets") from None
+    if parts.scheme not in SCHEMES or not url[len(parts.scheme) :].startswith("://"):
+        raise InvalidSettingsError(
+            "a store URL must begin with file:///absolute/path, s3://bucket or memory://name"
+            + (f", not {parts.scheme}:" if parts.scheme else "")
+        )
+    if has_login:
+        raise InvalidSettingsError(
+            "a store URL must not hold credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            " in the environment"
+        )
+    if parts.fragment:
+        raise InvalidSettingsError("a # in a store URL must be written %23")
+    if parts.scheme == "s3":
+        return _open_s3(parts)
+    _options(parts, allowed=())
+    return _open_local(parts) if parts.scheme == "file" else _open_memory(parts)
+
+
+def _open_local(parts: SplitResult) -> LocalStore:
+    path = unquote(parts.path)
+    if parts.netloc not in {"", "localhost"} or not path.startswith("/") or "\0" in path:
+        raise InvalidSettingsError("a file: URL needs an absolute path: file:///absolute/path")
+    # normpath keeps two leading slashes, which mean nothing here.
+    return LocalStore(Path("/" + posixpath.normpath(path).lstrip("/")))
+
+
+def _open_memory(parts: SplitResult) -> MemoryStore:
+    name = (parts.netloc + parts.path).rstrip("/")
+    if not name:
+        raise InvalidSettingsError("a memory: URL needs a name: memory://name")
+    return MemoryStore(name)
+
+
+def _open_s3(parts: SplitResult) -> S3Store:
+    bucket = parts.netloc
+    if not _BUCKET.fullmatch(bucket):
+        raise InvalidSettingsError(
+            "an s3: URL needs a bucket, of letters, digits, dots and dashes: s3://bucket/prefix"
+        )
+    prefix = unquote(parts.path).strip("/")
+    if prefix:
+        check_key(prefix)
+    options = _options(parts, allowed=S3_OPTIONS)
+    endpoint_url = options.get("endpoint_url")
+    return S3Store(
+        bucket,
+        prefix=prefix,
+        endpoint_url=None if endpoint_url is None else _checked_endpoint(endpoint_url),
+        region=options.get("region"),
+    )
+
+
+def _checked_endpoint(endpoint_url: str) -> str:
+    try:
+        parts = urlsplit(endpoint_url)
+        is_good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_good, parts = False, None
+    if not is_good or parts is None or parts.query or parts.fragment or "@" in parts.netloc:
+        raise InvalidSettingsError(
+            "endpoint_url must be of the form http(s)://host:port, without credentials"
+        )
+    return endpoint_url.rstrip("/")
+
+
+def _options(parts: SplitResult, *, allowed: Collection[str]) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in allowed:
+            shown = f" {name}" if _OPTION.fullmatch(name) else ""
+            raise InvalidSettingsError(
+                f"{parts.scheme}: URLs have no such option{shown}; allowed:"
+                f" {', '.join(allowed) or 'none'}"
+            )
+        if name in options or not value:
+            raise InvalidSettingsError(f"the option {name} must be given once, with a value")
+        options[name] = value
+    return options

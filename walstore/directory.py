@@ -1,0 +1,103 @@
+"""What lies in a log's directory: segments, checkpoint, durable cell. Reads only; blocking."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from walstore import checkpoint, recovery, segment
+from walstore.checkpoint import Checkpoint, DurableCell
+from walstore.errors import CorruptionError, LogNotFoundError
+from walstore.ports import File, FileSystem
+from walstore.recovery import Chain
+from walstore.segment import SegmentIndex
+from walstore.segment_file import read_header
+
+logger = logging.getLogger("walstore")
+
+LOCK_NAME: Final = "LOCK"
+_CELL_ATTEMPTS: Final = 1000
+_CHUNK_BYTES: Final = 8 << 20
+
+
+def list_segments(fs: FileSystem, directory: Path) -> list[int]:
+    """Return the first offsets of the segments in a directory, in order.
+
+    Raises LogNotFoundError if there is no such directory and CorruptionError for a file that ends
+    like a segment but is not named like one.
+    """
+    try:
+        names = fs.list(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        raise LogNotFoundError(f"there is no log at {directory}", location=str(directory)) from None
+    starts = []
+    for name in names:
+        start = segment.parse_file_name(name)
+        if start is not None:
+            starts.append(start)
+        elif name.endswith(segment.SUFFIX):
+            raise CorruptionError(
+                "a foreign file is named like a segment; move it away", path=str(directory / name)
+            )
+    return sorted(starts)
+
+
+def peek_log_id(fs: FileSystem, directory: Path) -> bytes | None:
+    """Return the identity of the log in a directory without taking its lock; None if there is none."""
+    try:
+        starts = list_segments(fs, directory)
+    except LogNotFoundError:
+        return None
+    if not starts:
+        return None
+    path = directory / segment.file_name(starts[-1])
+    file = fs.open(path, "r")
+    try:
+        return read_header(file, path).log_id
+    finally:
+        file.close()
+
+
+def load_checkpoint(fs: FileSystem, directory: Path) -> Checkpoint | None:
+    """Return the checkpoint, or None if there is none or it is damaged."""
+    path = directory / checkpoint.FILE_NAME
+    try:
+        data = fs.read(path)
+    except FileNotFoundError:
+        return None
+    found = checkpoint.decode_checkpoint(data, str(path))
+    if found is None:
+        logger.warning("checkpoint is damaged and will be rebuilt: %s", path)
+    return found
+
+
+def read_cell(fs: FileSystem, directory: Path) -> DurableCell | None:
+    """Return the durable cell, or None if there is none or it stays damaged.
+
+    A writer may be half-way through an update, so a damaged one is read again.
+    """
+    for _ in range(_CELL_ATTEMPTS):
+        try:
+            found = checkpoint.decode_cell(fs.read(directory / checkpoint.CELL_FILE_NAME))
+        except FileNotFoundError:
+            return None
+        if found is not None:
+            return found
+    return None
+
+
+def walk_file(file: File, chain: Chain, index: SegmentIndex, position: int) -> int:
+    """Follow the frames of a file from ``position`` in chunks; return where they end."""
+    wanted = _CHUNK_BYTES
+    while True:
+        view = memoryview(file.pread(wanted, position))
+        used = recovery.walk(view, chain, index, position)
+        position += used
+        if used:
+            wanted = _CHUNK_BYTES
+            continue
+        needed = recovery.needed_bytes(view)
+        if needed <= len(view) or len(view) < wanted:
+            return position
+        wanted = needed

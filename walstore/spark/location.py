@@ -1,0 +1,56 @@
+"""Where a log lies: a directory of this machine, or a prefix of an object store. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from walstore.errors import InvalidSettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place that was named in ``load``."""
+
+    text: str
+    """A path, or a URL in which ``store.*`` options have become query parameters."""
+    is_store: bool
+    """Whether it is the URL of an object store."""
+    topic: str
+    """Name of the log: the last component of the path."""
+
+
+def parse_location(path: str, store: Mapping[str, str]) -> Location:
+    """Return the place that ``path`` names.
+
+    ``store`` holds the options ``store.*`` by what follows the dot; they become query parameters of
+    the URL. Raises InvalidSettingsError for what no task could open.
+    """
+    if "://" not in path:
+        return Location(path, is_store=False, topic=_topic(path))
+    parts = urlsplit(path)
+    if parts.scheme == "memory":
+        raise InvalidSettingsError(
+            "Spark cannot read a memory:// store: it exists only in the process that made it"
+        )
+    if "@" in parts.netloc:
+        raise InvalidSettingsError(
+            "a URL cannot carry credentials; they come from the environment of driver and executors"
+        )
+    named = parse_qsl(parts.query, keep_blank_values=True)
+    twice = sorted({name for name, _ in named} & store.keys())
+    if twice:
+        raise InvalidSettingsError(
+            f"give {', '.join(twice)} in the URL or as an option store.*, not both"
+        )
+    url = path
+    if store:
+        bare = path.partition("?")[0]
+        url = f"{bare}?{urlencode([*named, *store.items()])}"
+    return Location(url, is_store=True, topic=_topic(unquote(parts.path)) or parts.netloc)
+
+
+def _topic(path: str) -> str:
+    return PurePosixPath(path).name

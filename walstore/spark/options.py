@@ -1,0 +1,169 @@
+"""Options of ``format("walstore")``: strings in, checked values out. Pure: no I/O, no Spark.
+
+Names are those of Spark's Kafka source where it has one. Option names are case-insensitive; Spark
+hands them over in lower case.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final, Literal
+
+from walstore.errors import InvalidSettingsError
+from walstore.spark.location import Location, parse_location
+
+KNOWN: Final = (
+    "path",
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingOffsets",
+    "endingTimestamp",
+    "minPartitions",
+    "failOnDataLoss",
+    "includeHeaders",
+    "tier",
+)
+"""Every option of a batch read, beside those that begin with ``store.``."""
+
+STORE_PREFIX: Final = "store."
+_JSON_LATEST: Final = -1
+_JSON_EARLIEST: Final = -2
+
+
+class Edge(Enum):
+    """An end of the log as it is when the read is planned."""
+
+    EARLIEST = auto()
+    LATEST = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The first record that is not older than a time."""
+
+    timestamp_us: int
+
+
+Bound = Edge | Moment | int
+"""Where a read starts or ends: an end of the log, a time, or an offset (the end is exclusive)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What is to be read, and how."""
+
+    location: Location
+    starting: Bound = Edge.EARLIEST
+    ending: Bound = Edge.LATEST
+    if_no_record: Literal["error", "latest"] = "error"
+    """What ``startingTimestamp`` does when no record is that new: fail, or read nothing."""
+    min_partitions: int = 1
+    """Soft: partitions are cut only between fragments, or batches of a local file."""
+    fail_on_data_loss: bool = True
+    """Whether offsets that are asked for and not (or no more) there fail the read."""
+    include_headers: bool = False
+    use_tier: bool = True
+    """Whether a local log's older part is fetched from where the log was shipped to."""
+
+
+def parse_options(options: Mapping[str, str]) -> ReadOptions:
+    """Return the checked options; InvalidSettingsError names the option and what it may be."""
+    given = {name.lower(): value for name, value in options.items()}
+    store = {
+        name.removeprefix(STORE_PREFIX): given.pop(name)
+        for name in sorted(given)
+        if name.startswith(STORE_PREFIX)
+    }
+    known = {name.lower(): name for name in KNOWN}
+    unknown = sorted(given.keys() - known.keys())
+    if unknown:
+        raise InvalidSettingsError(
+            f"unknown option {', '.join(unknown)}; known are {', '.join(KNOWN)} and {STORE_PREFIX}*"
+        )
+    if not given.get("path"):
+        raise InvalidSettingsError(
+            "name the log: .load('s3://bucket/prefix'), .load('file:///dir') or .load('/log/dir')"
+        )
+    location = parse_location(given["path"], store)
+    return ReadOptions(
+        location=location,
+        starting=_bound(given, "startingOffsets", "startingTimestamp", location, Edge.EARLIEST),
+        ending=_bound(given, "endingOffsets", "endingTimestamp", location, Edge.LATEST),
+        if_no_record=_if_no_record(given.get("startingoffsetsbytimestampstrategy", "error")),
+        min_partitions=_number("minPartitions", given.get("minpartitions", "1"), low=1),
+        fail_on_data_loss=_flag("failOnDataLoss", given.get("failondataloss", "true")),
+        include_headers=_flag("includeHeaders", given.get("includeheaders", "false")),
+        use_tier=_tier(given.get("tier", "auto")),
+    )
+
+
+def _bound(
+    given: Mapping[str, str], by_offset: str, by_time: str, location: Location, default: Edge
+) -> Bound:
+    offsets, time = given.get(by_offset.lower()), given.get(by_time.lower())
+    if offsets is not None and time is not None:
+        raise InvalidSettingsError(f"give {by_offset} or {by_time}, not both")
+    if time is not None:
+        return Moment(_number(by_time, time, low=0) * 1000)
+    if offsets is None:
+        return default
+    text = offsets.strip()
+    if text.lower() in {"earliest", "latest"}:
+        return Edge[text.upper()]
+    if text.startswith("{"):
+        return _json_bound(by_offset, text, location.topic)
+    return _number(by_offset, text, low=0)
+
+
+def _json_bound(name: str, text: str, topic: str) -> Bound:
+    """Read Kafka's form, ``{"topic": {"partition": offset}}``; a log has partition 0 alone."""
+    try:
+        found = json.loads(text)
+        ((named, partitions),) = found.items()
+        ((partition, offset),) = partitions.items()
+    except (ValueError, AttributeError):
+        raise _bad_json(name, text, topic) from None
+    if named != topic or partition != "0" or type(offset) is not int or offset < _JSON_EARLIEST:
+        raise _bad_json(name, text, topic)
+    if offset == _JSON_EARLIEST:
+        return Edge.EARLIEST
+    return Edge.LATEST if offset == _JSON_LATEST else offset
+
+
+def _bad_json(name: str, text: str, topic: str) -> InvalidSettingsError:
+    example = json.dumps({topic: {"0": 23}})
+    return InvalidSettingsError(
+        f"{name} must be earliest, latest, an offset, or JSON as {example} (-1 latest, -2 earliest),"
+        f" not {text}"
+    )
+
+
+def _if_no_record(value: str) -> Literal["error", "latest"]:
+    if value == "error" or value == "latest":  # noqa: PLR1714 - mypy narrows only this form
+        return value
+    raise InvalidSettingsError(
+        f"startingOffsetsByTimestampStrategy must be error or latest, not {value!r}"
+    )
+
+
+def _tier(value: str) -> bool:
+    if value.lower() not in {"auto", "off"}:
+        raise InvalidSettingsError(f"tier must be auto or off, not {value!r}")
+    return value.lower() == "auto"
+
+
+def _number(name: str, value: str, *, low: int) -> int:
+    text = value.strip()
+    if not (text.isascii() and text.isdigit()) or int(text) < low:
+        raise InvalidSettingsError(f"{name} must be a whole number from {low}, not {value!r}")
+    return int(text)
+
+
+def _flag(name: str, value: str) -> bool:
+    if value.lower() not in {"true", "false"}:
+        raise InvalidSettingsError(f"{name} must be true or false, not {value!r}")
+    return value.lower() == "true"

@@ -1,0 +1,113 @@
+"""Batches of a log as Arrow batches in Spark's schema. No I/O.
+
+Values, keys and offsets keep their buffers. What is the same in every row (topic, partition, absent keys
+and streams) is built once and sliced, because Spark wants it spelled out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from walstore.arrow import SCHEMA, HEADERS_TYPE
+from walstore.batch import Batch, ConcatBatch
+from walstore.spark.schema import HEADERS, HEADERS_ARROW, arrow_schema
+
+MOST_ROWS: Final = 65_536
+"""Rows in one Arrow batch, at most."""
+ENOUGH_BYTES: Final = 4 << 20
+"""Small batches of a log are put together until they reach this, or :data:`MOST_ROWS`."""
+_SMALL_ROWS: Final = 64
+"""Below so many rows each, Python lists cost less than Arrow arrays that must be joined."""
+
+PRODUCER_TIME: Final = 0
+"""``timestampType``: Kafka's word for a timestamp that came with the record."""
+
+
+class RowBuilder:
+    """Turns a log's batches into what Spark expects."""
+
+    def __init__(self, names: Sequence[str], *, topic: str) -> None:
+        """Build the columns ``names``, in that order, for the log called ``topic``."""
+        self._schema = arrow_schema(names)
+        self._topic = topic
+        self._repeated: dict[str, pa.Array] = {}
+
+    def build(self, batches: Iterable[Batch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of consecutive batches; holds on to :data:`ENOUGH_BYTES` of small ones."""
+        for parts in gather(batches):
+            rows = _join(parts)
+            for at in range(0, rows.num_rows, MOST_ROWS):
+                part = rows.slice(at, MOST_ROWS)
+                columns = [self._column(part, name) for name in self._schema.names]
+                yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _column(self, rows: pa.RecordBatch, name: str) -> pa.Array:
+        match name:
+            case "offset" | "timestamp":
+                source = rows.column("offset" if name == "offset" else "timestamp_us")
+                return source.view(self._schema.field(name).type)
+            case "topic":
+                return self._constant(name, self._topic, len(rows))
+            case "partition":
+                return self._constant(name, 0, len(rows))
+            case "timestampType":
+                return self._constant(name, PRODUCER_TIME, len(rows))
+            case "headers":
+                return _headers(rows.column(HEADERS))
+        found = rows.column(name)
+        return self._constant(name, None, len(rows)) if found.null_count == len(rows) else found
+
+    def _constant(self, name: str, value: object, rows: int) -> pa.Array:
+        known = self._repeated.get(name)
+        if known is None or len(known) < rows:
+            scalar = pa.scalar(value, self._schema.field(name).type)
+            known = self._repeated[name] = pa.repeat(scalar, rows)
+        return known.slice(0, rows)
+
+
+def gather(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
+    """Group small consecutive batches, so that a log of many small commits makes few Arrow batches."""
+    parts: list[Batch] = []
+    rows = size_bytes = 0
+    for batch in batches:
+        parts.append(batch)
+        rows += len(batch)
+        size_bytes += batch.nbytes
+        if rows >= MOST_ROWS or size_bytes >= ENOUGH_BYTES:
+            yield parts
+            parts, rows, size_bytes = [], 0, 0
+    if parts:
+        yield parts
+
+
+def _join(parts: list[Batch]) -> pa.RecordBatch:
+    if len(parts) == 1:
+        return parts[0].to_arrow()
+    whole = ConcatBatch(parts)
+    if len(whole) >= _SMALL_ROWS * len(parts):
+        return whole.to_arrow()
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(range(whole.start, whole.limit), pa.uint64()),
+            pa.array(whole.timestamps_us, pa.uint64()),
+            pa.array(whole.values, pa.binary()),
+            pa.array(whole.keys, pa.binary()),
+            pa.array(whole.streams, pa.string()),
+            pa.array([list(item.items()) or None for item in whole.headers], HEADERS_TYPE),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def _headers(found: pa.MapArray) -> pa.ListArray:
+    """Return a map column as the list of pairs that Spark's Kafka source has; null stays null."""
+    low, high = (found.offsets[0].as_py(), found.offsets[-1].as_py()) if len(found) else (0, 0)
+    pairs = pa.StructArray.from_arrays(
+        [found.keys[low:high], found.items[low:high]], fields=list(HEADERS_ARROW.value_type)
+    )
+    offsets = pc.subtract(found.offsets, low) if low else found.offsets
+    return pa.ListArray.from_arrays(offsets, pairs, type=HEADERS_ARROW, mask=found.is_null())

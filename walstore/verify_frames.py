@@ -1,0 +1,100 @@
+"""Walking the frames of a segment that may be damaged. Blocking; memory for one batch and one chunk.
+
+Reading stops at the first damage; verifying goes on behind it, so that one run names every damaged
+place. The next whole frame is found by its magic, its trailer and its CRC.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from walstore import frame
+from walstore.frame import FrameHeader
+from walstore.ports import File
+
+_CHUNK_BYTES: Final = 4 << 20
+_MAGIC: Final = struct.pack("<I", frame.FRAME_MAGIC)
+
+
+class FrameScan:
+    """The bytes ``[_, end)`` of a file, as frames."""
+
+    def __init__(self, file: File, end: int) -> None:
+        """Look at ``file`` up to byte ``end``."""
+        self._file = file
+        self.end = end
+        self._view = memoryview(b"")
+        self._at = 0
+
+    def whole_at(self, position: int) -> tuple[FrameHeader, memoryview] | None:
+        """Return the frame that begins at byte ``position`` with its bytes, if it is there and whole.
+
+        Not yet checked: that it continues the log.
+        """
+        header = frame.parse_header(self._bytes(position, frame.HEADER_BYTES), 0)
+        if header is None or not self._has_trailer(position, header):
+            return None
+        view = self._bytes(position, header.length)
+        header = frame.parse_header(view, 0)
+        return (header, view) if header is not None and frame.is_whole(view, header) else None
+
+    def next_whole(self, position: int) -> int | None:
+        """Return the place of the first whole frame at or behind ``position``, or None."""
+        for at in self._candidates(position):
+            if self.whole_at(at) is not None:
+                return at
+        return None
+
+    def used_limit(self, position: int) -> int:
+        """Return the place behind the last byte that is not zero, at least ``position``."""
+        used = position
+        for at in range(position, self.end, _CHUNK_BYTES):
+            data = self._file.pread(min(_CHUNK_BYTES, self.end - at), at).rstrip(b"\0")
+            used = at + len(data) if data else used
+        return used
+
+    def begins_with(self, magic: bytes, position: int) -> bool:
+        """Return whether the bytes at ``position`` are ``magic``."""
+        return bytes(self._bytes(position, len(magic))) == magic
+
+    def forget(self) -> None:
+        """Read the file anew: a writer may have changed what lies behind the durable limit."""
+        self._view = memoryview(b"")
+
+    def _candidates(self, position: int) -> Iterator[int]:
+        """Yield the aligned places that begin with the magic of a frame."""
+        begin = position
+        while begin < self.end:
+            data = bytes(self._file.pread(min(_CHUNK_BYTES, self.end - begin), begin))
+            found = data.find(_MAGIC)
+            while found >= 0:
+                if (begin + found - position) % frame.ALIGNMENT == 0:
+                    yield begin + found
+                found = data.find(_MAGIC, found + 1)
+            # The chunks overlap, so that no magic falls between two of them.
+            begin += len(data) - len(_MAGIC) + 1 if len(data) == _CHUNK_BYTES else _CHUNK_BYTES
+
+    def _has_trailer(self, position: int, header: FrameHeader) -> bool:
+        """Return whether the frame ends as its header says; spares reading what a damaged length claims."""
+        at = position + header.length - frame.TRAILER.size
+        if at + frame.TRAILER.size > self.end:
+            return False
+        data: bytes | memoryview
+        if self._at <= at and at + frame.TRAILER.size <= self._at + len(self._view):
+            data = self._view[at - self._at :][: frame.TRAILER.size]
+        else:
+            data = self._file.pread(frame.TRAILER.size, at)
+        expected = (header.length, frame.TRAILER_MAGIC)
+        return len(data) == frame.TRAILER.size and frame.TRAILER.unpack(data) == expected
+
+    def _bytes(self, position: int, size: int) -> memoryview:
+        """Return up to ``size`` bytes at ``position``, read ahead in chunks."""
+        size = max(min(size, self.end - position), 0)
+        if position < self._at or position + size > self._at + len(self._view):
+            wanted = min(max(size, _CHUNK_BYTES), self.end - position)
+            self._view = memoryview(self._file.pread(wanted, position))
+            self._at = position
+        low = position - self._at
+        return self._view[low : low + size]
