@@ -74,10 +74,10 @@ $(VENV)/bin/python:
 
 $(RUN): pyproject.toml | $(VENV)/bin/python
 	@echo "installing walstore with its extras into $(VENV)"
-	@$(PIP) install --editable '.[all]'
+	@$(PIP) install --no-compile --editable '.[all]'
 	@touch $@
 
 $(DEV): pyproject.toml | $(VENV)/bin/python
 	@echo "installing walstore and its development tools into $(VENV)"
-	@$(PIP) install --editable '.[dev]'
+	@$(PIP) install --no-compile --editable '.[dev]'
 	@touch $@ $(RUN)

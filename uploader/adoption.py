@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from uploader.manifest import Fragment
+from uploader.entries import Fragment
 from walstore.errors import ContentionError
 
 

@@ -9,7 +9,8 @@ from datetime import datetime
 from uploader.fragment import verify_fragment
 from uploader.fragment_batch import FragmentBatch
 from uploader.fragment_reader import FragmentReader
-from uploader.manifest import Fragment, Manifest
+from uploader.entries import Fragment
+from uploader.manifest import Manifest
 from uploader.manifest_log import ManifestLog
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore

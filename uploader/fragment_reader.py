@@ -6,12 +6,16 @@ them. Used by ``CloudLog`` and by the cloud tier of a local log; never writes.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
+from operator import attrgetter
 
+from uploader.entries import Fragment, SnapshotPointer
 from uploader.fragment import decode_fragment, fragment_time_bounds
 from uploader.fragment_batch import FragmentBatch
-from uploader.manifest import Fragment, Manifest, Snapshot, SnapshotPointer
+from uploader.manifest import Manifest
+from uploader.snapshot import Snapshot
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -119,7 +123,7 @@ class FragmentReader:
                 stored = await self._retry.call(lambda: self._store.get(path))
             except ObjectNotFoundError as error:
                 raise CorruptionError("snapshot is missing", path=path) from error
-            snapshot = Snapshot.from_json(stored.data)
+            snapshot = Snapshot.parse(stored.data, path=path)
             snapshot.scrub()
             self._snapshots[path] = snapshot
             if len(self._snapshots) > _MOST_SNAPSHOTS:
@@ -128,13 +132,16 @@ class FragmentReader:
 
 
 _MOST_SNAPSHOTS = 64
+_start_of = attrgetter("start")
+_limit_of = attrgetter("limit")
 
 
-def _overlapping(entries: Sequence[Fragment], start: int, limit: int) -> list[Fragment]:
-    return [entry for entry in entries if entry.start < limit and entry.limit > start]
+def _overlapping(entries: Sequence[Fragment], start: int, limit: int) -> Sequence[Fragment]:
+    """Return the entries that overlap ``[start, limit)``; they abut and are in order."""
+    low = bisect_right(entries, start, key=_limit_of)
+    high = bisect_left(entries, limit, lo=low, key=_start_of)
+    return entries[low:high]
 
 
 def _first_at(batch: FragmentBatch, timestamp_us: int) -> int:
-    from bisect import bisect_left
-
     return batch.start + bisect_left(batch.timestamps_us, timestamp_us)

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from uploader import cas, layout
-from uploader.manifest import Fragment, Manifest
+from uploader.entries import Fragment
+from uploader.manifest import Manifest
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -34,10 +35,10 @@ class ManifestLog:
     async def load(self) -> bool:
         """Read the manifest; return False if there is none. CorruptionError if it is damaged."""
         try:
-            stored = await self._retry.call(lambda: self._store.get(layout.MANIFEST_KEY))
+            stored = await self._retry.call(lambda: self._store.get(layout.MANIFEST))
         except ObjectNotFoundError:
             return False
-        manifest = Manifest.from_json(stored.data)
+        manifest = Manifest.parse(stored.data)
         manifest.scrub()
         self.manifest, self._etag = manifest, stored.etag
         return True
@@ -46,8 +47,8 @@ class ManifestLog:
         """Read the manifest, creating an empty one if there is none. Several may try: one creates."""
         if await self.load():
             return
-        data = Manifest.initial(writer).to_json()
-        result = await cas.create(self._store, layout.MANIFEST_KEY, data, retry=self._retry)
+        data = Manifest.initial(writer).serialise()
+        result = await cas.create(self._store, layout.MANIFEST, data, retry=self._retry)
         if result.outcome is cas.Outcome.UNKNOWN:
             raise OutcomeUnknownError(
                 f"{self._store.url} did not say whether the manifest was created; open again"
@@ -71,9 +72,9 @@ class ManifestLog:
                     "only one log may ship to a prefix"
                 )
             manifest = self.manifest.apply_fragments(fragments, writer)
-            data = manifest.to_json()
+            data = manifest.serialise()
             result = await cas.swap(
-                self._store, layout.MANIFEST_KEY, data, self._etag, retry=self._retry
+                self._store, layout.MANIFEST, data, self._etag, retry=self._retry
             )
             if result.outcome is cas.Outcome.COMMITTED:
                 assert result.etag is not None

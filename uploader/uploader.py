@@ -23,7 +23,7 @@ from typing import TypeVar
 from uploader import adoption, cas, layout
 from uploader.adoption import Slot
 from uploader.fragment import encode_fragment, inspect_fragment
-from uploader.manifest import Fragment
+from uploader.entries import Fragment
 from uploader.manifest_log import ManifestLog
 from uploader.setsum import Setsum
 from uploader.stores.port import ObjectStore
@@ -107,8 +107,8 @@ class Uploader:
         """
         manifest = self._manifest_log.manifest
         orphans = []
-        last = layout.fragment_key(manifest.next_seq_no - 1) if manifest.next_seq_no > 1 else None
-        async for listed in self._store.list(layout.FRAGMENT_PREFIX, after=last):
+        last = layout.fragment_path(manifest.next_seq_no - 1) if manifest.next_seq_no > 1 else None
+        async for listed in self._store.list(layout.FRAGMENT_FOLDER, after=last):
             stored = await self._retry.call(lambda key=listed.key: self._store.get(key))
             orphans.append(await self._worker.run(inspect_fragment, stored.data, listed.key))
         slots = adoption.plan(manifest.next_seq_no, manifest.next_offset, orphans)
@@ -200,7 +200,7 @@ class Uploader:
         built = await self._worker.run(
             lambda: encode_fragment(batches, timestamp_us=timestamp_us)
         )
-        key = layout.fragment_key(seq_no)
+        key = layout.fragment_path(seq_no)
 
         async def create() -> cas.PutResult:
             result = await cas.create(self._store, key, built.data, retry=self._retry)

@@ -31,7 +31,7 @@ from walstore.directory import (
 from walstore.errors import ContentionError, CorruptionError
 from walstore.ports import Clock, File, FileSystem, Lock
 from walstore.recovery import Chain, Verdict
-from walstore.segment import SegmentIndex, SegmentSummary
+from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_file import Segment, read_footer, read_header
 from walstore.settings import Settings
 from walstore.tail import Tail, write_durably
@@ -105,6 +105,14 @@ def open_log(
     except BaseException:
         lock.release()
         raise
+
+
+def close_log(opened: Opened) -> None:
+    """Release a log that was opened for nobody: its caller was cancelled meanwhile."""
+    try:
+        opened.tail.close(clean=True)
+    finally:
+        opened.lock.release()
 
 
 def _open_locked(
@@ -199,7 +207,8 @@ def _find(fs: FileSystem, directory: Path, hint: Checkpoint | None) -> _Found | 
             expected=segment.file_name(hint.tail_start),
             found=segment.file_name(last),
         )
-    return _find_tail(fs, directory, hint, sealed, last, head=hint.head if hint else starts[0])
+    head = hint.head if hint else starts[0]
+    return _find_tail(fs, directory, hint, sealed, last, head, log_id)
 
 
 def _find_tail(
@@ -209,6 +218,7 @@ def _find_tail(
     sealed: list[SegmentSummary],
     last: int,
     head: int,
+    log_id: bytes | None,
 ) -> _Found:
     path = directory / segment.file_name(last)
     file = fs.open(path, "r")
@@ -264,17 +274,55 @@ def _drop_below_head(
     return starts
 
 
-def _read_sealed(fs: FileSystem, directory: Path, start: int) -> SegmentSummary:
+def _read_sealed(
+    fs: FileSystem,
+    directory: Path,
+    start: int,
+    before: list[SegmentSummary],
+    log_id: bytes | None,
+) -> tuple[bytes, SegmentSummary]:
     path = directory / segment.file_name(start)
     file = fs.open(path, "r")
     try:
-        read_header(file, path)
+        header = read_header(file, path)
         footer = read_footer(file, start, path)
     finally:
         file.close()
+    _check_header(path, header, start, before, log_id)
     if footer is None:
         raise CorruptionError("sealed segment has lost its footer", path=str(path))
-    return footer[0]
+    return header.log_id, footer[0]
+
+
+def _check_header(
+    path: Path,
+    header: SegmentHeader,
+    start: int,
+    before: list[SegmentSummary],
+    log_id: bytes | None,
+) -> None:
+    """Check that a segment is the one its name says and continues those before it."""
+    if header.start != start:
+        raise CorruptionError(
+            "segment is not the one its name says",
+            path=str(path),
+            expected=start,
+            found=header.start,
+        )
+    if log_id is not None and log_id != header.log_id:
+        raise CorruptionError(
+            "segment belongs to another log",
+            path=str(path),
+            expected=log_id.hex(),
+            found=header.log_id.hex(),
+        )
+    if before and before[-1].last_crc != header.previous_crc:
+        raise CorruptionError(
+            "segment does not continue the one before",
+            path=str(path),
+            expected=before[-1].last_crc,
+            found=header.previous_crc,
+        )
 
 
 def _check_adjacent(directory: Path, sealed: list[SegmentSummary], start: int) -> None:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from walstore.batch import Batch, ConcatBatch, EmptyBatch
-from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError
+from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError, WalError
 from walstore.records import Record, Start, to_timestamp_us
 
 MIB = 1 << 20
@@ -165,8 +165,17 @@ class Reader:
         while count < max_records and (not parts or size < max_bytes):
             if not self._batches:
                 follow = not parts and (self._follow or max_wait is not None)
-                if not await self._fill(follow=follow, max_wait=max_wait):
-                    break
+                try:
+                    if not await self._fill(follow=follow, max_wait=max_wait):
+                        break
+                except WalError:
+                    if not parts:
+                        raise
+                    break  # the next call begins there and meets it again
+                except BaseException:
+                    if parts:
+                        self.seek(parts[0].start)  # they were not delivered
+                    raise
             batch = self._batches.pop()
             room = max_records - count
             if len(batch) > room:

@@ -13,6 +13,7 @@ was synced when it was written; the checkpoint and the durable cell add what the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -90,14 +91,36 @@ def judge(rest: memoryview, chain: Chain, durable_limit: int) -> tuple[Verdict, 
             f"a batch [{header.start}, {header.limit}) that does not continue the log at "
             f"{chain.next_offset}"
         )
-    later = frame.find_whole_frame(rest, 0)
-    while later is not None:
-        if later.synced_limit > chain.next_offset:
+    inside = header.end if header is not None and _is_sound(header, chain) else 0
+    for later in _whole_frames(rest, inside):
+        if later.start > chain.next_offset and later.synced_limit > chain.next_offset:
             return Verdict.CORRUPT, f"a damaged batch at offset {chain.next_offset} that was synced"
-        later = frame.find_whole_frame(rest, later.end)
     if durable_limit > chain.next_offset and _reaches_its_end(rest, header):
         return Verdict.CORRUPT, f"a damaged batch at offset {chain.next_offset} that was synced"
     return Verdict.TORN, f"an unfinished batch at offset {chain.next_offset}"
+
+
+def _is_sound(header: frame.FrameHeader, chain: Chain) -> bool:
+    """Return whether the length in the header of a damaged frame can be believed.
+
+    Then whole frames within that length are values, not frames of this log.
+    """
+    unpadded = frame.HEADER_BYTES + frame.DIRECTORY_ENTRY.size * header.column_count
+    unpadded += header.stored_bytes
+    length = unpadded + -unpadded % frame.ALIGNMENT + frame.TRAILER.size
+    return chain.follows(header) and header.length == length
+
+
+def _whole_frames(rest: memoryview, at: int) -> Iterator[frame.FrameHeader]:
+    """Yield the whole frames at or behind ``at``, at any aligned place."""
+    found = frame.find_whole_frame(rest, at)
+    while found is not None:
+        yield found
+        following = frame.parse_header(rest, found.end)  # nearly always there, and no search
+        if following is not None and frame.is_whole(rest, following):
+            found = following
+        else:
+            found = frame.find_whole_frame(rest, found.end)
 
 
 def _reaches_its_end(rest: memoryview, header: frame.FrameHeader | None) -> bool:

@@ -132,7 +132,7 @@ def load_index(file: File, source: Segment) -> SegmentIndex:
     if source.index is None:
         read_header(file, source.path)
         found = read_footer(file, source.start, source.path)
-        if found is not None and found[0] != source.summary:
+        if found and source.summary and found[0] != source.summary:
             raise CorruptionError(
                 "segment is not the one that was sealed",
                 path=str(source.path),

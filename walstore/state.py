@@ -13,6 +13,7 @@ from sortedcontainers import SortedDict
 
 from walstore.cache import Cache
 from walstore.errors import WalError
+from walstore.faults import fresh
 from walstore.limits import Limit
 from walstore.segment_file import Segment
 from walstore.tail import Commit
@@ -86,8 +87,8 @@ class LogState:
 
     def end(self, error: WalError) -> None:
         """The log is closed: nothing waits any more."""
-        self.durable.fail(lambda _: error)
-        self.uploaded.fail(lambda _: error)
+        self.durable.fail(lambda _: fresh(error))
+        self.uploaded.fail(lambda _: fresh(error))
 
     def _seal(self, sealed: Segment) -> None:
         self.segments[sealed.start] = sealed

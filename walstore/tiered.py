@@ -9,6 +9,7 @@ from __future__ import annotations
 from walstore.batch import Batch
 from walstore.channel import Channel
 from walstore.errors import OffsetTrimmedError, WalClosedError, WalError
+from walstore.faults import describe_read, fresh
 from walstore.ports import FileSystem, Tier
 from walstore.segment_file import Segment, find_time, read_batches
 from walstore.state import LogState
@@ -72,7 +73,7 @@ class TieredSource:
         """
         while True:
             if self.closed is not None:
-                raise self.closed
+                raise fresh(self.closed)
             found = await self._read_local(position, limit, max_bytes)
             if found:
                 return found
@@ -112,7 +113,12 @@ class TieredSource:
             summary = segment.summary
             if summary is not None and summary.max_timestamp_us < timestamp_us:
                 continue
-            offset = await self._worker.run(find_time, self._fs, segment, timestamp_us, limit)
+            try:
+                offset = await self._worker.run(find_time, self._fs, segment, timestamp_us, limit)
+            except OSError as error:
+                if segment.start < self._state.head:
+                    continue  # deleted meanwhile
+                raise describe_read(error, segment.path) from error
             if offset is not None:
                 return max(offset, self._state.head)
         return limit
@@ -132,7 +138,7 @@ class TieredSource:
             return await self._worker.run(
                 read_batches, self._fs, segment, position, limit, max_bytes
             )
-        except FileNotFoundError:
-            if position >= self._state.head:
-                raise
-            return []
+        except OSError as error:
+            if position < self._state.head:
+                return []
+            raise describe_read(error, segment.path) from error

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from walstore import checkpoint, segment
 from walstore.checkpoint import Checkpoint, DurableCell
+from walstore.directory import read_cell
 from walstore.errors import CorruptionError, LogNotFoundError
 from walstore.ports import FileSystem
 from walstore.posix import PosixFileSystem
@@ -19,7 +20,6 @@ from walstore.recovery import Chain
 from walstore.segment_file import read_header
 from walstore.verify_report import Findings, Problem, VerifyReport
 from walstore.verify_segment import SegmentTask, verify_segment
-from walstore.view import read_cell
 
 __all__ = ["Problem", "VerifyReport", "verify_directory"]
 

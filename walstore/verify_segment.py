@@ -94,6 +94,11 @@ class IndexCheck:
             )
         self._next += 1
 
+    def pass_over(self, limit: int) -> None:
+        """Leave out the entries below ``limit``: what they name is known to be damaged."""
+        while self._next < len(self._index.positions) and self._index.positions[self._next] < limit:
+            self._next += 1
+
     def finish(self, findings: Findings) -> None:
         """All frames have passed by."""
         self._skip_below(1 << 63, findings)
@@ -167,6 +172,8 @@ def _walk(
         found = scan.whole_at(at)
         if found is None:
             resume = _behind_damage(scan, at, task, chain, findings, is_sealed=is_sealed)
+            for index in indexes:
+                index.pass_over(scan.end if resume is None else resume)
             if resume is None:
                 break
             at = resume

@@ -18,7 +18,7 @@ from walstore.directory import peek_log_id
 from walstore.errors import InvalidSettingsError, WalClosedError, WalError, WouldBlock
 from walstore.faults import describe_open
 from walstore.group import make_group, make_record
-from walstore.opening import Opened, Recovery, open_log
+from walstore.opening import Opened, Recovery, close_log, open_log
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.posix import PosixFileSystem
 from walstore.reader import Reader
@@ -138,7 +138,7 @@ class Wal:
         (it took no offset), WalClosedError, DiskFullError, StorageUnavailableError and
         OutcomeUnknownError, whose ``outcome`` tells what became of the record.
         """
-        level = self._durability if durability is None else _level(durability)
+        level = self._durability if durability is None else self._level(durability)
         try:
             offset = self.append_nowait(value, key, stream, headers, timestamp_us)
         except WouldBlock:
@@ -165,7 +165,7 @@ class Wal:
         After a crash all of them are in the log or none. The options hold for each record. The group
         may have up to ``channel_bytes``; else as :meth:`append`. An empty group is a ValueError.
         """
-        level = self._durability if durability is None else _level(durability)
+        level = self._durability if durability is None else self._level(durability)
         group = make_group(values, key, stream, headers, self._timestamp(timestamp_us))
         start = await self._channel.put_wait(group)
         limit = start + len(group.values)
@@ -206,7 +206,7 @@ class Wal:
         has no effect on the record.
         """
         self._channel.check_assigned(offset)
-        await self._wait(offset + 1, _level(durability))
+        await self._wait(offset + 1, self._level(durability))
 
     async def flush(self) -> None:
         """Return when all that was accepted before the call is on disk."""
@@ -320,14 +320,21 @@ class Wal:
         if level is Durability.MEMORY:
             return
         if level is Durability.CLOUD:
-            if self._tier is None:
-                raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
             if self._state.uploaded.value < limit:
                 waiter = self._state.uploaded.waiter(limit)
                 self._state.request_cloud()
                 await waiter
             return
         await self._state.durable.wait(limit)
+
+    def _level(self, durability: Durability | str) -> Durability:
+        """Check a level before anything is accepted at it."""
+        level = parse_durability(durability)
+        if level is Durability.REPLICATED:
+            raise InvalidSettingsError("durability 'replicated' is not available yet")
+        if level is Durability.CLOUD and self._tier is None:
+            raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
+        return level
 
     def _timestamp(self, timestamp_us: int | None) -> int | None:
         if timestamp_us is None:
@@ -365,6 +372,7 @@ class Wal:
                 await writing
         finally:
             self._source.closed = writer.failure or WalClosedError("the log is closed")
+            self._channel.close(self._source.closed)  # if a defect ended the tasks
             self._state.end(self._source.closed)
             await self._release()
         if writer.failure is not None:
@@ -410,13 +418,6 @@ class Wal:
                     return
 
 
-def _level(durability: Durability | str) -> Durability:
-    level = parse_durability(durability)
-    if level is Durability.REPLICATED:
-        raise InvalidSettingsError("durability 'replicated' is not available yet")
-    return level
-
-
 async def _open(
     path: Path, settings: Settings, tier: Tier | None, fs: FileSystem, clock: Clock
 ) -> Wal:
@@ -426,7 +427,7 @@ async def _open(
     try:
         if tier is not None:
             await tier.open(await writing.run(peek_log_id, fs, path))
-        opened = await writing.run(
+        opened = await writing.run_owned(
             lambda: open_log(
                 path,
                 fs=fs,
@@ -436,7 +437,8 @@ async def _open(
                 make_log_id=lambda: (tier.log_id if tier else None) or os.urandom(16),
                 tier_limit=tier.limit if tier else 1,
                 tier_url=tier.url if tier else None,
-            )
+            ),
+            close_log,
         )
     except BaseException as error:
         writing.close()

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 from walstore.channel import Channel
 from walstore.draft import Draft
 from walstore.errors import Outcome, WalClosedError, WalError
-from walstore.faults import describe
+from walstore.faults import describe, fresh
 from walstore.ports import Clock
 from walstore.segment_file import Segment
 from walstore.settings import Settings
 from walstore.tail import Commit, CommitError, Tail
 from walstore.threads import Worker
 
+_LEAST_SLEEP_SECONDS = 1e-6
 COMMIT_BYTES = 16 << 20
 """Most bytes of one commit (one write, one sync); what exceeds it waits for the next."""
 
@@ -65,8 +67,10 @@ class Writer:
         self._worker = worker
         self._age_seconds = settings.segment_age_seconds
         # Owned by the writer task.
+        self._aging_from = clock.monotonic()
         self._requests: list[tuple[Callable[[], Awaitable[None]], asyncio.Future[None]]] = []
         self._stopping = False
+        self._ended = False
         self._has_records = asyncio.Event()
         if not tail.is_empty:
             self._has_records.set()
@@ -80,15 +84,18 @@ class Writer:
         Started by the log's supervisor. Never raises for a failed call: it fails the log instead.
         Must not be cancelled while the log is open.
         """
-        while self.failure is None:
-            await self._channel.wait_ready()
-            await self._serve_requests()
-            drafts = self._channel.take(COMMIT_BYTES)
-            if drafts:
-                await self._commit(drafts)
-            elif self._stopping and self._channel.is_empty and not self._requests:
-                return
-        self._refuse_requests()
+        try:
+            while self.failure is None:
+                await self._channel.wait_ready()
+                await self._serve_requests()
+                drafts = self._channel.take(COMMIT_BYTES)
+                if drafts:
+                    await self._commit(drafts)
+                elif self._stopping and self._channel.is_empty and not self._requests:
+                    return
+        finally:
+            self._ended = True
+            self._refuse_requests()
 
     async def run_age_limit(self) -> None:
         """Seal segments that reach their age; started only if there is such a limit, cancelled at
@@ -96,24 +103,30 @@ class Writer:
         assert self._age_seconds is not None
         while True:
             await self._has_records.wait()
-            await self._clock.sleep(self._age_seconds)
-            self._has_records.clear()
+            left = self._aging_from + self._age_seconds - self._clock.monotonic()
+            if left >= _LEAST_SLEEP_SECONDS:
+                await self._clock.sleep(left)
+                continue  # a rotation by size may have begun a younger segment meanwhile
             try:
                 await self.rotate()
             except WalError:
                 return  # the log failed; its waiters are told by _fail
 
     async def rotate(self) -> None:
-        """Seal the active segment if it holds records, durably; return when that is done."""
-        await self._request(self._rotate)
+        """Seal the active segment with all accepted so far, durably; return when that is done.
+
+        Does nothing to a segment that holds no record.
+        """
+        await self._request(partial(self._rotate, self._channel.tail))
 
     async def drop_sealed(self, limit: int) -> None:
         """Delete sealed segments wholly below ``limit``, the head first made durable."""
 
         async def drop() -> None:
-            starts = await self._worker.run(self._tail.drop_sealed, limit)
+            starts = await self._worker.run(self._tail.advance_head, limit)
             if starts:
                 self._listener.on_drop(starts, self._tail.head)
+                await self._worker.run(self._tail.remove, starts)
 
         await self._request(drop)
 
@@ -148,6 +161,8 @@ class Writer:
         self.rotations += len(commit.sealed)
         self._listener.on_commit(commit)
         self._channel.release(drafts)
+        if commit.sealed or not self._has_records.is_set():
+            self._aging_from = self._clock.monotonic()
         self._has_records.set()
         if self._tail.wants_checkpoint or commit.sealed:
             await self._guarded(self._checkpoint)
@@ -155,18 +170,21 @@ class Writer:
     async def _checkpoint(self) -> None:
         await self._worker.run(self._tail.checkpoint)
 
-    async def _rotate(self) -> None:
-        if self._tail.is_empty:
+    async def _rotate(self, limit: int) -> None:
+        while self.failure is None and self._tail.durable_limit < limit:
+            await self._commit(self._channel.take(COMMIT_BYTES))
+        if self.failure is not None or self._tail.is_empty:
             return
         sealed = await self._worker.run(self._tail.rotate)
-        await self._worker.run(self._tail.checkpoint)
+        self._has_records.clear()
         self.rotations += 1
         self._listener.on_rotate(sealed, self._tail.active)
+        await self._worker.run(self._tail.checkpoint)
 
     async def _request(self, action: Callable[[], Awaitable[None]]) -> None:
         """Hand an action to the writer task and wait for it; cancelling does not undo it."""
-        if self.failure is not None:
-            raise self.failure
+        if self._ended:
+            raise fresh(self.failure or WalClosedError("the log is closed"))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._requests.append((action, future))
         self._channel.poke()
@@ -180,7 +198,8 @@ class Writer:
                 if self.failure is None:
                     future.set_result(None)
                 else:
-                    future.set_exception(self.failure)
+                    future.set_exception(fresh(self.failure))
+                    future.exception()  # a caller cancelled at this moment never looks
 
     async def _guarded(self, action: Callable[[], Awaitable[None]]) -> None:
         """Run an action on the tail; if a call fails, fail the log."""
@@ -194,7 +213,8 @@ class Writer:
     def _refuse_requests(self) -> None:
         for _, future in self._requests:
             if not future.done():
-                future.set_exception(self.failure or WalClosedError("the log is closed"))
+                future.set_exception(fresh(self.failure or WalClosedError("the log is closed")))
+                future.exception()
         self._requests.clear()
 
     def _fail(self, cause: BaseException, durable_limit: int, outcome: Outcome) -> None:
@@ -203,8 +223,9 @@ class Writer:
         in_flight_limit = self._tail.attempted_limit
 
         def make_error(target: int) -> WalError:
-            fate: Outcome = outcome if target <= in_flight_limit else "not_written"
-            return describe(cause, fate)
+            if target <= durable_limit:
+                return describe(cause, "durable")  # somebody who waits for the cloud
+            return describe(cause, outcome if target <= in_flight_limit else "not_written")
 
         self.failure = WalClosedError(
             f"the log failed and must be opened again: {cause}", reason="failed"

@@ -27,8 +27,8 @@ async def probe_conditional_puts(
 
     Raises UnsupportedStoreError that says what the store ignored, and what the store raises itself: a
     missing bucket, missing credentials or a read-only place show here first. Passing faults are
-    retried with a fresh object. A failure to remove the object is only logged. Cancelled half-way, it
-    may leave the object behind, which does no harm.
+    retried with a fresh object. A failure to remove the object is only logged. Cancelled or cut
+    off half-way, it may leave the object behind, which does no harm.
 
     Args:
         store: The store to try.
@@ -42,21 +42,25 @@ async def probe_conditional_puts(
         nonlocal attempts
         attempts += 1
         key = f"{PROBE_FOLDER}/{name}-{attempts}"
+        etag = await _create(store, key)
         try:
-            await _probe(store, key)
+            await _check(store, key, etag)
         finally:
             await _remove(store, key)
 
     await (retry or RetryPolicy()).call(attempt)
 
 
-async def _probe(store: ObjectStore, key: str) -> None:
+async def _create(store: ObjectStore, key: str) -> str:
     try:
-        first = await store.put_if_absent(key, b"1")
+        return await store.put_if_absent(key, b"1")
     except PreconditionFailedError as error:
         raise UnsupportedStoreError(
             f"{store.url} refuses to create an object that is not there; use another store"
         ) from error
+
+
+async def _check(store: ObjectStore, key: str, first: str) -> None:
     if await _accepts(store, key, b"2", None):
         raise _ignored(store, "a put with If-None-Match: * replaced an existing object")
     if await _accepts(store, key, b"3", "0" * len(first)):

@@ -70,7 +70,11 @@ class RetryPolicy:
 
     async def call(self, request: Callable[[], Awaitable[_T]]) -> _T:
         """Await ``request()`` until it succeeds, fails for good, or the attempts are used up."""
-        return await self.retrying()(request)
+
+        async def attempt() -> _T:
+            return await request()
+
+        return await self.retrying()(attempt)
 
 
 def is_transient(error: BaseException) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from walstore.errors import InvalidSettingsError
@@ -26,9 +26,14 @@ def parse_location(path: str, store: Mapping[str, str]) -> Location:
     """Return the place that ``path`` names.
 
     ``store`` holds the options ``store.*`` by what follows the dot; they become query parameters of
-    the URL. Raises InvalidSettingsError for what no task could open.
+    the URL. Raises InvalidSettingsError for what Spark's tasks could not open.
     """
     if "://" not in path:
+        path = os.path.abspath(path)  # noqa: PTH100 - as the shell says it, links kept
+        if store:
+            raise InvalidSettingsError(
+                "options store.* go with a store URL; a log directory knows where it was shipped to"
+            )
         return Location(path, is_store=False, topic=_topic(path))
     parts = urlsplit(path)
     if parts.scheme == "memory":
@@ -53,4 +58,4 @@ def parse_location(path: str, store: Mapping[str, str]) -> Location:
 
 
 def _topic(path: str) -> str:
-    return PurePosixPath(path).name
+    return path.rstrip("/").rpartition("/")[2]

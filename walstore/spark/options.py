@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final, Literal
+from typing import Final
 
 from walstore.errors import InvalidSettingsError
 from walstore.spark.location import Location, parse_location
@@ -59,8 +59,8 @@ class ReadOptions:
     location: Location
     starting: Bound = Edge.EARLIEST
     ending: Bound = Edge.LATEST
-    if_no_record: Literal["error", "latest"] = "error"
-    """What ``startingTimestamp`` does when no record is that new: fail, or read nothing."""
+    needs_record: bool = True
+    """Whether ``startingTimestamp`` fails when no record is that new; else nothing is read then."""
     min_partitions: int = 1
     """Soft: partitions are cut only between fragments, or batches of a local file."""
     fail_on_data_loss: bool = True
@@ -89,15 +89,23 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
             "name the log: .load('s3://bucket/prefix'), .load('file:///dir') or .load('/log/dir')"
         )
     location = parse_location(given["path"], store)
+    ending = _bound(given, "endingOffsets", "endingTimestamp", location, Edge.LATEST)
+    if ending is Edge.EARLIEST:
+        raise InvalidSettingsError("endingOffsets cannot be earliest (-2): nothing would be read")
     return ReadOptions(
         location=location,
         starting=_bound(given, "startingOffsets", "startingTimestamp", location, Edge.EARLIEST),
-        ending=_bound(given, "endingOffsets", "endingTimestamp", location, Edge.LATEST),
-        if_no_record=_if_no_record(given.get("startingoffsetsbytimestampstrategy", "error")),
+        ending=ending,
+        needs_record=_word(
+            "startingOffsetsByTimestampStrategy",
+            given.get("startingoffsetsbytimestampstrategy", "error"),
+            yes="error",
+            no="latest",
+        ),
         min_partitions=_number("minPartitions", given.get("minpartitions", "1"), low=1),
-        fail_on_data_loss=_flag("failOnDataLoss", given.get("failondataloss", "true")),
-        include_headers=_flag("includeHeaders", given.get("includeheaders", "false")),
-        use_tier=_tier(given.get("tier", "auto")),
+        fail_on_data_loss=_word("failOnDataLoss", given.get("failondataloss", "true")),
+        include_headers=_word("includeHeaders", given.get("includeheaders", "false")),
+        use_tier=_word("tier", given.get("tier", "auto"), yes="auto", no="off"),
     )
 
 
@@ -142,20 +150,6 @@ def _bad_json(name: str, text: str, topic: str) -> InvalidSettingsError:
     )
 
 
-def _if_no_record(value: str) -> Literal["error", "latest"]:
-    if value == "error" or value == "latest":  # noqa: PLR1714 - mypy narrows only this form
-        return value
-    raise InvalidSettingsError(
-        f"startingOffsetsByTimestampStrategy must be error or latest, not {value!r}"
-    )
-
-
-def _tier(value: str) -> bool:
-    if value.lower() not in {"auto", "off"}:
-        raise InvalidSettingsError(f"tier must be auto or off, not {value!r}")
-    return value.lower() == "auto"
-
-
 def _number(name: str, value: str, *, low: int) -> int:
     text = value.strip()
     if not (text.isascii() and text.isdigit()) or int(text) < low:
@@ -163,7 +157,8 @@ def _number(name: str, value: str, *, low: int) -> int:
     return int(text)
 
 
-def _flag(name: str, value: str) -> bool:
-    if value.lower() not in {"true", "false"}:
-        raise InvalidSettingsError(f"{name} must be true or false, not {value!r}")
-    return value.lower() == "true"
+def _word(name: str, value: str, *, yes: str = "true", no: str = "false") -> bool:
+    word = value.strip().lower()
+    if word not in {yes, no}:
+        raise InvalidSettingsError(f"{name} must be {yes} or {no}, not {value!r}")
+    return word == yes

@@ -6,6 +6,7 @@ process that reads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql.datasource import InputPartition
@@ -23,10 +24,8 @@ class FilePart:
     """First offset of the whole segment."""
     start: int
     limit: int
-    at_offset: int
-    """First offset of a batch at or before the one that holds ``start``."""
-    at_position: int
-    """Byte at which that batch begins."""
+    position: int
+    """Byte at which a batch begins that holds ``start`` or lies before it."""
     size_bytes: int
     """About how many bytes will be read."""
 
@@ -35,9 +34,10 @@ class FilePart:
 class FragmentPart:
     """A fragment, or a part of it."""
 
-    entry: Fragment = field(repr=False)
     start: int
     limit: int
+    entry: Fragment = field(repr=False)
+    """What the manifest says of the fragment."""
 
     @property
     def size_bytes(self) -> int:
@@ -45,21 +45,16 @@ class FragmentPart:
         return self.entry.num_bytes
 
 
-class EmptyPartition(InputPartition):
-    """No records. Spark wants one partition even of nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-
-
 class LogPartition(InputPartition):
     """Consecutive records ``[start, limit)`` of one log."""
 
-    def __init__(self, *, topic: str, start: int, limit: int) -> None:
+    def __init__(self, *, topic: str, start: int, limit: int, size_bytes: int) -> None:
         super().__init__((topic, start, limit))
         self.topic = topic
         self.start = start
         self.limit = limit
+        self.size_bytes = size_bytes
+        """About how many stored bytes the task reads."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topic} [{self.start}, {self.limit}))"
@@ -69,19 +64,26 @@ class FilePartition(LogPartition):
     """Records in the files of a log's directory."""
 
     def __init__(
-        self, *, topic: str, directory: str, tier_url: str | None, parts: tuple[FilePart, ...]
+        self, *, topic: str, directory: str, tier_url: str | None, parts: Sequence[FilePart]
     ) -> None:
-        super().__init__(topic=topic, start=parts[0].start, limit=parts[-1].limit)
+        super().__init__(topic=topic, **_bounds(parts))
         self.directory = directory
         self.tier_url = tier_url
-        """Where to find what retention has deleted since the read was planned."""
         self.parts = parts
 
 
 class FragmentPartition(LogPartition):
     """Records in the fragments of an object store."""
 
-    def __init__(self, *, topic: str, url: str, parts: tuple[FragmentPart, ...]) -> None:
-        super().__init__(topic=topic, start=parts[0].start, limit=parts[-1].limit)
+    def __init__(self, *, topic: str, url: str, parts: Sequence[FragmentPart]) -> None:
+        super().__init__(topic=topic, **_bounds(parts))
         self.url = url
         self.parts = parts
+
+
+def _bounds(parts: Sequence[FilePart] | Sequence[FragmentPart]) -> dict[str, int]:
+    return {
+        "start": parts[0].start,
+        "limit": parts[-1].limit,
+        "size_bytes": sum(part.size_bytes for part in parts),
+    }

@@ -1,23 +1,24 @@
-"""Planning a read: from bounds and sizes to partitions. Pure: no I/O."""
+"""Planning a read: from options and a log's extent to offsets and partitions. Pure: no I/O of its own."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Protocol, TypeVar
 
 from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, OffsetTrimmedError
-from walstore.segment import HEADER_BYTES, SegmentIndex
+from walstore.segment import SegmentIndex
 from walstore.spark.options import Bound, Edge, Moment, ReadOptions
-from walstore.spark.partition import FilePart
+from walstore.spark.partition import FilePart, LogPartition
 
 PARTITION_BYTES: Final = 32 << 20
-"""About how many stored bytes a task reads when ``minPartitions`` does not ask for less."""
+"""About how many stored bytes a task reads, unless ``minPartitions`` asks for smaller tasks."""
 
 
 class Log(Protocol):
-    """What planning asks of a log."""
+    """What planning asks of a log, wherever it lies. A moment of it: nothing moves meanwhile."""
 
     @property
     def head(self) -> int:
@@ -27,63 +28,158 @@ class Log(Protocol):
     def limit(self) -> int:
         """Offset after the last one that can be read."""
 
+    def is_trimmed(self, offset: int) -> bool:
+        """Return whether the offset lies before :attr:`head`."""
+
     def offset_at(self, timestamp_us: int) -> int | None:
         """Return the first offset that is not older than a time, or None."""
 
+    def partitions(self, start: int, limit: int, most_bytes: int) -> list[LogPartition]:
+        """Return partitions of about ``most_bytes`` that cover ``[start, limit)``, in order."""
 
-class Part(Protocol):
-    """The least that can be given to a task."""
 
+class _Sized(Protocol):
     @property
-    def size_bytes(self) -> int:
-        """How many stored bytes it is about."""
+    def size_bytes(self) -> int: ...
 
 
-_P = TypeVar("_P", bound=Part)
+_P = TypeVar("_P", bound=_Sized)
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Resolved offsets to read."""
+    """Offsets to read."""
 
     start: int
     limit: int
     lost: str | None = None
-    """What had to be left out, where the options allow that; for the log."""
+    """What was asked for and is not there, if the options allow to go on without."""
 
 
 def resolve(options: ReadOptions, log: Log) -> Interval:
     """Turn the options' bounds into offsets.
 
     Raises OffsetTrimmedError or OffsetNotWrittenError for offsets that are not there (with
-    ``failOnDataLoss=false`` they are left out), InvalidSettingsError for bounds that contradict each
-    other or a start by time that no record meets.
+    ``failOnDataLoss=false`` they are left out instead), and InvalidSettingsError for bounds that
+    contradict each other or a starting time that no record meets.
     """
-    limit = _limit(options, log)
     start = _start(options, log)
-    asked = start
-    lost = None
-    if start > log.limit or limit > log.limit:
-        beyond = max(start, limit)
+    limit = _limit(options.ending, log)
+    lost = []
+    beyond = max(start, limit)
+    if beyond > log.limit:
         if options.fail_on_data_loss:
             raise OffsetNotWrittenError(
-                "the offset has not been written yet; failOnDataLoss=false reads up to the tail",
+                "the read would go beyond the log's tail; failOnDataLoss=false reads what is there",
                 requested=beyond,
                 head=log.head,
                 tail=log.limit,
             )
+        lost.append(f"offsets [{log.limit}, {beyond}) are not written yet")
         start, limit = min(start, log.limit), min(limit, log.limit)
-        lost = f"offsets from {log.limit} to {beyond} are not written"
     if start > limit:
-        raise InvalidSettingsError(f"the read starts at offset {asked} and ends before it, at {limit}")
-    if start < limit and isinstance(options.starting, int) and start < log.head:
+        raise InvalidSettingsError(
+            f"the read would start at offset {start} and end before it, at {limit}"
+        )
+    if start < limit and log.is_trimmed(start):
         if options.fail_on_data_loss:
             raise OffsetTrimmedError(
-                "the start was removed from the log; failOnDataLoss=false starts at the head",
+                "the read would start before the log's head; failOnDataLoss=false starts at the head",
                 requested=start,
                 head=log.head,
                 tail=log.limit,
             )
-        lost = f"offsets from {start} to {log.head} were removed"
-        start = log.head
-    return Interval(start, max(start, limit), lost)
+        lost.append(f"offsets [{start}, {min(log.head, limit)}) were removed from the log")
+        start = min(log.head, limit)
+    return Interval(start, limit, "; ".join(lost) or None)
+
+
+def _start(options: ReadOptions, log: Log) -> int:
+    bound = options.starting
+    if bound is Edge.EARLIEST:
+        return log.head
+    if isinstance(bound, Moment):
+        found = log.offset_at(bound.timestamp_us)
+        if found is None and options.needs_record:
+            raise InvalidSettingsError(
+                "no record is as new as startingTimestamp; to read nothing then, set "
+                "startingOffsetsByTimestampStrategy=latest"
+            )
+        return log.limit if found is None else found
+    # Kafka counts from 0 and a walstore log from 1; nothing was lost at 0.
+    return log.limit if bound is Edge.LATEST else max(1, bound)
+
+
+def _limit(bound: Bound, log: Log) -> int:
+    if isinstance(bound, Moment):
+        found = log.offset_at(bound.timestamp_us)
+        return log.limit if found is None else found
+    return log.limit if isinstance(bound, Edge) else max(1, bound)
+
+
+def partitions(log: Log, interval: Interval, min_partitions: int) -> list[LogPartition]:
+    """Return what each task reads; more and smaller tasks if ``min_partitions`` asks for them."""
+    if interval.start == interval.limit:
+        return []
+    found = log.partitions(interval.start, interval.limit, PARTITION_BYTES)
+    if len(found) < min_partitions:
+        total = sum(partition.size_bytes for partition in found)
+        found = log.partitions(interval.start, interval.limit, max(1, total // min_partitions))
+    return found
+
+
+def group(parts: Iterable[_P], most_bytes: int) -> list[list[_P]]:
+    """Put consecutive parts together up to ``most_bytes``; a larger part stays alone."""
+    groups: list[list[_P]] = []
+    size_bytes = 0
+    for part in parts:
+        if not groups or size_bytes + part.size_bytes > most_bytes:
+            groups.append([])
+            size_bytes = 0
+        groups[-1].append(part)
+        size_bytes += part.size_bytes
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class FileExtent:
+    """A segment file as far as its records are durable."""
+
+    name: str
+    start: int
+    limit: int
+    end_position: int
+    """Byte behind the last of these records, or a little more or less."""
+    index: SegmentIndex
+
+
+def cut_file(extent: FileExtent, start: int, limit: int, most_bytes: int) -> list[FilePart]:
+    """Cut ``[start, limit)`` of a file into about equal parts, as far as its index allows."""
+    index = extent.index
+    low = index.locate(start)
+    high = extent.end_position if limit >= extent.limit else max(low, index.locate(limit))
+    count = max(1, -(-(high - low) // most_bytes))
+    cuts = [start]
+    for at in range(1, count):
+        entry = bisect_left(index.positions, low + (high - low) * at // count)
+        if entry < len(index.starts) and cuts[-1] < index.starts[entry] < limit:
+            cuts.append(index.starts[entry])
+    positions = [low, *(index.locate(cut) for cut in cuts[1:]), high]
+    return [
+        FilePart(
+            name=extent.name,
+            segment_start=extent.start,
+            start=cut,
+            limit=until,
+            position=position,
+            size_bytes=max(0, end - position),
+        )
+        for (cut, until), (position, end) in zip(
+            pairwise([*cuts, limit]), pairwise(positions), strict=True
+        )
+    ]
+
+
+def clip(bounds: Sequence[int], start: int, limit: int) -> tuple[int, int]:
+    """Return the part of the half-open interval ``bounds`` that lies in ``[start, limit)``."""
+    return max(bounds[0], start), min(bounds[1], limit)

@@ -12,7 +12,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walstore.arrow import SCHEMA, HEADERS_TYPE
+from walstore.arrow import HEADERS_TYPE, SCHEMA
 from walstore.batch import Batch, ConcatBatch
 from walstore.spark.schema import HEADERS, HEADERS_ARROW, arrow_schema
 
@@ -56,10 +56,10 @@ class RowBuilder:
                 return self._constant(name, 0, len(rows))
             case "timestampType":
                 return self._constant(name, PRODUCER_TIME, len(rows))
-            case "headers":
-                return _headers(rows.column(HEADERS))
         found = rows.column(name)
-        return self._constant(name, None, len(rows)) if found.null_count == len(rows) else found
+        if found.null_count == len(found):
+            return self._constant(name, None, len(rows))
+        return _headers(found) if name == HEADERS else found
 
     def _constant(self, name: str, value: object, rows: int) -> pa.Array:
         known = self._repeated.get(name)
@@ -109,5 +109,5 @@ def _headers(found: pa.MapArray) -> pa.ListArray:
     pairs = pa.StructArray.from_arrays(
         [found.keys[low:high], found.items[low:high]], fields=list(HEADERS_ARROW.value_type)
     )
-    offsets = pc.subtract(found.offsets, low) if low else found.offsets
+    offsets = pc.subtract(found.offsets, low)  # a new array: Arrow refuses a slice with a mask
     return pa.ListArray.from_arrays(offsets, pairs, type=HEADERS_ARROW, mask=found.is_null())

@@ -75,15 +75,18 @@ class PowerLossFileSystem:
         self._durable_names: dict[Path, Content] = {}
         self._pending: list[_NameChange] = []
 
+    def cut(self) -> None:
+        """Cut the power: from now on every call fails with EIO and changes nothing."""
+        with self._lock:
+            self._is_off = True
+
     def crash(self, seed: int, into: Path) -> None:
         """Cut the power and fill the new directory ``into`` with one possible outcome.
 
-        From now on every call fails with EIO and changes nothing. The outcome depends on ``seed``
-        alone: 0 loses all that was not synced, 1 keeps all, others lose some. It may be called again
-        with another seed and directory.
+        The outcome depends on ``seed`` alone: 0 loses all that was not synced, 1 keeps all, others
+        lose some. It may be called again with another seed and directory.
         """
-        with self._lock:
-            self._is_off = True
+        self.cut()
         keep = _keeper(seed)
         names = dict(self._durable_names)
         for change in self._pending:

@@ -1,0 +1,127 @@
+"""Local logs for tests: settings that rotate and evict early, and looking at what a log holds."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from walstore import Record, Settings, Wal
+from walstore.draft import Draft
+from walstore.group import make_group
+from walstore.opening import Opened, open_log
+from walstore.ports import Clock, FileSystem
+from walstore.posix import PosixFileSystem
+from walstore.settings import KIB
+from walstore.testing import ManualClock
+
+_T = TypeVar("_T")
+
+SMALL = Settings(
+    segment_bytes=64 * KIB,
+    batch_bytes=4 * KIB,
+    cache_bytes=16 * KIB,
+    checkpoint_bytes=64 * KIB,
+    read_ahead_bytes=4 * KIB,
+    max_record_bytes=64 * KIB,
+    channel_bytes=256 * KIB,
+)
+"""Many batches, many segments, and a cache that holds little."""
+
+
+async def read_all(wal: Wal, start: Any = "earliest", stop: int | None = None) -> list[Record]:
+    """Return every durable record from ``start`` on."""
+    async with wal.reader(start, stop=stop, follow=False) as reader:
+        return [record async for record in reader]
+
+
+async def read_values(wal: Wal, start: Any = "earliest") -> list[bytes]:
+    """Return the values of every durable record from ``start`` on."""
+    return [record.value for record in await read_all(wal, start)]
+
+
+async def contents(directory: Path, settings: Settings | None = None) -> list[Record]:
+    """Open the log, read all of it, and close it again."""
+    async with Wal.open(directory, settings=settings) as wal:
+        return await read_all(wal)
+
+
+def segments(directory: Path) -> list[Path]:
+    """Return the segment files of a log, oldest first."""
+    return sorted(directory.glob("*.wal"))
+
+
+def copy_log(source: Path, target: Path) -> Path:
+    """Copy a log's files, as they lie on disk now."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("LOCK"))
+    return target
+
+
+def check_contiguous(records: Iterable[Record], start: int = 1) -> None:
+    """Assert that offsets count up by one from ``start`` and that time never goes back."""
+    latest_us = 0
+    for offset, record in enumerate(records, start):
+        assert record.offset == offset
+        assert record.timestamp_us >= latest_us
+        latest_us = record.timestamp_us
+
+
+async def turns(count: int = 10) -> None:
+    """Let the event loop run whatever can run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool], *, most_turns: int = 100_000) -> None:
+    """Let the event loop turn until a condition holds."""
+    for _ in range(most_turns):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError(f"it never happened: {condition}")
+
+
+async def gather_outcomes(calls: Iterable[Awaitable[_T]]) -> list[_T | BaseException]:
+    """Run calls at the same time and return what each returned or raised."""
+    return await asyncio.gather(*calls, return_exceptions=True)
+
+
+def open_blocking(
+    directory: Path,
+    *,
+    fs: FileSystem | None = None,
+    clock: Clock | None = None,
+    settings: Settings = SMALL,
+    tier_limit: int = 1,
+    tier_url: str | None = None,
+) -> Opened:
+    """Open a log without an event loop, as the writer's thread does."""
+    return open_log(
+        directory,
+        fs=fs or PosixFileSystem(),
+        clock=clock or ManualClock(),
+        settings=settings,
+        owner="test",
+        make_log_id=lambda: b"identity of log ",
+        tier_limit=tier_limit,
+        tier_url=tier_url,
+    )
+
+
+def draft_of(start: int, *values: bytes, timestamp_us: int | None = None) -> Draft:
+    """Return a draft as the channel would hand it to the writer."""
+    draft = Draft(start)
+    group = make_group(values, None, None, None, timestamp_us)
+    draft.extend(group)
+    draft.size_bytes = group.size_bytes
+    return draft
+
+
+def close_opened(opened: Opened, *, clean: bool = True) -> None:
+    """Close a log that was opened with :func:`open_blocking`."""
+    try:
+        opened.tail.close(clean=clean)
+    finally:
+        opened.lock.release()

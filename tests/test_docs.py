@@ -1,0 +1,81 @@
+"""The documentation tells the truth: its snippets run, and its tables name what exists."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from uploader import UploadSettings
+from walstore import Settings
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def snippets(text: str) -> list[tuple[str, str | None]]:
+    """Return each Python block with the plain block that follows it directly, if any."""
+    found = re.findall(r"```python\n(.*?)```\n(?:\n```\n(.*?)```)?", text, re.DOTALL)
+    return [(code, output or None) for code, output in found]
+
+
+def run(code: str, directory: Path) -> str:
+    """Run a program as a reader of the page would; return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_readme_snippets_run_in_order(tmp_path: Path) -> None:
+    """Each snippet runs on what the ones before left, and prints what the page says."""
+    found = snippets(README)
+    assert len(found) == 3
+    for code, output in found:
+        if "spark" in code and shutil.which("java") is None:
+            continue
+        printed = run(code, tmp_path)
+        if output is not None:
+            assert printed == output
+
+
+def test_readme_is_short() -> None:
+    """A newcomer reads it to its end."""
+    assert len(README.splitlines()) <= 200
+
+
+def test_guarantees_name_tests_that_exist() -> None:
+    """Every test that the table names is there."""
+    table = README.partition("## Guarantees")[2].partition("##")[0]
+    names = re.findall(r"test_[A-Za-z0-9_]+(?!\.py)\b", re.sub(r"\S+\.py", "", table))
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for name in set(names):
+        assert f"def {name}" in tests, name
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/operations.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    """Relative links name files of the repository."""
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+def test_operations_lists_every_setting() -> None:
+    """The tables have a row for each field, and no other."""
+    page = (ROOT / "docs/operations.md").read_text().partition("## What each level")[0]
+    rows = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    fields = {field.name for kind in (Settings, UploadSettings) for field in dataclasses.fields(kind)}
+    assert rows == fields

@@ -1,0 +1,142 @@
+"""Object stores for the tests of the cloud tier: an S3 server over real HTTP, and retries that do not wait.
+
+The server is moto's. It differs from S3 in ways that are made up for here, or matter to nobody:
+
+* moto looks at a condition and puts in two steps without a lock; S3 is atomic. Puts are queued.
+* moto never answers 409, 503 or 412-after-retry; ``test_s3_faults.py`` has a scripted server for those.
+* moto takes any credentials.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import boto3
+import pytest
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from uploader.stores import RetryPolicy
+
+_NUMBERS = itertools.count()
+
+
+class S3Server:
+    """moto behind a lock, which can be told to ignore the conditions of puts as some emulators do."""
+
+    def __init__(self) -> None:
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._lock = threading.Lock()
+        self._server = make_server(
+            "127.0.0.1", 0, self._serve, threaded=True, request_handler=_QuietHandler
+        )
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self.unconditional_buckets: set[str] = set()
+        self.requests: list[tuple[str, str]] = []
+
+    @property
+    def endpoint_url(self) -> str:
+        return f"http://127.0.0.1:{self._server.port}"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        self.requests.append((environ["REQUEST_METHOD"], path))
+        if path.split("/")[1] in self.unconditional_buckets:
+            environ.pop("HTTP_IF_MATCH", None)
+            environ.pop("HTTP_IF_NONE_MATCH", None)
+        if environ["REQUEST_METHOD"] == "PUT":
+            with self._lock:
+                return list(self._app(environ, start_response))
+        return self._app(environ, start_response)
+
+
+class _QuietHandler(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log(self, *_: object) -> None:
+        pass
+
+
+class InstantClock:
+    """Never waits, but notes for how long it should have."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    def now_us(self) -> int:
+        return 1_750_000_000_000_000
+
+    def monotonic(self) -> float:
+        return sum(self.waits)
+
+    async def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+
+@pytest.fixture
+def instant_clock() -> InstantClock:
+    return InstantClock()
+
+
+@pytest.fixture
+def impatient(instant_clock: InstantClock) -> RetryPolicy:
+    """Retry without waiting: five attempts, no chance involved."""
+    return RetryPolicy(clock=instant_clock, jitter=lambda: 0.0)
+
+
+@pytest.fixture
+def aws_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory):
+    """Credentials for the emulator, and nothing else of this machine's AWS settings."""
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    nowhere = str(tmp_path_factory.getbasetemp() / "no-such-file")
+    monkeypatch.setenv("AWS_CONFIG_FILE", nowhere)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", nowhere)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-the-tests")
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """One server for all tests; each test has a bucket of its own."""
+    server = S3Server()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_admin(s3_server: S3Server) -> Iterator[Any]:
+    """A plain client, to make buckets and to look behind the store's back."""
+    session = boto3.Session(
+        aws_access_key_id="testing", aws_secret_access_key="testing", region_name="us-east-1"
+    )
+    client = session.client("s3", endpoint_url=s3_server.endpoint_url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def s3_bucket(s3_admin: Any, aws_environment: None) -> str:
+    """A new, empty bucket."""
+    name = f"bucket-{next(_NUMBERS)}"
+    s3_admin.create_bucket(Bucket=name)
+    return name
+
+
+@pytest.fixture
+def s3_url(s3_server: S3Server, s3_bucket: str) -> str:
+    """The URL of a place in a new bucket, as a user would write it."""
+    return f"s3://{s3_bucket}/logs/orders?endpoint_url={s3_server.endpoint_url}&region=us-east-1"

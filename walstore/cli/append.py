@@ -1,0 +1,136 @@
+"""walstore append: records from stdin into a log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from walstore.cli.errors import UsageError
+from walstore.cli.location import to_directory, to_url
+from walstore.cli.options import AsJson, Directory
+from walstore.cli.output import complain, print_fields, print_json
+from walstore.cli.running import run_async, stop_on_signal, until_stopped
+from walstore.cli.splitting import LengthPrefixed, Lines, Splitter
+from walstore.cli.stdin import read_stdin
+from walstore.errors import WalError, WouldBlock
+from walstore.ports import Tier
+from walstore.records import Durability
+from walstore.settings import Settings
+from walstore.wal import Wal
+
+EXAMPLES = """\b
+Examples:
+  printf 'one\\ntwo\\n' | walstore append data/orders
+  tail -f app.log | walstore append data/app --stream web --durability disk
+  producer | walstore append data/blobs --length-prefixed --tier s3://bucket/blobs
+"""
+
+
+def append(
+    directory: Directory,
+    length_prefixed: Annotated[
+        bool,
+        typer.Option(
+            "--length-prefixed",
+            help="Records are a big-endian u32 length and so many bytes, instead of lines.",
+        ),
+    ] = False,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="TEXT", help="Key of every record.")
+    ] = None,
+    stream: Annotated[
+        str | None, typer.Option("--stream", metavar="NAME", help="Stream of every record.")
+    ] = None,
+    durability: Annotated[
+        str,
+        typer.Option(
+            "--durability", metavar="LEVEL", help="What to wait for at the end: memory, disk, cloud."
+        ),
+    ] = "disk",
+    tier: Annotated[
+        str | None, typer.Option("--tier", metavar="URL", help="Ship the log to a store as well.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Append records from stdin, a line each, and write the offsets they got to stdout.
+
+    Creates the log if there is none. Records are written as they arrive, many to a commit. The newline
+    is not part of a record; empty lines are empty records. SIGINT and SIGTERM end the input; what was
+    read by then is appended, and the exit code is 0.
+    """
+    splitter: Splitter = LengthPrefixed() if length_prefixed else Lines()
+    if durability == Durability.CLOUD and tier is None:
+        raise UsageError("--durability cloud needs --tier URL")
+    done = run_async(
+        _append(
+            to_directory(directory, "append"),
+            splitter,
+            Settings(durability=Durability.DISK),
+            level=durability,
+            tier_url=None if tier is None else to_url(tier, "--tier"),
+            options={"key": None if key is None else key.encode(), "stream": stream},
+        )
+    )
+    if as_json:
+        print_json(done)
+    else:
+        print_fields(
+            [
+                ("offsets", f"[{done['start']}, {done['limit']})"),
+                ("records", done["records"]),
+                ("bytes", done["bytes"]),
+            ]
+        )
+
+
+async def _append(
+    path: Path,
+    splitter: Splitter,
+    settings: Settings,
+    *,
+    level: str,
+    tier_url: str | None,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    async with Wal.open(path, settings=settings, tier=_make_tier(tier_url)) as wal:
+        start, size = wal.tail, 0
+        splitter.max_record_bytes = settings.max_record_bytes
+        try:
+            with stop_on_signal() as stop:
+                async for chunk in until_stopped(read_stdin(), stop):
+                    size += await _append_all(wal, splitter.feed(chunk), options)
+            size += await _append_all(wal, splitter.finish(), options)
+            if wal.tail > start:
+                await wal.wait_durable(wal.tail - 1, level)
+        except WalError:
+            complain(f"{wal.tail - start} records were accepted before this: [{start}, {wal.tail})")
+            raise
+        return {
+            "directory": str(path),
+            "start": start,
+            "limit": wal.tail,
+            "records": wal.tail - start,
+            "bytes": size,
+        }
+
+
+async def _append_all(wal: Wal, values: list[bytes], options: dict[str, Any]) -> int:
+    """Append values without waiting for each; return their bytes. Waits only while there is no room."""
+    size = 0
+    for value in values:
+        try:
+            wal.append_nowait(value, **options)
+        except WouldBlock:
+            await wal.append(value, durability="memory", **options)
+        size += len(value)
+    return size
+
+
+def _make_tier(url: str | None) -> Tier | None:
+    if url is None:
+        return None
+    from uploader.cloud_tier import CloudTier
+
+    return CloudTier(url)

@@ -1,0 +1,84 @@
+"""What an error means to somebody at a terminal: one line and an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from walstore.errors import (
+    ContentionError,
+    CorruptionError,
+    FencedError,
+    InvalidSettingsError,
+    LogNotFoundError,
+    WalError,
+    WalLockedError,
+)
+
+OK: Final = 0
+FAILED: Final = 1
+"""Bad usage, or the operation did not succeed."""
+CORRUPTION: Final = 2
+NOT_FOUND: Final = 3
+LOCKED: Final = 4
+"""The log is open for writing elsewhere, or another owner took over."""
+
+_EXTRA_OF: Final = {
+    "aiofiles": "cli",
+    "rich": "cli",
+    "typer": "cli",
+    "aioboto3": "cloud",
+    "aiobotocore": "cloud",
+    "botocore": "cloud",
+    "pyarrow": "cloud",
+    "tenacity": "cloud",
+    "py4j": "spark",
+    "pyspark": "spark",
+}
+
+
+class UsageError(InvalidSettingsError):
+    """The command line asks for something that makes no sense; the message says what to give."""
+
+
+def is_expected(error: BaseException) -> bool:
+    """Return whether the error is the user's or the world's doing, rather than a mistake of ours."""
+    if isinstance(error, ModuleNotFoundError):
+        return _extra(error) is not None
+    return isinstance(error, WalError | OSError | UsageError)
+
+
+def unwrap(error: BaseException) -> BaseException:
+    """Return the one error in a group, however deep; the group itself if there are several."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the code with which the command ends after this error."""
+    if isinstance(error, CorruptionError):
+        return CORRUPTION
+    if isinstance(error, LogNotFoundError | FileNotFoundError | NotADirectoryError):
+        return NOT_FOUND
+    if isinstance(error, WalLockedError | FencedError | ContentionError):
+        return LOCKED
+    return FAILED
+
+
+def explain(error: BaseException) -> str:
+    """Return the error in one line that says what to do."""
+    if isinstance(error, ModuleNotFoundError):
+        extra = _extra(error)
+        return f"this needs the extra '{extra}' ({error.name} is missing): pip install 'walstore[{extra}]'"
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror.lower()
+        return f"{text}: {error.filename}" if error.filename is not None else text
+    if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
+        return "interrupted"
+    notes = [str(error), *getattr(error, "__notes__", ())]
+    return " ".join(" ".join(notes).split()) or type(error).__name__
+
+
+def _extra(error: ModuleNotFoundError) -> str | None:
+    return _EXTRA_OF.get((error.name or "").partition(".")[0])

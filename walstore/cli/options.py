@@ -1,0 +1,33 @@
+"""Arguments and options that several verbs share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Location = Annotated[
+    str,
+    typer.Argument(
+        metavar="LOCATION",
+        help="A log directory, or a store URL: s3://bucket/prefix, file:///directory.",
+        show_default=False,
+    ),
+]
+
+Directory = Annotated[
+    str, typer.Argument(metavar="DIRECTORY", help="A log directory.", show_default=False)
+]
+
+StoreUrl = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="Where to ship to: s3://bucket/prefix or file:///directory.",
+        show_default=False,
+    ),
+]
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Write JSON to stdout; the fields are in docs/cli.md.")
+]

@@ -1,0 +1,88 @@
+"""Where output goes: data to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+
+
+def print_json(value: object) -> None:
+    """Write a value to stdout as one line of JSON."""
+    sys.stdout.write(to_json(value) + "\n")
+    sys.stdout.flush()
+
+
+def to_json(value: object) -> str:
+    """Return a value as compact JSON with its text unescaped."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def print_fields(fields: Iterable[tuple[str, Any]]) -> None:
+    """Write names and values to stdout, a pair a line, the values in one column."""
+    pairs = [(name, str(value)) for name, value in fields]
+    width = max(len(name) for name, _ in pairs)
+    for name, value in pairs:
+        sys.stdout.write(f"{name:<{width}}  {value}\n")
+    sys.stdout.flush()
+
+
+def write_bytes(data: bytes) -> None:
+    """Write bytes to stdout and flush. Blocks while whoever reads them is busy."""
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def complain(text: str) -> None:
+    """Write a line to stderr, after the name of the program."""
+    with contextlib.suppress(BrokenPipeError):
+        print(f"walstore: {text}", file=sys.stderr, flush=True)
+
+
+def terminal() -> Console:
+    """Return a console on stderr for progress; it moves only if stderr is a terminal."""
+    return Console(stderr=True, highlight=False)
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Return a size for people: ``1.5 MiB``."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def format_count(count: float) -> str:
+    """Return a number for people, with thin groups: ``1 234 567``."""
+    return f"{count:,.0f}".replace(",", " ")
+
+
+def send_logs_to_stderr() -> None:
+    """Let warnings of the library appear on stderr, one line each."""
+    logger = logging.getLogger("walstore")
+    if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
+        handler = _StderrHandler()
+        handler.setLevel(logging.WARNING)
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        logger.addHandler(handler)
+
+
+def forget_stdout() -> None:
+    """Nobody reads stdout any more: let what is still buffered go nowhere, without complaint."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+class _StderrHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        complain(self.format(record))

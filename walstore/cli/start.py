@@ -1,0 +1,54 @@
+"""Places in a log as people write them: earliest, latest, an offset, the last N records, a time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from walstore.cli.errors import UsageError
+from walstore.cli.source import ReadableLog
+from walstore.records import to_timestamp_us
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a log, not yet resolved to an offset. Exactly one field is set."""
+
+    word: str | None = None
+    """``earliest`` or ``latest``."""
+    offset: int | None = None
+    last: int | None = None
+    """So many records before the end."""
+    timestamp_us: int | None = None
+
+    async def resolve(self, log: ReadableLog) -> int:
+        """Return the offset in ``log``."""
+        if self.offset is not None:
+            return self.offset
+        if self.last is not None:
+            return max(log.head, log.limit - self.last)
+        if self.timestamp_us is not None:
+            return await log.offset_at(self.timestamp_us)
+        return log.head if self.word == "earliest" else log.limit
+
+
+def parse_place(text: str) -> Place:
+    """Parse what was given with ``--from`` or ``--to``; UsageError if it is nothing of the kind."""
+    word = text.strip().lower()
+    if word in ("earliest", "latest"):
+        return Place(word=word)
+    if re.fullmatch(r"\d{1,19}", word):
+        return Place(offset=int(word))
+    if re.fullmatch(r"-\d{1,19}", word):
+        return Place(last=-int(word))
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise UsageError(
+            f"not a place in a log: {text!r}; give 'earliest', 'latest', an offset, -N for the last "
+            "N records, or a time such as 2025-06-01T12:00:00Z"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return Place(timestamp_us=max(to_timestamp_us(moment), 0))

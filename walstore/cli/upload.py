@@ -1,0 +1,77 @@
+"""walstore upload: ship what is durable in a directory to object storage."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from walstore.cli.location import to_directory, to_url
+from walstore.cli.options import AsJson, Directory, StoreUrl
+from walstore.cli.output import format_bytes, print_fields, print_json, terminal
+from walstore.cli.running import run_async
+from walstore.clock import SystemClock
+from walstore.view import LogView
+from walstore.wal import Wal
+
+EXAMPLES = """\b
+Examples:
+  walstore upload data/orders s3://bucket/orders
+  walstore upload data/orders file:///srv/bucket/orders --json
+"""
+
+_PROGRESS_SECONDS = 0.2
+
+
+def upload(directory: Directory, url: StoreUrl, as_json: AsJson = False) -> None:
+    """Ship everything durable in DIRECTORY that is not at URL yet, then end.
+
+    Opens the log for writing, so it takes the lock; exit code 4 if a writer has it. Interrupted, it
+    leaves a prefix of the log at URL, and the next run goes on from there.
+    """
+    shipped = run_async(_upload(to_directory(directory, "upload"), to_url(url, "upload")))
+    if as_json:
+        print_json(shipped)
+        return
+    print_fields(
+        [
+            ("directory", shipped["directory"]),
+            ("url", shipped["url"]),
+            ("shipped", f"[{shipped['start']}, {shipped['limit']})"),
+            ("records", shipped["records"]),
+            ("fragments", shipped["fragments"]),
+            ("size", format_bytes(shipped["bytes"])),
+        ]
+    )
+
+
+async def _upload(path: Path, url: str) -> dict[str, Any]:
+    from uploader.cloud_tier import CloudTier
+
+    await asyncio.to_thread(LogView.open, path)  # refuses to create a log by mistake
+    tier = CloudTier(url)
+    async with Wal.open(path, tier=tier) as wal:
+        start, limit = wal.uploaded_limit, wal.durable_limit
+        async with asyncio.TaskGroup() as group:
+            progress = group.create_task(_show_progress(wal, start, limit))
+            if limit > start:
+                await wal.wait_durable(limit - 1, "cloud")
+            progress.cancel()
+        counters = tier.uploader
+        return {
+            "directory": str(path),
+            "url": tier.url,
+            "start": start,
+            "limit": wal.uploaded_limit,
+            "records": wal.uploaded_limit - start,
+            "fragments": counters.uploaded_fragments + counters.adopted_fragments,
+            "bytes": counters.uploaded_bytes,
+        }
+
+
+async def _show_progress(wal: Wal, start: int, limit: int) -> None:
+    clock = SystemClock()
+    with terminal().status("shipping") as status:
+        while True:
+            status.update(f"shipped {wal.uploaded_limit - start} of {limit - start} records")
+            await clock.sleep(_PROGRESS_SECONDS)

@@ -1,0 +1,150 @@
+"""A log in a directory of this machine: what is in its files, and before them in its tier.
+
+Planning looks at headers and indexes only. Files are preferred to the tier wherever both have a record;
+a file that retention deletes before a task reads it is made up for from the tier (``read.py``).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from walstore import segment
+from walstore.directory import read_cell, walk_file
+from walstore.errors import LogNotFoundError, WalError
+from walstore.recovery import Chain
+from walstore.segment import INDEX_INTERVAL_BYTES, SegmentIndex
+from walstore.segment_file import Segment, find_time, read_header
+from walstore.spark.location import Location
+from walstore.spark.partition import FilePart, FilePartition, LogPartition
+from walstore.spark.plan import FileExtent, clip, cut_file, group
+from walstore.spark.store import StoreLog
+from walstore.view import LogView
+
+
+class DirectoryLog:
+    """A moment of a log directory, with its tier behind it. Close it after planning."""
+
+    def __init__(self, location: Location, *, use_tier: bool = True) -> None:
+        """Look at the log; see :meth:`walstore.view.LogView.open` for the errors."""
+        self._directory = Path(location.text)
+        self._topic = location.topic
+        try:
+            self._view = LogView.open(self._directory)
+        except LogNotFoundError as error:
+            if (self._directory / "manifest").is_dir():
+                error.add_note(f"a log's store lies there: load it as file://{self._directory}")
+            raise
+        self._tier_url = self._view.tier_url if use_tier else None
+
+    def close(self) -> None:
+        """Release the tier's connections, if there are any."""
+        if "_tier" in self.__dict__ and self._tier is not None:
+            self._tier.close()
+
+    @property
+    def head(self) -> int:
+        """First offset in the tier if it reaches up to the files, else in the files."""
+        return self._view.head if self._tier is None else self._tier.head
+
+    @property
+    def limit(self) -> int:
+        """The durable limit."""
+        return self._view.durable_limit
+
+    def is_trimmed(self, offset: int) -> bool:
+        """Return whether neither files nor tier reach back to the offset."""
+        return offset < self._view.head and offset < self.head
+
+    def offset_at(self, timestamp_us: int) -> int | None:
+        """Return the first durable offset that is not older than a time, or None."""
+        if self._tier is not None:
+            found = self._tier.offset_at(timestamp_us)
+            if found is not None and found < self._view.head:
+                return found
+        for source in self._view.segments:
+            if source.summary is not None and source.summary.max_timestamp_us < timestamp_us:
+                continue
+            offset = find_time(self._view.fs, source, timestamp_us, self.limit)
+            if offset is not None:
+                return max(offset, self._view.head)
+        return None
+
+    def partitions(self, start: int, limit: int, most_bytes: int) -> list[LogPartition]:
+        """Return partitions of fragments up to the files' head, then of files."""
+        found: list[LogPartition] = []
+        head = self._view.head
+        if start < head and self._tier is not None:
+            found += self._tier.partitions(start, min(limit, head), most_bytes)
+        parts: list[FilePart] = []
+        for at, source in enumerate(self._view.segments):
+            end = self._segment_limit(at)
+            low, high = clip((max(source.start, head), end), start, limit)
+            if low < high:
+                parts += cut_file(self._extent(source, end, most_bytes), low, high, most_bytes)
+        for members in group(parts, most_bytes):
+            found.append(
+                FilePartition(
+                    topic=self._topic,
+                    directory=str(self._directory),
+                    tier_url=self._tier_url,
+                    parts=tuple(members),
+                )
+            )
+        return found
+
+    @cached_property
+    def _tier(self) -> StoreLog | None:
+        """The tier, if it holds anything that comes before the files; asked at most once."""
+        head = self._view.head
+        if self._tier_url is None or head <= 1:
+            return None
+        try:
+            tier = StoreLog(Location(self._tier_url, is_store=True, topic=self._topic))
+        except LogNotFoundError:
+            return None
+        except WalError as error:
+            error.add_note("tier=off reads only what is in the log's directory")
+            raise
+        if tier.head < head <= tier.limit:
+            return tier
+        tier.close()
+        return None
+
+    def _segment_limit(self, at: int) -> int:
+        segments = self._view.segments
+        return segments[at + 1].start if at + 1 < len(segments) else self.limit
+
+    def _extent(self, source: Segment, limit: int, most_bytes: int) -> FileExtent:
+        if source.summary is not None:
+            end = source.summary.data_bytes
+            index = source.index or SegmentIndex()
+        else:
+            end, index = self._active_extent(source, most_bytes)
+        return FileExtent(source.path.name, source.start, limit, end, index)
+
+    def _active_extent(self, source: Segment, most_bytes: int) -> tuple[int, SegmentIndex]:
+        """Return where the active file's records end, and an index good enough to cut it."""
+        index = source.index or SegmentIndex()
+        cell = read_cell(self._view.fs, self._directory)
+        end = (
+            index.positions[-1] + INDEX_INTERVAL_BYTES if index.positions else segment.HEADER_BYTES
+        )
+        if cell is not None and cell.tail_start == source.start:
+            end = max(end, cell.tail_position)
+        last = index.positions[-1] if index.positions else segment.HEADER_BYTES
+        if end - last <= max(most_bytes, INDEX_INTERVAL_BYTES):
+            return end, index
+        # The checkpoint's index is older than the tail; one pass over the file makes a full one.
+        return self._walk(source)
+
+    def _walk(self, source: Segment) -> tuple[int, SegmentIndex]:
+        index = SegmentIndex()
+        file = self._view.fs.open(source.path, "r")
+        try:
+            header = read_header(file, source.path)
+            chain = Chain(source.start, header.previous_crc, 0, header.epoch)
+            end = walk_file(file, chain, index, segment.HEADER_BYTES)
+        finally:
+            file.close()
+        return end, index

@@ -1,0 +1,109 @@
+"""What Spark needs of this machine, and what to do where it is missing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from walstore.errors import WalError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OLDEST_JAVA: Final = 17
+_PACKAGES: Final = ("pyspark", "pyarrow", "tenacity")
+_ANSWER_SECONDS: Final = 60.0
+
+
+def problem() -> str | None:
+    """Return why Spark cannot run here and what to install, or None if it can."""
+    return _missing_packages() or _java_problem()
+
+
+def require_packages() -> None:
+    """Raise WalError if a Python package is missing in this interpreter."""
+    found = _missing_packages()
+    if found:
+        raise WalError(found)
+
+
+def require() -> None:
+    """Raise WalError if Java or a Python package is missing."""
+    found = problem()
+    if found:
+        raise WalError(found)
+
+
+def require_interpreter(spark: SparkSession) -> None:
+    """Raise WalError if the session's Python workers could not import this package.
+
+    Asks the workers' interpreter if it is another one than this. A session that reaches Spark over
+    the network (Spark Connect) does not say which it is, and is not checked.
+    """
+    try:
+        named = spark.sparkContext.pythonExec
+    except Exception:  # noqa: BLE001 - whatever a session without a context raises
+        return
+    found = shutil.which(named)
+    if found is not None and Path(found).parent == Path(sys.executable).parent:
+        return
+    problem = _import_problem(found) if found else "there is no such program"
+    if problem:
+        raise WalError(
+            f"Spark's workers would run {named!r}, which cannot import walstore ({problem}); set "
+            f"PYSPARK_PYTHON={sys.executable} before the session starts"
+        )
+
+
+def _missing_packages() -> str | None:
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if not missing:
+        return None
+    return (
+        f"{', '.join(missing)} cannot be imported by {sys.executable}: "
+        "pip install 'walstore[spark]' for this interpreter"
+    )
+
+
+def _java_problem() -> str | None:
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(str(Path(home, "bin", "java"))) if home else shutil.which("java")
+    where = f"JAVA_HOME is {home}" if home else "JAVA_HOME is not set"
+    advice = (
+        f"install Java {OLDEST_JAVA}, for example apt-get install openjdk-17-jre-headless, "
+        "or set JAVA_HOME"
+    )
+    if java is None:
+        return f"Spark needs Java {OLDEST_JAVA} or newer and finds none ({where}): {advice}"
+    found = _answer([java, "-version"])
+    version = re.search(r'version "(?:1\.)?(\d+)', found)
+    if version is None:
+        return f"{java} does not tell its version ({where}): {advice}"
+    if int(version[1]) < OLDEST_JAVA:
+        return (
+            f"Spark needs Java {OLDEST_JAVA} or newer; {java} is {version[1]} ({where}): {advice}"
+        )
+    return None
+
+
+def _import_problem(python: str) -> str | None:
+    """Return the last line of what an interpreter says to the imports of a worker, or None."""
+    answer = _answer([python, "-c", "import pyarrow, pyspark, walstore.spark.source; print('ok')"])
+    lines = answer.strip().splitlines() or ["no answer"]
+    return None if lines[-1] == "ok" else lines[-1]
+
+
+def _answer(command: list[str]) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603 - the programs that Spark itself would start
+            command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stdout + done.stderr

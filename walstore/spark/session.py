@@ -1,0 +1,77 @@
+"""A Spark session on this machine that can read logs at once."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from walstore.spark import environment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def local_session(
+    *,
+    app_name: str = "walstore",
+    threads: int | None = None,
+    driver_memory: str = "1g",
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Return a session with ``format("walstore")``, or the one that runs already.
+
+    ``threads`` is how many tasks run at a time (default: one per core). ``driver_memory`` is the JVM's
+    heap. ``config`` adds to and overrides the settings: no web pages, times in UTC, no progress line,
+    nothing reachable from other machines. The workers run this interpreter, for which the environment
+    variables ``PYSPARK_PYTHON`` and ``PYSPARK_DRIVER_PYTHON`` of this process are set.
+
+    Raises WalError if Java or a package is missing. Blocks for some seconds: not on an event loop.
+    """
+    environment.require()
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    _share_checkout()
+    builder = SparkSession.builder.appName(app_name).master(f"local[{threads or '*'}]")
+    settings = {
+        "spark.driver.memory": driver_memory,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        **(config or {}),
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    register(spark)
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("walstore")`` known to a session; needless where the package is installed.
+
+    Raises WalError if the session's Python workers run an interpreter that lacks walstore or a package
+    it needs. Registering twice is allowed.
+    """
+    environment.require_packages()
+    environment.require_interpreter(spark)
+    from walstore.spark.source import WalstoreSource
+
+    spark.dataSource.register(WalstoreSource)
+
+
+def _share_checkout() -> None:
+    """Let workers import walstore where it was not installed but is run from its sources."""
+    root = str(Path(__file__).parents[2])
+    if root in {*site.getsitepackages(), site.getusersitepackages()}:
+        return
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if root not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *paths])

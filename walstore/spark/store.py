@@ -1,0 +1,151 @@
+"""A log in an object store, for callers without an event loop: planning and reading.
+
+Each object here owns one event loop, run on demand. Nothing of it may be used inside another loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from uploader.cloud_log import CloudLog
+from uploader.fragment_reader import FragmentReader
+from uploader.stores import open_store
+from uploader.stores.retry import RetryPolicy
+from walstore.batch import Batch
+from walstore.clock import SystemClock
+from walstore.errors import LogNotFoundError
+from walstore.segment import parse_file_name
+from walstore.spark.location import Location
+from walstore.spark.partition import FragmentPart, FragmentPartition, LogPartition
+from walstore.spark.plan import clip, group
+from walstore.threads import Worker
+
+
+class StoreLog:
+    """A log as its manifest was when this was made. Close it after planning."""
+
+    def __init__(self, location: Location) -> None:
+        """Read the manifest; see :meth:`uploader.CloudLog.open` for the errors."""
+        self._topic = location.topic
+        self._runner = asyncio.Runner()
+        try:
+            self._log = self._runner.run(_open(location.text))
+        except BaseException as error:
+            self._runner.close()
+            if isinstance(error, LogNotFoundError):
+                _hint(error, location.text)
+            raise
+
+    def close(self) -> None:
+        """Release connections and threads."""
+        try:
+            self._runner.run(self._log.aclose())
+        finally:
+            self._runner.close()
+
+    @property
+    def head(self) -> int:
+        """First retained offset."""
+        return self._log.head
+
+    @property
+    def limit(self) -> int:
+        """Offset after the last one that the manifest names."""
+        return self._log.tail
+
+    def is_trimmed(self, offset: int) -> bool:
+        """Return whether garbage collection has passed the offset."""
+        return offset < self.head
+
+    def offset_at(self, timestamp_us: int) -> int | None:
+        """Return the first offset that is not older than a time, or None."""
+        found = self._runner.run(self._log.offset_at(timestamp_us))
+        return None if found >= self.limit else found
+
+    def partitions(self, start: int, limit: int, most_bytes: int) -> list[LogPartition]:
+        """Return partitions of whole fragments, cut only where the interval begins and ends."""
+        entries = self._runner.run(self._log.fragments(start, limit))
+        parts = [
+            FragmentPart(*clip((entry.start, entry.limit), start, limit), entry)
+            for entry in entries
+        ]
+        return [
+            FragmentPartition(topic=self._topic, url=self._log.url, parts=tuple(members))
+            for members in group(parts, most_bytes)
+        ]
+
+
+def read_fragments(url: str, parts: Sequence[FragmentPart]) -> Iterator[Batch]:
+    """Yield the records of fragments, each checked against its entry (length, offsets).
+
+    While the caller is busy with one fragment the next is fetched; no more than these two are held.
+    Raises OffsetTrimmedError for a fragment that was collected meanwhile, CorruptionError,
+    StorageUnavailableError.
+    """
+    return _one_ahead(_fetch(url, parts))
+
+
+async def _open(url: str) -> CloudLog:
+    return await CloudLog.open(url)
+
+
+async def _fetch(url: str, parts: Sequence[FragmentPart]) -> AsyncGenerator[Batch, None]:
+    store, worker = open_store(url), Worker("spark")
+    try:
+        reader = FragmentReader(
+            store=store, retry=RetryPolicy(clock=SystemClock()), worker=worker, cache_bytes=0
+        )
+        for part in parts:
+            batch = await reader.read(part.entry)
+            yield batch.slice(part.start, part.limit)
+            del batch
+    finally:
+        worker.close()
+        await store.aclose()
+
+
+def _one_ahead(batches: AsyncGenerator[Batch, None]) -> Iterator[Batch]:
+    """Yield what an asynchronous generator yields, taken one ahead on a thread with its own loop."""
+    runner = asyncio.Runner()
+
+    def take() -> Batch | None:
+        return runner.run(_next(batches))
+
+    with ThreadPoolExecutor(1, thread_name_prefix="walstore-spark") as thread:
+        try:
+            pending = thread.submit(take)
+            while (batch := pending.result()) is not None:
+                pending = thread.submit(take)
+                yield batch
+                del batch
+        finally:
+            thread.submit(_end, runner, batches)
+
+
+async def _next(batches: AsyncGenerator[Batch, None]) -> Batch | None:
+    return await anext(batches, None)
+
+
+def _end(runner: asyncio.Runner, batches: AsyncGenerator[Batch, None]) -> None:
+    try:
+        runner.run(_close(batches))
+    finally:
+        runner.close()
+
+
+async def _close(batches: AsyncGenerator[Batch, None]) -> None:
+    await batches.aclose()
+
+
+def _hint(error: LogNotFoundError, url: str) -> None:
+    """Say so if a log directory was named as if it were a store."""
+    parts = urlsplit(url)
+    directory = Path(unquote(parts.path))
+    if parts.scheme == "file" and any(
+        parse_file_name(found.name) is not None for found in directory.glob("*.wal")
+    ):
+        error.add_note(f"a log directory lies there: load it by its path, {directory}")
