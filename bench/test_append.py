@@ -53,7 +53,9 @@ def test_append(benchmark, run: Run, log_path: Path, producers: int, size: int) 
 
     benchmark.pedantic(lambda: run(all_producers()), rounds=ROUNDS, warmup_rounds=1)
     run(wal.aclose())
-    benchmark.extra_info["appends_per_second"] = round(producers * count / benchmark.stats["median"])
+    benchmark.extra_info["appends_per_second"] = round(
+        producers * count / benchmark.stats["median"]
+    )
     benchmark.extra_info |= percentiles(samples)
 
 
@@ -80,7 +82,9 @@ def test_append_raw(benchmark, tmp_path: Path, producers: int, size: int) -> Non
 
     benchmark.pedantic(write_all, rounds=ROUNDS, warmup_rounds=1)
     os.close(file)
-    benchmark.extra_info["appends_per_second"] = round(producers * count / benchmark.stats["median"])
+    benchmark.extra_info["appends_per_second"] = round(
+        producers * count / benchmark.stats["median"]
+    )
     benchmark.extra_info |= percentiles(samples)
 
 

@@ -70,6 +70,9 @@ def watched_event_loop() -> Iterator[BlockBuster]:
         guard.functions[f"{owner.__name__}.{name}"] = BlockBusterFunction(
             owner, name, scanned_modules=PACKAGES, excluded_modules=HELPERS
         )
+    for function in guard.functions.values():
+        # Where log lines go is the application's choice, here pytest's.
+        function.can_block_in("logging/__init__.py", "callHandlers")
     plain = implementation.BlockingError
     implementation.BlockingError = CaughtBlockingError  # type: ignore[misc]
     guard.activate()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import shutil
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -51,6 +53,15 @@ async def contents(directory: Path, settings: Settings | None = None) -> list[Re
 def segments(directory: Path) -> list[Path]:
     """Return the segment files of a log, oldest first."""
     return sorted(directory.glob("*.wal"))
+
+
+def open_descriptors(directory: Path) -> list[str]:
+    """Return the files below ``directory`` that this process has open."""
+    found: list[str] = []
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{entry}"))
+    return [name for name in found if name.startswith(f"{directory}/")]
 
 
 def copy_log(source: Path, target: Path) -> Path:

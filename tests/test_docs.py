@@ -77,5 +77,7 @@ def test_operations_lists_every_setting() -> None:
     """The tables have a row for each field, and no other."""
     page = (ROOT / "docs/operations.md").read_text().partition("## What each level")[0]
     rows = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
-    fields = {field.name for kind in (Settings, UploadSettings) for field in dataclasses.fields(kind)}
+    fields = {
+        field.name for kind in (Settings, UploadSettings) for field in dataclasses.fields(kind)
+    }
     assert rows == fields

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from uploader.entries import Fragment
 from uploader.fragment import verify_fragment
 from uploader.fragment_batch import FragmentBatch
 from uploader.fragment_reader import FragmentReader
-from uploader.entries import Fragment
 from uploader.manifest import Manifest
 from uploader.manifest_log import ManifestLog
 from uploader.stores import open_store

@@ -104,9 +104,7 @@ class CloudTier:
 
     async def run(self, source: TierSource) -> None:
         """Ship until the source drains; see :meth:`uploader.uploader.Uploader.run`."""
-        writer = f"{_WRITER_PREFIX}{source.log_id}"
-        await self._manifest_log.load_or_create(writer)
-        await self._uploader.run(source, writer)
+        await self._uploader.run(source, f"{_WRITER_PREFIX}{source.log_id}")
 
     async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return the rest of the fragment that holds ``position``, up to ``limit``.

@@ -91,8 +91,10 @@ class Fields:
             self._refuse(name, "a log position", value)
         return Fields(value, path=self.path, place=self._at(name)).number("offset")
 
-    def setsum(self, name: str) -> Setsum:
-        """Return a setsum, given in canonical hex."""
+    def setsum(self, name: str, *, default: Setsum | None = None) -> Setsum:
+        """Return a setsum, given in canonical hex; ``default``, if there is one, for no field."""
+        if default is not None and name not in self._fields:
+            return default
         value = self._get(name)
         if not isinstance(value, str):
             self._refuse(name, "a setsum", value)

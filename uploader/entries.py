@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from uploader import layout
 from uploader.document import Fields, check_u64, position
@@ -35,9 +35,7 @@ class Fragment:
 
     def __post_init__(self) -> None:
         """Refuse numbers that do not fit 64 bits; ValueError."""
-        check_u64(
-            seq_no=self.seq_no, start=self.start, limit=self.limit, num_bytes=self.num_bytes
-        )
+        check_u64(seq_no=self.seq_no, start=self.start, limit=self.limit, num_bytes=self.num_bytes)
 
     @classmethod
     def numbered(
@@ -127,13 +125,16 @@ class SnapshotPointer:
         }
 
 
+Entry: TypeAlias = Fragment | SnapshotPointer
+
+
 def check_depth(depth: int) -> None:
     """Raise ValueError unless the depth fits wal3's byte."""
     if not 0 <= depth <= MAX_DEPTH:
         raise ValueError(f"depth must be between 0 and {MAX_DEPTH}, not {depth}")
 
 
-def scrub_run(entries: Iterable[Fragment | SnapshotPointer], *, path: str) -> None:
+def scrub_run(entries: Iterable[Entry], *, path: str) -> None:
     """Raise CorruptionError unless each entry holds records and begins where the last one ends."""
     limit: int | None = None
     for entry in entries:

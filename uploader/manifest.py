@@ -13,7 +13,7 @@ from typing import Any
 
 from uploader import layout
 from uploader.document import Fields, check_u64, position, serialise
-from uploader.entries import Fragment, SnapshotPointer, scrub_fragments, scrub_run
+from uploader.entries import Entry, Fragment, SnapshotPointer, scrub_fragments, scrub_run
 from uploader.layout import FIRST_OFFSET, FIRST_SEQ_NO, MAX_U64
 from uploader.setsum import Setsum
 from uploader.snapshot import Snapshot
@@ -67,7 +67,7 @@ class Manifest:
         initial = "initial_offset", "initial_seq_no"
         return cls(
             setsum=fields.setsum("setsum"),
-            collected=_collected(fields),
+            collected=fields.setsum("collected", default=Setsum()),
             acc_bytes=fields.number("acc_bytes"),
             writer=fields.text("writer"),
             snapshots=tuple(map(SnapshotPointer.from_fields, fields.objects("snapshots"))),
@@ -95,15 +95,17 @@ class Manifest:
     @property
     def oldest_offset(self) -> int:
         """Offset of the first record; :attr:`next_offset` if there is none."""
-        for entry in (*self.snapshots[:1], *self.fragments[:1]):
-            return entry.start
+        first: tuple[Entry, ...] = self.snapshots[:1] or self.fragments[:1]
+        if first:
+            return first[0].start
         return FIRST_OFFSET if self.initial_offset is None else self.initial_offset
 
     @property
     def next_offset(self) -> int:
         """Offset of the next record to be added."""
-        for entry in (*self.fragments[-1:], *self.snapshots[-1:]):
-            return entry.limit
+        last: tuple[Entry, ...] = self.fragments[-1:] or self.snapshots[-1:]
+        if last:
+            return last[0].limit
         return FIRST_OFFSET if self.initial_offset is None else self.initial_offset
 
     @property
@@ -148,7 +150,7 @@ class Manifest:
         """
         if self.snapshots and not self.fragments:
             raise CorruptionError("no fragment is left outside the snapshots", path=path)
-        entries = (*self.snapshots, *self.fragments)
+        entries: tuple[Entry, ...] = (*self.snapshots, *self.fragments)
         scrub_run(entries, path=path)
         scrub_fragments(self.fragments, path=path)
         for snapshot in self.snapshots:
@@ -199,12 +201,6 @@ class Manifest:
                 expected=oldest,
                 found=self.fragments[0].seq_no,
             )
-
-
-def _collected(fields: Fields) -> Setsum:
-    # Older manifests lack the field; a null there is as wrong for wal3 as for us.
-    absent = "collected" not in fields
-    return Setsum() if absent else fields.setsum("collected")
 
 
 def _scrub_pointer(snapshot: SnapshotPointer, path: str) -> None:

@@ -110,7 +110,10 @@ class Snapshot:
             )
         if expected is not None and self.pointer() != expected:
             raise CorruptionError(
-                "a snapshot is not what is said of it", path=self.path, expected=expected, found=self
+                "a snapshot is not what is said of it",
+                path=self.path,
+                expected=expected,
+                found=self,
             )
 
 

@@ -18,15 +18,16 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TypeVar
 
 from uploader import adoption, cas, layout
 from uploader.adoption import Slot
-from uploader.fragment import encode_fragment, inspect_fragment
 from uploader.entries import Fragment
+from uploader.fragment import encode_fragment, fragment_timestamp, inspect_fragment
 from uploader.manifest_log import ManifestLog
 from uploader.setsum import Setsum
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectStore, StoredObject
 from uploader.stores.retry import RetryPolicy, is_transient
 from walstore.batch import Batch
 from walstore.errors import (
@@ -72,7 +73,9 @@ class UploadSettings:
         if not 1 <= self.max_in_flight <= 64:
             raise InvalidSettingsError(f"max_in_flight must be 1 to 64, not {self.max_in_flight}")
         if self.fragment_age_seconds < 0 or self.drain_seconds < 0:
-            raise InvalidSettingsError("fragment_age_seconds and drain_seconds must not be negative")
+            raise InvalidSettingsError(
+                "fragment_age_seconds and drain_seconds must not be negative"
+            )
 
 
 class Uploader:
@@ -109,25 +112,24 @@ class Uploader:
         orphans = []
         last = layout.fragment_path(manifest.next_seq_no - 1) if manifest.next_seq_no > 1 else None
         async for listed in self._store.list(layout.FRAGMENT_FOLDER, after=last):
-            stored = await self._retry.call(lambda key=listed.key: self._store.get(key))
+            stored = await self._get(listed.key)
             orphans.append(await self._worker.run(inspect_fragment, stored.data, listed.key))
         slots = adoption.plan(manifest.next_seq_no, manifest.next_offset, orphans)
-        whole = []
-        while len(whole) < len(slots) and slots[len(whole)].orphan is not None:
-            whole.append(slots[len(whole)].orphan)
+        whole = [slot.orphan for slot in takewhile(lambda slot: slot.orphan, slots) if slot.orphan]
         if whole:
             logger.warning("adopting %d fragments that were put but not published", len(whole))
-            await self._manifest_log.publish([entry for entry in whole if entry], writer)
+            await self._manifest_log.publish(whole, writer)
             self.adopted_fragments += len(whole)
         self._slots = deque(slots[len(whole) :])
 
     async def run(self, source: TierSource, writer: str) -> None:
-        """Ship until the source drains and everything durable is shipped.
+        """Create the manifest if there is none, then ship until the source drains and all is shipped.
 
         Owned by the log's task group. Cancelling it may leave orphans, nothing else. Raises
         ContentionError, CorruptionError, and StorageUnavailableError if the store refuses for good or
         does not answer within ``drain_seconds`` of the log's closing.
         """
+        await self._persist(source, lambda: self._manifest_log.load_or_create(writer))
         mark = 0
         while True:
             position = self._manifest_log.manifest.next_offset
@@ -169,16 +171,17 @@ class Uploader:
                     end = slot.limit if slot else limit
                     batches = await self._gather(source, position, end, exact=slot is not None)
                     make = self._adopt_slot(slot, batches) if slot and slot.orphan else None
-                    in_flight.append(
-                        group.create_task(make or self._put(source, seq_no, batches))
-                    )
+                    in_flight.append(group.create_task(make or self._put(source, seq_no, batches)))
                     seq_no, position = seq_no + 1, batches[-1].limit
                 await asyncio.wait((in_flight[0],))
                 run = [in_flight.popleft().result()]
                 while in_flight and in_flight[0].done():
                     run.append(in_flight.popleft().result())
-                await self._persist(source, lambda: self._manifest_log.publish(run, writer))
+                await self._publish(source, run, writer)
                 source.advance_uploaded(run[-1].limit)
+
+    async def _publish(self, source: TierSource, run: list[Fragment], writer: str) -> None:
+        await self._persist(source, lambda: self._manifest_log.publish(run, writer))
 
     async def _gather(
         self, source: TierSource, position: int, limit: int, *, exact: bool
@@ -197,9 +200,7 @@ class Uploader:
     async def _put(self, source: TierSource, seq_no: int, batches: list[Batch]) -> Fragment:
         """Build a fragment and put it, once, however often the store has to be asked."""
         timestamp_us = self._clock.now_us()
-        built = await self._worker.run(
-            lambda: encode_fragment(batches, timestamp_us=timestamp_us)
-        )
+        built = await self._worker.run(lambda: encode_fragment(batches, timestamp_us=timestamp_us))
         key = layout.fragment_path(seq_no)
 
         async def create() -> cas.PutResult:
@@ -215,13 +216,13 @@ class Uploader:
             )
         self.uploaded_fragments += 1
         self.uploaded_bytes += len(built.data)
-        return Fragment(key, seq_no, built.start, built.limit, len(built.data), built.setsum)
+        return built.entry(seq_no)
 
     async def _adopt_slot(self, slot: Slot, batches: list[Batch]) -> Fragment:
         """Return an orphan's entry after proving that it holds exactly our records."""
         orphan = slot.orphan
         assert orphan is not None
-        stored = await self._retry.call(lambda: self._store.get(orphan.path))
+        stored = await self._get(orphan.path)
         ours = await self._worker.run(_matches, stored.data, orphan, batches)
         if not ours:
             raise ContentionError(
@@ -229,6 +230,9 @@ class Uploader:
             )
         self.adopted_fragments += 1
         return orphan
+
+    async def _get(self, key: str) -> StoredObject:
+        return await self._retry.call(lambda: self._store.get(key))
 
     async def _persist(self, source: TierSource, call: Callable[[], Awaitable[_T]]) -> _T:
         """Repeat a call while its failure may pass; give up only when the log is closing."""
@@ -250,8 +254,6 @@ class Uploader:
 
 
 def _matches(data: bytes, orphan: Fragment, batches: list[Batch]) -> bool:
-    from uploader.fragment import fragment_timestamp
-
     total = Setsum.zero()
     timestamp_us = fragment_timestamp(data)
     for batch in batches:

@@ -98,6 +98,6 @@ def walk_file(file: File, chain: Chain, index: SegmentIndex, position: int) -> i
             wanted = _CHUNK_BYTES
             continue
         needed = recovery.needed_bytes(view)
-        if needed <= len(view) or len(view) < wanted:
+        if needed <= len(view) or position + needed > file.size():
             return position
         wanted = needed

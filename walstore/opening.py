@@ -144,7 +144,9 @@ def _open_locked(
             f"{found.chain.next_offset}: it is the prefix of another log, or this disk lost records"
         )
     found.chain.epoch = max(found.chain.epoch, hint.epoch if hint else 0) + 1
+    shared = None
     try:
+        shared = fs.cell(directory / checkpoint.CELL_FILE_NAME, checkpoint.CELL_BYTES)
         tail = Tail(
             fs=fs,
             clock=clock,
@@ -155,11 +157,13 @@ def _open_locked(
             head=found.head,
             sealed=found.sealed,
             active=active,
-            cell=fs.cell(directory / checkpoint.CELL_FILE_NAME, checkpoint.CELL_BYTES),
+            cell=shared,
             uploaded_limit=hint.uploaded_limit if hint and not created else 0,
             tier_url=tier_url or (hint.tier_url if hint else None),
         )
     except BaseException:
+        if shared is not None:
+            shared.close()
         if active is not None:
             active[1].close()
         raise
@@ -290,7 +294,7 @@ def _read_sealed(
         file.close()
     _check_header(path, header, start, before, log_id)
     if footer is None:
-        raise CorruptionError("sealed segment has lost its footer", path=str(path))
+        raise CorruptionError("segment is not sealed although another one follows", path=str(path))
     return header.log_id, footer[0]
 
 

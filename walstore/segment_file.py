@@ -108,12 +108,17 @@ def iter_chunks(
         used = 0
         while not reached:
             header = frame.parse_header(view, used)
-            if header is not None and header.start >= limit:
+            if header is not None and expected is None and header.start >= limit:
                 reached = True
             elif header is None or header.end > len(view):
                 break
             else:
-                check(view, header, expected, source.path, at + used)
+                try:
+                    check(view, header, expected, source.path, at + used)
+                except CorruptionError:
+                    if not batches:
+                        raise
+                    break  # found again, once those before it are delivered
                 expected = header.limit
                 used = header.end
                 batches.append(decode(view, header, source.path, at))

@@ -49,7 +49,9 @@ class S3Server:
         self._server.server_close()
         self._thread.join()
 
-    def _serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def _serve(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         self.requests.append((environ["REQUEST_METHOD"], path))
         if path.split("/")[1] in self.unconditional_buckets:

@@ -162,10 +162,10 @@ def test_a_flipped_bit_is_found_when_it_is_read(source, where) -> None:
     assert len(list(_read_all(source))) == BATCHES
 
 
-def _read_all(source: Segment):
+def _read_all(source: Segment, max_bytes: int = 4096):
     position = 1
     while position < LIMIT:
-        for batch in segment_file.read_batches(FS, source, position, LIMIT, 4096):
+        for batch in segment_file.read_batches(FS, source, position, LIMIT, max_bytes):
             yield batch
             position = batch.limit
 
@@ -173,10 +173,11 @@ def _read_all(source: Segment):
 def test_records_before_the_damage_are_still_delivered(source) -> None:
     at = positions_of(source.path, source.summary.data_bytes)[20]
     flip(source.path, at + 300)
-    limits: list[int] = []
-    with pytest.raises(CorruptionError):
-        limits.extend(batch.limit for batch in _read_all(source))
-    assert limits[-1] == 20 * ROWS + 1
+    for max_bytes in (4096, 1 << 20):
+        limits: list[int] = []
+        with pytest.raises(CorruptionError):
+            limits.extend(batch.limit for batch in _read_all(source, max_bytes))
+        assert limits[-1] == 20 * ROWS + 1
 
 
 def test_a_damaged_header_or_footer_is_found_on_first_use(source) -> None:
@@ -241,6 +242,7 @@ def test_no_descriptor_stays_open(source, log_directory, faulty) -> None:
             segment_file.read_batches(faulty, source, position, LIMIT, 4096)
         except CorruptionError:
             continue
-    segment_file.find_time(faulty, source, 1, LIMIT)
+    with pytest.raises(CorruptionError):
+        segment_file.find_time(faulty, source, 1_020_000, LIMIT)
     assert faulty.count("open") == faulty.count("close") > 10
     assert segments(log_directory)

@@ -117,7 +117,9 @@ def _count(
     places: list[tuple[int, frame.FrameHeader]], path: Path, victim: Path, damaged: int
 ) -> int:
     """All records but those of the damaged batch: verifying goes on behind it."""
-    total = sum(h.count for file in _segments(path) if file != victim for _, h in _frame_places(file))
+    total = sum(
+        h.count for file in _segments(path) if file != victim for _, h in _frame_places(file)
+    )
     return total + sum(header.count for at, header in places if at != damaged)
 
 

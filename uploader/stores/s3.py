@@ -48,6 +48,7 @@ class S3Store:
         region: str | None = None,
         connect_timeout_seconds: float = 5.0,
         read_timeout_seconds: float = 15.0,
+        request_timeout_seconds: float = 60.0,
         max_connections: int = 32,
         retry: RetryPolicy | None = None,
     ) -> None:
@@ -60,6 +61,7 @@ class S3Store:
             region: Region of the bucket; None for what the environment says.
             connect_timeout_seconds: Longest wait for a connection.
             read_timeout_seconds: Longest silence of the server within a request.
+            request_timeout_seconds: Longest time for one request, its body and answer included.
             max_connections: Connections kept, and so requests under way at the same time.
             retry: How reads, listings and deletes are repeated. Default: 5 attempts in all.
         """
@@ -69,6 +71,7 @@ class S3Store:
         self._region = region
         self._connect_timeout_seconds = connect_timeout_seconds
         self._read_timeout_seconds = read_timeout_seconds
+        self._request_timeout_seconds = request_timeout_seconds
         self._max_connections = max_connections
         self._retry = retry or RetryPolicy()
         self._stack = AsyncExitStack()
@@ -207,6 +210,7 @@ class S3Store:
             region=self._region,
             connect_timeout_seconds=self._connect_timeout_seconds,
             read_timeout_seconds=self._read_timeout_seconds,
+            request_timeout_seconds=self._request_timeout_seconds,
             max_connections=self._max_connections,
         )
 

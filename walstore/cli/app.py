@@ -17,7 +17,7 @@ from walstore.cli.output import complain, forget_stdout, send_logs_to_stderr
 PROGRAM: Final = "walstore"
 
 # Root of the errors about the command line itself; where its module lies differs between versions.
-_COMMAND_LINE_ERROR: Final = typer.BadParameter.__mro__[2]
+_COMMAND_LINE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name=PROGRAM,
@@ -51,6 +51,7 @@ def _show_version(value: bool) -> None:  # noqa: FBT001 - typer calls it so
 
 @app.callback()
 def _root(
+    *,
     version: Annotated[
         bool,
         typer.Option(
@@ -65,9 +66,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code. Mistakes of users never show a traceback."""
     send_logs_to_stderr()
     try:
-        code = get_command(app).main(
-            args=list(arguments), prog_name=PROGRAM, standalone_mode=False
-        )
+        code = get_command(app).main(args=list(arguments), prog_name=PROGRAM, standalone_mode=False)
     except BrokenPipeError:
         forget_stdout()  # whoever read stdout had enough; that is no error
         return OK

@@ -30,6 +30,7 @@ Examples:
 
 def append(
     directory: Directory,
+    *,
     length_prefixed: Annotated[
         bool,
         typer.Option(
@@ -46,7 +47,9 @@ def append(
     durability: Annotated[
         str,
         typer.Option(
-            "--durability", metavar="LEVEL", help="What to wait for at the end: memory, disk, cloud."
+            "--durability",
+            metavar="LEVEL",
+            help="What to wait for at the end: memory, disk, cloud.",
         ),
     ] = "disk",
     tier: Annotated[

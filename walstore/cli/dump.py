@@ -25,6 +25,7 @@ Examples:
 
 def dump(
     location: Location,
+    *,
     start: Annotated[
         str,
         typer.Option(

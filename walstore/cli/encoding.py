@@ -26,7 +26,7 @@ def encoder(encoding: ValueEncoding) -> Callable[[bytes], Any]:
     return {
         ValueEncoding.AUTO: _auto,
         ValueEncoding.UTF8: lambda data: data.decode("utf-8", "replace"),
-        ValueEncoding.HEX: bytes.hex,
+        ValueEncoding.HEX: lambda data: data.hex(),
         ValueEncoding.BASE64: _base64,
     }[encoding]
 

@@ -45,7 +45,9 @@ class DirectoryFollower:
         """
         cell = read_cell(self._fs, self._path)
         # The cell is a hint that may be missing; then the files tell.
-        durable = cell.durable_limit if cell else LogView.open(self._path, fs=self._fs).durable_limit
+        durable = (
+            cell.durable_limit if cell else LogView.open(self._path, fs=self._fs).durable_limit
+        )
         limit = durable if stop is None else min(stop, durable)
         while self._position < limit:
             if self._file is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from walstore.opening import LOCK_NAME
+from walstore.directory import LOCK_NAME
 
 _LOCKS: Final = Path("/proc/locks")
 

@@ -22,7 +22,7 @@ Examples:
 _SHOWN_SEGMENTS = 8
 
 
-def inspect(location: Location, as_json: AsJson = False) -> None:
+def inspect(location: Location, *, as_json: AsJson = False) -> None:
     """Show the state of a log on one screen. Takes no lock and may run beside the writer.
 
     A directory: offsets, segments, bytes, epoch, who has it open, where it is shipped to. A store: what
@@ -116,7 +116,8 @@ async def _inspect_store(url: str) -> dict[str, Any]:
             "head": log.head,
             "tail": log.tail,
             "records": log.tail - log.head,
-            "bytes": sum(entry.num_bytes for entry in (*manifest.snapshots, *manifest.fragments)),
+            "bytes": sum(entry.num_bytes for entry in manifest.snapshots)
+            + sum(entry.num_bytes for entry in manifest.fragments),
             "appended_bytes": manifest.acc_bytes,
             "snapshots": len(manifest.snapshots),
             "fragments": len(manifest.fragments),

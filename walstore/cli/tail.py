@@ -26,6 +26,7 @@ Examples:
 
 def tail(
     location: Location,
+    *,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for new records until interrupted.")
     ] = False,
@@ -55,7 +56,11 @@ async def _tail(
             begin = await first.resolve(log)
             source = log.batches(begin, None if follow else log.limit)
             async for batch in until_stopped(source, stop):
-                await asyncio.to_thread(lambda found=batch: write_bytes(render(found)))
+                await asyncio.to_thread(_write, batch, render)
+
+
+def _write(batch: Batch, render: Callable[[Batch], bytes]) -> None:
+    write_bytes(render(batch))
 
 
 def _to_values(batch: Batch) -> bytes:

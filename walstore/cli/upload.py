@@ -23,7 +23,7 @@ Examples:
 _PROGRESS_SECONDS = 0.2
 
 
-def upload(directory: Directory, url: StoreUrl, as_json: AsJson = False) -> None:
+def upload(directory: Directory, url: StoreUrl, *, as_json: AsJson = False) -> None:
     """Ship everything durable in DIRECTORY that is not at URL yet, then end.
 
     Opens the log for writing, so it takes the lock; exit code 4 if a writer has it. Interrupted, it

@@ -22,7 +22,7 @@ Examples:
 """
 
 
-def verify(location: Location, as_json: AsJson = False) -> None:
+def verify(location: Location, *, as_json: AsJson = False) -> None:
     """Check every byte of a log and name each damaged place. Changes nothing, takes no lock.
 
     A directory: headers, every batch's CRC and chain, offsets, indexes, footers, and the checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from walstore.cli.demo.identity import KEY, digest
 from walstore.cli.demo.samples import take
@@ -51,9 +51,12 @@ class SampleProducer(Producer):
         stream: str,
         acknowledge: Acknowledge,
         latencies_us: array[int],
+        begun_ns: dict[bytes, int],
     ) -> None:
+        """Note latencies of appends in ``latencies_us``, and by key when each began in ``begun_ns``."""
         super().__init__(wal, number, stream, acknowledge)
         self._latencies_us = latencies_us
+        self._begun_ns = begun_ns
 
     async def run(self, stop: asyncio.Event) -> None:
         """Append until ``stop`` is set. Owned by the child's task group."""
@@ -61,7 +64,7 @@ class SampleProducer(Producer):
         while not stop.is_set():
             value = await asyncio.to_thread(take, self._stream, clock())
             key = self._next_key()
-            begin = clock()
+            self._begun_ns[key] = begin = clock()
             await self._wal.append(value, key=key, stream=self._stream)
             self._latencies_us.append((clock() - begin) // 1000)
             self._note(key, value)
@@ -100,6 +103,3 @@ class TextProducer(Producer):
                 )
             self._note(key, line)
         return offset
-
-
-Run = Callable[[asyncio.Event], Awaitable[None]]

@@ -6,7 +6,6 @@ Each sample is a msgpack map of plain numbers and names as the kernel gives them
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -61,14 +60,15 @@ def network() -> dict[str, Any]:
 
 def processes() -> dict[str, Any]:
     """Return name, state, ticks and resident pages of some processes: the youngest ones."""
-    numbers = sorted((int(name) for name in os.listdir(PROC) if name.isdigit()), reverse=True)
-    found = {}
+    names = [path.name for path in PROC.iterdir()]
+    numbers = sorted((int(name) for name in names if name.isdigit()), reverse=True)
+    found: dict[str, Any] = {}
     for number in numbers[:MAX_PROCESSES]:
         with contextlib.suppress(OSError, ValueError):  # it ended meanwhile
             head, _, tail = (PROC / str(number) / "stat").read_text().rpartition(")")
             fields = tail.split()
             ticks = int(fields[11]) + int(fields[12])
-            found[number] = [head.partition("(")[2], fields[0], ticks, int(fields[21])]
+            found[str(number)] = [head.partition("(")[2], fields[0], ticks, int(fields[21])]
     return found
 
 

@@ -1,0 +1,96 @@
+"""Spark: counting and measuring every value of a log, beside Spark's own scan of the same Parquet files.
+
+``WALSTORE_BENCH_SPARK_RECORDS`` sets the number of records of 100 B (default 2 000 000). The native scan
+reads the column ``body`` alone; a Python source is not told which columns a query needs, so it is
+measured with all columns and with the one column chosen by ``schema``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from uploader import CloudTier
+from walstore import Wal
+from walstore.spark import local_session, problem
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(problem() is not None, reason=str(problem())),
+    # PySpark leaves sockets and pipes of its JVM to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+RECORDS = int(os.environ.get("WALSTORE_BENCH_SPARK_RECORDS", "2000000"))
+VALUE_BYTES = 100
+MANY = 5000
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = local_session(threads=2)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A log and the store it was shipped to; the values are hexadecimal digits."""
+    root = tmp_path_factory.mktemp("spark")
+    log, store = root / "log", root / "store"
+
+    async def fill() -> None:
+        chance = random.Random(1)
+        async with Wal.open(log, tier=CloudTier(f"file://{store}")) as wal:
+            for _ in range(RECORDS // MANY):
+                digits = chance.randbytes(VALUE_BYTES * MANY // 2).hex().encode()
+                values = [
+                    digits[at : at + VALUE_BYTES] for at in range(0, len(digits), VALUE_BYTES)
+                ]
+                await wal.append_many(values, durability="memory")
+
+    asyncio.run(fill())
+    return log, store
+
+
+def total(frame: DataFrame, value: str) -> int:
+    count, size_bytes = frame.selectExpr("count(*)", f"sum(length({value}))").collect()[0]
+    assert (count, size_bytes) == (RECORDS, RECORDS * VALUE_BYTES)
+    return count
+
+
+def measure(benchmark, frame: DataFrame, value: str) -> None:
+    benchmark.group = f"Spark, {RECORDS} x {VALUE_BYTES} B, 2 cores"
+    benchmark.pedantic(lambda: total(frame, value), rounds=5, warmup_rounds=2)
+    benchmark.extra_info["records/s"] = round(RECORDS / benchmark.stats.stats.median)
+
+
+def test_native_parquet_scan(benchmark, spark, places) -> None:
+    """The baseline: the JVM's vectorised reader over the same fragments."""
+    files = sorted(str(path) for path in places[1].glob("log/*/*.parquet"))
+    measure(benchmark, spark.read.parquet(*files), "body")
+
+
+def test_store_all_columns(benchmark, spark, places) -> None:
+    """Fragments from the store, the eight columns of the source."""
+    measure(benchmark, spark.read.format("walstore").load(f"file://{places[1]}"), "value")
+
+
+def test_store_one_column(benchmark, spark, places) -> None:
+    """Fragments from the store, only the values."""
+    reader = spark.read.format("walstore").schema("value binary")
+    measure(benchmark, reader.load(f"file://{places[1]}"), "value")
+
+
+def test_directory_all_columns(benchmark, spark, places) -> None:
+    """The log's own files, the eight columns of the source."""
+    measure(benchmark, spark.read.format("walstore").load(str(places[0])), "value")

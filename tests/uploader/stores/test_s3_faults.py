@@ -1,0 +1,356 @@
+"""What the S3 store makes of everything a server or a network can answer, from a scripted server."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import pytest
+
+from uploader.stores import ObjectNotFoundError, PreconditionFailedError, S3Store
+from walstore.errors import (
+    InvalidSettingsError,
+    LogNotFoundError,
+    StorageUnavailableError,
+    UnsupportedStoreError,
+    WalError,
+)
+
+pytestmark = [pytest.mark.s3, pytest.mark.usefixtures("aws_environment")]
+
+
+@dataclass
+class Answer:
+    """A canned response; status 0 closes the connection instead, after the request was read."""
+
+    status: int
+    code: str = ""
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    cut_body_at: int | None = None
+
+    def to_bytes(self) -> bytes:
+        body = self.body
+        if self.code:
+            body = f"<Error><Code>{self.code}</Code><Message>said so</Message></Error>".encode()
+        headers = {"Content-Length": str(len(body)), **self.headers}
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return f"HTTP/1.1 {self.status} x\r\n{head}\r\n".encode() + body[: self.cut_body_at]
+
+
+@dataclass
+class Request:
+    method: str
+    path: str
+    headers: dict[str, str]
+    connection: int
+
+
+class ScriptedServer:
+    """Gives its answers in turn; when they run out it keeps silent."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.requests: list[Request] = []
+        self.asked = asyncio.Event()
+        self._connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
+        connection = self._connections
+        try:
+            while line := await reader.readline():
+                method, path, _ = line.decode().split(" ")
+                headers = {}
+                while (header := await reader.readline()) != b"\r\n":
+                    name, _, value = header.decode().partition(":")
+                    headers[name.lower()] = value.strip()
+                await reader.readexactly(int(headers.get("content-length", 0)))
+                self.requests.append(Request(method, path, headers, connection))
+                self.asked.set()
+                if not self.answers:
+                    await reader.read()
+                    return
+                answer = self.answers.pop(0)
+                if not answer.status:
+                    return
+                writer.write(answer.to_bytes())
+                await writer.drain()
+                if answer.cut_body_at is not None:
+                    return
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+@pytest.fixture
+async def server():
+    scripted = ScriptedServer()
+    listener = await asyncio.start_server(scripted.serve, "127.0.0.1", 0)
+    async with listener:
+        scripted.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        yield scripted
+
+
+@pytest.fixture
+async def store(server, impatient):
+    opened = S3Store(
+        "bucket",
+        endpoint_url=server.url,
+        region="us-east-1",
+        read_timeout_seconds=0.1,
+        retry=impatient,
+    )
+    async with aclosing(opened) as opened:
+        yield opened
+
+
+OK = Answer(200, headers={"ETag": '"abc"'}, body=b"data")
+DONE = Answer(200, headers={"ETag": '"abc"'})
+NOTHING_DECIDED = [
+    Answer(409, "ConditionalRequestConflict"),
+    Answer(409, "OperationAborted"),
+    Answer(503, "SlowDown"),
+    Answer(429, "TooManyRequests"),
+]
+PERHAPS = [
+    Answer(500, "InternalError"),
+    Answer(502),
+    Answer(503, "ServiceUnavailable"),
+    Answer(504, body=b"<html>gateway timeout</html>"),
+    Answer(400, "RequestTimeout"),
+    Answer(200, body=b"not what S3 says", headers={"ETag": '"abc"'}, cut_body_at=3),
+    Answer(0),
+]
+
+
+async def create(store):
+    return await store.put_if_absent("key", b"data")
+
+
+async def swap(store):
+    return await store.put_if_match("key", b"data", "etag")
+
+
+@pytest.mark.parametrize("put", [create, swap])
+@pytest.mark.parametrize("answer", NOTHING_DECIDED, ids=lambda answer: answer.code)
+async def test_a_put_that_was_not_decided_is_not_written(server, store, put, answer):
+    server.answers = [answer, DONE]
+    with pytest.raises(StorageUnavailableError) as caught:
+        await put(store)
+    assert caught.value.retriable
+    assert caught.value.outcome == "not_written"
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("put", [create, swap])
+@pytest.mark.parametrize("answer", PERHAPS, ids=lambda answer: f"{answer.status} {answer.code}")
+async def test_a_put_without_a_clear_answer_is_unknown_and_sent_once(server, store, put, answer):
+    server.answers = [answer, DONE]
+    with pytest.raises(StorageUnavailableError) as caught:
+        await put(store)
+    assert caught.value.retriable
+    assert caught.value.outcome == "unknown"
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("put", [create, swap])
+async def test_a_put_whose_answer_never_comes_is_unknown(server, store, put):
+    with pytest.raises(StorageUnavailableError) as caught:
+        await put(store)
+    assert caught.value.outcome == "unknown"
+    assert len(server.requests) == 1
+
+
+async def test_a_put_on_a_kept_connection_that_dies_is_sent_once(server, store):
+    """Left alone, aiohttp would send it again on a new connection, and the second answer would mislead."""
+    server.answers = [DONE, Answer(0), Answer(412, "PreconditionFailed")]
+    await create(store)
+    with pytest.raises(StorageUnavailableError) as caught:
+        await create(store)
+    assert caught.value.outcome == "unknown"
+    assert [request.connection for request in server.requests] == [1, 1]
+
+
+async def test_a_put_that_never_got_a_connection_is_not_written(server, store):
+    listener = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    listener.close()
+    await listener.wait_closed()
+    async with aclosing(S3Store("bucket", endpoint_url=f"http://127.0.0.1:{port}")) as nobody:
+        with pytest.raises(StorageUnavailableError, match="no connection") as caught:
+            await create(nobody)
+    assert caught.value.retriable
+    assert caught.value.outcome == "not_written"
+
+
+async def test_a_name_that_does_not_resolve_is_not_written(impatient):
+    nowhere = S3Store("bucket", endpoint_url="http://no-such-host.invalid", retry=impatient)
+    async with aclosing(nowhere):
+        with pytest.raises(StorageUnavailableError, match="no connection") as caught:
+            await create(nowhere)
+    assert caught.value.outcome == "not_written"
+
+
+@pytest.mark.parametrize("status", [412, 304])
+async def test_a_condition_that_does_not_hold(server, store, status):
+    """Older MinIO servers say 304 where S3 says 412."""
+    for put in (create, swap):
+        server.answers = [Answer(status, "PreconditionFailed" if status == 412 else "")]
+        with pytest.raises(PreconditionFailedError) as caught:
+            await put(store)
+        assert caught.value.key == "key"
+
+
+async def test_a_swap_of_what_is_gone_has_lost(server, store):
+    server.answers = [Answer(404, "NoSuchKey")]
+    with pytest.raises(PreconditionFailedError):
+        await swap(store)
+
+
+async def test_a_create_that_finds_no_place(server, store):
+    server.answers = [Answer(404, "NoSuchKey")]
+    with pytest.raises(LogNotFoundError):
+        await create(store)
+
+
+async def test_a_missing_bucket(server, store):
+    for call in (create, swap, lambda store: store.get("key"), lambda store: store.delete(["key"])):
+        server.answers = [Answer(404, "NoSuchBucket")]
+        with pytest.raises(LogNotFoundError, match="bucket") as caught:
+            await call(store)
+        assert caught.value.location == store.url
+
+
+FORBIDDEN = [
+    Answer(403, "AccessDenied"),
+    Answer(403, "InvalidAccessKeyId"),
+    Answer(403, "SignatureDoesNotMatch"),
+    Answer(400, "ExpiredToken"),
+    Answer(403, "RequestTimeTooSkewed"),
+    Answer(401),
+]
+
+
+@pytest.mark.parametrize("answer", FORBIDDEN, ids=lambda answer: f"{answer.status} {answer.code}")
+async def test_refused_credentials_are_final_and_not_repeated(server, store, answer):
+    for call in (create, lambda store: store.get("key")):
+        server.requests.clear()
+        server.answers = [answer, OK]
+        with pytest.raises(StorageUnavailableError) as caught:
+            await call(store)
+        assert not caught.value.retriable
+        assert caught.value.outcome == "not_written"
+        assert len(server.requests) == 1
+
+
+async def test_a_header_that_is_not_implemented(server, store):
+    server.answers = [Answer(501, "NotImplemented")]
+    with pytest.raises(UnsupportedStoreError):
+        await create(store)
+
+
+async def test_another_region(server, store):
+    """The client asks for the region, and would follow; here nobody knows it."""
+    server.answers = [Answer(400, "IllegalLocationConstraintException"), Answer(404)]
+    with pytest.raises(InvalidSettingsError, match="region"):
+        await create(store)
+
+
+async def test_any_other_refusal_is_final(server, store):
+    server.answers = [Answer(400, "EntityTooLarge"), OK]
+    with pytest.raises(StorageUnavailableError, match="EntityTooLarge") as caught:
+        await create(store)
+    assert not caught.value.retriable
+    assert caught.value.outcome == "not_written"
+
+
+async def test_a_server_without_etags(server, store):
+    server.answers = [Answer(200)]
+    with pytest.raises(UnsupportedStoreError, match="ETag"):
+        await create(store)
+
+
+@pytest.mark.parametrize("answer", PERHAPS + NOTHING_DECIDED, ids=lambda a: f"{a.status} {a.code}")
+async def test_reads_and_deletes_are_repeated(server, store, instant_clock, answer):
+    server.answers = [answer, answer, OK]
+    assert (await store.get("key")).data == b"data"
+    assert len(server.requests) == 3
+    assert instant_clock.waits == [0.05, 0.1]
+    server.answers = [answer, Answer(204)] if answer.cut_body_at is None else [Answer(204)]
+    await store.delete(["key"])
+
+
+async def test_reads_give_up(server, store, instant_clock):
+    server.answers = [Answer(503, "SlowDown")] * 6
+    with pytest.raises(StorageUnavailableError) as caught:
+        await store.get("key")
+    assert caught.value.retriable
+    assert caught.value.outcome == "not_written"
+    assert len(server.requests) == 5
+    assert instant_clock.waits == [0.05, 0.1, 0.2, 0.4]
+
+
+async def test_a_missing_object_is_not_repeated(server, store):
+    server.answers = [Answer(404, "NoSuchKey"), OK]
+    with pytest.raises(ObjectNotFoundError):
+        await store.get("key")
+    assert len(server.requests) == 1
+
+
+async def test_conditions_and_etags_travel_without_quotes(server, store):
+    """As Ceph RGW and DigitalOcean need them; Amazon takes both."""
+    server.answers = [DONE, DONE]
+    etag = await create(store)
+    assert etag == "abc"
+    await store.put_if_match("key", b"data", etag)
+    first, second = server.requests
+    assert first.headers["if-none-match"] == "*"
+    assert "if-match" not in first.headers
+    assert second.headers["if-match"] == "abc"
+    assert "if-none-match" not in second.headers
+
+
+@pytest.mark.parametrize("size_bytes", [0, 10, 1_000_000])
+async def test_a_put_carries_its_md5_and_nothing_that_others_refuse(server, store, size_bytes):
+    server.answers = [DONE]
+    await store.put_if_absent("key", b"x" * size_bytes)
+    headers = server.requests[0].headers
+    assert headers["content-md5"]
+    assert headers["content-length"] == str(size_bytes)
+    assert headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+    assert not [name for name in headers if "checksum" in name or name == "transfer-encoding"]
+
+
+async def test_no_error_shows_a_secret(server, store):
+    """Neither in its own text nor in the chain that a traceback prints."""
+    secrets = ("testing", "secret-of-the-tests")
+    answers = [*NOTHING_DECIDED, *PERHAPS, *FORBIDDEN, Answer(404, "NoSuchBucket"), Answer(412)]
+    for answer in answers:
+        server.answers = [answer]
+        with pytest.raises(WalError) as caught:
+            await create(store)
+        error: BaseException | None = caught.value
+        while error is not None:
+            shown = f"{error!s} {error!r}"
+            assert not any(secret in shown for secret in secrets)
+            error = error.__cause__
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+async def test_a_cancelled_put_may_have_happened(server, store):
+    server.answers = []
+
+    async def put():
+        await create(store)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(put())
+        await server.asked.wait()
+        task.cancel()
+    assert task.cancelled()
+    server.answers = [OK]
+    assert (await store.get("key")).data == b"data"

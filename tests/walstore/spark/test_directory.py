@@ -1,0 +1,202 @@
+"""Reading a log's directory: sealed files, the live tail, and nothing that is not durable."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests import local
+from tests.walstore.spark.reading import planned, read_batches, read_records, reader_of
+from walstore import Record, Settings, Wal
+from walstore.errors import (
+    CorruptionError,
+    LogNotFoundError,
+    OffsetNotWrittenError,
+    OffsetTrimmedError,
+)
+from walstore.settings import KIB
+from walstore.posix import PosixFileSystem
+from walstore.testing import FaultyFileSystem, ManualClock
+
+START_US = 1_700_000_000_000_000
+
+
+async def fill(path: Path, count: int = 3000, **options: object) -> list[Record]:
+    """Write a log of many segments, some records with all there is, and return them."""
+    clock = ManualClock(now_us=START_US)
+    async with Wal.open(path, settings=local.SMALL, clock=clock, **options) as wal:
+        for at in range(0, count, 10):
+            await wal.append_many([b"%d" % n * 60 for n in range(at, at + 9)], durability="memory")
+            await wal.append(b"%d" % at, key=b"k%d" % at, stream="eu", headers={"h": b"%d" % at})
+            clock.advance(0.001)
+        return await local.read_all(wal)
+
+
+@pytest.fixture
+def records(log_directory: Path) -> list[Record]:
+    return asyncio.run(fill(log_directory))
+
+
+def test_all_records_of_a_closed_log(log_directory, records):
+    assert len(local.segments(log_directory)) > 4
+    assert read_records(log_directory) == records
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 20])
+def test_many_partitions_make_no_gap_and_no_duplicate(log_directory, records, count):
+    reader = reader_of(log_directory, minPartitions=count)
+    partitions = reader.partitions()
+    assert len(partitions) >= count
+    offsets = [
+        offset
+        for batches in read_batches(reader, partitions)
+        for batch in batches
+        for offset in batch.column("offset").to_pylist()
+    ]
+    assert offsets == [record.offset for record in records]
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_intervals_inside_batches(log_directory, records, count):
+    for start, limit in [(1, 2), (5, 5), (17, 1733), (2999, 3001), (3001, 3001)]:
+        found = read_records(
+            log_directory, startingOffsets=start, endingOffsets=limit, minPartitions=count
+        )
+        assert found == records[start - 1 : limit - 1]
+
+
+def test_files_outside_the_interval_are_not_opened(log_directory, records):
+    files = local.segments(log_directory)
+    files[0].write_bytes(files[0].read_bytes()[:-200] + b"\0" * 200)  # no footer any more
+    with pytest.raises(CorruptionError):
+        planned(log_directory)
+
+
+async def test_a_live_log_is_read_up_to_its_durable_limit(log_directory):
+    async def seen() -> list[bytes]:
+        return [record.value for record in await asyncio.to_thread(read_records, log_directory)]
+
+    fs = FaultyFileSystem(PosixFileSystem())
+    async with Wal.open(log_directory, fs=fs) as wal:
+        await wal.append_many([b"durable"] * 5)
+        assert await seen() == [b"durable"] * 5
+        with fs.hold("datasync") as hold:
+            wal.append_nowait(b"accepted")
+            await hold.wait_entered()
+            assert await seen() == [b"durable"] * 5, "a record was seen before its sync"
+        await wal.flush()
+        assert await seen() == [*[b"durable"] * 5, b"accepted"]
+        await wal.append(b"more")
+        assert len(await seen()) == 7
+    assert len(await seen()) == 7
+
+
+async def test_the_tail_of_a_live_log_is_divided_too(log_directory):
+    def row_counts() -> list[int]:
+        reader = reader_of(log_directory, minPartitions=4)
+        found = read_batches(reader, reader.partitions())
+        return [sum(batch.num_rows for batch in batches) for batches in found]
+
+    async with Wal.open(log_directory, settings=Settings(batch_bytes=4 * KIB)) as wal:
+        for _ in range(200):
+            await wal.append_many([b"x" * 100] * 20)
+        rows = await asyncio.to_thread(row_counts)
+    assert len(rows) == 4
+    assert sum(rows) == 4000
+    assert max(rows) < 1.3 * min(rows)
+
+
+def test_an_empty_log_has_no_rows(log_directory):
+    async def make() -> None:
+        async with Wal.open(log_directory):
+            pass
+
+    asyncio.run(make())
+    assert planned(log_directory) == []
+    assert read_records(log_directory) == []
+
+
+def test_times(log_directory, records):
+    half_ms = (START_US + 150_000) // 1000
+    first = next(r.offset for r in records if r.timestamp_us >= half_ms * 1000)
+    assert read_records(log_directory, startingTimestamp=half_ms) == records[first - 1 :]
+    assert read_records(log_directory, endingTimestamp=half_ms) == records[: first - 1]
+    assert read_records(log_directory, startingTimestamp=0, endingTimestamp=10**13) == records
+
+
+def test_offsets_that_are_not_there(log_directory, records):
+    with pytest.raises(OffsetNotWrittenError):
+        planned(log_directory, endingOffsets=5000)
+    assert read_records(log_directory, endingOffsets=5000, failOnDataLoss="false") == records
+
+
+def test_a_trimmed_start(log_directory, records):
+    files = local.segments(log_directory)
+    files[0].unlink()
+    head = int(files[1].stem)
+    with pytest.raises(OffsetTrimmedError, match=f"requested=1 head={head}"):
+        planned(log_directory, startingOffsets=1)
+    rest = records[head - 1 :]
+    assert read_records(log_directory, startingOffsets=1, failOnDataLoss="false") == rest
+    assert read_records(log_directory) == rest
+
+
+def test_a_file_that_vanishes_after_planning(log_directory, records):
+    reader = reader_of(log_directory)
+    partitions = reader.partitions()
+    local.segments(log_directory)[2].unlink()
+    with pytest.raises(OffsetTrimmedError, match="was deleted since the read was planned"):
+        read_batches(reader, partitions)
+
+
+def test_a_file_that_vanishes_is_left_out_if_loss_is_allowed(log_directory, records):
+    reader = reader_of(log_directory, failOnDataLoss="false", minPartitions=50)
+    partitions = reader.partitions()
+    gone = local.segments(log_directory)[2]
+    limit = int(local.segments(log_directory)[3].stem)
+    gone.unlink()
+    offsets = {
+        offset
+        for batches in read_batches(reader, partitions)
+        for batch in batches
+        for offset in batch.column("offset").to_pylist()
+    }
+    lost = {record.offset for record in records} - offsets
+    assert lost == set(range(int(gone.stem), limit))
+
+
+def test_damage_is_found(log_directory, records):
+    path = local.segments(log_directory)[1]
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptionError):
+        read_records(log_directory)
+
+
+def test_a_file_cut_short_is_found(log_directory, records):
+    reader = reader_of(log_directory)
+    partitions = reader.partitions()
+    path = local.segments(log_directory)[1]
+    path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(CorruptionError):
+        read_batches(reader, partitions)
+
+
+def test_no_log(tmp_path):
+    with pytest.raises(LogNotFoundError, match="there is no log at"):
+        planned(tmp_path)
+
+
+def test_a_store_named_as_a_directory_gets_a_hint(tmp_path):
+    (tmp_path / "manifest").mkdir()
+    with pytest.raises(LogNotFoundError) as caught:
+        planned(tmp_path)
+    assert f"file://{tmp_path}" in "".join(caught.value.__notes__)
+
+
+def test_partitions_tell_what_they_read_and_nothing_else(log_directory, records):
+    (partition,) = planned(log_directory)
+    assert repr(partition) == "FilePartition(log [1, 3001))"

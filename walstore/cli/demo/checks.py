@@ -1,0 +1,153 @@
+"""Checking that what was read is what was appended: exactly once, in order, byte for byte. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from walstore.batch import Batch
+from walstore.cli.demo.identity import KEY, digest
+
+MAX_COMPLAINTS = 20
+
+
+@dataclass(slots=True)
+class Claim:
+    """What one producer said through the pipe; its newest acknowledgement stands for all before."""
+
+    stream: str
+    acknowledged: int = 0
+    """The first so many of its records are on disk."""
+    checksum: int = 0
+    """Checksum over them."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What was read of one producer."""
+
+    stream: str | None
+    target: int
+    """Number of records after which ``checksum`` is kept; -1 for never."""
+    count: int = 0
+    size_bytes: int = 0
+    checksum: int = 0
+    checksum_at_target: int = 0
+
+
+class Ledger:
+    """Everything that one reader read, kept record by record but in a few bytes per producer."""
+
+    def __init__(self, claims: Mapping[int, Claim] | None = None) -> None:
+        """With ``claims``, which must be final then, checksums are compared as well."""
+        self._claims = claims or {}
+        self.position: int | None = None
+        """Next offset to read; None before the first batch."""
+        self.records = 0
+        self.size_bytes = 0
+        self.duplicated = 0
+        self.skipped = 0
+        """Records that were missing when a later one of the same producer was read."""
+        self.producers: dict[int, Found] = {}
+        self.complaints: list[str] = []
+
+    def take(self, batch: Batch) -> None:
+        """Take a batch into account."""
+        if self.position is not None and batch.start != self.position:
+            self.complain(f"read offsets [{batch.start}, {batch.limit}) at {self.position}")
+        self.position = batch.limit
+        size = 0
+        for key, stream, value in zip(batch.keys, batch.streams, batch.values, strict=True):
+            if key is None or len(key) != KEY.size:
+                self.complain(f"a record of [{batch.start}, {batch.limit}) has the key {key!r}")
+                continue
+            number, count = KEY.unpack(key)
+            found = self.producers.get(number) or self._meet(number, stream)
+            size += len(value)
+            if count != found.count or stream != found.stream:
+                if not self._is_acceptable(number, found, count, stream):
+                    continue
+                found.count = count
+            found.count += 1
+            found.size_bytes += len(value)
+            found.checksum = digest(key, value, found.checksum)
+            if found.count == found.target:
+                found.checksum_at_target = found.checksum
+        self.records += len(batch)
+        self.size_bytes += size
+
+    def settle(self, claims: Mapping[int, Claim]) -> int:
+        """Compare with what was acknowledged; return how many records are lost."""
+        lost = self.skipped
+        for number, claim in claims.items():
+            found = self.producers.get(number) or Found(claim.stream, -1)
+            if found.stream != claim.stream:
+                self.complain(f"producer {number} is of {claim.stream}, not {found.stream}")
+            if found.count < claim.acknowledged:
+                lost += claim.acknowledged - found.count
+                self.complain(
+                    f"producer {number} had {claim.acknowledged} records acknowledged, "
+                    f"{found.count} are there"
+                )
+            elif 0 <= found.target == claim.acknowledged and (
+                found.checksum_at_target != claim.checksum
+            ):
+                self.complain(f"records of producer {number} are not those that it appended")
+        for number in self.producers.keys() - claims.keys():
+            self.complain(f"producer {number} is not known")
+        return lost
+
+    def by_stream(self) -> dict[str, tuple[int, int]]:
+        """Return records and bytes of values by stream."""
+        totals: dict[str, tuple[int, int]] = {}
+        for found in self.producers.values():
+            records, size = totals.get(found.stream or "", (0, 0))
+            totals[found.stream or ""] = (records + found.count, size + found.size_bytes)
+        return dict(sorted(totals.items()))
+
+    def complain(self, text: str) -> None:
+        """Note something that should not be; only the first ones are kept."""
+        if len(self.complaints) < MAX_COMPLAINTS:
+            self.complaints.append(text)
+
+    def _meet(self, number: int, stream: str | None) -> Found:
+        claim = self._claims.get(number)
+        found = Found(stream, claim.acknowledged if claim else -1)
+        self.producers[number] = found
+        return found
+
+    def _is_acceptable(self, number: int, found: Found, count: int, stream: str | None) -> bool:
+        """Note what is wrong with a record; return whether it still counts."""
+        if stream != found.stream:
+            self.complain(f"producer {number} appended to {stream} and {found.stream}")
+        if count < found.count:
+            self.duplicated += 1
+            self.complain(f"record {count} of producer {number} is there twice or late")
+            return False
+        if count > found.count:
+            self.skipped += count - found.count
+            self.complain(f"record {found.count} of producer {number} is missing before {count}")
+        return True
+
+
+def compare(one: Ledger, other: Ledger) -> list[str]:
+    """Return in which producers two readers of the whole log saw something different."""
+    numbers = sorted(one.producers.keys() | other.producers.keys())
+    return [
+        f"two readers saw different records of producer {number}"
+        for number in numbers
+        if _identity(one, number) != _identity(other, number)
+    ]
+
+
+def compare_batches(one: Batch, other: Batch) -> str | None:
+    """Return what differs between the same records from two places, or None."""
+    for column in ("values", "keys", "streams", "headers", "timestamps_us"):
+        if list(getattr(one, column)) != list(getattr(other, column)):
+            return f"{column} of [{one.start}, {one.limit}) differ"
+    return None
+
+
+def _identity(ledger: Ledger, number: int) -> tuple[int, int] | None:
+    found = ledger.producers.get(number)
+    return None if found is None else (found.count, found.checksum)

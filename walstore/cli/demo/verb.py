@@ -1,0 +1,117 @@
+"""walstore demo: the whole path once, with a kill in the middle, on real data of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit, urlunsplit
+
+import typer
+from rich.console import Console
+
+from walstore.cli.demo import samples
+from walstore.cli.demo.plan import Plan
+from walstore.cli.errors import FAILED, UsageError
+from walstore.cli.location import to_url
+from walstore.cli.options import AsJson
+from walstore.cli.output import complain, print_json, terminal
+from walstore.cli.running import run_async
+
+EXAMPLES = """\b
+Examples:
+  walstore demo
+  walstore demo --seconds 30 --directory /var/tmp/demo
+  walstore demo --store 's3://bucket/try?endpoint_url=http://127.0.0.1:9000' --no-spark
+"""
+
+
+def demo(
+    *,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--directory",
+            metavar="DIR",
+            help="Keep everything here; it must be empty. Otherwise a temporary directory is used.",
+        ),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="Ship to a fresh prefix below this URL, and leave it there.",
+        ),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=2, max=86400, help="How long to append.")
+    ] = 16,
+    no_spark: Annotated[bool, typer.Option("--no-spark", help="Leave Spark out.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the whole path once: append, tail, rotate, ship, kill -9, restart, read back, Spark.
+
+    Producers append samples of this machine from /proc and the source files of the installed Python
+    packages, while consumers tail the log. The writing process is killed half-way and restarted once.
+    Then the log is read from disk and from the store alone: every acknowledged record must be there
+    exactly once, setsums must add up, and Spark's totals must agree. The last line is 'demo: ok'; if
+    anything disagrees, the reason goes to stderr and the exit code is 1.
+    """
+    if not samples.is_available():
+        raise UsageError("the demo reads samples of this machine from /proc, which is not there")
+    place = _prepare(directory)
+    url = (place / "store").as_uri() if store is None else _fresh_prefix(to_url(store, "--store"))
+    plan = Plan(directory=str(place / "log"), store_url=url, life_seconds=seconds / 2)
+    is_ok = False
+    try:
+        is_ok = _run(plan, with_spark=not no_spark, as_json=as_json)
+    finally:
+        if directory is None and is_ok:
+            shutil.rmtree(place, ignore_errors=True)
+        else:
+            complain(f"the log is kept in {plan.directory}")
+        if store is not None:
+            complain(f"the objects are kept under {url.partition('?')[0]}")
+    if not is_ok:
+        raise typer.Exit(FAILED)
+
+
+def _run(plan: Plan, *, with_spark: bool, as_json: bool) -> bool:
+    from walstore.cli.demo.report import show
+    from walstore.cli.demo.show import Show
+
+    console = terminal()
+    result = run_async(Show(plan, console, with_spark=with_spark).run())
+    if as_json:
+        print_json(result.to_json())
+    else:
+        show(result, Console(highlight=False))
+    for problem in result.problems:
+        complain(f"demo: {problem}")
+    verdict = "demo: ok" if result.ok else "demo: failed"
+    if as_json:
+        complain(verdict)
+    else:
+        print(verdict, flush=True)
+    return result.ok
+
+
+def _prepare(directory: Path | None) -> Path:
+    """Return an empty directory."""
+    if directory is None:
+        return Path(tempfile.mkdtemp(prefix="walstore-demo-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise UsageError(f"{directory} is not empty; the demo needs a directory of its own")
+    return directory.resolve()
+
+
+def _fresh_prefix(url: str) -> str:
+    """Return the URL with a last component that no other run uses."""
+    name = f"demo-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.urandom(4).hex()}"
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
