@@ -20,12 +20,12 @@ from walstore.segment import SegmentIndex, SegmentSummary
 FILE_NAME: Final = "CHECKPOINT"
 MAGIC: Final = b"WALCKPT\n"
 VERSION: Final = 1
-_PREFIX: Final = struct.Struct("<8sIII")
+PREFIX: Final = struct.Struct("<8sIII")
 
 CELL_FILE_NAME: Final = "DURABLE"
 CELL_MAGIC: Final = b"WALDUR\r\n"
 CELL_BYTES: Final = 64
-_CELL: Final = struct.Struct("<8sQQQQQ")
+CELL: Final = struct.Struct("<8sQQQQQ")
 _CELL_CRC: Final = struct.Struct("<I")
 
 
@@ -83,15 +83,15 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
             "tier_url": checkpoint.tier_url,
         }
     )
-    return _PREFIX.pack(MAGIC, VERSION, len(body), _crc(VERSION, body)) + body
+    return PREFIX.pack(MAGIC, VERSION, len(body), _crc(VERSION, body)) + body
 
 
 def decode_checkpoint(data: bytes, path: str) -> Checkpoint | None:
     """Parse a checkpoint; None if it is damaged; FormatVersionError if it is newer."""
-    if len(data) < _PREFIX.size:
+    if len(data) < PREFIX.size:
         return None
-    magic, version, size, crc = _PREFIX.unpack_from(data)
-    body = data[_PREFIX.size :]
+    magic, version, size, crc = PREFIX.unpack_from(data)
+    body = data[PREFIX.size :]
     if magic != MAGIC or len(body) != size or _crc(version, body) != crc:
         return None
     if version > VERSION:
@@ -112,7 +112,7 @@ def _crc(version: int, body: bytes) -> int:
 
 def encode_cell(cell: DurableCell) -> bytes:
     """Return the content of the file ``DURABLE``."""
-    body = _CELL.pack(
+    body = CELL.pack(
         CELL_MAGIC, cell.head, cell.durable_limit, cell.epoch, cell.tail_start, cell.tail_position
     )
     return body + _CELL_CRC.pack(crc32c(body))
@@ -120,9 +120,9 @@ def encode_cell(cell: DurableCell) -> bytes:
 
 def decode_cell(data: bytes) -> DurableCell | None:
     """Parse a cell; None if it is damaged or was caught half-way through an update."""
-    if len(data) < _CELL.size + _CELL_CRC.size:
+    if len(data) < CELL.size + _CELL_CRC.size:
         return None
-    (crc,) = _CELL_CRC.unpack_from(data, _CELL.size)
-    if data[:8] != CELL_MAGIC or crc32c(data[: _CELL.size]) != crc:
+    (crc,) = _CELL_CRC.unpack_from(data, CELL.size)
+    if data[:8] != CELL_MAGIC or crc32c(data[: CELL.size]) != crc:
         return None
-    return DurableCell(*_CELL.unpack_from(data)[1:])
+    return DurableCell(*CELL.unpack_from(data)[1:])

@@ -206,7 +206,8 @@ class Tail:
     def remove(self, starts: Sequence[int]) -> None:
         """Delete segments that :meth:`advance_head` gave up."""
         for start in starts:
-            self._fs.remove(self._directory / segment.file_name(start))
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.remove(self._directory / segment.file_name(start))
         self._fs.sync_directory(self._directory)
 
     def close(self, *, clean: bool) -> None:

@@ -109,7 +109,8 @@ def test_a_bad_cursor_name_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["", "cursor/", "cursor/.json", "cursor/a", "cursor/a.json.json", "a.json", "cursor/a-b.json"]
+    "path",
+    ["", "cursor/", "cursor/.json", "cursor/a", "cursor/a.json.json", "a.json", "cursor/a-b.json"],
 )
 def test_other_keys_are_no_cursors(path: str) -> None:
     with pytest.raises(ValueError, match="not the key of a cursor"):

@@ -314,13 +314,21 @@ def test_sound_manifests_pass() -> None:
         (balanced(LOG, fragments=(ONE, fragment(2, 11, 11))), "holds no record"),
         (balanced(LOG, fragments=(fragment(1, 11, 1),)), "holds no record"),
         (balanced(LOG, fragments=(ONE, fragment(3, 11, 31))), "fragment 3 stands where 2 belongs"),
-        (balanced(LOG, fragments=(ONE, changed_path := dataclasses.replace(TWO, path=ONE.path))), "has the key"),
-        (balanced(LOG, fragments=(ONE, dataclasses.replace(TWO, path="log/what.parquet"))), "has the key"),
+        (
+            balanced(LOG, fragments=(ONE, dataclasses.replace(TWO, path=ONE.path))),
+            "has the key",
+        ),
+        (
+            balanced(LOG, fragments=(ONE, dataclasses.replace(TWO, path="log/what.parquet"))),
+            "has the key",
+        ),
         (balanced(ROLLED, fragments=()), "outside the snapshots"),
         (balanced(ROLLED, fragments=(fragment(3, 32, 40),)), "missing or named twice"),
         (balanced(ROLLED, snapshots=(POINTER, POINTER)), "missing or named twice"),
         (
-            balanced(ROLLED, snapshots=(dataclasses.replace(POINTER, path_to_snapshot="snapshot/X"),)),
+            balanced(
+                ROLLED, snapshots=(dataclasses.replace(POINTER, path_to_snapshot="snapshot/X"),)
+            ),
             "key is not its setsum",
         ),
         (balanced(ROLLED, snapshots=(dataclasses.replace(POINTER, depth=0),)), "depth 0"),

@@ -74,9 +74,7 @@ def test_the_sum_of_two_sums() -> None:
 
 
 def test_the_inverse() -> None:
-    columns = from_words(
-        "ffffeeee ddddcccc bbbbaaaa 99998888 77776666 66665555 44443333 22221111"
-    )
+    columns = from_words("ffffeeee ddddcccc bbbbaaaa 99998888 77776666 66665555 44443333 22221111")
     assert (-Setsum(columns)).columns == (
         4365,
         572666659,
@@ -220,7 +218,10 @@ def test_bulk_sums_are_those_of_the_definition(count: int) -> None:
 def test_sums_of_parts_add_up(values: list[bytes], cut: int, start: int) -> None:
     whole = Setsum.of_records(start, TIME_US, values)
     head, tail = values[:cut], values[cut:]
-    parts = Setsum.of_records(start, TIME_US, head), Setsum.of_records(start + len(head), TIME_US, tail)
+    parts = (
+        Setsum.of_records(start, TIME_US, head),
+        Setsum.of_records(start + len(head), TIME_US, tail),
+    )
     assert whole == parts[0] + parts[1]
 
 

@@ -28,7 +28,9 @@ ZERO: Final = "00" * 32
 def item_columns(item: bytes) -> list[int]:
     """Return an item's columns, by the definition and as slowly as that is."""
     words = struct.unpack("<8I", hashlib.sha3_256(item).digest())
-    return [word - prime if word >= prime else word for word, prime in zip(words, PRIMES, strict=True)]
+    return [
+        word - prime if word >= prime else word for word, prime in zip(words, PRIMES, strict=True)
+    ]
 
 
 def setsum_hex(items: list[bytes]) -> str:
@@ -110,7 +112,9 @@ def documents() -> dict[str, dict[str, Any]]:
             setsum=all_three,
             snapshots=[pointer],
         ),
-        "manifest-other-writer": manifest(range(0), acc_bytes=0, writer='Jörg "J" \\ \t\x01\x7f 日本'),
+        "manifest-other-writer": manifest(
+            range(0), acc_bytes=0, writer='Jörg "J" \\ \t\x01\x7f 日本'
+        ),
         "snapshot-two-fragments": snapshot,
     }
 

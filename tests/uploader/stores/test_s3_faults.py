@@ -354,3 +354,40 @@ async def test_a_cancelled_put_may_have_happened(server, store):
     assert task.cancelled()
     server.answers = [OK]
     assert (await store.get("key")).data == b"data"
+
+
+async def test_a_request_that_trickles_ends_with_its_time_limit(server):
+    """The read timeout alone would wait as long as something arrives now and then."""
+    opened = S3Store("bucket", endpoint_url=server.url, request_timeout_seconds=0.1)
+    async with aclosing(opened) as store:
+        with pytest.raises(StorageUnavailableError) as caught:
+            await create(store)
+    assert caught.value.outcome == "unknown"
+
+
+def listing(*keys: str, more: str = "") -> Answer:
+    contents = "".join(f"<Contents><Key>{key}</Key><Size>3</Size></Contents>" for key in keys)
+    tail = f"<NextContinuationToken>{more}</NextContinuationToken>" if more else ""
+    truncated = str(bool(more)).lower()
+    body = (
+        '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><EncodingType>url'
+        f"</EncodingType><IsTruncated>{truncated}</IsTruncated>{contents}{tail}</ListBucketResult>"
+    )
+    return Answer(200, body=body.encode())
+
+
+async def test_a_listing_goes_on_page_by_page_and_repeats_a_failed_one(server, impatient):
+    opened = S3Store("bucket", prefix="top", endpoint_url=server.url, retry=impatient)
+    async with aclosing(opened) as store:
+        server.answers = [
+            listing("top/a/1", "top/a/2%20x", more="token-1"),
+            Answer(503, "SlowDown"),
+            listing("top/a/3", more="token-2"),
+            listing(),
+        ]
+        found = [listed.key async for listed in store.list("a/", after="a/0")]
+    assert found == ["a/1", "a/2 x", "a/3"]
+    paths = [request.path for request in server.requests]
+    assert all("prefix=top%2Fa%2F" in path for path in paths)
+    assert "start-after=top%2Fa%2F0" in paths[0]
+    assert ["continuation-token=token-1" in path for path in paths] == [False, True, True, False]

@@ -1,0 +1,108 @@
+"""Store URLs: what is understood, how it is normalised, and what is refused without repeating it."""
+
+from __future__ import annotations
+
+import pytest
+
+from uploader.stores import LocalStore, MemoryStore, S3Store, open_store
+from walstore.errors import InvalidSettingsError
+
+GOOD = [
+    ("file:///srv/bucket/orders", LocalStore, "file:///srv/bucket/orders"),
+    ("file:///srv//bucket/./x/../orders/", LocalStore, "file:///srv/bucket/orders"),
+    ("file://localhost/srv", LocalStore, "file:///srv"),
+    ("file:////srv", LocalStore, "file:///srv"),
+    ("file:///a%20b/%C3%A9%23", LocalStore, "file:///a%20b/%C3%A9%23"),
+    ("FILE:///srv", LocalStore, "file:///srv"),
+    ("memory://name", MemoryStore, "memory://name"),
+    ("memory://name/below/", MemoryStore, "memory://name/below"),
+    ("s3://bucket", S3Store, "s3://bucket"),
+    ("s3://bucket/", S3Store, "s3://bucket"),
+    ("s3://bucket/a/b/", S3Store, "s3://bucket/a/b"),
+    ("s3://bucket/a%20b", S3Store, "s3://bucket/a%20b"),
+    ("s3://bucket/a?region=eu-west-1", S3Store, "s3://bucket/a?region=eu-west-1"),
+    (
+        "s3://bucket/a?region=eu-west-1&endpoint_url=http%3A%2F%2F127.0.0.1%3A9000/",
+        S3Store,
+        "s3://bucket/a?endpoint_url=http://127.0.0.1:9000&region=eu-west-1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("url", "kind", "normalised"), GOOD, ids=[url for url, *_ in GOOD])
+async def test_good_urls(url, kind, normalised):
+    store = open_store(url)
+    assert isinstance(store, kind)
+    assert store.url == normalised
+    assert open_store(store.url).url == normalised
+    assert normalised in repr(store)
+    await store.aclose()
+
+
+BAD = [
+    ("", "must begin with file:///"),
+    ("/srv/bucket", "must begin with file:///"),
+    ("relative/path", "must begin with file:///"),
+    ("https://bucket", "not https:"),
+    ("gs://bucket", "not gs:"),
+    ("s3:bucket", "must begin with"),
+    ("file:/srv", "must begin with"),
+    ("file://host/srv", "absolute path"),
+    ("file://", "absolute path"),
+    ("file:///srv?fsync=no", "no such option fsync; allowed: none"),
+    ("file:///srv%00", "absolute path"),
+    ("file:///srv#1", "%23"),
+    ("memory://", "needs a name"),
+    ("s3://", "needs a bucket"),
+    ("s3:///prefix", "needs a bucket"),
+    ("s3://b", "needs a bucket"),
+    ("s3://bucket/a//b", "key"),
+    ("s3://bucket/../b", "key"),
+    ("s3://bucket?colour=red", "no such option colour; allowed: endpoint_url, region"),
+    ("s3://bucket?region=a&region=b", "once"),
+    ("s3://bucket?region=", "value"),
+    ("s3://bucket?endpoint_url=127.0.0.1:9000", "http"),
+    ("s3://bucket?endpoint_url=http://host:99999", "http"),
+    ("s3://[bucket", "brackets"),
+]
+
+
+@pytest.mark.parametrize(("url", "message"), BAD, ids=[url or "empty" for url, _ in BAD])
+def test_bad_urls(url, message):
+    with pytest.raises(InvalidSettingsError) as caught:
+        open_store(url)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://AKIASECRET:SECRET@bucket/prefix",
+        "s3://SECRET@bucket",
+        "s3://bucket?aws_secret_access_key=SECRET",
+        "s3://bucket?SECRET",
+        "s3://bucket?endpoint_url=http://user:SECRET@host",
+        "s3://[SECRET:SECRET@bucket",
+        "file://user:SECRET@host/srv",
+        "SECRET/not/a/url",
+    ],
+)
+def test_a_secret_in_a_url_is_refused_and_not_repeated(url):
+    with pytest.raises(InvalidSettingsError) as caught:
+        open_store(url)
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "SECRET" not in str(error)
+        error = error.__cause__
+
+
+async def test_memory_stores_of_one_name_are_one():
+    await open_store("memory://test_url/shared").put_if_absent("a", b"1")
+    assert (await open_store("memory://test_url/shared").get("a")).data == b"1"
+    assert await open_store("memory://test_url/other").head("a") is None
+    assert await MemoryStore().head("a") is None
+
+
+def test_a_relative_directory_is_refused(tmp_path):
+    with pytest.raises(InvalidSettingsError, match="absolute"):
+        LocalStore(tmp_path.relative_to("/"))

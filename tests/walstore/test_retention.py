@@ -1,0 +1,167 @@
+"""Retention: what may be deleted, and that deletion never harms a reader nor comes undone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.local import SMALL, check_contiguous, read_all, segments, turns
+from walstore import OffsetTrimmedError, Wal, WalClosedError, WalError
+from walstore.retention import plan_drop
+from walstore.segment import SegmentSummary
+from walstore.settings import KIB
+
+
+def summaries(*sizes: int) -> list[SegmentSummary]:
+    return [SegmentSummary(10 * n, 10 * (n + 1), size, 0, 0) for n, size in enumerate(sizes, 1)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "uploaded_limit", "retention_bytes", "limit"),
+    [
+        ([], 1000, 0, 0),
+        ([100, 100, 100], 1000, 300, 0),
+        ([100, 100, 100], 1000, 299, 20),
+        ([100, 100, 100], 1000, 150, 30),
+        ([100, 100, 100], 1000, 0, 40),
+        ([100, 100, 100], 30, 0, 30),  # the third is not uploaded
+        ([100, 100, 100], 39, 0, 30),  # nor wholly
+        ([100, 100, 100], 1, 0, 0),
+        ([500, 1, 1], 1000, 10, 20),
+    ],
+)
+def test_the_oldest_uploaded_go_while_there_are_too_many_bytes(
+    sizes, uploaded_limit, retention_bytes, limit
+) -> None:
+    found = plan_drop(
+        summaries(*sizes), uploaded_limit=uploaded_limit, retention_bytes=retention_bytes
+    )
+    assert found == limit
+
+
+@given(st.lists(st.integers(1, 100)), st.integers(0, 300), st.integers(0, 1000))
+def test_it_never_takes_what_is_not_uploaded_nor_more_than_it_must(
+    sizes, uploaded_limit, retention_bytes
+) -> None:
+    sealed = summaries(*sizes)
+    limit = plan_drop(sealed, uploaded_limit=uploaded_limit, retention_bytes=retention_bytes)
+    dropped = [s for s in sealed if s.limit <= limit]
+    assert all(s.limit <= uploaded_limit for s in dropped)
+    kept_bytes = sum(s.data_bytes for s in sealed[len(dropped) :])
+    if dropped:
+        assert kept_bytes + dropped[-1].data_bytes > retention_bytes
+
+
+async def fill(wal: Wal, count: int) -> None:
+    for n in range(count):
+        await wal.append(b"%06d" % n * 1000)
+
+
+@pytest.fixture
+async def wal(log_directory: Path, faulty):
+    """A log of three sealed segments and an active one; nothing cached."""
+    opened = await Wal.open(log_directory, settings=SMALL.replace(cache_bytes=0), fs=faulty)
+    await fill(opened, 36)
+    assert len(segments(log_directory)) == 4
+    yield opened
+    faulty.heal()
+    with contextlib.nullcontext() if opened._writer.failure is None else pytest.raises(WalError):
+        await opened.aclose()
+
+
+async def test_a_dropped_segment_is_gone_and_the_head_moves(wal, log_directory) -> None:
+    second = wal._state.sealed_segments()[1].start
+    await wal._writer.drop_sealed(second)
+    assert (wal.head, len(segments(log_directory))) == (second, 3)
+    check_contiguous(await read_all(wal), second)
+    reader = wal.reader(second - 1)
+    with pytest.raises(OffsetTrimmedError) as found:
+        await anext(reader)
+    error = found.value
+    assert (error.requested, error.head, error.tail) == (second - 1, second, 37)
+    assert reader.position == second - 1
+    reader.seek(second)
+    assert (await anext(reader)).offset == second
+
+
+async def test_a_reader_in_a_file_that_goes_is_told_by_a_typed_error(wal, faulty) -> None:
+    """The file vanishes between the reader's look at the head and its opening of the file."""
+    second = wal._state.sealed_segments()[1].start
+    with faulty.hold("open", name="0*.wal") as hold:
+        reading = asyncio.create_task(anext(wal.reader(1)))
+        await hold.wait_entered()
+        dropping = asyncio.create_task(wal._writer.drop_sealed(second))
+        await dropping
+    with pytest.raises(OffsetTrimmedError):
+        await reading
+
+
+async def test_the_head_moves_before_a_file_goes(wal, faulty) -> None:
+    second = wal._state.sealed_segments()[1].start
+    with faulty.hold("remove", name="0*.wal") as hold:
+        dropping = asyncio.create_task(wal._writer.drop_sealed(second))
+        await hold.wait_entered()
+        await turns()
+        assert wal.head == second
+        with pytest.raises(OffsetTrimmedError):
+            await anext(wal.reader(1))
+        check_contiguous(await read_all(wal), second)
+    await dropping
+
+
+async def test_a_reader_inside_an_open_file_finishes_it(wal, faulty) -> None:
+    last = wal._state.sealed_segments()[-1]
+    with faulty.hold("pread") as hold:
+        reading = asyncio.create_task(anext(wal.reader(1)))
+        await hold.wait_entered()
+        await wal._writer.drop_sealed(last.start)
+    assert (await reading).offset == 1
+
+
+async def test_a_time_search_survives_a_deletion(wal, faulty) -> None:
+    last = wal._state.sealed_segments()[-1]
+    moment = (await read_all(wal))[0].timestamp
+    with faulty.hold("open", name="0*.wal") as hold:
+        opening = asyncio.create_task(wal.reader(moment).__aenter__())
+        await hold.wait_entered()
+        await wal._writer.drop_sealed(last.start)
+    assert (await opening).position == last.start
+
+
+async def test_a_deletion_that_fails_fails_the_log(wal, faulty) -> None:
+    faulty.fail("remove", errno.EACCES, name="0*.wal")
+    with pytest.raises(WalClosedError):
+        await wal._writer.drop_sealed(wal._state.sealed_segments()[1].start)
+
+
+async def test_a_file_that_is_gone_already_is_no_trouble(wal, log_directory) -> None:
+    segments(log_directory)[0].unlink()
+    second = wal._state.sealed_segments()[1].start
+    await wal._writer.drop_sealed(second)
+    check_contiguous(await read_all(wal), second)
+
+
+async def test_L11_retention_stays_in_force_after_append_flush_reopen(log_directory) -> None:
+    settings = SMALL.replace(cache_bytes=0)
+    async with Wal.open(log_directory, settings=settings) as wal:
+        await fill(wal, 36)
+        head = wal._state.sealed_segments()[2].start
+        await wal._writer.drop_sealed(head)
+        await wal.append(b"x" * 10 * KIB)
+        await wal.rotate()
+        assert wal.head == head
+    for tail in (38, 39, 40):
+        async with Wal.open(log_directory, settings=settings) as wal:
+            assert (wal.head, wal.tail) == (head, tail)
+            check_contiguous(await read_all(wal), head)
+            with pytest.raises(OffsetTrimmedError):
+                await anext(wal.reader(head - 1))
+            await wal.append(b"")
+            await wal.flush()
+            assert wal.head == head
