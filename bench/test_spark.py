@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.skipif(problem() is not None, reason=str(problem())),
-    # PySpark leaves sockets and pipes of its JVM to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
 RECORDS = int(os.environ.get("WALSTORE_BENCH_SPARK_RECORDS", "2000000"))

@@ -15,7 +15,7 @@ from walstore.draft import Draft
 from walstore.group import make_group
 from walstore.opening import Opened, open_log
 from walstore.ports import Clock, FileSystem
-from walstore.posix import PosixFileSystem
+from walstore.posix import PosixFile, PosixFileSystem
 from walstore.settings import KIB
 from walstore.testing import ManualClock
 
@@ -136,3 +136,15 @@ def close_opened(opened: Opened, *, clean: bool = True) -> None:
         opened.tail.close(clean=clean)
     finally:
         opened.lock.release()
+
+
+class UnsyncedFileSystem(PosixFileSystem):
+    """The real file system without its syncs: for tests that open thousands of logs."""
+
+    def open(self, path: Path, mode: str) -> PosixFile:
+        found = super().open(path, mode)
+        found.datasync = lambda: None  # type: ignore[method-assign]
+        return found
+
+    def sync_directory(self, path: Path) -> None:
+        pass

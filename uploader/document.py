@@ -87,9 +87,11 @@ class Fields:
     def position(self, name: str) -> int:
         """Return the offset of a log position."""
         value = self._get(name)
-        if not isinstance(value, dict):
+        offset = value.get("offset") if isinstance(value, dict) else None
+        # bool is an int to Python, but true is no number to JSON.
+        if type(offset) is not int or not 0 <= offset <= MAX_U64:
             self._refuse(name, "a log position", value)
-        return Fields(value, path=self.path, place=self._at(name)).number("offset")
+        return offset
 
     def setsum(self, name: str, *, default: Setsum | None = None) -> Setsum:
         """Return a setsum, given in canonical hex; ``default``, if there is one, for no field."""

@@ -23,11 +23,11 @@ import pyarrow.parquet as pq
 
 from uploader.layout import MAX_U64
 from walstore.arrow import HEADERS_TYPE, SCHEMA
-from walstore.errors import CorruptionError
+from walstore.errors import CorruptionError, FormatVersionError
 
 FORMAT_KEY: Final = b"walstore.fragment"
 FORMAT_VERSION: Final = b"1"
-"""Footer entry of files of ours. Nothing depends on it: columns are found by name and type."""
+"""Footer entry of files of ours, which must then have all of our columns."""
 
 WAL3_FIELDS: Final = (
     pa.field("offset", pa.uint64(), nullable=False),
@@ -114,6 +114,8 @@ def write(records: pa.Table, *, timestamp_us: int) -> bytes:
 def read(data: bytes, *, path: str) -> Content:
     """Return the content of a file, ours or wal3's; CorruptionError unless it is a fragment.
 
+    FormatVersionError if a newer version of this program wrote it.
+
     Checked: pages' checksums if there are any, columns and types, no nulls, one time for all, offsets
     without gap. Columns of ours that are missing are filled: records then have the fragment's time.
     """
@@ -177,23 +179,37 @@ def _read_columns(data: bytes, path: str, *, only: str | None = None) -> pa.Tabl
 
 def _known_columns(schema: pa.Schema, path: str) -> list[str]:
     """Return the columns to read: wal3's, and those of ours that are there. Others may be there too."""
-    types = [(field.name, field.type) for field in schema]
-    for field in WAL3_FIELDS:
-        found = [str(kind) for name, kind in types if name == field.name]
-        if found != [str(field.type)]:
-            raise CorruptionError(
-                f"column '{field.name}' must be there once, as {field.type}",
-                path=path,
-                expected=str(field.type),
-                found=", ".join(found) or None,
-            )
-    # A column that only shares its name with one of ours is somebody else's.
-    ours = [field.name for field in OUR_FIELDS if _is_ours(types, field)]
-    return [field.name for field in WAL3_FIELDS] + ours
+    wanted = [field for field in WAL3_FIELDS if _must_have(schema, field, path)]
+    version = (schema.metadata or {}).get(FORMAT_KEY)
+    if version not in {None, FORMAT_VERSION}:
+        raise FormatVersionError(
+            "a fragment of a newer version",
+            path=path,
+            found=version.decode(errors="replace"),
+            supported=FORMAT_VERSION.decode(),
+        )
+    if version:
+        wanted += [field for field in OUR_FIELDS if _must_have(schema, field, path)]
+    else:
+        # A column that only shares its name with one of ours is somebody else's.
+        wanted += [field for field in OUR_FIELDS if _types(schema, field.name) == [field.type]]
+    return [field.name for field in wanted]
 
 
-def _is_ours(types: list[tuple[str, pa.DataType]], field: pa.Field) -> bool:
-    return [kind for name, kind in types if name == field.name] == [field.type]
+def _must_have(schema: pa.Schema, field: pa.Field, path: str) -> bool:
+    found = _types(schema, field.name)
+    if found != [field.type]:
+        raise CorruptionError(
+            f"column '{field.name}' must be there once, as {field.type}",
+            path=path,
+            expected=str(field.type),
+            found=", ".join(map(str, found)) or None,
+        )
+    return True
+
+
+def _types(schema: pa.Schema, name: str) -> list[pa.DataType]:
+    return [field.type for field in schema if field.name == name]
 
 
 def _only_value(times: pa.ChunkedArray, path: str) -> int:

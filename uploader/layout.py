@@ -2,7 +2,7 @@
 
 The layout is wal3's, byte for byte, because its programs compute some keys and list some folders:
 nothing of ours may lie in ``log/``, ``manifest/``, ``snapshot/``, ``cursor/`` or ``gc/`` beside these.
-docs/format.md ("Objects") shows the same table.
+docs/format.md ("Objects") lists those that are in use.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import lt
 from typing import Final
 
 PRIMES: Final = (
@@ -66,10 +67,9 @@ class Setsum:
 
     def __post_init__(self) -> None:
         """Refuse columns that no sum can have; ValueError."""
-        if len(self.columns) != 8 or not all(
-            0 <= column < prime for column, prime in zip(self.columns, PRIMES, strict=True)
-        ):
-            raise ValueError(f"setsum columns are out of range: {self.columns}")
+        columns = self.columns
+        if len(columns) != 8 or min(columns) < 0 or not all(map(lt, columns, PRIMES)):
+            raise ValueError(f"setsum columns are out of range: {columns}")
 
     @classmethod
     def zero(cls) -> Setsum:
@@ -139,9 +139,10 @@ class Setsum:
         ValueError unless it is what :meth:`hexdigest` writes: 64 lowercase hex digits, every column
         below its prime.
         """
-        if len(text) != HEX_DIGITS or not _LOWERCASE_HEX.issuperset(text):
+        digest = _unhex(text)
+        if len(text) != HEX_DIGITS or digest.hex() != text:
             raise ValueError(f"a setsum is {HEX_DIGITS} lowercase hex digits, not {text[:80]!r}")
-        return cls.from_digest(bytes.fromhex(text))
+        return cls.from_digest(digest)
 
     def digest(self) -> bytes:
         """Return the 32 bytes: the columns as little-endian u32."""
@@ -185,7 +186,12 @@ class Setsum:
         return f"Setsum({self.hexdigest()})"
 
 
-_LOWERCASE_HEX: Final = frozenset("0123456789abcdef")
+def _unhex(text: str) -> bytes:
+    """Return what hex digits mean, or nothing for other text."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""
 
 
 def _fold(digests: Sequence[bytes], even: int, odd: int) -> tuple[int, int]:

@@ -96,9 +96,8 @@ class Reader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._unread_records()
         self._batches.clear()
-        self._records = ()
-        self._next_record = 0
 
     @property
     def position(self) -> int:

@@ -87,8 +87,15 @@ class LogState:
 
     def end(self, error: WalError) -> None:
         """The log is closed: nothing waits any more."""
-        self.durable.fail(lambda _: fresh(error))
-        self.uploaded.fail(lambda _: fresh(error))
+
+        def make_error(target: int) -> WalError:
+            twin = fresh(error)
+            # Nobody waits after a clean close; else a commit may have been under way.
+            twin.outcome = "durable" if target <= self.durable.value else "unknown"
+            return twin
+
+        self.durable.fail(make_error)
+        self.uploaded.fail(make_error)
 
     def _seal(self, sealed: Segment) -> None:
         self.segments[sealed.start] = sealed

@@ -1,4 +1,4 @@
-"""Parquet files of others: by arrow-rs, the implementation that wal3 uses, and by pyarrow bent to a purpose."""
+"""Parquet files of others: by arrow-rs, which wal3 uses, and by pyarrow bent to a purpose."""
 
 from __future__ import annotations
 

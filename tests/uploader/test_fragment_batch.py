@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ def fragment_batch(records: list[Record], *cuts: int) -> FragmentBatch:
     """Return the records as they come from a fragment whose row groups end at these rows."""
     whole = batch_of(build(records)).to_arrow()
     bounds = [0, *cuts, len(records)]
-    pieces = [whole.slice(low, high - low) for low, high in zip(bounds, bounds[1:], strict=False)]
+    pieces = [whole.slice(low, high - low) for low, high in pairwise(bounds)]
     return FragmentBatch(pa.Table.from_batches(pieces, SCHEMA), start=records[0].offset)
 
 

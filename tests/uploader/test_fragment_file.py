@@ -18,7 +18,7 @@ from walstore.records import Record
 
 TIME_US = 1_234_567_890_123_456
 RECORDS = [
-    Record(start, b"v%d" % start, b"k", "s%d" % (start % 2), {"h": b"1"}, 1000 + start)
+    Record(start, b"v%d" % start, b"k", f"s{start % 2}", {"h": b"1"}, 1000 + start)
     for start in range(1, 200)
 ]
 
@@ -130,5 +130,5 @@ def test_damage_inside_a_page_shows_without_hashing() -> None:
     data = encode(values_only(value))
     at = data.index(value[1000:1050])
     damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-    with pytest.raises(CorruptionError, match="(?i)crc|checksum"):
+    with pytest.raises(CorruptionError, match=r"(?i)crc|checksum"):
         fragment_file.read(damaged, path="p")

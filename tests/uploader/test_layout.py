@@ -93,7 +93,7 @@ def test_snapshot_keys() -> None:
     "path", ["", "snapshot/", "snapshot/SNAPSHOT.", "snapshot/SNAPSHOT.00", "SNAPSHOT." + "00" * 32]
 )
 def test_other_keys_are_no_snapshots(path: str) -> None:
-    with pytest.raises(ValueError, match="snapshot|setsum"):
+    with pytest.raises(ValueError, match=r"snapshot|setsum"):
         layout.parse_snapshot_path(path)
 
 

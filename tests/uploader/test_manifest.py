@@ -191,7 +191,7 @@ def test_bad_shapes_are_corruption(data: bytes) -> None:
 
 
 def test_the_error_names_the_field() -> None:
-    with pytest.raises(CorruptionError, match=r"'fragments\[0\]\.start\.offset' is not an integer"):
+    with pytest.raises(CorruptionError, match=r"'fragments\[0\]\.start' is not a log position"):
         Manifest.parse(with_fragment(start={"offset": "x"}))
     with pytest.raises(CorruptionError, match="'acc_bytes' is missing"):
         Manifest.parse(document(acc_bytes=...))

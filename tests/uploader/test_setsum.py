@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.golden.wal3.regenerate import item_columns, record_item, setsum_hex
+from tests.golden.wal3.regenerate import setsum_hex
 from uploader import setsum
 from uploader.setsum import ITEM_WORK, PAUSE_WORK, PRIMES, SLICE_ITEMS, Setsum
 
@@ -125,7 +125,7 @@ def test_three_records(start: int, expected: str) -> None:
         "+0" + "00" * 31,
         " 0" + "00" * 31,
         "0x" + "00" * 31,
-        "٠٠" + "00" * 31,
+        "\N{ARABIC-INDIC DIGIT ZERO}" * 2 + "00" * 31,
         "ff" * 32,
         struct.pack("<8I", *PRIMES).hex(),
     ],
@@ -233,12 +233,6 @@ def test_columns_carry_into_none_of_their_neighbours() -> None:
     assert columns == tuple(count * 0xFFFFFFFF % prime for prime in PRIMES)
 
 
-def test_the_golden_log_is_summed_as_by_the_definition() -> None:
-    items = [record_item(offset) for offset in (1, 2, 3)]
-    summed = [sum(column) % prime for column, prime in zip(zip(*map(item_columns, items)), PRIMES)]
-    assert Setsum.of_items(items).columns == tuple(summed)
-
-
 @pytest.mark.parametrize(
     ("start", "time_us", "count"),
     [(-1, 0, 1), (0, -1, 1), (1 << 64, 0, 0), ((1 << 64) - 1, 0, 1), (0, 1 << 64, 1)],
@@ -261,7 +255,7 @@ def test_other_threads_get_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     Setsum.of_records(1, TIME_US, [b""] * (4 * SLICE_ITEMS))
     assert pauses == [0] * (4 * SLICE_ITEMS * ITEM_WORK // PAUSE_WORK)
     pauses.clear()
-    Setsum.of_items([bytes(PAUSE_WORK)] * (3 * SLICE_ITEMS))
+    Setsum.of_items([bytes(PAUSE_WORK // SLICE_ITEMS)] * (3 * SLICE_ITEMS))
     assert pauses == [0, 0, 0]
 
 

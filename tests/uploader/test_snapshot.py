@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.golden.wal3.regenerate import DIRECTORY
-from tests.uploader.documents import SIZES, fragment, fragments, rolled_up, manifest_of, snapshot_of
+from tests.uploader.documents import SIZES, fragment, fragments, manifest_of, rolled_up, snapshot_of
 from uploader import layout
 from uploader.manifest import Manifest
 from uploader.setsum import Setsum

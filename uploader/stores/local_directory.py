@@ -282,6 +282,6 @@ def _translate(error: OSError, path: Path, outcome: Outcome) -> WalError:
         )
     if error.errno == errno.ENAMETOOLONG:
         return InvalidSettingsError(f"a part of the key is too long for a file name: {path}")
-    if error.errno in (errno.ENOTDIR, errno.EISDIR):
+    if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
         return InvalidSettingsError(f"an object lies where a directory is needed: {path}")
     return StorageUnavailableError(f"cannot use {path}: {reason}", outcome=outcome)

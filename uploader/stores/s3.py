@@ -193,8 +193,9 @@ class S3Store:
             if self._is_closed:
                 raise WalClosedError(f"the store is closed: {self.url}")
             if self._connection is None:
-                self._connection = await asyncio.to_thread(self._prepare)
-                await self._connection.open(self._stack)
+                connection = await asyncio.to_thread(self._prepare)
+                await connection.open(self._stack)
+                self._connection = connection
             return self._connection
 
     def _prepare(self) -> Any:

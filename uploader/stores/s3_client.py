@@ -7,14 +7,18 @@ request of an S3 store, on a thread, because the import alone takes half a secon
 from __future__ import annotations
 
 import asyncio
+import ssl
 from contextlib import AsyncExitStack
 from functools import cache
 from typing import Any
 
 import aioboto3
+import aiohttp
 from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import get_session
+from botocore.exceptions import NoCredentialsError
+from botocore.httpsession import create_urllib3_context, get_cert_path
 
 from uploader.stores.s3_errors import FAULTS, is_past_end, is_secret, translate
 from walstore.errors import WalError
@@ -30,10 +34,29 @@ class SendOnceSession(AIOHTTPSession):  # type: ignore[misc]  # untyped base
     request. ``test_s3_faults.py`` shows that each put is sent once.
     """
 
+    _trust: ssl.SSLContext | None = None
+
     async def _get_session(self, proxy_url: str | None) -> Any:
+        if self._verify and proxy_url is None and proxy_url not in self._sessions:
+            self._trust = await asyncio.to_thread(_load_trust, get_cert_path(self._verify))
         session = await super()._get_session(proxy_url)
         session._retry_connection = False  # noqa: SLF001 - there is no public switch
         return session
+
+    def _create_connector(self, proxy_url: str | None) -> Any:
+        """Use the certificates that were read on a thread; the parent reads them on the event loop."""
+        if self._trust is None or proxy_url is not None:
+            return super()._create_connector(proxy_url)
+        return aiohttp.TCPConnector(
+            limit=self._max_pool_connections, ssl=self._trust, **self._connector_args
+        )
+
+
+@cache
+def _load_trust(path: str) -> ssl.SSLContext:
+    context: ssl.SSLContext = create_urllib3_context()
+    context.load_verify_locations(path)
+    return context
 
 
 class Connection:
@@ -50,10 +73,9 @@ class Connection:
         request_timeout_seconds: float,
         max_connections: int,
     ) -> None:
-        """Prepare what takes long. Blocks, the first time for 0.2 s: call it on a thread."""
+        """Note the options; nothing is loaded yet."""
         self._url = url
         self._request_timeout_seconds = request_timeout_seconds
-        self._session = _new_session()
         self._options = {
             "region_name": region,
             "endpoint_url": endpoint_url,
@@ -76,10 +98,14 @@ class Connection:
         self._client: Any = None
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """Make the client, which ``stack`` will close. Finds credentials, sends nothing to the bucket."""
+        """Make the client, which ``stack`` will close. Finds credentials; asks nothing of the bucket."""
         try:
+            session, inner = await asyncio.to_thread(_new_session)
+            # Boto reads files for this, and may ask services, so it gets a thread and a loop of its own.
+            if await asyncio.to_thread(asyncio.run, inner.get_credentials()) is None:
+                raise NoCredentialsError
             self._client = await stack.enter_async_context(
-                self._session.client(_SERVICE, **self._options)
+                session.client(_SERVICE, **self._options)
             )
         except FAULTS as error:
             raise self._translated(error, "", is_put=False) from _shown(error)
@@ -122,8 +148,8 @@ def _models() -> Any:
     return get_session().get_component("data_loader")
 
 
-def _new_session() -> Any:
-    """Return a session that has read its files, but has not looked for credentials yet.
+def _new_session() -> tuple[Any, Any]:
+    """Return a session, and the botocore session in it, that has not looked for credentials yet.
 
     A throw-away client with made-up keys fills its caches (0.2 s the first time, 12 ms later), so that the
     real one needs less than ten milliseconds on the event loop. Making it awaits nothing, so it needs no
@@ -142,6 +168,6 @@ def _new_session() -> Any:
     try:
         creating.send(None)
     except StopIteration:
-        return session
+        return session, inner
     creating.close()
-    return session
+    return session, inner

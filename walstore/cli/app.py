@@ -15,6 +15,8 @@ from walstore.cli.errors import FAILED, OK, exit_code, explain, is_expected, unw
 from walstore.cli.output import complain, forget_stdout, send_logs_to_stderr
 
 PROGRAM: Final = "walstore"
+_INTERRUPTED: Final = 130
+"""What typer makes of a KeyboardInterrupt."""
 
 # Root of the errors about the command line itself; where its module lies differs between versions.
 _COMMAND_LINE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[2]
@@ -70,9 +72,8 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         forget_stdout()  # whoever read stdout had enough; that is no error
         return OK
-    except KeyboardInterrupt:
-        complain("interrupted")
-        return FAILED
+    except (KeyboardInterrupt, typer.Abort):
+        code = _INTERRUPTED
     except _COMMAND_LINE_ERROR as error:
         return _refuse(error)
     except Exception as error:
@@ -81,6 +82,9 @@ def run(arguments: Sequence[str]) -> int:
             raise
         complain(explain(cause))
         return exit_code(cause)
+    if code == _INTERRUPTED:
+        complain("interrupted")
+        return FAILED
     return code if isinstance(code, int) else OK
 
 

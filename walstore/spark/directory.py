@@ -101,9 +101,9 @@ class DirectoryLog:
             return None
         try:
             tier = StoreLog(Location(self._tier_url, is_store=True, topic=self._topic))
-        except LogNotFoundError:
-            return None
         except WalError as error:
+            if isinstance(error, LogNotFoundError) and not self._view.uploaded_limit:
+                return None  # nothing has been shipped yet
             error.add_note("tier=off reads only what is in the log's directory")
             raise
         if tier.head < head <= tier.limit:

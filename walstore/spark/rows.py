@@ -12,12 +12,14 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walstore.arrow import HEADERS_TYPE, SCHEMA
+from walstore.arrow import HEADERS_TYPE, SCHEMA, offsets_array
 from walstore.batch import Batch, ConcatBatch
 from walstore.spark.schema import HEADERS, HEADERS_ARROW, arrow_schema
 
-MOST_ROWS: Final = 65_536
-"""Rows in one Arrow batch, at most."""
+MOST_ROWS: Final = 128 * 1024
+"""Rows in one Arrow batch, at most; as many as a row group of a fragment."""
+MOST_BYTES: Final = 16 << 20
+"""About how many bytes one Arrow batch has at most, if its rows are of about the same size."""
 ENOUGH_BYTES: Final = 4 << 20
 """Small batches of a log are put together until they reach this, or :data:`MOST_ROWS`."""
 _SMALL_ROWS: Final = 64
@@ -40,8 +42,10 @@ class RowBuilder:
         """Yield the rows of consecutive batches; holds on to :data:`ENOUGH_BYTES` of small ones."""
         for parts in gather(batches):
             rows = _join(parts)
-            for at in range(0, rows.num_rows, MOST_ROWS):
-                part = rows.slice(at, MOST_ROWS)
+            row_bytes = max(1, rows.nbytes // rows.num_rows)
+            step = max(1, min(MOST_ROWS, MOST_BYTES // row_bytes))
+            for at in range(0, rows.num_rows, step):
+                part = rows.slice(at, step)
                 columns = [self._column(part, name) for name in self._schema.names]
                 yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
@@ -92,7 +96,7 @@ def _join(parts: list[Batch]) -> pa.RecordBatch:
         return whole.to_arrow()
     return pa.RecordBatch.from_arrays(
         [
-            pa.array(range(whole.start, whole.limit), pa.uint64()),
+            offsets_array(whole.start, whole.limit),
             pa.array(whole.timestamps_us, pa.uint64()),
             pa.array(whole.values, pa.binary()),
             pa.array(whole.keys, pa.binary()),

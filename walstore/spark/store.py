@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from uploader.cloud_log import CloudLog
-from uploader.fragment_reader import FragmentReader
-from uploader.stores import open_store
-from uploader.stores.retry import RetryPolicy
+from uploader.fragment import decode_fragment
+from uploader.manifest import Fragment
+from uploader.stores import ObjectNotFoundError, ObjectStore, RetryPolicy, open_store
 from walstore.batch import Batch
 from walstore.clock import SystemClock
-from walstore.errors import LogNotFoundError
+from walstore.errors import LogNotFoundError, OffsetTrimmedError
 from walstore.segment import parse_file_name
 from walstore.spark.location import Location
 from walstore.spark.partition import FragmentPart, FragmentPartition, LogPartition
@@ -95,17 +96,33 @@ async def _open(url: str) -> CloudLog:
 
 async def _fetch(url: str, parts: Sequence[FragmentPart]) -> AsyncGenerator[Batch, None]:
     store, worker = open_store(url), Worker("spark")
+    retry = RetryPolicy(clock=SystemClock())
     try:
-        reader = FragmentReader(
-            store=store, retry=RetryPolicy(clock=SystemClock()), worker=worker, cache_bytes=0
-        )
         for part in parts:
-            batch = await reader.read(part.entry)
+            data = await retry.call(partial(_get, store, part.entry))
+            batch = await worker.run(decode_fragment, data, part.entry)
+            del data
             yield batch.slice(part.start, part.limit)
             del batch
     finally:
         worker.close()
         await store.aclose()
+
+
+async def _get(store: ObjectStore, entry: Fragment) -> bytes:
+    """Return an object's bytes; by a range, because ETags are not needed and may cost a hash.
+
+    One byte more is asked for than there should be, so that a longer object shows too.
+    """
+    try:
+        return await store.get_range(entry.path, 0, entry.num_bytes + 1)
+    except ObjectNotFoundError as error:
+        raise OffsetTrimmedError(
+            f"{entry.path} was collected from {store.url} since the read was planned",
+            requested=entry.start,
+            head=entry.limit,
+            tail=entry.limit,
+        ) from error
 
 
 def _one_ahead(batches: AsyncGenerator[Batch, None]) -> Iterator[Batch]:

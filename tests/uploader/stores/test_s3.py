@@ -63,14 +63,17 @@ async def test_a_missing_bucket_shows_at_the_probe_and_at_reads(s3_server, aws_e
         assert await store.head("manifest/MANIFEST") is None
 
 
-async def test_missing_credentials_show_at_the_probe(s3_url, monkeypatch):
+async def test_missing_credentials_show_at_the_probe_and_can_be_given_later(s3_url, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     async with aclosing(open_store(s3_url)) as store:
         with pytest.raises(StorageUnavailableError, match="AWS_ACCESS_KEY_ID") as caught:
             await probe_conditional_puts(store)
-    assert not caught.value.retriable
-    assert caught.value.outcome == "not_written"
+        assert not caught.value.retriable
+        assert caught.value.outcome == "not_written"
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-the-tests")
+        await probe_conditional_puts(store)
 
 
 async def test_an_unknown_profile_is_a_matter_of_credentials(s3_url, monkeypatch):

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import pickle
+import ssl
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from uploader.stores import ObjectNotFoundError, PreconditionFailedError, S3Store
 from walstore.errors import (
@@ -391,3 +399,51 @@ async def test_a_listing_goes_on_page_by_page_and_repeats_a_failed_one(server, i
     assert all("prefix=top%2Fa%2F" in path for path in paths)
     assert "start-after=top%2Fa%2F0" in paths[0]
     assert ["continuation-token=token-1" in path for path in paths] == [False, True, True, False]
+
+
+def make_certificate(directory: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that signs itself, as private servers have."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            critical=False,
+        )
+        .sign(key, hashes.SHA256())
+    )
+    key_file, certificate_file = directory / "key.pem", directory / "certificate.pem"
+    plain = serialization.NoEncryption()
+    pem = serialization.Encoding.PEM
+    key_file.write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.TraditionalOpenSSL, plain)
+    )
+    certificate_file.write_bytes(certificate.public_bytes(pem))
+    return key_file, certificate_file
+
+
+async def test_certificates_are_verified_and_can_be_given(tmp_path, monkeypatch):
+    key_file, certificate_file = make_certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate_file, key_file)
+    scripted = ScriptedServer()
+    scripted.answers = [DONE]
+    listener = await asyncio.start_server(scripted.serve, "127.0.0.1", 0, ssl=context)
+    async with listener:
+        url = f"https://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        async with aclosing(S3Store("bucket", endpoint_url=url)) as distrusting:
+            with pytest.raises(StorageUnavailableError, match="AWS_CA_BUNDLE") as caught:
+                await create(distrusting)
+        assert not caught.value.retriable
+        assert caught.value.outcome == "not_written"
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate_file))
+        async with aclosing(S3Store("bucket", endpoint_url=url)) as trusting:
+            assert await create(trusting) == "abc"

@@ -77,14 +77,14 @@ def test_bad_urls(url, message):
 @pytest.mark.parametrize(
     "url",
     [
-        "s3://AKIASECRET:SECRET@bucket/prefix",
-        "s3://SECRET@bucket",
-        "s3://bucket?aws_secret_access_key=SECRET",
-        "s3://bucket?SECRET",
-        "s3://bucket?endpoint_url=http://user:SECRET@host",
-        "s3://[SECRET:SECRET@bucket",
-        "file://user:SECRET@host/srv",
-        "SECRET/not/a/url",
+        "s3://AKIAhunter2:hunter2@bucket/prefix",
+        "s3://hunter2@bucket",
+        "s3://bucket?aws_secret_access_key=hunter2",
+        "s3://bucket?hunter2",
+        "s3://bucket?endpoint_url=http://user:hunter2@host",
+        "s3://[hunter2:hunter2@bucket",
+        "file://user:hunter2@host/srv",
+        "hunter2/not/a/url",
     ],
 )
 def test_a_secret_in_a_url_is_refused_and_not_repeated(url):
@@ -92,7 +92,7 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(url):
         open_store(url)
     error: BaseException | None = caught.value
     while error is not None:
-        assert "SECRET" not in str(error)
+        assert "hunter2" not in str(error)
         error = error.__cause__
 
 

@@ -11,11 +11,34 @@ import pyarrow as pa
 from pyspark.sql.datasource import CaseInsensitiveDict, InputPartition
 from pyspark.sql.types import StructType
 
-from walstore import Record
+from tests import local
+from walstore import Record, Wal
 from walstore.records import to_timestamp_us
 from walstore.spark.partition import LogPartition
 from walstore.spark.reader import BatchReader
 from walstore.spark.source import WalstoreSource
+from walstore.testing import ManualClock
+
+START_US = 1_700_000_000_000_000
+
+
+async def fill(path: Path, count: int = 1000, **options: Any) -> list[Record]:
+    """Write a log, some of its records with all there is, a millisecond apart each ten; return them."""
+    clock = ManualClock(now_us=START_US)
+    async with Wal.open(path, clock=clock, **options) as wal:
+        for at in range(0, count, 10):
+            values = [b"%d" % n * 180 for n in range(at, at + 9)]
+            await wal.append_many(values, durability="memory")
+            await wal.append(
+                b"%d" % at,
+                key=b"k%d" % at,
+                stream="eu",
+                headers={"h": b"%d" % at},
+                durability="memory",
+            )
+            await wal.flush()
+            clock.advance(0.001)
+        return await local.read_all(wal)
 
 
 def copied(value: Any) -> Any:

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests import local
-from tests.walstore.spark.reading import planned, read_batches, read_records, reader_of
+from tests.walstore.spark.reading import (
+    START_US,
+    fill,
+    planned,
+    read_batches,
+    read_records,
+    reader_of,
+)
 from walstore import Record, Settings, Wal
 from walstore.errors import (
     CorruptionError,
@@ -16,27 +23,21 @@ from walstore.errors import (
     OffsetNotWrittenError,
     OffsetTrimmedError,
 )
-from walstore.settings import KIB
 from walstore.posix import PosixFileSystem
-from walstore.testing import FaultyFileSystem, ManualClock
+from walstore.settings import KIB
+from walstore.testing import FaultyFileSystem
 
-START_US = 1_700_000_000_000_000
 
-
-async def fill(path: Path, count: int = 3000, **options: object) -> list[Record]:
-    """Write a log of many segments, some records with all there is, and return them."""
-    clock = ManualClock(now_us=START_US)
-    async with Wal.open(path, settings=local.SMALL, clock=clock, **options) as wal:
-        for at in range(0, count, 10):
-            await wal.append_many([b"%d" % n * 60 for n in range(at, at + 9)], durability="memory")
-            await wal.append(b"%d" % at, key=b"k%d" % at, stream="eu", headers={"h": b"%d" % at})
-            clock.advance(0.001)
-        return await local.read_all(wal)
+def wreck(path: Path, position: int) -> None:
+    """Flip one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
 
 
 @pytest.fixture
 def records(log_directory: Path) -> list[Record]:
-    return asyncio.run(fill(log_directory))
+    return asyncio.run(fill(log_directory, settings=local.SMALL))
 
 
 def test_all_records_of_a_closed_log(log_directory, records):
@@ -44,7 +45,7 @@ def test_all_records_of_a_closed_log(log_directory, records):
     assert read_records(log_directory) == records
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 20])
+@pytest.mark.parametrize("count", [1, 2, 5, 12])
 def test_many_partitions_make_no_gap_and_no_duplicate(log_directory, records, count):
     reader = reader_of(log_directory, minPartitions=count)
     partitions = reader.partitions()
@@ -60,16 +61,25 @@ def test_many_partitions_make_no_gap_and_no_duplicate(log_directory, records, co
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_intervals_inside_batches(log_directory, records, count):
-    for start, limit in [(1, 2), (5, 5), (17, 1733), (2999, 3001), (3001, 3001)]:
+    for start, limit in [(1, 2), (5, 5), (17, 733), (999, 1001), (1001, 1001)]:
         found = read_records(
             log_directory, startingOffsets=start, endingOffsets=limit, minPartitions=count
         )
         assert found == records[start - 1 : limit - 1]
 
 
-def test_files_outside_the_interval_are_not_opened(log_directory, records):
-    files = local.segments(log_directory)
-    files[0].write_bytes(files[0].read_bytes()[:-200] + b"\0" * 200)  # no footer any more
+def test_files_outside_the_interval_are_not_read(log_directory, records):
+    first, second, *_ = local.segments(log_directory)
+    start = int(second.stem)
+    wreck(first, 5000)
+    assert read_records(log_directory, startingOffsets=start) == records[start - 1 :]
+    with pytest.raises(CorruptionError):
+        read_records(log_directory)
+
+
+def test_a_sealed_file_without_its_end_is_found_when_planning(log_directory, records):
+    first = local.segments(log_directory)[0]
+    first.write_bytes(first.read_bytes()[:-100])
     with pytest.raises(CorruptionError):
         planned(log_directory)
 
@@ -119,7 +129,7 @@ def test_an_empty_log_has_no_rows(log_directory):
 
 
 def test_times(log_directory, records):
-    half_ms = (START_US + 150_000) // 1000
+    half_ms = (START_US + 50_000) // 1000
     first = next(r.offset for r in records if r.timestamp_us >= half_ms * 1000)
     assert read_records(log_directory, startingTimestamp=half_ms) == records[first - 1 :]
     assert read_records(log_directory, endingTimestamp=half_ms) == records[: first - 1]
@@ -168,10 +178,7 @@ def test_a_file_that_vanishes_is_left_out_if_loss_is_allowed(log_directory, reco
 
 
 def test_damage_is_found(log_directory, records):
-    path = local.segments(log_directory)[1]
-    data = bytearray(path.read_bytes())
-    data[5000] ^= 1
-    path.write_bytes(data)
+    wreck(local.segments(log_directory)[1], 5000)
     with pytest.raises(CorruptionError):
         read_records(log_directory)
 
@@ -199,4 +206,4 @@ def test_a_store_named_as_a_directory_gets_a_hint(tmp_path):
 
 def test_partitions_tell_what_they_read_and_nothing_else(log_directory, records):
     (partition,) = planned(log_directory)
-    assert repr(partition) == "FilePartition(log [1, 3001))"
+    assert repr(partition) == "FilePartition(log [1, 1001))"

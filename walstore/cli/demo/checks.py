@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from walstore.batch import Batch
 from walstore.cli.demo.identity import KEY, digest
@@ -30,13 +31,16 @@ class Found:
     target: int
     """Number of records after which ``checksum`` is kept; -1 for never."""
     count: int = 0
+    group_first: int = 0
+    """Number of the first record of the group that was read last, and after its last one."""
+    group_limit: int = 0
     size_bytes: int = 0
     checksum: int = 0
     checksum_at_target: int = 0
 
 
 class Ledger:
-    """Everything that one reader read, kept record by record but in a few bytes per producer."""
+    """Everything that one reader read, checked record by record and kept in a few numbers."""
 
     def __init__(self, claims: Mapping[int, Claim] | None = None) -> None:
         """With ``claims``, which must be final then, checksums are compared as well."""
@@ -56,25 +60,13 @@ class Ledger:
         if self.position is not None and batch.start != self.position:
             self.complain(f"read offsets [{batch.start}, {batch.limit}) at {self.position}")
         self.position = batch.limit
-        size = 0
-        for key, stream, value in zip(batch.keys, batch.streams, batch.values, strict=True):
-            if key is None or len(key) != KEY.size:
-                self.complain(f"a record of [{batch.start}, {batch.limit}) has the key {key!r}")
-                continue
-            number, count = KEY.unpack(key)
-            found = self.producers.get(number) or self._meet(number, stream)
-            size += len(value)
-            if count != found.count or stream != found.stream:
-                if not self._is_acceptable(number, found, count, stream):
-                    continue
-                found.count = count
-            found.count += 1
-            found.size_bytes += len(value)
-            found.checksum = digest(key, value, found.checksum)
-            if found.count == found.target:
-                found.checksum_at_target = found.checksum
+        values = batch.values
+        at = 0
+        for (key, stream), same in groupby(zip(batch.keys, batch.streams, strict=True)):
+            rows = sum(1 for _ in same)
+            self._take_run(key, stream, values[at : at + rows])
+            at += rows
         self.records += len(batch)
-        self.size_bytes += size
 
     def settle(self, claims: Mapping[int, Claim]) -> int:
         """Compare with what was acknowledged; return how many records are lost."""
@@ -89,6 +81,8 @@ class Ledger:
                     f"producer {number} had {claim.acknowledged} records acknowledged, "
                     f"{found.count} are there"
                 )
+            elif found.count != found.group_limit:
+                self.complain(f"a group of producer {number} is not whole")
             elif 0 <= found.target == claim.acknowledged and (
                 found.checksum_at_target != claim.checksum
             ):
@@ -110,24 +104,39 @@ class Ledger:
         if len(self.complaints) < MAX_COMPLAINTS:
             self.complaints.append(text)
 
+    def _take_run(self, key: bytes | None, stream: str | None, values: Sequence[bytes]) -> None:
+        """Take records that follow each other and have one key: a group, or a part of it."""
+        size = sum(map(len, values))
+        self.size_bytes += size
+        if key is None or len(key) != KEY.size:
+            self.complain(f"a record before offset {self.position} has the key {key!r}")
+            return
+        number, first, rows = KEY.unpack(key)
+        found = self.producers.get(number) or self._meet(number, stream)
+        if stream != found.stream:
+            self.complain(f"producer {number} appended to {stream} and {found.stream}")
+        # A group may be read in parts: then its first record is one that was counted before.
+        expected = found.group_first if found.count < found.group_limit else found.count
+        if first < expected or found.count + len(values) > first + rows:
+            self.duplicated += len(values)
+            self.complain(f"records of producer {number} are there twice, from its number {first}")
+            return
+        if first > found.count:
+            self.skipped += first - found.count
+            self.complain(f"producer {number}: its number {found.count} is missing before {first}")
+            found.count = first
+        found.group_first, found.group_limit = first, first + rows
+        found.count += len(values)
+        found.size_bytes += size
+        found.checksum = digest(values, found.checksum)
+        if found.count == found.target:
+            found.checksum_at_target = found.checksum
+
     def _meet(self, number: int, stream: str | None) -> Found:
         claim = self._claims.get(number)
         found = Found(stream, claim.acknowledged if claim else -1)
         self.producers[number] = found
         return found
-
-    def _is_acceptable(self, number: int, found: Found, count: int, stream: str | None) -> bool:
-        """Note what is wrong with a record; return whether it still counts."""
-        if stream != found.stream:
-            self.complain(f"producer {number} appended to {stream} and {found.stream}")
-        if count < found.count:
-            self.duplicated += 1
-            self.complain(f"record {count} of producer {number} is there twice or late")
-            return False
-        if count > found.count:
-            self.skipped += count - found.count
-            self.complain(f"record {found.count} of producer {number} is missing before {count}")
-        return True
 
 
 def compare(one: Ledger, other: Ledger) -> list[str]:

@@ -20,7 +20,9 @@ from walstore.cli.demo.identity import producer_number
 from walstore.cli.demo.messages import Pipe, pack_latencies
 from walstore.cli.demo.plan import SAMPLE_STREAMS, TEXT_STREAM, Plan
 from walstore.cli.demo.producers import SampleProducer, TextProducer
-from walstore.cli.output import send_logs_to_stderr
+from walstore.cli.demo.texts import Texts
+from walstore.cli.errors import exit_code, explain, is_expected, unwrap
+from walstore.cli.output import complain, send_logs_to_stderr
 from walstore.clock import SystemClock
 from walstore.wal import Wal
 
@@ -43,21 +45,18 @@ class Child:
         tier = CloudTier(
             plan.store_url, settings=UploadSettings(fragment_bytes=plan.fragment_bytes)
         )
-        async with Wal.open(plan.log_path, settings=plan.settings(), tier=tier) as wal:
-            pipe.send(
-                messages.OPENED,
-                {"head": wal.head, "tail": wal.tail, **dataclasses.asdict(wal.recovery)},
-            )
-            async with asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
+            async with Wal.open(plan.log_path, settings=plan.settings(), tier=tier) as wal:
+                found = {"head": wal.head, "tail": wal.tail} | dataclasses.asdict(wal.recovery)
+                pipe.send(messages.OPENED, found)
                 reporting = group.create_task(self._report(wal))
                 tail, history = await self._work(wal)
-                reporting.cancel()
-            self._send_status(wal)
-            pipe.send(
-                messages.STOPPED, {"tail_read": tail.records, "history_read": history.position}
-            )
-            draining = asyncio.get_running_loop().create_task(self._report(wal))
-        draining.cancel()
+                self._send_status(wal)
+                pipe.send(
+                    messages.STOPPED,
+                    {"tail_read": tail.records, "history_read": history.position},
+                )
+            reporting.cancel()
         self._send_status(wal)
         pipe.send(messages.CLOSED, {"fragments": tier.uploader.uploaded_fragments})
 
@@ -83,16 +82,28 @@ class Child:
         plan = self._plan
         made: list[SampleProducer | TextProducer] = []
         for stream in SAMPLE_STREAMS * plan.samplers_per_stream:
-            number = self._announce(len(made), stream)
             made.append(
                 SampleProducer(
-                    wal, number, stream, self._acknowledge, self._append_us, self._begun_ns
+                    wal,
+                    self._announce(len(made), stream),
+                    stream,
+                    self._acknowledge,
+                    latencies_us=self._append_us,
+                    begun_ns=self._begun_ns,
                 )
             )
-        for part in range(plan.text_producers):
-            number = self._announce(len(made), TEXT_STREAM)
+        texts = Texts()
+        for _ in range(plan.text_producers):
             made.append(
-                TextProducer(wal, number, TEXT_STREAM, self._acknowledge, part, plan.text_producers)
+                TextProducer(
+                    wal,
+                    self._announce(len(made), TEXT_STREAM),
+                    TEXT_STREAM,
+                    self._acknowledge,
+                    texts=texts,
+                    lines=plan.lines_per_append,
+                    backlog=plan.backlog_records,
+                )
             )
         return made
 
@@ -140,4 +151,11 @@ async def main(plan: Plan) -> None:
 
 if __name__ == "__main__":
     send_logs_to_stderr()
-    asyncio.run(main(Plan.from_json(sys.argv[1])))
+    try:
+        asyncio.run(main(Plan.from_json(sys.argv[1])))
+    except Exception as error:
+        cause = unwrap(error)
+        if not is_expected(cause):
+            raise
+        complain(explain(cause))
+        sys.exit(exit_code(cause))

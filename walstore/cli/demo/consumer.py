@@ -28,7 +28,7 @@ class TailConsumer:
         while not (stop.is_set() and reader.is_caught_up):
             batch = await reader.fetch(max_records=4096, max_wait=_LOOK_SECONDS)
             now_ns = time.monotonic_ns()
-            for key in batch.keys:
+            for key in dict.fromkeys(batch.keys):
                 begun_ns = self._begun_ns.pop(key or b"", None)
                 if begun_ns is not None:
                     self._latencies_us.append((now_ns - begun_ns) // 1000)

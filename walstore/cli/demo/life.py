@@ -45,6 +45,7 @@ class Life:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=_BUFFER_BYTES,
+            start_new_session=True,  # Ctrl-C is the parent's to handle
         )
         try:
             async with asyncio.TaskGroup() as group:

@@ -23,11 +23,15 @@ class Plan:
     """Where it is shipped to."""
     life: int = 1
     """1 until the process is killed, 2 after its restart."""
-    life_seconds: float = 8.0
+    life_seconds: float = 6.0
     """How long each life appends."""
-    samplers_per_stream: int = 2
+    samplers_per_stream: int = 1
     """Tasks that append samples, for each kind of sample."""
     text_producers: int = 3
+    """Tasks that append text."""
+    lines_per_append: int = 256
+    backlog_records: int = 200_000
+    """How far the store may be behind before the text producers wait for it."""
     segment_bytes: int = 4 * MIB
     """Small, so that segments rotate often."""
     retention_bytes: int = 24 * MIB

@@ -9,18 +9,18 @@ from collections.abc import Callable
 
 from walstore.cli.demo.identity import KEY, digest
 from walstore.cli.demo.samples import take
-from walstore.cli.demo.texts import read_lines, source_files
-from walstore.errors import WouldBlock
+from walstore.cli.demo.texts import Texts
 from walstore.wal import Wal
 
 Acknowledge = Callable[[int, int, int], None]
 """Called with a producer's number, how many of its records are on disk, and their checksum."""
 
-LINES_PER_WAIT = 256
+_READ_APPENDS = 8
+"""For how many appends text is read at once."""
 
 
 class Producer:
-    """Numbers the records of one producer."""
+    """Numbers and sums up the records of one producer."""
 
     def __init__(self, wal: Wal, number: int, stream: str, acknowledge: Acknowledge) -> None:
         self._wal = wal
@@ -30,14 +30,14 @@ class Producer:
         self._count = 0
         self._checksum = 0
 
-    def _next_key(self) -> bytes:
-        return KEY.pack(self._number, self._count)
+    def _key(self, rows: int) -> bytes:
+        """Return the key of the next records."""
+        return KEY.pack(self._number, self._count, rows)
 
-    def _note(self, key: bytes, value: bytes) -> None:
-        self._count += 1
-        self._checksum = digest(key, value, self._checksum)
-
-    def _tell(self) -> None:
+    def _tell(self, values: list[bytes]) -> None:
+        """The values are on disk: say so."""
+        self._count += len(values)
+        self._checksum = digest(values, self._checksum)
         self._acknowledge(self._number, self._count, self._checksum)
 
 
@@ -50,6 +50,7 @@ class SampleProducer(Producer):
         number: int,
         stream: str,
         acknowledge: Acknowledge,
+        *,
         latencies_us: array[int],
         begun_ns: dict[bytes, int],
     ) -> None:
@@ -63,43 +64,45 @@ class SampleProducer(Producer):
         clock = time.monotonic_ns
         while not stop.is_set():
             value = await asyncio.to_thread(take, self._stream, clock())
-            key = self._next_key()
+            key = self._key(1)
             self._begun_ns[key] = begin = clock()
             await self._wal.append(value, key=key, stream=self._stream)
             self._latencies_us.append((clock() - begin) // 1000)
-            self._note(key, value)
-            self._tell()
+            self._tell([value])
 
 
 class TextProducer(Producer):
-    """Appends lines of source files as fast as the log takes them."""
+    """Appends lines of source files, many to an append, as fast as the log and the store take them."""
 
     def __init__(
-        self, wal: Wal, number: int, stream: str, acknowledge: Acknowledge, part: int, parts: int
+        self,
+        wal: Wal,
+        number: int,
+        stream: str,
+        acknowledge: Acknowledge,
+        *,
+        texts: Texts,
+        lines: int,
+        backlog: int,
     ) -> None:
+        """Append ``lines`` at a time, and wait for the store when it is ``backlog`` records behind."""
         super().__init__(wal, number, stream, acknowledge)
-        self._files = source_files(part, parts)
+        self._texts = texts
+        self._lines = lines
+        self._backlog = backlog
 
     async def run(self, stop: asyncio.Event) -> None:
         """Append until ``stop`` is set. Owned by the child's task group."""
+        wal = self._wal
         while not stop.is_set():
-            lines = await asyncio.to_thread(read_lines, self._files)
-            for at in range(0, len(lines), LINES_PER_WAIT):
-                last = await self._append_all(lines[at : at + LINES_PER_WAIT])
-                await self._wal.wait_durable(last)
-                self._tell()
+            lines = await asyncio.to_thread(self._texts.next_lines, _READ_APPENDS * self._lines)
+            for at in range(0, len(lines), self._lines):
+                values = lines[at : at + self._lines]
+                span = await wal.append_many(
+                    values, key=self._key(len(values)), stream=self._stream
+                )
+                self._tell(values)
                 if stop.is_set():
                     return
-
-    async def _append_all(self, lines: list[bytes]) -> int:
-        offset = 0
-        for line in lines:
-            key = self._next_key()
-            try:
-                offset = self._wal.append_nowait(line, key=key, stream=self._stream)
-            except WouldBlock:
-                offset = await self._wal.append(
-                    line, key=key, stream=self._stream, durability="memory"
-                )
-            self._note(key, line)
-        return offset
+                if span.stop - wal.uploaded_limit > self._backlog:
+                    await wal.wait_durable(span.stop - self._backlog, "cloud")

@@ -59,8 +59,11 @@ class Display:
         self._progress.update(bar, completed=completed)
 
     def finish(self, bar: TaskID, note: str) -> None:
-        """Fill a bar."""
-        total = self._progress.tasks[bar].total or 1
+        """Fill a bar; without a terminal, say that the step is done."""
+        task = self._progress.tasks[bar]
+        total = task.total or 1
+        if not self._console.is_terminal:
+            self.say(f"{task.description}: {note}, {task.elapsed or 0:.1f} s")
         self._progress.update(bar, total=total, completed=total, note=note)
 
     async def follow(self) -> None:

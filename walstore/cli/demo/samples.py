@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgpack
 
 PROC: Final = Path("/proc")
-MAX_PROCESSES: Final = 32
+MAX_PROCESSES: Final = 8
 
 
 def is_available() -> bool:

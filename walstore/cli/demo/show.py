@@ -72,6 +72,7 @@ class Show:
         await Life(endless, story, say).run(kill_after_seconds=plan.life_seconds)
         say(f"killed -9 after {format_count(story.acknowledged)} acknowledged records; restarting")
         await Life(plan.second_life(), story, say).run()
+        say(f"closed after {format_count(story.acknowledged)} acknowledged records, all uploaded")
 
     async def _read_back(self) -> ReadBack:
         plan, display = self._plan, self._display

@@ -7,7 +7,10 @@ given up. Started by :func:`aggregate` as ``python -m walstore.cli.demo.spark_pa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import signal
 import sys
 from dataclasses import dataclass
 
@@ -38,6 +41,7 @@ async def aggregate(url: str) -> Aggregate:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         stdin=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         async with asyncio.timeout(RUN_SECONDS):
@@ -46,7 +50,8 @@ async def aggregate(url: str) -> Aggregate:
         raise WalError(f"Spark did not finish within {RUN_SECONDS:.0f} s") from None
     finally:
         if process.returncode is None:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the JVM is in its group
             await process.wait()
     for line in out.decode("utf-8", "replace").splitlines():
         if line.startswith(_MARK):

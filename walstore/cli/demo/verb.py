@@ -49,7 +49,7 @@ def demo(
     ] = None,
     seconds: Annotated[
         float, typer.Option("--seconds", min=2, max=86400, help="How long to append.")
-    ] = 16,
+    ] = 12,
     no_spark: Annotated[bool, typer.Option("--no-spark", help="Leave Spark out.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -1,0 +1,143 @@
+"""The probe accepts what keeps its promises and names the promise that a store breaks."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from uploader.stores import MemoryStore, PreconditionFailedError, StoredObject
+from uploader.stores.probe import PROBE_FOLDER, probe_conditional_puts
+from uploader.testing import FaultyStore, faults
+from walstore.errors import StorageUnavailableError, UnsupportedStoreError
+
+
+class IgnoresCreate(MemoryStore):
+    """Put-if-absent overwrites."""
+
+    async def put_if_absent(self, key, data):
+        await self.delete([key])
+        return await super().put_if_absent(key, data)
+
+
+class IgnoresMatch(MemoryStore):
+    """Put-if-match overwrites whatever is there."""
+
+    async def put_if_match(self, key, data, etag):
+        return await super().put_if_match(key, data, (await self.get(key)).etag)
+
+
+class IgnoresOutdatedMatch(MemoryStore):
+    """Put-if-match knows a made-up ETag, but not an outdated one."""
+
+    async def put_if_match(self, key, data, etag):
+        if etag.strip("0"):
+            etag = (await self.get(key)).etag
+        return await super().put_if_match(key, data, etag)
+
+
+class RefusesItsOwnETag(MemoryStore):
+    """As a server that wants quotes around it would."""
+
+    async def put_if_match(self, key, data, etag):
+        raise PreconditionFailedError("no such ETag", key=key)
+
+
+class RefusesToCreate(MemoryStore):
+    """Sees objects where there are none."""
+
+    async def put_if_absent(self, key, data):
+        raise PreconditionFailedError("exists", key=key)
+
+
+class GivesAnotherETag(MemoryStore):
+    """Reads give another ETag than puts, so a reader could never swap."""
+
+    async def get(self, key):
+        return StoredObject((await super().get(key)).data, "another")
+
+
+class ReadsOldContent(MemoryStore):
+    """Reads lag behind, as eventually consistent stores do."""
+
+    async def get(self, key):
+        return StoredObject(b"1", (await super().get(key)).etag)
+
+
+async def folder(store) -> list[str]:
+    return [listed.key async for listed in store.list("")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (IgnoresCreate, "If-None-Match: *"),
+        (IgnoresMatch, "a wrong ETag was accepted"),
+        (IgnoresOutdatedMatch, "an outdated ETag was accepted"),
+        (RefusesItsOwnETag, "the ETag it gave itself"),
+        (RefusesToCreate, "refuses to create"),
+        (GivesAnotherETag, "does not return what was put last"),
+        (ReadsOldContent, "does not return what was put last"),
+    ],
+)
+async def test_a_store_that_breaks_a_promise_is_named_with_it(kind, message):
+    store = kind(f"test_probe/{kind.__name__}")
+    with pytest.raises(UnsupportedStoreError) as caught:
+        await probe_conditional_puts(store)
+    assert message in str(caught.value)
+    assert store.url in str(caught.value)
+    assert await folder(store) == []
+
+
+async def test_it_costs_six_requests_and_a_delete():
+    store = FaultyStore(MemoryStore())
+    await probe_conditional_puts(store, probe_id="mine")
+    assert {kind: count.requests for kind, count in store.counts.items()} == {
+        "put_if_absent": 2,
+        "put_if_match": 3,
+        "get": 1,
+        "delete": 1,
+    }
+
+
+async def test_it_leaves_what_belongs_to_a_log_alone():
+    store = FaultyStore(MemoryStore())
+    store.on("delete", faults.fail(faults.timeout()))
+    await probe_conditional_puts(store, probe_id="mine")
+    assert await folder(store) == [f"{PROBE_FOLDER}/mine-1"]
+
+
+async def test_an_object_that_cannot_be_removed_is_logged(caplog):
+    store = FaultyStore(MemoryStore())
+    store.on("delete", faults.fail(StorageUnavailableError("no right to", retriable=False)))
+    with caplog.at_level(logging.WARNING, logger="uploader"):
+        await probe_conditional_puts(store, probe_id="mine")
+    assert "mine-1" in caplog.text
+
+
+@pytest.mark.parametrize("nth", range(1, 7))
+@pytest.mark.parametrize("fault", [faults.fail, faults.happen_then_fail])
+async def test_a_passing_fault_anywhere_does_not_disturb_it(impatient, nth, fault):
+    """A lost answer to an own put must not be taken for a promise kept or broken."""
+    store = FaultyStore(MemoryStore())
+    store.on("any", fault(faults.timeout()), nth=nth)
+    await probe_conditional_puts(store, retry=impatient)
+
+
+async def test_an_outage_is_reported_as_such(impatient):
+    store = FaultyStore(MemoryStore())
+    store.on("any", faults.fail(faults.timeout()), times=100)
+    with pytest.raises(StorageUnavailableError) as caught:
+        await probe_conditional_puts(store, retry=impatient)
+    assert caught.value.retriable
+    assert store.requests == 5
+
+
+async def test_a_read_only_place_shows_at_once(impatient):
+    store = FaultyStore(MemoryStore())
+    refusal = StorageUnavailableError("no right to put", retriable=False)
+    store.on("put_if_absent", faults.fail(refusal))
+    with pytest.raises(StorageUnavailableError) as caught:
+        await probe_conditional_puts(store, retry=impatient)
+    assert caught.value is refusal
+    assert store.requests == 1

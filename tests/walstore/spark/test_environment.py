@@ -1,0 +1,105 @@
+"""What is missing for Spark is said in words that help, before Spark says it in its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from walstore.errors import WalError
+from walstore.spark import environment, problem
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def java(home: Path, version: str) -> Path:
+    program(home / "bin" / "java", f"echo 'openjdk version \"{version}\" 2025-04-15' >&2")
+    return home
+
+
+def session(python: str) -> SimpleNamespace:
+    return SimpleNamespace(sparkContext=SimpleNamespace(pythonExec=python))
+
+
+def test_java_in_java_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(java(tmp_path, "17.0.15")))
+    assert problem() is None
+
+
+def test_java_on_the_path(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", f"{java(tmp_path, '21')}/bin:{os.environ['PATH']}")
+    assert problem() is None
+
+
+def test_no_java(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = problem()
+    assert found is not None
+    for word in ("JAVA_HOME is not set", "apt-get install openjdk-17-jre-headless"):
+        assert word in found
+    with pytest.raises(WalError, match="finds none"):
+        environment.require()
+
+
+def test_java_home_without_java(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert f"JAVA_HOME is {tmp_path}" in (problem() or "")
+
+
+@pytest.mark.parametrize(("version", "shown"), [("11.0.2", "11"), ("1.8.0_292", "8")])
+def test_old_java(tmp_path, monkeypatch, version, shown):
+    monkeypatch.setenv("JAVA_HOME", str(java(tmp_path, version)))
+    found = problem()
+    assert found is not None
+    assert f"java is {shown} " in found
+
+
+def test_java_that_does_not_answer(tmp_path, monkeypatch):
+    program(tmp_path / "bin" / "java", "exit 1")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert "does not tell its version" in (problem() or "")
+
+
+def test_missing_packages(monkeypatch):
+    monkeypatch.setattr(environment, "find_spec", lambda name: None if name == "pyarrow" else 1)
+    with pytest.raises(WalError, match=r"pyarrow cannot be imported by .*walstore\[spark\]"):
+        environment.require_packages()
+
+
+def test_the_same_interpreter_is_not_asked(tmp_path):
+    environment.require_interpreter(session(sys.executable))
+    environment.require_interpreter(session(str(Path(sys.executable).with_name("python"))))
+
+
+def test_another_interpreter_that_has_all(tmp_path):
+    environment.require_interpreter(session(str(program(tmp_path / "python", "echo ok"))))
+
+
+def test_another_interpreter_that_lacks_walstore(tmp_path):
+    python = program(
+        tmp_path / "python", 'echo "ModuleNotFoundError: No module named x" >&2; exit 1'
+    )
+    with pytest.raises(WalError, match="No module named x") as caught:
+        environment.require_interpreter(session(str(python)))
+    assert f"PYSPARK_PYTHON={sys.executable}" in str(caught.value)
+
+
+def test_an_interpreter_that_is_not_there():
+    assert shutil.which("no-such-python") is None
+    with pytest.raises(WalError, match="no such program"):
+        environment.require_interpreter(session("no-such-python"))
+
+
+def test_a_session_that_does_not_tell():
+    environment.require_interpreter(SimpleNamespace())
