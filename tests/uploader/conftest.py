@@ -69,6 +69,10 @@ class _QuietHandler(WSGIRequestHandler):
     def log(self, *_: object) -> None:
         pass
 
+    def send_response(self, code: int, message: str | None = None) -> None:
+        """Leave out the header Server: moto sends one too, and aiohttp in debug mode refuses two."""
+        self.send_response_only(code, message)
+
 
 class InstantClock:
     """Never waits, but notes for how long it should have."""

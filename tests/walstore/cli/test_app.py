@@ -1,0 +1,141 @@
+"""The application: help, versions, mistakes on the command line, missing extras, pipes and signals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import walstore
+from tests.walstore.cli.conftest import Cli
+
+VERBS = ("append", "tail", "dump", "inspect", "verify", "upload", "demo")
+
+
+def test_version(cli: Cli) -> None:
+    done = cli("--version")
+    assert (done.code, done.lines) == (0, [f"walstore {walstore.__version__}"])
+
+
+def test_without_a_verb_the_help_is_shown(cli: Cli) -> None:
+    done = cli()
+    assert done.code == 1
+    assert done.lines[0].startswith("Usage: walstore")
+    assert done.err == ""
+
+
+def test_help_names_every_verb_and_the_exit_codes(cli: Cli) -> None:
+    done = cli("--help")
+    text = " ".join(done.out.decode().split())
+    assert done.code == 0
+    assert all(verb in text for verb in VERBS)
+    assert "0 ok, 1 usage or operation, 2 corruption, 3 not found, 4 locked or fenced" in text
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_examples_and_json(cli: Cli, verb: str) -> None:
+    done = cli(verb, "--help")
+    text = done.out.decode()
+    assert done.code == 0
+    assert "Examples:" in text
+    assert text.count(f"walstore {verb}") >= 3
+    assert "--json" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bogus"], "no such command 'bogus'; see 'walstore --help'"),
+        (["dump"], "missing argument 'LOCATION'; see 'walstore dump --help'"),
+        (["dump", "x", "--bogus"], "no such option: --bogus; see 'walstore dump --help'"),
+        (["dump", "x", "--limit", "-1"], "invalid value for '--limit'"),
+        (["dump", "x", "--value", "rot13"], "invalid value for '--value'"),
+        (["tail", "x", "y"], "got unexpected extra argument"),
+    ],
+)
+def test_bad_usage_is_one_line_and_code_1(cli: Cli, arguments: list[str], message: str) -> None:
+    done = cli(*arguments)
+    assert done.code == 1
+    assert message in done.error
+    assert done.out == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["append", "s3://bucket/x"], "append needs a log directory, not a store URL"),
+        (["upload", "file:///x", "file:///y"], "upload needs a log directory"),
+        (["upload", "x", "y"], "upload needs a store URL"),
+        (["inspect", ""], "the name of the log directory is empty"),
+        (["dump", "gopher://x"], "a store URL must begin with"),
+        (["dump", "s3://user:secret@bucket/x"], "a store URL must not hold credentials"),
+        (["dump", "file:relative"], "there is no log at file:relative"),
+    ],
+)
+def test_locations_that_make_no_sense(cli: Cli, arguments: list[str], message: str) -> None:
+    done = cli(*arguments)
+    assert done.code == (3 if "no log" in message else 1)
+    assert message in done.error
+    assert "secret" not in done.err
+
+
+def _python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_a_missing_extra_is_named(tmp_path: Path) -> None:
+    program = "import sys; sys.modules[{!r}] = None; from walstore.cli.__main__ import main; main()"
+    url = tmp_path.as_uri()
+    done = _python(program.format("pyarrow"), "dump", url)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "walstore: this needs the extra 'cloud' (pyarrow is missing): pip install 'walstore[cloud]'\n"
+    )
+    done = _python(program.format("typer"), "dump", url)
+    assert done.returncode == 1
+    assert "pip install 'walstore[cli]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_verbs_on_directories_need_no_cloud_extra(log: Path) -> None:
+    program = (
+        "import sys; sys.modules['pyarrow'] = sys.modules['aioboto3'] = sys.modules['pyspark'] = None\n"
+        "from walstore.cli.__main__ import main; main()"
+    )
+    for verb in ("dump", "tail", "inspect", "verify"):
+        assert _python(program, verb, str(log)).returncode == 0
+
+
+def test_a_reader_of_stdout_that_goes_away_is_no_error(log: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "walstore.cli", "tail", "-f", str(log), "--from", "earliest"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == b"value 1\n"
+    process.stdout.close()
+    # It learns of that with the next record.
+    appended = subprocess.run(
+        [sys.executable, "-m", "walstore.cli", "append", str(log)],
+        input=b"more\n" * 1000,
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+    assert appended.returncode == 0
+    assert process.wait(timeout=30) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_mistakes_of_ours_show_a_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from walstore.cli import dump
+
+    monkeypatch.setattr(dump, "open_location", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli("dump", "somewhere")

@@ -1,0 +1,60 @@
+"""Spark finds the source by itself where walstore is installed, as ``pip install`` lays it out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.walstore.spark.reading import fill
+from walstore.spark import problem
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = "walstore/spark/pyspark_walstore"
+
+PROGRAM = """
+import sys
+from pyspark.sql import SparkSession
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+frame = builder.config("spark.driver.memory", "1g").getOrCreate().read.format("walstore")
+print("rows", frame.load(sys.argv[1]).count())
+"""
+
+
+def test_the_package_is_installed_at_the_top_level():
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = config["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["force-include"] == {PACKAGE: "pyspark_walstore"}
+    assert f"/{PACKAGE}" in wheel["exclude"]
+    assert (ROOT / PACKAGE / "__init__.py").is_file()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(problem() is not None, reason=str(problem()))
+def test_a_plain_session_reads_a_log(log_directory, tmp_path):
+    records = asyncio.run(fill(log_directory, count=100))
+    shutil.copytree(ROOT / PACKAGE, tmp_path / "site" / "pyspark_walstore")
+    environment = {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT)]),
+    }
+    environment.pop("PYSPARK_DRIVER_PYTHON", None)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(log_directory)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert f"rows {len(records)}" in done.stdout, done.stderr
