@@ -16,6 +16,7 @@ from walstore.group import make_group
 from walstore.opening import Opened, open_log
 from walstore.ports import Clock, FileSystem
 from walstore.posix import PosixFile, PosixFileSystem
+from walstore.segment_file import read_batches
 from walstore.settings import KIB
 from walstore.testing import ManualClock
 
@@ -136,6 +137,21 @@ def close_opened(opened: Opened, *, clean: bool = True) -> None:
         opened.tail.close(clean=clean)
     finally:
         opened.lock.release()
+
+
+def read_opened(opened: Opened) -> list[Record]:
+    """Read all of a log that was opened with :func:`open_blocking`."""
+    tail = opened.tail
+    position = tail.head
+    records: list[Record] = []
+    for source in [*opened.sealed, tail.active]:
+        limit = source.summary.limit if source.summary else tail.durable_limit
+        while position < limit:
+            for batch in read_batches(tail._fs, source, position, limit, 1 << 20):
+                records += batch.records()
+                position = batch.limit
+    assert position == tail.durable_limit
+    return records
 
 
 class UnsyncedFileSystem(PosixFileSystem):

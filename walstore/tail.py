@@ -218,8 +218,10 @@ class Tail:
                 self._file.datasync()
                 self.checkpoint()
         finally:
-            self._file.close()
-            self._cell.close()
+            try:
+                self._file.close()
+            finally:
+                self._cell.close()
 
     # -- inside ------------------------------------------------------------------------------
 

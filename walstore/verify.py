@@ -168,9 +168,11 @@ class _Verification:
         if hint is not None and hint.tail_start > last:
             name = segment.file_name(hint.tail_start)
             self._findings.add(self._path / name, "the checkpoint names this segment; it is gone")
-        if chain.next_offset and durable_limit > chain.next_offset:
+        path = self._path / segment.file_name(last)
+        told = any(problem.path == str(path) for problem in self._findings.problems)
+        if chain.next_offset and durable_limit > chain.next_offset and not told:
             self._findings.add(
-                self._path / segment.file_name(last),
+                path,
                 f"the log ends at offset {chain.next_offset}, but offsets below {durable_limit} had "
                 "been synced",
             )

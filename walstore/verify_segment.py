@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from walstore import segment
 from walstore.batch import FrameBatch
@@ -20,6 +21,8 @@ from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_file import decode, read_footer
 from walstore.verify_frames import FrameScan
 from walstore.verify_report import Findings
+
+_EVERYTHING: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,7 @@ class IndexCheck:
 
     def finish(self, findings: Findings) -> None:
         """All frames have passed by."""
-        self._skip_below(1 << 63, findings)
+        self._skip_below(_EVERYTHING, findings)
 
     def _skip_below(self, position: int, findings: Findings) -> None:
         positions = self._index.positions
@@ -189,6 +192,9 @@ def _walk(
         at += header.length
         if hint is not None and at >= mark > at - header.length:
             _check_mark(hint, chain, at, task.path, findings)
+    if not is_sealed:  # what is named behind the end is missed as a whole, by its offsets
+        for index in indexes:
+            index.pass_over(_EVERYTHING)
     return at
 
 
@@ -207,34 +213,31 @@ def _behind_damage(
     later = scan.next_whole(at)
     if not is_sealed and later == at:
         return at  # a live writer finished it between two looks
-    if is_sealed:
-        if later is not None or not scan.begins_with(segment.FOOTER_MAGIC, at):
-            findings.add(task.path, f"batch at offset {chain.next_offset} is damaged", at)
-    elif later is None or not _was_synced(scan, later, task, chain):
-        if not scan.begins_with(segment.FOOTER_MAGIC, at):
-            findings.unfinished_bytes += scan.used_limit(at) - at
+    if later is None and scan.begins_with(segment.FOOTER_MAGIC, at):
         return None
-    else:
+    if is_sealed or _was_synced(scan, at, later, task, chain):
         findings.add(task.path, f"batch at offset {chain.next_offset} is damaged", at)
-    if later is None:
-        return None
-    _adopt(scan, later, chain)
-    return later
+        if later is not None:
+            _adopt(scan, later, chain)
+        return later
+    findings.unfinished_bytes += scan.used_limit(at) - at
+    return None
 
 
-def _was_synced(scan: FrameScan, later: int, task: SegmentTask, chain: Chain) -> bool:
-    """Return whether the damaged batch at the end of ``chain`` had reached the disk once."""
+def _was_synced(
+    scan: FrameScan, at: int, later: int | None, task: SegmentTask, chain: Chain
+) -> bool:
+    """Return whether bytes at ``at`` that are no whole batch had been one that reached the disk."""
     if task.durable_limit > chain.next_offset:
-        return True
-    at: int | None = later
-    while at is not None:
-        found = scan.whole_at(at)
+        return scan.used_limit(at) > at
+    while later is not None:
+        found = scan.whole_at(later)
         if found is None:
             return False
         header = found[0]
         if header.synced_limit > chain.next_offset:
             return True
-        at = scan.next_whole(at + header.length)
+        later = scan.next_whole(later + header.length)
     return False
 
 

@@ -18,12 +18,15 @@ from tests.local import (
     draft_of,
     open_blocking,
     open_descriptors,
+    read_opened,
     segments,
 )
 from walstore import Record, Wal, WalError, checkpoint, segment
-from walstore.segment_file import read_batches
 
 FS = UnsyncedFileSystem()
+_UNSEEN_BYTES = 8
+"""Length of the magic that ends a sealed segment; damaged it is not noticed, for the checkpoint knows
+what the footer says."""
 HINTS = (checkpoint.FILE_NAME, checkpoint.CELL_FILE_NAME)
 
 
@@ -43,16 +46,7 @@ def read_blocking(directory: Path) -> list[Record]:
     """Open, read everything, close."""
     opened = open_blocking(directory, fs=FS)
     try:
-        position = opened.tail.head
-        records: list[Record] = []
-        for source in [*opened.sealed, opened.tail.active]:
-            limit = source.summary.limit if source.summary else opened.tail.durable_limit
-            while position < limit:
-                for batch in read_batches(FS, source, position, limit, 1 << 20):
-                    records += batch.records()
-                    position = batch.limit
-        assert position == opened.tail.durable_limit
-        return records
+        return read_opened(opened)
     finally:
         close_opened(opened)
 
@@ -72,15 +66,16 @@ def frame_starts(path: Path) -> list[int]:
 
 @pytest.mark.parametrize("hints", ["with hints", "without hints"])
 @pytest.mark.parametrize("tail", ["cut", "zeroed"])
-def test_L8_torn_tail_at_every_byte(log_directory: Path, tmp_path: Path, hints, tail) -> None:
+def test_L8_torn_tail_at_every_byte(scratch: Path, hints, tail) -> None:
     """Cut anywhere in the last three batches; reopen, append, reread: the prefix plus the new."""
     values = [b"first", b"second", b"third" * 5, b"4", b"fifth" * 3]
-    append_blocking(log_directory, *values)
-    (path,) = segments(log_directory)
+    original = scratch / "log"
+    append_blocking(original, *values)
+    (path,) = segments(original)
     starts = frame_starts(path)
     whole = path.read_bytes()
     for size in range(starts[2], starts[-1] + 1):
-        directory = copy_log(log_directory, tmp_path / "torn")
+        directory = copy_log(original, scratch / "torn")
         data = whole[:size] + (bytes(len(whole) - size + 4096) if tail == "zeroed" else b"")
         (directory / path.name).write_bytes(data)
         if hints == "without hints":
@@ -155,17 +150,19 @@ def flips(size: int, *, every_bit: bool) -> list[tuple[int, int]]:
     ]
 
 
-def check_flips(small_log: Path, tmp_path: Path, which: int, *, hints: bool, every_bit: bool):
+def check_flips(small_log: Path, scratch: Path, which: int, *, hints: bool, every_bit: bool):
     """Flip bits of one file; the log must say so, or still hold exactly what it held."""
-    directory = copy_log(small_log, tmp_path / "flipped")
+    directory = copy_log(small_log, scratch / "flipped")
     if not hints:
         for name in HINTS:
             (directory / name).unlink()
-    expected = read_blocking(copy_log(small_log, tmp_path / "expected"))
+    expected = read_blocking(copy_log(small_log, scratch / "expected"))
     path = segments(directory)[which]
     whole = path.read_bytes()
     before = {other.name: other.read_bytes() for other in directory.iterdir()}
-    found = harmless = 0
+    torn_from = frame_starts(path)[-2] if which == 2 and not hints else len(whole)
+    harmless = 0
+    messages: set[str] = set()
     for at, bit in flips(len(whole), every_bit=every_bit):
         data = bytearray(whole)
         data[at] ^= 1 << bit
@@ -173,10 +170,10 @@ def check_flips(small_log: Path, tmp_path: Path, which: int, *, hints: bool, eve
         try:
             records = read_blocking(directory)
         except WalError as error:
-            assert str(path) in str(error) or str(directory) in str(error)
-            found += 1
+            messages.add(str(error))
         else:
-            assert records == expected, (at, bit)
+            # Without its hints nothing says that the last batch was synced: it counts as torn.
+            assert records == (expected[:-2] if torn_from <= at else expected), (at, bit)
             harmless += 1
         assert open_descriptors(directory) == []
         for name, content in before.items():
@@ -184,34 +181,24 @@ def check_flips(small_log: Path, tmp_path: Path, which: int, *, hints: bool, eve
         for other in directory.iterdir():
             if other.name not in before:
                 other.unlink()
-    return found, harmless, len(whole)
+    assert all(str(directory) in message for message in messages)
+    return harmless, len(whole), torn_from
 
 
 @pytest.mark.parametrize("hints", [True, False])
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_L12_L13_a_flipped_bit_in_every_byte_is_found(
-    small_log: Path, tmp_path: Path, which: int, hints: bool
+    small_log: Path, scratch: Path, which: int, hints: bool
 ) -> None:
-    found, harmless, size = check_flips(small_log, tmp_path, which, hints=hints, every_bit=False)
-    assert found + harmless == size
-    if which < 2:
-        # With the checkpoint, only the seal's magic may be damaged unseen: it is not needed then.
-        assert harmless <= (8 if hints else 0)
-    elif hints:
-        assert harmless == 0
-    else:
-        # Nothing says any more that the last batch had been synced: it is cut off as torn.
-        assert found >= size // 2
+    harmless, size, torn_from = check_flips(small_log, scratch, which, hints=hints, every_bit=False)
+    assert harmless <= (_UNSEEN_BYTES if which < 2 and hints else size - torn_from)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hints", [True, False])
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_L12_L13_every_flipped_bit_is_found(
-    small_log: Path, tmp_path: Path, which: int, hints: bool
+    small_log: Path, scratch: Path, which: int, hints: bool
 ) -> None:
-    if which == 2 and not hints:
-        pytest.skip("the last batch is torn by any flip then; see the quick test")
-    found, harmless, size = check_flips(small_log, tmp_path, which, hints=hints, every_bit=True)
-    assert found + harmless == 8 * size
-    assert harmless <= (64 if which < 2 and hints else 0)
+    harmless, size, torn_from = check_flips(small_log, scratch, which, hints=hints, every_bit=True)
+    assert harmless <= 8 * (_UNSEEN_BYTES if which < 2 and hints else size - torn_from)

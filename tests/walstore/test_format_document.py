@@ -34,7 +34,7 @@ def test_the_cell_is_its_struct_and_a_crc() -> None:
 def test_the_index_has_these_columns() -> None:
     names = format_tables.field_names(format_tables.table("Segment index"))
     assert names == ["starts", "positions", "timestamps_us"]
-    assert segment.SegmentIndex.ENTRY_BYTES == 8 * len(names)
+    assert 8 * len(names) == segment.SegmentIndex.ENTRY_BYTES
     page = format_tables.PAGE.read_text()
     assert f"at least {segment.INDEX_INTERVAL_BYTES} bytes" in page
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
@@ -32,8 +33,21 @@ app = typer.Typer(
 )
 
 
+class _ReaderGoneError(Exception):
+    """Whoever read stdout had enough. Not an OSError, which typer would make an exit code of."""
+
+
 def _add(verb: Callable[..., None], examples: str) -> None:
-    app.command(epilog=examples)(verb)
+    @functools.wraps(verb)
+    def guarded(*arguments: Any, **options: Any) -> None:
+        try:
+            verb(*arguments, **options)
+        except Exception as error:
+            if isinstance(unwrap(error), BrokenPipeError):
+                raise _ReaderGoneError from None
+            raise
+
+    app.command(epilog=examples)(guarded)
 
 
 _add(append.append, append.EXAMPLES)
@@ -69,8 +83,8 @@ def run(arguments: Sequence[str]) -> int:
     send_logs_to_stderr()
     try:
         code = get_command(app).main(args=list(arguments), prog_name=PROGRAM, standalone_mode=False)
-    except BrokenPipeError:
-        forget_stdout()  # whoever read stdout had enough; that is no error
+    except _ReaderGoneError:
+        forget_stdout()
         return OK
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED

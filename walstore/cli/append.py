@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,14 @@ Examples:
 """
 
 
+class Level(StrEnum):
+    """The levels of durability there are today."""
+
+    MEMORY = Durability.MEMORY
+    DISK = Durability.DISK
+    CLOUD = Durability.CLOUD
+
+
 def append(
     directory: Directory,
     *,
@@ -45,13 +54,8 @@ def append(
         str | None, typer.Option("--stream", metavar="NAME", help="Stream of every record.")
     ] = None,
     durability: Annotated[
-        str,
-        typer.Option(
-            "--durability",
-            metavar="LEVEL",
-            help="What to wait for at the end: memory, disk, cloud.",
-        ),
-    ] = "disk",
+        Level, typer.Option("--durability", help="What to wait for at the end.")
+    ] = Level.DISK,
     tier: Annotated[
         str | None, typer.Option("--tier", metavar="URL", help="Ship the log to a store as well.")
     ] = None,
@@ -64,7 +68,7 @@ def append(
     read by then is appended, and the exit code is 0.
     """
     splitter: Splitter = LengthPrefixed() if length_prefixed else Lines()
-    if durability == Durability.CLOUD and tier is None:
+    if durability is Level.CLOUD and tier is None:
         raise UsageError("--durability cloud needs --tier URL")
     done = run_async(
         _append(

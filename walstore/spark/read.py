@@ -1,7 +1,7 @@
 """What a Spark task does: from a partition to Arrow batches, checked, in bounded memory.
 
-Runs on an executor, in a process that knows nothing but the partition. Holds at most two fragments, or
-a few megabytes of a local file.
+Runs on an executor, in a process that knows nothing but the partition. Holds one fragment at a time, or a
+few megabytes of a local file.
 """
 
 from __future__ import annotations

@@ -6,9 +6,7 @@ Each object here owns one event loop, run on demand. Nothing of it may be used i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -23,7 +21,6 @@ from walstore.segment import parse_file_name
 from walstore.spark.location import Location
 from walstore.spark.partition import FragmentPart, FragmentPartition, LogPartition
 from walstore.spark.plan import clip, group
-from walstore.threads import Worker
 
 
 class StoreLog:
@@ -83,39 +80,33 @@ class StoreLog:
 def read_fragments(url: str, parts: Sequence[FragmentPart]) -> Iterator[Batch]:
     """Yield the records of fragments, each checked against its entry (length, offsets).
 
-    While the caller is busy with one fragment the next is fetched; no more than these two are held.
-    Raises OffsetTrimmedError for a fragment that was collected meanwhile, CorruptionError,
-    StorageUnavailableError.
+    Holds one fragment at a time. Raises OffsetTrimmedError for a fragment that was collected meanwhile,
+    CorruptionError, StorageUnavailableError.
     """
-    return _one_ahead(_fetch(url, parts))
+    store, retry = open_store(url), RetryPolicy(clock=SystemClock())
+    with asyncio.Runner() as runner:
+        try:
+            for part in parts:
+                data = runner.run(_get(store, retry, part.entry))
+                batch = decode_fragment(data, part.entry)
+                del data
+                yield batch.slice(part.start, part.limit)
+                del batch
+        finally:
+            runner.run(store.aclose())
 
 
 async def _open(url: str) -> CloudLog:
     return await CloudLog.open(url)
 
 
-async def _fetch(url: str, parts: Sequence[FragmentPart]) -> AsyncGenerator[Batch, None]:
-    store, worker = open_store(url), Worker("spark")
-    retry = RetryPolicy(clock=SystemClock())
-    try:
-        for part in parts:
-            data = await retry.call(partial(_get, store, part.entry))
-            batch = await worker.run(decode_fragment, data, part.entry)
-            del data
-            yield batch.slice(part.start, part.limit)
-            del batch
-    finally:
-        worker.close()
-        await store.aclose()
-
-
-async def _get(store: ObjectStore, entry: Fragment) -> bytes:
+async def _get(store: ObjectStore, retry: RetryPolicy, entry: Fragment) -> bytes:
     """Return an object's bytes; by a range, because ETags are not needed and may cost a hash.
 
     One byte more is asked for than there should be, so that a longer object shows too.
     """
     try:
-        return await store.get_range(entry.path, 0, entry.num_bytes + 1)
+        return await retry.call(lambda: store.get_range(entry.path, 0, entry.num_bytes + 1))
     except ObjectNotFoundError as error:
         raise OffsetTrimmedError(
             f"{entry.path} was collected from {store.url} since the read was planned",
@@ -123,39 +114,6 @@ async def _get(store: ObjectStore, entry: Fragment) -> bytes:
             head=entry.limit,
             tail=entry.limit,
         ) from error
-
-
-def _one_ahead(batches: AsyncGenerator[Batch, None]) -> Iterator[Batch]:
-    """Yield what an asynchronous generator yields, taken one ahead on a thread with its own loop."""
-    runner = asyncio.Runner()
-
-    def take() -> Batch | None:
-        return runner.run(_next(batches))
-
-    with ThreadPoolExecutor(1, thread_name_prefix="walstore-spark") as thread:
-        try:
-            pending = thread.submit(take)
-            while (batch := pending.result()) is not None:
-                pending = thread.submit(take)
-                yield batch
-                del batch
-        finally:
-            thread.submit(_end, runner, batches)
-
-
-async def _next(batches: AsyncGenerator[Batch, None]) -> Batch | None:
-    return await anext(batches, None)
-
-
-def _end(runner: asyncio.Runner, batches: AsyncGenerator[Batch, None]) -> None:
-    try:
-        runner.run(_close(batches))
-    finally:
-        runner.close()
-
-
-async def _close(batches: AsyncGenerator[Batch, None]) -> None:
-    await batches.aclose()
 
 
 def _hint(error: LogNotFoundError, url: str) -> None:

@@ -212,5 +212,3 @@ while True:
     except LogNotFoundError:
         pass
 """
-
-

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import io
 import sys
 from array import array
 
@@ -17,7 +18,7 @@ from uploader.uploader import UploadSettings
 from walstore.cli.demo import messages
 from walstore.cli.demo.consumer import HistoryConsumer, TailConsumer
 from walstore.cli.demo.identity import producer_number
-from walstore.cli.demo.messages import Pipe, pack_latencies
+from walstore.cli.demo.messages import Pipe, Watch, pack_latencies
 from walstore.cli.demo.plan import SAMPLE_STREAMS, TEXT_STREAM, Plan
 from walstore.cli.demo.producers import SampleProducer, TextProducer
 from walstore.cli.demo.texts import Texts
@@ -140,9 +141,13 @@ class Child:
         )
 
 
-async def main(plan: Plan) -> None:
-    """Run one life, speaking to the parent through stdout."""
-    pipe = await Pipe.open(sys.stdout.fileno())
+async def main(plan: Plan, parent: io.RawIOBase) -> None:
+    """Run one life, speaking to ``parent``."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_write_pipe(lambda: Watch(task), parent)
+    pipe = Pipe(transport)
     try:
         await Child(plan, pipe).run()
     finally:
@@ -152,7 +157,7 @@ async def main(plan: Plan) -> None:
 if __name__ == "__main__":
     send_logs_to_stderr()
     try:
-        asyncio.run(main(Plan.from_json(sys.argv[1])))
+        asyncio.run(main(Plan.from_json(sys.argv[1]), io.FileIO(sys.stdout.fileno(), "w")))
     except Exception as error:
         cause = unwrap(error)
         if not is_expected(cause):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from array import array
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -28,19 +27,9 @@ class Pipe:
     """The child's end. Messages leave at once; nothing here waits for the parent."""
 
     def __init__(self, transport: asyncio.WriteTransport) -> None:
+        """Write to ``transport``, made with a :class:`Watch`."""
         self._transport = transport
         self._pack = msgpack.Packer().pack
-
-    @classmethod
-    async def open(cls, descriptor: int) -> Pipe:
-        """Write to a pipe; the running task is cancelled when its reader is gone."""
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-        assert task is not None
-        transport, _ = await loop.connect_write_pipe(
-            lambda: _Watch(task), os.fdopen(descriptor, "wb", buffering=0)
-        )
-        return cls(transport)
 
     def send(self, kind: str, *items: Any) -> None:
         """Send a message."""
@@ -77,10 +66,13 @@ def unpack_latencies(data: bytes) -> array[int]:
     return samples
 
 
-class _Watch(asyncio.BaseProtocol):
+class Watch(asyncio.BaseProtocol):
+    """Cancels a task when the reader of a pipe is gone: nobody is left to work for."""
+
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self._task = task
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the transport; with None after a close of our own."""
         if exc is not None:
             self._task.cancel()

@@ -1,0 +1,106 @@
+"""docs/cli.md names every verb, option, JSON field and exit code that the program has, and no others."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from tests.walstore.cli.conftest import Cli
+from walstore.cli import errors
+from walstore.cli.app import app
+from walstore.cli.demo.report import Result
+from walstore.cli.encoding import ValueEncoding
+
+PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
+VERBS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+
+
+def _section(verb: str) -> str:
+    return PAGE.partition(f"\n### {verb}\n")[2].partition("\n### ")[0]
+
+
+def _quoted(text: str) -> set[str]:
+    return set(re.findall(r"`([^`]+)`", text))
+
+
+def test_verbs() -> None:
+    assert re.findall(r"^### (\w+)$", PAGE, re.MULTILINE) == list(VERBS)
+    assert re.findall(r"^\| \[`(\w+)`\]\(#\w+\)", PAGE, re.MULTILINE) == list(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_options(verb: str) -> None:
+    options = {
+        name
+        for parameter in VERBS[verb].params
+        for name in parameter.opts
+        if name.startswith("-") and name != "--help"
+    }
+    rows = re.findall(r"^\| (`-.*?`) \|", _section(verb), re.MULTILINE)
+    named = {word for row in rows for quoted in _quoted(row) for word in quoted.split()[:1]}
+    assert named == options
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_arguments(verb: str) -> None:
+    arguments = [p.metavar for p in VERBS[verb].params if not p.opts[0].startswith("-")]
+    assert f"`walstore {' '.join([verb, *arguments])}`" in _section(verb)
+
+
+def _fields(value: Any) -> set[str]:
+    """Return the names of a JSON value's fields, and of the objects in its lists and fields."""
+    if isinstance(value, list):
+        return set().union(*map(_fields, value))
+    if not isinstance(value, dict):
+        return set()
+    inner = [_fields(item) for name, item in value.items() if name != "headers"]
+    return set(value).union(*inner)
+
+
+def test_json_fields(cli: Cli, log: Path, stored: str, tmp_path: Path) -> None:
+    lines = {
+        "append": [("append", tmp_path / "new", "--json")],
+        "dump": [("dump", log, "--limit", "1")],
+        "inspect": [("inspect", log, "--json"), ("inspect", stored, "--json")],
+        "verify": [("verify", log, "--json"), ("verify", stored, "--json")],
+        "upload": [("upload", log, stored, "--json")],
+    }
+    for verb, commands in lines.items():
+        named = _quoted(_section(verb))
+        for command in commands:
+            missing = _fields(cli(*command).json) - named
+            assert not missing, f"{verb}: {missing}"
+    assert {"path", "position", "message"} <= _quoted(_section("verify"))
+    assert {"pid", "note"} <= _quoted(_section("inspect"))
+    assert {field.name for field in dataclasses.fields(Result)} <= _quoted(_section("demo"))
+
+
+def test_values_of_options() -> None:
+    assert {str(how) for how in ValueEncoding} <= _quoted(_section("dump"))
+    defaults = {
+        "tail": {"--from": "-10"},
+        "dump": {"--from": "earliest", "--to": "latest"},
+        "demo": {"--seconds": "12"},
+    }
+    for verb, expected in defaults.items():
+        for parameter in VERBS[verb].params:
+            for name in set(parameter.opts) & expected.keys():
+                assert str(parameter.default) == expected[name]
+                row = next(r for r in _section(verb).splitlines() if r.startswith(f"| `{name}"))
+                assert f"default `{expected[name]}`" in row or f"default {expected[name]}" in row
+
+
+def test_exit_codes() -> None:
+    table = dict(re.findall(r"^\| (\d) \| ([a-z ]+)", PAGE, re.MULTILINE))
+    assert table == {
+        str(errors.OK): "ok",
+        str(errors.FAILED): "bad usage",
+        str(errors.CORRUPTION): "corruption",
+        str(errors.NOT_FOUND): "not found",
+        str(errors.LOCKED): "locked or fenced",
+    }

@@ -1,0 +1,77 @@
+"""walstore verify: exit code 2 and the place for damage, in a directory and in a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.walstore.cli.conftest import Cli, flip
+
+
+def _stored_files(url: str, pattern: str) -> list[Path]:
+    return sorted(Path(url.removeprefix("file://")).glob(pattern))
+
+
+def test_a_clean_directory(cli: Cli, log: Path) -> None:
+    done = cli("verify", log)
+    assert (done.code, done.err) == (0, "")
+    assert done.lines[-1].split() == ["problems", "0"]
+    found = cli("verify", log, "--json").json
+    assert found["ok"] is True
+    assert (found["kind"], found["records"], found["segments"]) == ("directory", 100, 1)
+    assert (found["head"], found["limit"]) == (1, 101)
+    assert (found["problem_count"], found["problems"]) == (0, [])
+
+
+def test_a_damaged_directory(cli: Cli, damaged: Path) -> None:
+    (segment,) = damaged.glob("*.wal")
+    done = cli("verify", damaged)
+    assert done.code == 2
+    assert f"{segment} at byte" in done.err
+    assert "is damaged" in done.err
+    found = cli("verify", damaged, "--json").json
+    assert found["ok"] is False
+    assert found["problems"][0]["path"] == str(segment)
+    assert isinstance(found["problems"][0]["position"], int)
+
+
+def test_a_clean_store(cli: Cli, stored: str) -> None:
+    done = cli("verify", stored)
+    assert (done.code, done.err) == (0, "")
+    found = cli("verify", stored, "--json").json
+    assert (found["ok"], found["kind"], found["location"]) == (True, "store", stored)
+    assert (found["records"], found["fragments"], found["problem_count"]) == (100, 1, 0)
+    assert len(found["setsum"]) == 64
+
+
+def test_a_damaged_fragment(cli: Cli, stored: str) -> None:
+    (fragment,) = _stored_files(stored, "log/*/*.parquet")
+    flip(fragment, 100)
+    done = cli("verify", stored)
+    assert done.code == 2
+    assert fragment.name in done.err
+    found = cli("verify", stored, "--json").json
+    assert (found["ok"], found["problem_count"]) == (False, 1)
+    assert fragment.name in found["problems"][0]["path"]
+
+
+def test_a_damaged_manifest(cli: Cli, stored: str) -> None:
+    (manifest,) = _stored_files(stored, "manifest/MANIFEST")
+    manifest.write_bytes(manifest.read_bytes()[:50])
+    done = cli("verify", stored)
+    assert done.code == 2
+    assert "MANIFEST" in done.err
+
+
+def test_more_problems_than_are_listed(cli: Cli, log_directory: Path) -> None:
+    from walstore import verify_report
+
+    for number in range(verify_report.MAX_PROBLEMS + 5):
+        log_directory.mkdir(exist_ok=True)
+        (log_directory / f"{number}.wal").touch()
+    cli("append", log_directory / "x", stdin=b"a\n")
+    (log_directory / "x").joinpath("00000000000000000001.wal").rename(
+        log_directory / "00000000000000000001.wal"
+    )
+    done = cli("verify", log_directory)
+    assert done.code == 2
+    assert "and 5 more problems" in done.err

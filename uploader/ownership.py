@@ -1,0 +1,53 @@
+"""Ownership: whose log lies under a prefix. Pure.
+
+A manifest's ``writer`` carries the identity of the log that ships there, so two logs that meet at one
+prefix notice it before one takes the other's records for its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from uploader import layout
+from uploader.manifest import Manifest
+from walstore.errors import ContentionError
+
+_PREFIX: Final = "walstore "
+_ID_BYTES: Final = 16
+
+
+def writer_name(log_id: bytes) -> str:
+    """Return what the manifest of a log says of its writer."""
+    return f"{_PREFIX}{log_id.hex()}"
+
+
+def owner(manifest: Manifest) -> bytes | None:
+    """Return the identity of the log under a manifest; None if anybody may begin one there.
+
+    A log that another program wrote has an identity made from its content. Who continues it with a new
+    directory takes that identity; nobody else has it, and it changes when the other program goes on.
+    """
+    named = _named(manifest.writer)
+    if named is not None:
+        return named
+    if manifest.next_offset == layout.FIRST_OFFSET:
+        return None
+    content = manifest.setsum.digest() + manifest.next_offset.to_bytes(8, "big")
+    return hashlib.sha256(content).digest()[:_ID_BYTES]
+
+
+def check_owner(manifest: Manifest, log_id: bytes, *, url: str) -> None:
+    """Raise ContentionError if the prefix belongs to another log than ``log_id``."""
+    if owner(manifest) not in {None, log_id}:
+        raise ContentionError(f"{url} belongs to another log; ship this one to a prefix of its own")
+
+
+def _named(writer: str) -> bytes | None:
+    if not writer.startswith(_PREFIX):
+        return None
+    try:
+        found = bytes.fromhex(writer.removeprefix(_PREFIX))
+    except ValueError:
+        return None
+    return found if len(found) == _ID_BYTES else None

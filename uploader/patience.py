@@ -1,0 +1,85 @@
+"""Patience: how long an uploader puts up with a store that fails or does not answer.
+
+While the log is open a fault that may pass is waited out, however long it takes: the local log goes on
+meanwhile. Once the log is closing, a store that has not answered for a while is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from uploader.stores.retry import RetryPolicy, is_transient
+from walstore.errors import OutcomeUnknownError, StorageUnavailableError
+from walstore.ports import Clock, TierSource
+
+logger = logging.getLogger("walstore")
+
+_T = TypeVar("_T")
+
+
+class Patience:
+    """Repeats the requests of one uploader. Belongs to one event loop; many tasks may call at once."""
+
+    def __init__(self, *, url: str, retry: RetryPolicy, clock: Clock, drain_seconds: float) -> None:
+        """``retry`` says how long the pauses between attempts are; their number is not limited."""
+        self._url = url
+        self._retry = retry
+        self._clock = clock
+        self._drain_seconds = drain_seconds
+        # How many requests are unanswered, and since when the store has not answered any.
+        self._unanswered = 0
+        self._silent_since = 0.0
+        self._waiting = asyncio.Event()
+        self._trouble: BaseException | None = None
+
+    async def call(self, request: Callable[[], Awaitable[_T]]) -> _T:
+        """Await ``request()`` until it succeeds or fails for good; raise what it failed with then.
+
+        Outcomes that stay unknown are repeated too: the request must be one that may be made twice.
+        """
+        if not self._unanswered:
+            self._silent_since = self._clock.monotonic()
+        self._unanswered += 1
+        self._waiting.set()
+        try:
+            answer = await self._repeat(request)
+        finally:
+            self._unanswered -= 1
+            if not self._unanswered:
+                self._waiting.clear()
+        self._silent_since = self._clock.monotonic()
+        self._trouble = None
+        return answer
+
+    async def run_out(self, source: TierSource) -> None:
+        """Wait until the log is closing and the store has been silent for too long; then raise.
+
+        Raises StorageUnavailableError with the last fault chained. Otherwise runs until it is cancelled.
+        """
+        await source.wait_draining()
+        began = self._clock.monotonic()
+        while True:
+            await self._waiting.wait()
+            silent = self._clock.monotonic() - max(began, self._silent_since)
+            if silent >= self._drain_seconds:
+                raise StorageUnavailableError(
+                    f"{self._url} did not answer for {silent:.1f} s while the log was closing; what is "
+                    f"not shipped stays on disk for the next opening ({self._trouble or 'no error'})"
+                ) from self._trouble
+            await self._clock.sleep(self._drain_seconds - silent)
+
+    async def _repeat(self, request: Callable[[], Awaitable[_T]]) -> _T:
+        attempt = 0
+        while True:
+            try:
+                return await request()
+            except (StorageUnavailableError, OutcomeUnknownError) as error:
+                if isinstance(error, StorageUnavailableError) and not is_transient(error):
+                    raise
+                self._trouble = error
+                attempt += 1
+                logger.warning("%s; trying again (attempt %d)", error, attempt)
+                await self._clock.sleep(self._retry.wait_seconds(attempt))
