@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,7 +17,7 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.batch import Batch
 from walstore.clock import SystemClock
-from walstore.errors import CorruptionError, LogNotFoundError, OffsetTrimmedError, WalClosedError
+from walstore.errors import CorruptionError, LogNotFoundError, WalClosedError
 from walstore.ports import Clock
 from walstore.reader import Reader
 from walstore.records import Start
@@ -26,6 +26,7 @@ from walstore.threads import Worker
 
 _FIRST_POLL_SECONDS = 0.1
 _LONGEST_POLL_SECONDS = 2.0
+_SAME_TIME_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,6 @@ class CloudLog:
         *,
         cache_bytes: int = 64 << 20,
         store: ObjectStore | None = None,
-        retry: RetryPolicy | None = None,
         clock: Clock | None = None,
     ) -> Opening[CloudLog]:
         """Open the log under ``url``; needs read access only.
@@ -63,7 +63,6 @@ class CloudLog:
                 store=store if store is not None else open_store(url),
                 cache_bytes=cache_bytes,
                 clock=clock or SystemClock(),
-                retry=retry,
             )
             try:
                 await log.refresh()
@@ -74,18 +73,16 @@ class CloudLog:
 
         return Opening(open_it)
 
-    def __init__(
-        self, *, store: ObjectStore, cache_bytes: int, clock: Clock, retry: RetryPolicy | None
-    ) -> None:
+    def __init__(self, *, store: ObjectStore, cache_bytes: int, clock: Clock) -> None:
         """Not for callers; see :meth:`open`."""
         self._store = store
         self._clock = clock
-        retry = retry or RetryPolicy(clock=clock)
         self._worker = Worker("cloud", threads=2)
-        self._manifest_log = ManifestLog(store, retry)
-        self._fragments = FragmentReader(
-            store=store, retry=retry, worker=self._worker, cache_bytes=cache_bytes
-        )
+        self._manifest_log = ManifestLog(store, RetryPolicy(clock=clock), self._worker)
+        self._fragments = FragmentReader(store=store, worker=self._worker, cache_bytes=cache_bytes)
+        # One request for the manifest at a time, so that no older answer overtakes a newer one.
+        self._refreshing = asyncio.Lock()
+        self._refreshed_at = clock.monotonic()
         self._closed = False
 
     @property
@@ -114,10 +111,12 @@ class CloudLog:
         return self.tail
 
     async def refresh(self) -> None:
-        """Read the manifest again; LogNotFoundError if there is none."""
-        self._check_open()
-        if not await self._manifest_log.load():
-            raise LogNotFoundError(f"there is no log at {self.url}", location=self.url)
+        """Read the manifest again.
+
+        LogNotFoundError if there is none, CorruptionError if it is damaged or went back.
+        """
+        async with self._refreshing:
+            await self._refresh()
 
     def reader(
         self,
@@ -129,7 +128,7 @@ class CloudLog:
         """Return a reader; options as :meth:`walstore.Wal.reader`, but not following by default.
 
         With ``follow`` it reads the manifest again, at first after 0.1 s, then less and less often,
-        every 2 s at the least, while nothing new appears.
+        every 2 s at the least, while nothing new appears. Readers that wait together share what is read.
         """
         return Reader(self, start=start, stop=stop, follow=follow)
 
@@ -151,11 +150,13 @@ class CloudLog:
         Length, offsets, contiguity and setsum of each, and that the setsums add up. Raises
         CorruptionError naming the object.
         """
+        self._check_open()
         manifest = self.manifest
-        manifest.scrub()
+        await self._worker.run(manifest.scrub)
         total = manifest.collected
         records = size = count = 0
-        async for entry, data in self._each(manifest):
+        for entry in await self._fragments.entries(manifest, 0, manifest.next_offset):
+            data = await self._fragments.fetch(entry)
             await self._worker.run(verify_fragment, data, entry)
             total += entry.setsum
             records += entry.limit - entry.start
@@ -175,22 +176,19 @@ class CloudLog:
         pause = _FIRST_POLL_SECONDS
         while self.tail < limit:
             await self._clock.sleep(pause)
+            async with self._refreshing:
+                # Another reader may have asked meanwhile.
+                if self._clock.monotonic() - self._refreshed_at > pause - _SAME_TIME_SECONDS:
+                    await self._refresh()
             pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
-            await self.refresh()
 
     async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
-        """Return the rest of the fragment that holds ``position``, up to ``limit``."""
+        """Return the rest of the fragment that holds ``position``, up to ``limit``.
+
+        In batches of about ``max_bytes``, which share the fragment's memory.
+        """
         self._check_open()
-        entries = await self._fragments.entries(self.manifest, position, position + 1)
-        if not entries:
-            raise OffsetTrimmedError(
-                "the offset was removed from the log",
-                requested=position,
-                head=self.head,
-                tail=self.tail,
-            )
-        batch = await self._fragments.read(entries[0])
-        return [batch.slice(position, min(limit, batch.limit))]
+        return await self._fragments.read_from(self.manifest, position, limit, max_bytes)
 
     async def offset_at(self, timestamp_us: int) -> int:
         """Return the first offset at or after a time, or the tail if all records are older."""
@@ -204,9 +202,11 @@ class CloudLog:
         self._worker.close()
         await self._store.aclose()
 
-    async def _each(self, manifest: Manifest) -> AsyncIterator[tuple[Fragment, bytes]]:
-        for entry in await self._fragments.entries(manifest, 0, manifest.next_offset):
-            yield entry, await self._fragments.fetch(entry)
+    async def _refresh(self) -> None:
+        self._check_open()
+        if not await self._manifest_log.load():
+            raise LogNotFoundError(f"there is no log at {self.url}", location=self.url)
+        self._refreshed_at = self._clock.monotonic()
 
     def _check_open(self) -> None:
         if self._closed:

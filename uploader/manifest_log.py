@@ -20,39 +20,57 @@ from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, OutcomeUnknownError
+from walstore.threads import Worker
 
 
 class ManifestLog:
     """The root of one log in an object store, as one writer sees it. One task at a time."""
 
-    def __init__(self, store: ObjectStore, retry: RetryPolicy) -> None:
+    def __init__(self, store: ObjectStore, retry: RetryPolicy, worker: Worker) -> None:
+        """``worker`` takes the work on long manifests off the event loop."""
         self._store = store
         self._retry = retry
-        self._etag = ""
+        self._worker = worker
+        self._etag: str | None = None
         self.manifest = Manifest.initial("")
         """The newest manifest known to be current when it was read or written."""
 
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a manifest, as far as we know."""
+        return self._etag is not None
+
     async def load(self) -> bool:
-        """Read the manifest; return False if there is none. CorruptionError if it is damaged."""
+        """Read the manifest; return False if there is none.
+
+        CorruptionError if it is damaged, or older than the one known before. The store's errors are
+        passed on: how often a read is repeated is the store's affair.
+        """
         try:
-            stored = await self._retry.call(lambda: self._store.get(layout.MANIFEST))
+            stored = await self._store.get(layout.MANIFEST)
         except ObjectNotFoundError:
             return False
-        manifest = Manifest.parse(stored.data)
-        manifest.scrub()
-        self.manifest, self._etag = manifest, stored.etag
+        if stored.etag != self._etag:
+            manifest = await self._worker.run(_parse, stored.data)
+            if self._etag is not None:
+                self.manifest.scrub_successor(manifest)
+            self.manifest, self._etag = manifest, stored.etag
         return True
 
     async def load_or_create(self, writer: str) -> None:
-        """Read the manifest, creating an empty one if there is none. Several may try: one creates."""
+        """Read the manifest, creating an empty one if there is none. Several may try: one creates.
+
+        OutcomeUnknownError if the store does not answer; call again.
+        """
         if await self.load():
             return
         data = Manifest.initial(writer).serialise()
         result = await cas.create(self._store, layout.MANIFEST, data, retry=self._retry)
         if result.outcome is cas.Outcome.UNKNOWN:
             raise OutcomeUnknownError(
-                f"{self._store.url} did not say whether the manifest was created; open again"
-            )
+                f"{self._store.url} did not say whether the manifest was created; open again",
+                retriable=True,
+            ) from result.cause
         if not await self.load():
             raise ContentionError(f"somebody deleted the manifest of {self._store.url}")
 
@@ -61,18 +79,21 @@ class ManifestLog:
 
         They continue the manifest and are in the store already. Returns when they are published, also
         if an earlier call had published them without learning it. Raises ContentionError if another
-        writer appended instead, OutcomeUnknownError if the store does not answer.
+        writer appended instead, OutcomeUnknownError if the store does not answer: call again with the
+        same fragments then.
         """
         while True:
-            if _holds(self.manifest, fragments):
+            if _holds(self.manifest, fragments[-1]):
                 return
-            if self.manifest.next_seq_no != fragments[0].seq_no:
+            end = self.manifest.next_seq_no, self.manifest.next_offset
+            if end != (fragments[0].seq_no, fragments[0].start):
                 raise ContentionError(
                     f"another writer published fragment {fragments[0].seq_no} of {self._store.url}; "
                     "only one log may ship to a prefix"
                 )
+            assert self._etag is not None
             manifest = self.manifest.apply_fragments(fragments, writer)
-            data = manifest.serialise()
+            data = await self._worker.run(manifest.serialise)
             result = await cas.swap(
                 self._store, layout.MANIFEST, data, self._etag, retry=self._retry
             )
@@ -82,16 +103,19 @@ class ManifestLog:
                 return
             if result.outcome is cas.Outcome.UNKNOWN:
                 raise OutcomeUnknownError(
-                    f"{self._store.url} did not say whether the manifest was swapped"
-                )
+                    f"{self._store.url} did not say whether the manifest was swapped; open again",
+                    retriable=True,
+                ) from result.cause
             if not await self.load():
                 raise ContentionError(f"somebody deleted the manifest of {self._store.url}")
 
 
-def _holds(manifest: Manifest, fragments: Sequence[Fragment]) -> bool:
-    """Return whether the manifest names the last of these fragments, hence all of them."""
-    last = fragments[-1]
-    return any(
-        entry.seq_no == last.seq_no and entry.setsum == last.setsum
-        for entry in reversed(manifest.fragments)
-    )
+def _parse(data: bytes) -> Manifest:
+    manifest = Manifest.parse(data)
+    manifest.scrub()
+    return manifest
+
+
+def _holds(manifest: Manifest, last: Fragment) -> bool:
+    """Return whether the manifest names the last of our fragments, hence all of them."""
+    return manifest.next_seq_no > last.seq_no and last in manifest.fragments

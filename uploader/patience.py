@@ -19,6 +19,8 @@ logger = logging.getLogger("walstore")
 
 _T = TypeVar("_T")
 
+_LEAST_SLEEP_SECONDS = 1e-6
+
 
 class Patience:
     """Repeats the requests of one uploader. Belongs to one event loop; many tasks may call at once."""
@@ -63,13 +65,14 @@ class Patience:
         began = self._clock.monotonic()
         while True:
             await self._waiting.wait()
-            silent = self._clock.monotonic() - max(began, self._silent_since)
-            if silent >= self._drain_seconds:
+            since = max(began, self._silent_since)
+            left = since + self._drain_seconds - self._clock.monotonic()
+            if left < _LEAST_SLEEP_SECONDS:
                 raise StorageUnavailableError(
-                    f"{self._url} did not answer for {silent:.1f} s while the log was closing; what is "
-                    f"not shipped stays on disk for the next opening ({self._trouble or 'no error'})"
+                    f"{self._url} fulfilled no request for {self._drain_seconds:g} s while the log was "
+                    "closing; what is not shipped stays on disk for the next opening"
                 ) from self._trouble
-            await self._clock.sleep(self._drain_seconds - silent)
+            await self._clock.sleep(left)
 
     async def _repeat(self, request: Callable[[], Awaitable[_T]]) -> _T:
         attempt = 0
@@ -81,5 +84,6 @@ class Patience:
                     raise
                 self._trouble = error
                 attempt += 1
-                logger.warning("%s; trying again (attempt %d)", error, attempt)
+                if attempt & (attempt - 1) == 0:  # an outage of hours is not told every two seconds
+                    logger.warning("%s; trying again (attempt %d)", error, attempt)
                 await self._clock.sleep(self._retry.wait_seconds(attempt))

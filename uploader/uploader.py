@@ -7,42 +7,37 @@ run of finished ones by one swap of the manifest. Between two calls to the store
   * after a put, before the swap: the fragment is an orphan, adopted at the next start (adoption.py);
   * after the swap: the manifest says so; the local log learns it from there.
 
-So a restart at any point uploads nothing twice and loses nothing (tests/scenarios/test_upload.py).
-Faults of the store that may pass are waited out with growing pauses; the local log goes on meanwhile.
+So a restart at any point uploads nothing twice and loses nothing (tests/scenarios/test_upload.py). What a
+manifest names that this directory does not know to be its own is compared with the local records before
+the log takes it for shipped. Faults of the store that may pass are waited out (patience.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from itertools import takewhile
-from typing import TypeVar
+from functools import partial
 
-from uploader import adoption, cas, layout
-from uploader.adoption import Slot
 from uploader.entries import Fragment
-from uploader.fragment import encode_fragment, fragment_timestamp, inspect_fragment
+from uploader.fragment_writer import FragmentWriter, LateFragmentError
 from uploader.manifest_log import ManifestLog
-from uploader.setsum import Setsum
-from uploader.stores.port import ObjectStore, StoredObject
-from uploader.stores.retry import RetryPolicy, is_transient
-from walstore.batch import Batch
+from uploader.ownership import check_owner, writer_name
+from uploader.patience import Patience
+from uploader.pipeline import Pipeline
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
 from walstore.errors import (
-    ContentionError,
+    CorruptionError,
     InvalidSettingsError,
-    OutcomeUnknownError,
-    StorageUnavailableError,
+    OffsetTrimmedError,
     WalError,
 )
 from walstore.ports import Clock, TierSource
 from walstore.threads import Worker
 
 logger = logging.getLogger("walstore")
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +56,8 @@ class UploadSettings:
     1 to 64."""
 
     drain_seconds: float = 30.0
-    """How long closing the log waits for a store that does not answer. 0 or more. What is not shipped
-    by then stays on disk for the next opening."""
+    """How long closing the log waits for a store that fulfils no request. 0 or more; 0 does not wait
+    for the cloud at all. What is not shipped by then stays on disk for the next opening."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -72,7 +67,7 @@ class UploadSettings:
             )
         if not 1 <= self.max_in_flight <= 64:
             raise InvalidSettingsError(f"max_in_flight must be 1 to 64, not {self.max_in_flight}")
-        if self.fragment_age_seconds < 0 or self.drain_seconds < 0:
+        if not (self.fragment_age_seconds >= 0 and self.drain_seconds >= 0):
             raise InvalidSettingsError(
                 "fragment_age_seconds and drain_seconds must not be negative"
             )
@@ -91,45 +86,73 @@ class Uploader:
         clock: Clock,
         worker: Worker,
     ) -> None:
-        self._store = store
+        self._url = store.url
         self._manifest_log = manifest_log
         self._settings = settings
-        self._retry = retry
         self._clock = clock
-        self._worker = worker
-        self._slots: deque[Slot] = deque()
-        self._draining_since: float | None = None
-        self.uploaded_fragments = 0
-        self.uploaded_bytes = 0
-        self.adopted_fragments = 0
+        self._patience = Patience(
+            url=store.url, retry=retry, clock=clock, drain_seconds=settings.drain_seconds
+        )
+        self._fragments = FragmentWriter(
+            store=store, patience=self._patience, retry=retry, clock=clock, worker=worker
+        )
+        self._pipeline = Pipeline(
+            url=store.url,
+            manifest_log=manifest_log,
+            fragments=self._fragments,
+            patience=self._patience,
+            retry=retry,
+            fragment_bytes=settings.fragment_bytes,
+            max_in_flight=settings.max_in_flight,
+        )
 
-    async def adopt(self, writer: str) -> None:
-        """Publish the orphans that continue the manifest, and plan how to fill holes before others.
+    @property
+    def uploaded_fragments(self) -> int:
+        """Fragments put since the log was opened."""
+        return self._fragments.put_fragments
 
-        Called once, before :meth:`run`. ContentionError if there are fragments of another writer.
+    @property
+    def uploaded_bytes(self) -> int:
+        """Length of the fragments put since the log was opened."""
+        return self._fragments.put_bytes
+
+    @property
+    def adopted_fragments(self) -> int:
+        """Fragments taken over since the log was opened that had been put before and never published."""
+        return self._fragments.adopted_fragments
+
+    async def prepare(self, *, is_new: bool) -> None:
+        """Look for fragments that a crash left unpublished. Called once, before :meth:`run`.
+
+        A new directory has no records to compare them with, so they are published at once, and it goes
+        on behind them. ContentionError if that would leave records out that only the old directory has.
         """
-        manifest = self._manifest_log.manifest
-        orphans = []
-        last = layout.fragment_path(manifest.next_seq_no - 1) if manifest.next_seq_no > 1 else None
-        async for listed in self._store.list(layout.FRAGMENT_FOLDER, after=last):
-            stored = await self._get(listed.key)
-            orphans.append(await self._worker.run(inspect_fragment, stored.data, listed.key))
-        slots = adoption.plan(manifest.next_seq_no, manifest.next_offset, orphans)
-        whole = [slot.orphan for slot in takewhile(lambda slot: slot.orphan, slots) if slot.orphan]
-        if whole:
-            logger.warning("adopting %d fragments that were put but not published", len(whole))
-            await self._manifest_log.publish(whole, writer)
-            self.adopted_fragments += len(whole)
-        self._slots = deque(slots[len(whole) :])
+        await self._pipeline.plan()
+        if is_new:
+            await self._pipeline.adopt_unproven(self._manifest_log.manifest.writer)
 
-    async def run(self, source: TierSource, writer: str) -> None:
-        """Create the manifest if there is none, then ship until the source drains and all is shipped.
+    async def run(self, source: TierSource) -> None:
+        """Ship until the source drains and all is shipped; create the manifest if there is none.
 
         Owned by the log's task group. Cancelling it may leave orphans, nothing else. Raises
-        ContentionError, CorruptionError, and StorageUnavailableError if the store refuses for good or
-        does not answer within ``drain_seconds`` of the log's closing.
+        ContentionError, CorruptionError, OffsetTrimmedError if what is to be shipped is gone from local
+        disk, and StorageUnavailableError if the store refuses for good or does nothing for
+        ``drain_seconds`` while the log is closing.
         """
-        await self._persist(source, lambda: self._manifest_log.load_or_create(writer))
+        try:
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(self._patience.run_out(source))
+                await self._run(source)
+                watching.cancel()
+        except* WalError as errors:
+            error = _first(errors)
+            raise error from error.__cause__
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _run(self, source: TierSource) -> None:
+        writer = writer_name(bytes.fromhex(source.log_id))
+        await self._begin(source, writer)
         mark = 0
         while True:
             position = self._manifest_log.manifest.next_offset
@@ -137,17 +160,53 @@ class Uploader:
             if source.is_draining and position >= source.durable_limit:
                 return
             await source.wait_durable_limit(position + 1)
-            limit = source.durable_limit
-            if limit <= position:
+            if source.durable_limit <= position:
                 continue
             await self._wait_due(source, mark)
             limit, mark = source.durable_limit, source.appended_bytes
             try:
-                await self._ship(source, limit, writer)
-            except* WalError as group:
-                raise _first(group) from None
+                await self._pipeline.ship(source, limit, writer)
+            except* LateFragmentError as errors:
+                logger.warning("%s", _first(errors))
+                await self._patience.call(self._pipeline.plan)
 
-    # -- inside ------------------------------------------------------------------------------
+    async def _begin(self, source: TierSource, writer: str) -> None:
+        """Create the manifest if there is none, and make sure that it is ours."""
+        log = self._manifest_log
+        if log.manifest.next_offset < source.head:
+            raise OffsetTrimmedError(
+                f"{self._url} lacks records that are no longer on this disk; ship this log to the prefix "
+                "that has them",
+                requested=log.manifest.next_offset,
+                head=source.head,
+                tail=source.durable_limit,
+            )
+        if not log.is_known:
+            await self._patience.call(partial(log.load_or_create, writer))
+        check_owner(log.manifest, bytes.fromhex(source.log_id), url=self._url)
+        if log.manifest.fragments and source.uploaded_limit < log.manifest.next_offset:
+            await self._prove_last(source, log.manifest.fragments[-1])
+
+    async def _prove_last(self, source: TierSource, last: Fragment) -> None:
+        """Compare the last fragment with the local records, unless these are gone.
+
+        The manifest names more than this directory remembers to have shipped. Normally it died after a
+        swap; but a copy of the directory may have gone its own way.
+        """
+        if last.start < source.head:
+            return
+        try:
+            found = await self._patience.call(partial(self._fragments.inspect, last.path))
+        except ObjectNotFoundError as error:
+            raise CorruptionError("a fragment is missing", path=last.path) from error
+        if found.entry != last:
+            raise CorruptionError(
+                "a fragment is not what the manifest says",
+                path=last.path,
+                expected=last,
+                found=found.entry,
+            )
+        await self._fragments.prove(source, found)
 
     async def _wait_due(self, source: TierSource, mark: int) -> None:
         """Wait for company: until a fragment is full, the age is reached, or somebody is in a hurry."""
@@ -158,107 +217,6 @@ class Uploader:
             await asyncio.wait((waiting, aging), return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
             aging.cancel()
-
-    async def _ship(self, source: TierSource, limit: int, writer: str) -> None:
-        """Ship ``[next offset, limit)``: build and put in parallel, publish in order."""
-        manifest = self._manifest_log.manifest
-        seq_no, position = manifest.next_seq_no, manifest.next_offset
-        in_flight: deque[asyncio.Task[Fragment]] = deque()
-        async with asyncio.TaskGroup() as group:
-            while position < limit or in_flight:
-                while position < limit and len(in_flight) < self._settings.max_in_flight:
-                    slot = self._slots.popleft() if self._slots else None
-                    end = slot.limit if slot else limit
-                    batches = await self._gather(source, position, end, exact=slot is not None)
-                    make = self._adopt_slot(slot, batches) if slot and slot.orphan else None
-                    in_flight.append(group.create_task(make or self._put(source, seq_no, batches)))
-                    seq_no, position = seq_no + 1, batches[-1].limit
-                await asyncio.wait((in_flight[0],))
-                run = [in_flight.popleft().result()]
-                while in_flight and in_flight[0].done():
-                    run.append(in_flight.popleft().result())
-                await self._publish(source, run, writer)
-                source.advance_uploaded(run[-1].limit)
-
-    async def _publish(self, source: TierSource, run: list[Fragment], writer: str) -> None:
-        await self._persist(source, lambda: self._manifest_log.publish(run, writer))
-
-    async def _gather(
-        self, source: TierSource, position: int, limit: int, *, exact: bool
-    ) -> list[Batch]:
-        """Read batches for one fragment: all of ``[position, limit)`` if exact, else up to its size."""
-        batches: list[Batch] = []
-        size = 0
-        while position < limit and (exact or size < self._settings.fragment_bytes):
-            missing = max(self._settings.fragment_bytes - size, 4096)
-            for batch in await source.read_local(position, limit, missing):
-                batches.append(batch)
-                size += batch.nbytes
-                position = batch.limit
-        return batches
-
-    async def _put(self, source: TierSource, seq_no: int, batches: list[Batch]) -> Fragment:
-        """Build a fragment and put it, once, however often the store has to be asked."""
-        timestamp_us = self._clock.now_us()
-        built = await self._worker.run(lambda: encode_fragment(batches, timestamp_us=timestamp_us))
-        key = layout.fragment_path(seq_no)
-
-        async def create() -> cas.PutResult:
-            result = await cas.create(self._store, key, built.data, retry=self._retry)
-            if result.outcome is cas.Outcome.UNKNOWN:
-                raise OutcomeUnknownError(f"{self._store.url} did not say whether {key} was put")
-            return result
-
-        result = await self._persist(source, create)
-        if result.outcome is cas.Outcome.LOST:
-            raise ContentionError(
-                f"another writer put {key} in {self._store.url}; only one log may ship to a prefix"
-            )
-        self.uploaded_fragments += 1
-        self.uploaded_bytes += len(built.data)
-        return built.entry(seq_no)
-
-    async def _adopt_slot(self, slot: Slot, batches: list[Batch]) -> Fragment:
-        """Return an orphan's entry after proving that it holds exactly our records."""
-        orphan = slot.orphan
-        assert orphan is not None
-        stored = await self._get(orphan.path)
-        ours = await self._worker.run(_matches, stored.data, orphan, batches)
-        if not ours:
-            raise ContentionError(
-                f"{orphan.path} in {self._store.url} holds other records than this log"
-            )
-        self.adopted_fragments += 1
-        return orphan
-
-    async def _get(self, key: str) -> StoredObject:
-        return await self._retry.call(lambda: self._store.get(key))
-
-    async def _persist(self, source: TierSource, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Repeat a call while its failure may pass; give up only when the log is closing."""
-        attempt = 0
-        while True:
-            try:
-                return await call()
-            except (StorageUnavailableError, OutcomeUnknownError) as error:
-                if isinstance(error, StorageUnavailableError) and not is_transient(error):
-                    raise
-                attempt += 1
-                now = self._clock.monotonic()
-                if source.is_draining:
-                    since = self._draining_since = self._draining_since or now
-                    if now - since >= self._settings.drain_seconds:
-                        raise
-                logger.warning("%s; trying again (attempt %d)", error, attempt)
-                await self._clock.sleep(self._retry.wait_seconds(attempt))
-
-
-def _matches(data: bytes, orphan: Fragment, batches: list[Batch]) -> bool:
-    total = Setsum.zero()
-    timestamp_us = fragment_timestamp(data)
-    for batch in batches:
-        total += Setsum.of_records(batch.start, timestamp_us, batch.values)
-    return total == orphan.setsum
 
 
 def _first(group: BaseExceptionGroup[WalError]) -> WalError:

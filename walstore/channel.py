@@ -107,9 +107,9 @@ class Channel:
         if self._ready or self._draft.values or self._poked:
             self._poked = False
             return
-        self._sleeper = self._loop.create_future()
+        sleeper = self._sleeper = self._loop.create_future()
         try:
-            await self._sleeper
+            await sleeper
         finally:
             self._sleeper = None
             self._poked = False
@@ -254,5 +254,6 @@ class Channel:
         return self._used_bytes + self._draft.size_bytes + self._room_given - self._room
 
     def _wake(self) -> None:
-        if self._sleeper is not None and not self._sleeper.done():
-            self._sleeper.set_result(None)
+        sleeper, self._sleeper = self._sleeper, None  # once is enough: the fast path looks here
+        if sleeper is not None and not sleeper.done():
+            sleeper.set_result(None)

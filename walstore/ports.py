@@ -121,6 +121,11 @@ class TierSource(Protocol):
         """Every offset below is on disk; only those may be shipped."""
 
     @property
+    def uploaded_limit(self) -> int:
+        """Every offset below is known to be named by a manifest: this directory shipped it, or was
+        told by :meth:`advance_uploaded`."""
+
+    @property
     def wants_cloud(self) -> bool:
         """Whether some caller waits for a record to reach the cloud: ship without delay."""
 
@@ -134,6 +139,9 @@ class TierSource(Protocol):
 
     async def wait_durable_limit(self, limit: int) -> None:
         """Return when the durable limit has reached ``limit``, or when the log is draining."""
+
+    async def wait_draining(self) -> None:
+        """Return when the log is closing."""
 
     async def wait_shipping_due(self, appended_bytes: int) -> None:
         """Return when shipping is due: ``appended_bytes`` reached that value, a segment was sealed

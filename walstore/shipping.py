@@ -31,6 +31,11 @@ class Shipping:
         return self._state.durable.value
 
     @property
+    def uploaded_limit(self) -> int:
+        """Every offset below is known to be named by a manifest."""
+        return self._state.uploaded.value
+
+    @property
     def wants_cloud(self) -> bool:
         """Whether some caller waits for a record to reach the cloud."""
         return self._state.wants_cloud
@@ -55,6 +60,10 @@ class Shipping:
         finally:
             if not reached.cancel() and not reached.cancelled():
                 reached.exception()  # a failed log drains; the failure is told elsewhere
+
+    async def wait_draining(self) -> None:
+        """Return when the log is closing."""
+        await asyncio.wait((self._state.draining,))
 
     async def wait_shipping_due(self, appended_bytes: int) -> None:
         """Return when shipping is due."""

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from walstore.errors import WalClosedError
+
 _T = TypeVar("_T")
 
 
@@ -19,10 +21,15 @@ class Worker:
     async def run(self, call: Callable[..., _T], *args: object) -> _T:
         """Run ``call(*args)`` on a thread and return its result.
 
-        Cancelling the caller does not interrupt the call; it finishes unobserved.
+        Cancelling the caller does not interrupt the call; it finishes unobserved. WalClosedError after
+        :meth:`close`.
         """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, call, *args)
+        try:
+            running = loop.run_in_executor(self._executor, call, *args)
+        except RuntimeError:  # closed under a reader that was between two calls
+            raise WalClosedError("the log is closed") from None
+        return await running
 
     async def run_owned(self, call: Callable[[], _T], discard: Callable[[_T], object]) -> _T:
         """Run ``call`` for a result that must be released: nobody else can.

@@ -90,7 +90,10 @@ class TieredSource:
                 return await tier.read(position, min(limit, tier.limit), max_bytes)
 
     async def read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
-        """Return batches from cache or files only; OffsetTrimmedError if they are gone."""
+        """Return batches from cache or files only; OffsetTrimmedError if they are gone.
+
+        The caller keeps ``position < limit <= self.limit``.
+        """
         while position >= self._state.head:
             found = await self._read_local(position, limit, max_bytes)
             if found:

@@ -87,8 +87,13 @@ class LogView:
             at = load_index(file, source).locate(position)
             for chunk in iter_chunks(file, source, at, limit, CHUNK_BYTES):
                 for batch in chunk:
-                    if batch.limit > position:
-                        yield batch.slice(max(position, batch.start), min(limit, batch.limit))
+                    if batch.start <= position < batch.limit:
+                        yield batch.slice(position, min(limit, batch.limit))
+                        position = batch.limit
+            if position < limit:
+                raise CorruptionError(
+                    f"offset {position} is not where the log says", path=str(source.path)
+                )
         finally:
             file.close()
 

@@ -15,8 +15,14 @@ from typing import Self
 from walstore.channel import Channel
 from walstore.clock import SystemClock
 from walstore.directory import peek_log_id
-from walstore.errors import InvalidSettingsError, WalClosedError, WalError, WouldBlock
-from walstore.faults import describe_open
+from walstore.errors import (
+    InvalidSettingsError,
+    StorageUnavailableError,
+    WalClosedError,
+    WalError,
+    WouldBlock,
+)
+from walstore.faults import describe_open, fresh
 from walstore.group import make_group, make_record
 from walstore.opening import Opened, Recovery, close_log, open_log
 from walstore.ports import Clock, FileSystem, Tier
@@ -29,6 +35,7 @@ from walstore.settings import Settings, parse_durability
 from walstore.shipping import Shipping
 from walstore.state import LogState
 from walstore.statistics import Statistics
+from walstore.tail import Tail
 from walstore.threads import Worker
 from walstore.tiered import TieredSource
 from walstore.writer import Writer
@@ -320,6 +327,8 @@ class Wal:
         if level is Durability.MEMORY:
             return
         if level is Durability.CLOUD:
+            # First the disk: what fails behind it leaves the record durable, and its error says so.
+            await self._state.durable.wait(limit)
             if self._state.uploaded.value < limit:
                 waiter = self._state.uploaded.waiter(limit)
                 self._state.request_cloud()
@@ -397,9 +406,24 @@ class Wal:
         try:
             await self._tier.run(Shipping(self._state, self._source, self._writer, self.log_id))
         except WalError as error:
-            failure = self._tier_failure = error
             logger.error("shipping to %s ended: %s", self._tier.url, error)
-            self._state.uploaded.fail(lambda _: failure)
+            self._fail_tier(error)
+        except Exception as error:
+            logger.exception("shipping to %s ended by a defect", self._tier.url)
+            failure = StorageUnavailableError(f"the cloud tier failed: {error!r}", retriable=False)
+            failure.__cause__ = error
+            self._fail_tier(failure)
+
+    def _fail_tier(self, error: WalError) -> None:
+        """Tell those who wait for the cloud; what they wait for is on disk, see :meth:`_wait`."""
+        self._tier_failure = error
+
+        def make_error(_: int) -> WalError:
+            twin = fresh(error)
+            twin.outcome = "durable"
+            return twin
+
+        self._state.uploaded.fail(make_error)
 
     async def _run_retention(self) -> None:
         """Delete uploaded segments beyond the local budget; asleep while nothing changes."""
@@ -416,6 +440,16 @@ class Wal:
                     await self._writer.drop_sealed(limit)
                 except WalError:
                     return
+
+
+def _uploaded_limit(tail: Tail, tier: Tier | None) -> int:
+    """Return the limit of what this directory knows to have shipped, or no longer holds.
+
+    A manifest may name more, and the tier says so once it has compared it with the local records.
+    """
+    if tier is None:
+        return max(tail.uploaded_limit, 1)
+    return min(tier.limit, max(tail.uploaded_limit, tail.head))
 
 
 async def _open(
@@ -453,7 +487,7 @@ async def _open(
         loop=loop,
         head=opened.tail.head,
         durable_limit=opened.tail.durable_limit,
-        uploaded_limit=tier.limit if tier else max(opened.tail.uploaded_limit, 1),
+        uploaded_limit=_uploaded_limit(opened.tail, tier),
         sealed=opened.sealed,
         active=opened.tail.active,
         cache_bytes=settings.cache_bytes,

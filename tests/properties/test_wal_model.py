@@ -24,7 +24,7 @@ from walstore import Wal, WouldBlock
 from walstore.testing import ManualClock
 
 SETTINGS = SMALL.replace(max_record_bytes=9000, channel_bytes=20_000, cache_bytes=8192)
-VALUES = st.one_of(st.binary(max_size=20), st.integers(0, 9000).map(lambda size: b"v" * size))
+VALUES = st.one_of(st.binary(max_size=20), st.integers(0, 8900).map(lambda size: b"v" * size))
 OPTIONS = st.fixed_dictionaries(
     {},
     optional={

@@ -208,10 +208,10 @@ def revive(life: Life) -> None:
     close_opened(opened, clean=False)
 
 
-@pytest.mark.parametrize("first", range(1, 6))
-def test_what_a_restart_shows_survives_the_next_power_cut(scratch: Path, first: int) -> None:
-    """Killed between write and sync, the records are found by the restart: now they must stay."""
-    for moment in range(first, 400, 5):
+def explore_restarts(scratch: Path, moments: range) -> int:
+    """Kill at these moments, restart, cut the power; return how often."""
+    explored = 0
+    for moment in moments:
         life = Life(scratch / f"life-{moment}", moment)
         life.directory.mkdir()
         finished = life.run()
@@ -220,5 +220,19 @@ def test_what_a_restart_shows_survives_the_next_power_cut(scratch: Path, first: 
             into = scratch / f"crash-{moment}-{seed}"
             life.power.crash(seed, into)
             life.check(into)
+            explored += 1
         if finished:
             break
+    return explored
+
+
+@pytest.mark.parametrize("first", [1, 5, 9, 13])
+def test_what_a_restart_shows_survives_the_next_power_cut(scratch: Path, first: int) -> None:
+    """Killed between write and sync, the records are found by the restart: now they must stay."""
+    assert explore_restarts(scratch, range(first, 400, 17)) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1, 5))
+def test_what_any_restart_shows_survives_the_next_power_cut(scratch: Path, first: int) -> None:
+    assert explore_restarts(scratch, range(first, 2000, 4)) > 80

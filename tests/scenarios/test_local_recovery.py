@@ -22,6 +22,7 @@ from tests.local import (
     segments,
 )
 from walstore import Record, Wal, WalError, checkpoint, segment
+from walstore.view import LogView
 
 FS = UnsyncedFileSystem()
 _UNSEEN_BYTES = 8
@@ -192,6 +193,24 @@ def test_L12_L13_a_flipped_bit_in_every_byte_is_found(
 ) -> None:
     harmless, size, torn_from = check_flips(small_log, scratch, which, hints=hints, every_bit=False)
     assert harmless <= (_UNSEEN_BYTES if which < 2 and hints else size - torn_from)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_L12_L13_readers_of_the_files_alone_find_it_too(
+    small_log: Path, scratch: Path, which: int
+) -> None:
+    directory = copy_log(small_log, scratch / "flipped")
+    path = segments(directory)[which]
+    whole = path.read_bytes()
+    expected = [record for batch in LogView.open(directory).batches() for record in batch]
+    assert len(expected) == 12
+    for at in range(len(whole) - _UNSEEN_BYTES):
+        for bit in range(8):
+            data = bytearray(whole)
+            data[at] ^= 1 << bit
+            path.write_bytes(data)
+            with pytest.raises(WalError):
+                list(LogView.open(directory).batches())
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import until
-from uploader import CloudLog, CloudTier, UploadSettings
+from uploader import CloudLog, CloudTier, UploadSettings, layout
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.memory import MemoryStore
 from uploader.stores.retry import RetryPolicy
@@ -171,17 +171,22 @@ async def test_L16_a_hole_between_orphans_is_filled_to_fit(log_directory: Path) 
 
 async def test_orphans_of_another_writer_are_refused(tmp_path: Path) -> None:
     """A foreign fragment where ours belongs is never overwritten nor adopted."""
-    inner = MemoryStore()
+    first, third = layout.fragment_path(1), layout.fragment_path(3)
+    inner, other = MemoryStore(), MemoryStore()
     async with Wal.open(tmp_path / "a", tier=tier(FaultyStore(inner))) as wal:
         await wal.append(b"ours")
-    await inner.put_if_absent(
-        "log/Bucket=0000000000000000/FragmentSeqNo=0000000000000003.parquet",
-        (
-            await inner.get("log/Bucket=0000000000000000/FragmentSeqNo=0000000000000001.parquet")
-        ).data,
-    )
-    with pytest.raises(ContentionError, match="another writer"):
-        await Wal.open(tmp_path / "a", tier=tier(FaultyStore(inner)))
+    async with Wal.open(tmp_path / "b", tier=tier(FaultyStore(other))) as wal:
+        await wal.append(b"theirs")
+    foreign = (await other.get(first)).data
+    await inner.put_if_absent(third, foreign)
+    async with Wal.open(tmp_path / "a", tier=tier(FaultyStore(inner))) as wal:
+        await wal.append(b"second", durability="cloud")
+        with pytest.raises(ContentionError, match="another writer") as told:
+            await wal.append(b"third", durability="cloud")
+        assert told.value.outcome == "durable"
+        assert await wal.append(b"fourth") == 4
+    assert (await inner.get(third)).data == foreign
+    assert await cloud_values(inner) == [b"ours", b"second"]
 
 
 async def test_two_logs_cannot_ship_to_one_prefix(tmp_path: Path) -> None:
@@ -277,6 +282,7 @@ async def test_one_reader_through_all_tiers_while_they_change(log_directory: Pat
         for value in expected[:500]:
             await wal.append(value, durability="memory")
         await wal.wait_durable(500, "cloud")
+        await until(lambda: wal.statistics().local_head > 1)
 
         async def read_slowly() -> None:
             async for record in wal.reader():

@@ -269,7 +269,7 @@ def test_a_newer_version_is_told_apart_from_damage(log_directory: Path) -> None:
 
 
 async def test_beside_a_live_writer(log_directory: Path) -> None:
-    """Rotation, commits and deletion go on under it; there is never a problem."""
+    """Commits and rotation go on under it; there is never a problem."""
     reports: list[VerifyReport] = []
     stop = threading.Event()
 

@@ -584,41 +584,34 @@ def test_a_loop_that_ends_without_closing_leaves_a_log_that_opens(log_directory)
     assert values in ([b"kept"], [b"kept", b"perhaps"])
 
 
-class _BrokenTier:
-    """A cloud tier with a defect: it raises what no tier may raise."""
-
-    url = "memory://broken"
-    head = limit = 1
-    log_id = None
+class _BrokenClock(ManualClock):
+    """A clock with a defect: its sleep raises."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.crash = asyncio.Event()
 
-    async def open(self, log_id) -> None:
-        pass
-
-    async def run(self, source) -> None:
+    async def sleep(self, seconds: float) -> None:
         await self.crash.wait()
         raise RuntimeError("a defect")
 
-    async def aclose(self) -> None:
-        pass
-
 
 async def test_a_defect_in_a_task_of_the_log_leaves_nobody_waiting(log_directory, faulty) -> None:
-    tier = _BrokenTier()
-    wal = await Wal.open(log_directory, fs=faulty, tier=tier)
+    clock = _BrokenClock()
+    settings = TINY.replace(segment_age_seconds=60)
+    wal = await Wal.open(log_directory, settings=settings, fs=faulty, clock=clock)
     await wal.append(b"kept")
     reading = asyncio.create_task(anext(wal.reader(2)))
     with faulty.hold("datasync", name=ACTIVE) as hold:
-        in_flight = asyncio.create_task(wal.append(b"in flight"))
-        cloud = asyncio.create_task(wal.wait_durable(1, "cloud"))
+        in_flight = asyncio.create_task(wal.append(b"in flight" * 100))
         await hold.wait_entered()
-        tier.crash.set()
+        waiting = asyncio.create_task(wal.append(b"no room" * 100))
         await turns()
-    outcomes = await gather_outcomes([in_flight, reading, cloud])
+        clock.crash.set()
+        await turns()
+    outcomes = await gather_outcomes([in_flight, reading, waiting])
     assert all(isinstance(found, WalClosedError) for found in outcomes)
-    assert [found.outcome for found in outcomes] == ["unknown", "unknown", "durable"]
+    assert [found.outcome for found in outcomes] == ["unknown", "unknown", "not_written"]
     with pytest.raises(WalClosedError):
         wal.append_nowait(b"")
     with pytest.raises(WalClosedError):

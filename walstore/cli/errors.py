@@ -41,6 +41,14 @@ class UsageError(InvalidSettingsError):
     """The command line asks for something that makes no sense; the message says what to give."""
 
 
+class ChildFailedError(WalError):
+    """A process that this one started ended with ``code``; it has said why on stderr."""
+
+    def __init__(self, message: str, *, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def is_expected(error: BaseException) -> bool:
     """Return whether the error is the user's or the world's doing, rather than a mistake of ours."""
     if isinstance(error, ModuleNotFoundError):
@@ -57,6 +65,8 @@ def unwrap(error: BaseException) -> BaseException:
 
 def exit_code(error: BaseException) -> int:
     """Return the code with which the command ends after this error."""
+    if isinstance(error, ChildFailedError):
+        return error.code if OK < error.code <= LOCKED else FAILED
     if isinstance(error, CorruptionError):
         return CORRUPTION
     if isinstance(error, LogNotFoundError | FileNotFoundError | NotADirectoryError):

@@ -30,8 +30,11 @@ class StoreLog:
         """Read the manifest; see :meth:`uploader.CloudLog.open` for the errors."""
         self._topic = location.topic
         self._runner = asyncio.Runner()
+        # Not Runner.run(): it restores a signal handler, and signal() formats the one it replaces,
+        # with the task it holds and all of its result.
+        self._run = self._runner.get_loop().run_until_complete
         try:
-            self._log = self._runner.run(_open(location.text))
+            self._log = self._run(_open(location.text))
         except BaseException as error:
             self._runner.close()
             if isinstance(error, LogNotFoundError):
@@ -41,7 +44,7 @@ class StoreLog:
     def close(self) -> None:
         """Release connections and threads."""
         try:
-            self._runner.run(self._log.aclose())
+            self._run(self._log.aclose())
         finally:
             self._runner.close()
 
@@ -61,12 +64,12 @@ class StoreLog:
 
     def offset_at(self, timestamp_us: int) -> int | None:
         """Return the first offset that is not older than a time, or None."""
-        found = self._runner.run(self._log.offset_at(timestamp_us))
+        found = self._run(self._log.offset_at(timestamp_us))
         return None if found >= self.limit else found
 
     def partitions(self, start: int, limit: int, most_bytes: int) -> list[LogPartition]:
         """Return partitions of whole fragments, cut only where the interval begins and ends."""
-        entries = self._runner.run(self._log.fragments(start, limit))
+        entries = self._run(self._log.fragments(start, limit))
         parts = [
             FragmentPart(*clip((entry.start, entry.limit), start, limit), entry)
             for entry in entries
@@ -85,15 +88,16 @@ def read_fragments(url: str, parts: Sequence[FragmentPart]) -> Iterator[Batch]:
     """
     store, retry = open_store(url), RetryPolicy(clock=SystemClock())
     with asyncio.Runner() as runner:
+        run = runner.get_loop().run_until_complete  # see StoreLog
         try:
             for part in parts:
-                data = runner.run(_get(store, retry, part.entry))
+                data = run(_get(store, retry, part.entry))
                 batch = decode_fragment(data, part.entry)
                 del data
                 yield batch.slice(part.start, part.limit)
                 del batch
         finally:
-            runner.run(store.aclose())
+            run(store.aclose())
 
 
 async def _open(url: str) -> CloudLog:

@@ -96,7 +96,8 @@ def test_values_of_options() -> None:
 
 
 def test_exit_codes() -> None:
-    table = dict(re.findall(r"^\| (\d) \| ([a-z ]+)", PAGE, re.MULTILINE))
+    rows = re.findall(r"^\| (\d) \| ([a-z ]+)", PAGE, re.MULTILINE)
+    table = {code: meaning.strip() for code, meaning in rows}
     assert table == {
         str(errors.OK): "ok",
         str(errors.FAILED): "bad usage",

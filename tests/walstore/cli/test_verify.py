@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 
-from tests.walstore.cli.conftest import Cli, flip
+from tests.walstore.cli.conftest import SMALL, Cli, flip
+from uploader import CloudTier, UploadSettings
+from walstore import Wal
+from walstore.verify import VerifyReport, verify_directory
 
 
 def _stored_files(url: str, pattern: str) -> list[Path]:
@@ -75,3 +80,26 @@ def test_more_problems_than_are_listed(cli: Cli, log_directory: Path) -> None:
     done = cli("verify", log_directory)
     assert done.code == 2
     assert "and 5 more problems" in done.err
+
+
+async def test_segments_that_are_deleted_meanwhile_are_no_problem(
+    log_directory: Path, tmp_path: Path
+) -> None:
+    """Beside a writer that ships and deletes as fast as it writes."""
+    reports: list[VerifyReport] = []
+    ended = threading.Event()
+
+    def verify_again_and_again() -> None:
+        while not ended.is_set():
+            reports.append(verify_directory(log_directory))
+
+    settings = SMALL.replace(retention_bytes=0)
+    tier = CloudTier("memory://verify", settings=UploadSettings(fragment_age_seconds=0.001))
+    async with Wal.open(log_directory, settings=settings, tier=tier) as wal:
+        await wal.append(b"first")
+        async with asyncio.TaskGroup() as group:
+            verifying = group.create_task(asyncio.to_thread(verify_again_and_again))
+            while not verifying.done() and len({report.head for report in reports}) < 10:
+                await wal.append_many([bytes(700)] * 50, durability="cloud")
+            ended.set()
+    assert [str(problem) for report in reports for problem in report.problems] == []

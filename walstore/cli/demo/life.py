@@ -9,6 +9,7 @@ from collections.abc import Callable
 from walstore.cli.demo import messages
 from walstore.cli.demo.plan import Plan
 from walstore.cli.demo.story import Story
+from walstore.cli.errors import ChildFailedError
 from walstore.errors import WalError
 
 START_SECONDS = 60.0
@@ -61,16 +62,16 @@ class Life:
         self, process: asyncio.subprocess.Process, kill_after_seconds: float | None
     ) -> None:
         if not await _happens(self._opened, START_SECONDS) or self._ended.is_set():
-            raise WalError(f"the writing process did not open the log: {await _fate(process)}")
+            raise await _failure(process, "did not open the log")
         if kill_after_seconds is not None:
             if await _happens(self._ended, kill_after_seconds):
-                raise WalError(f"the writing process ended too early: {await _fate(process)}")
+                raise await _failure(process, "ended too early")
             process.kill()
             self._story.end_life()
         elif not await _happens(self._ended, self._plan.life_seconds + DRAIN_SECONDS):
-            raise WalError(f"the writing process does not end: {await _fate(process)}")
+            raise await _failure(process, "does not end")
         elif await process.wait():
-            raise WalError(f"the writing process failed: {await _fate(process)}")
+            raise await _failure(process, "failed")
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -96,10 +97,11 @@ async def _happens(event: asyncio.Event, seconds: float) -> bool:
         return False
 
 
-async def _fate(process: asyncio.subprocess.Process) -> str:
-    """Return what has become of a child; one that closed its pipe ends at once."""
+async def _failure(process: asyncio.subprocess.Process, what: str) -> WalError:
+    """Return the error for a child that did not do what it should; one without a pipe ends at once."""
     try:
         async with asyncio.timeout(1.0):
-            return f"exit code {await process.wait()}"
+            code = await process.wait()
     except TimeoutError:
-        return "it is still running"
+        return WalError(f"the writing process {what}")
+    return ChildFailedError(f"the writing process {what}: exit code {code}", code=code)

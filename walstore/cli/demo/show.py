@@ -19,7 +19,7 @@ from walstore.cli.demo.report import Result
 from walstore.cli.demo.spark_part import aggregate
 from walstore.cli.demo.story import Story
 from walstore.cli.output import format_count
-from walstore.errors import WalError
+from walstore.errors import CorruptionError, WalError
 
 _NO_END_SECONDS = 1e6
 
@@ -78,9 +78,12 @@ class Show:
         plan, display = self._plan, self._display
         limit = int(self._story.status.get("durable_limit", 1))
         bar = display.add("read back", total=limit)
-        read = await read_back(
-            plan.log_path, plan.store_url, self._story.claims, lambda at: display.move(bar, at)
-        )
+        try:
+            read = await read_back(
+                plan.log_path, plan.store_url, self._story.claims, lambda at: display.move(bar, at)
+            )
+        except CorruptionError as error:
+            raise WalError(f"what was written cannot be read back: {error}") from error
         display.finish(bar, f"{format_count(read.ledger.records)} records from the cloud alone")
         return read
 

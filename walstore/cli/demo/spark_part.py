@@ -69,10 +69,12 @@ def run(url: str) -> None:
 
     from walstore.spark import local_session
 
-    spark = local_session(app_name="walstore demo")
+    # A handful of streams need no more; Spark's default of 200 would take longer than the reading.
+    spark = local_session(app_name="walstore demo", config={"spark.sql.shuffle.partitions": "2"})
     try:
         totals = (
             spark.read.format("walstore")
+            .schema("offset long, stream string, value binary")
             .load(url)
             .groupBy("stream")
             .agg(

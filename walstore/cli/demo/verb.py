@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit, urlunsplit
 
 import typer
@@ -20,6 +20,9 @@ from walstore.cli.location import to_url
 from walstore.cli.options import AsJson
 from walstore.cli.output import complain, print_json, terminal
 from walstore.cli.running import run_async
+
+if TYPE_CHECKING:
+    from walstore.cli.demo.show import Show
 
 EXAMPLES = """\b
 Examples:
@@ -63,14 +66,16 @@ def demo(
     """
     if not samples.is_available():
         raise UsageError("the demo reads samples of this machine from /proc, which is not there")
+    from walstore.cli.demo.show import Show  # a missing extra is told before anything is made
+
     place = _prepare(directory)
     url = (place / "store").as_uri() if store is None else _fresh_prefix(to_url(store, "--store"))
     plan = Plan(directory=str(place / "log"), store_url=url, life_seconds=seconds / 2)
     is_ok = False
     try:
-        is_ok = _run(plan, with_spark=not no_spark, as_json=as_json)
+        is_ok = _run(Show(plan, terminal(), with_spark=not no_spark), as_json=as_json)
     finally:
-        if directory is None and is_ok:
+        if directory is None and (is_ok or not plan.log_path.exists()):
             shutil.rmtree(place, ignore_errors=True)
         else:
             complain(f"the log is kept in {plan.directory}")
@@ -80,12 +85,16 @@ def demo(
         raise typer.Exit(FAILED)
 
 
-def _run(plan: Plan, *, with_spark: bool, as_json: bool) -> bool:
+def _run(run: Show, *, as_json: bool) -> bool:
+    """Run the demo, print what came of it, and return whether all agreed."""
     from walstore.cli.demo.report import show
-    from walstore.cli.demo.show import Show
 
-    console = terminal()
-    result = run_async(Show(plan, console, with_spark=with_spark).run())
+    try:
+        result = run_async(run.run())
+    except Exception:
+        if not as_json:
+            print("demo: failed", flush=True)
+        raise
     if as_json:
         print_json(result.to_json())
     else:

@@ -10,12 +10,14 @@ from itertools import pairwise
 
 import msgpack
 import pytest
+from rich.console import Console
 
 from walstore.cli.demo import messages, samples
 from walstore.cli.demo.identity import producer_number
 from walstore.cli.demo.latencies import Latencies
 from walstore.cli.demo.messages import Pipe, Watch, pack_latencies, receive, unpack_latencies
 from walstore.cli.demo.plan import SAMPLE_STREAMS, Plan
+from walstore.cli.demo.progress import Display
 from walstore.cli.demo.story import Story
 from walstore.cli.demo.texts import Texts
 from walstore.cli.demo.verb import _fresh_prefix
@@ -178,3 +180,34 @@ def test_a_fresh_prefix_keeps_the_options_of_a_url() -> None:
     assert one.startswith("s3://bucket/a/demo-")
     assert one.endswith("?endpoint_url=http://x:1&region=r")
     assert _fresh_prefix("s3://bucket").startswith("s3://bucket/demo-")
+
+
+def test_the_display_shows_what_the_story_tells() -> None:
+    story = Story(lambda: 0.0)
+    text = io.StringIO()
+    with Display(
+        Console(file=text, force_terminal=True, width=140, highlight=False), story, 10.0
+    ) as display:
+        story.take([messages.PRODUCER, 1, "cpu"])
+        story.take([messages.ACK, 1, 12_345, 0])
+        counters = {"rotations": 1, "commits": 1, "appended_bytes": 2_500_000, "tier_reads": 0}
+        limits = {"durable_limit": 12_346, "uploaded_limit": 4_001}
+        story.take([messages.STATUS, counters | limits, b"", b""])
+        display.refresh()
+        display.say("[something] happened")
+        bar = display.add("read back", total=10)
+        display.move(bar, 5)
+        display.finish(bar, "all of it")
+    shown = text.getvalue()
+    for words in ("12 345 records", "2.5 MB", "4 000 records uploaded", "[something] happened"):
+        assert words in shown
+    assert "all of it" in shown
+
+
+def test_without_a_terminal_each_step_is_a_line() -> None:
+    text = io.StringIO()
+    with Display(Console(file=text), Story(), 10.0) as display:
+        display.refresh()
+        display.finish(display.add("Spark", total=None), "6 streams")
+    (line,) = text.getvalue().splitlines()
+    assert line.startswith("Spark: 6 streams, ")

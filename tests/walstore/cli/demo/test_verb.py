@@ -48,6 +48,6 @@ def test_a_bucket_that_does_not_exist(s3_url: str, tmp_path: Path) -> None:
         [*command, "--directory", str(tmp_path / "d")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 3
-    assert done.stdout == ""
+    assert done.stdout == "demo: failed\n"
     assert "no-such-bucket" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,0 +1,191 @@
+"""FragmentWriter: builds and puts fragments, and tells whose the ones are that lie there already.
+
+A number may be taken when its fragment is put: by an attempt of ours that was given up and came late, or
+by another writer. Ours are known by their content: the setsum over the same local records. Nothing is
+overwritten that any manifest could name, now or later. Never touches the manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from uploader import cas, layout
+from uploader.adoption import Orphan
+from uploader.entries import Fragment
+from uploader.fragment import (
+    EncodedFragment,
+    encode_fragment,
+    fragment_timestamp,
+    inspect_fragment,
+)
+from uploader.manifest import Manifest
+from uploader.patience import Patience
+from uploader.setsum import Setsum
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.batch import Batch
+from walstore.errors import ContentionError, OutcomeUnknownError
+from walstore.ports import Clock, TierSource
+from walstore.threads import Worker
+
+_READ_BYTES = 1 << 20
+
+Turn = Callable[[], Awaitable[None]]
+"""Returns when all fragments before one's own are published."""
+
+
+class LateFragmentError(ContentionError):
+    """An earlier put of ours arrived where another cut was to go: plan again and adopt it."""
+
+
+class FragmentWriter:
+    """Puts fragments of one log. Any number of tasks may call it."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        patience: Patience,
+        retry: RetryPolicy,
+        clock: Clock,
+        worker: Worker,
+    ) -> None:
+        self._store = store
+        self._patience = patience
+        self._retry = retry
+        self._clock = clock
+        self._worker = worker
+        self.put_fragments = 0
+        self.put_bytes = 0
+        self.adopted_fragments = 0
+
+    async def orphans(self, manifest: Manifest) -> list[Orphan]:
+        """Return the fragments behind the manifest's end, in order; reads each of them.
+
+        CorruptionError for an object that is none.
+        """
+        last = layout.fragment_path(manifest.next_seq_no - 1) if manifest.next_seq_no > 1 else None
+        found = []
+        async for listed in self._store.list(layout.FRAGMENT_FOLDER, after=last):
+            with contextlib.suppress(ObjectNotFoundError):  # somebody cleaned up meanwhile
+                found.append(await self.inspect(listed.key))
+        return found
+
+    async def inspect(self, key: str) -> Orphan:
+        """Return what the object at ``key`` holds, from nothing but its bytes."""
+        stored = await self._store.get(key)
+        return await self._worker.run(_inspect, stored.data, key)
+
+    async def put(
+        self, source: TierSource, seq_no: int, batches: list[Batch], my_turn: Turn
+    ) -> Fragment:
+        """Build a fragment and put it, once, however often the store has to be asked.
+
+        Raises LateFragmentError and ContentionError if its number is taken. Cancelled, it may have
+        been put all the same, or be put later.
+        """
+        timestamp_us = self._clock.now_us()
+        built = await self._worker.run(partial(encode_fragment, batches, timestamp_us=timestamp_us))
+        del batches
+        key = layout.fragment_path(seq_no)
+        result = await self._patience.call(partial(self._decided, cas.create, key, built.data))
+        if result.outcome is cas.Outcome.LOST:
+            assert result.data is not None
+            assert result.etag is not None
+            orphan = await self._contest(source, key, built, result.data)
+            if (orphan.entry.start, orphan.entry.limit) == (built.start, built.limit):
+                self.adopted_fragments += 1
+                return orphan.entry
+            await my_turn()
+            await self._replace(key, built.data, result.etag)
+        self.put_fragments += 1
+        self.put_bytes += len(built.data)
+        return built.entry(seq_no)
+
+    async def adopt(self, source: TierSource, orphan: Orphan) -> Fragment:
+        """Return an orphan's entry after proving that it holds our records; see :meth:`prove`."""
+        await self.prove(source, orphan)
+        self.adopted_fragments += 1
+        return orphan.entry
+
+    async def prove(self, source: TierSource, orphan: Orphan) -> None:
+        """Raise ContentionError unless a fragment holds exactly our records, and these are here."""
+        if not await self._is_ours(source, orphan):
+            raise ContentionError(
+                f"{orphan.entry.path} in {self._store.url} holds other records than this log; "
+                "another writer put it"
+            )
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _contest(
+        self, source: TierSource, key: str, built: EncodedFragment, found: bytes
+    ) -> Orphan:
+        """Return the object in our way if it is ours, and either as good or of no use to anybody.
+
+        It is of no use if it does not begin where the fragment before it ends: no manifest can ever
+        name it once that one is published. Otherwise somebody could, so it must be adopted.
+        """
+        orphan = await self._worker.run(_inspect, found, key)
+        await self.prove(source, orphan)
+        if orphan.entry.start == built.start and orphan.entry.limit != built.limit:
+            raise LateFragmentError(f"an earlier put of {key} arrived late")
+        return orphan
+
+    async def _replace(self, key: str, data: bytes, etag: str) -> None:
+        result = await self._patience.call(
+            partial(self._decided, partial(cas.swap, etag=etag), key, data)
+        )
+        if result.outcome is cas.Outcome.LOST:
+            raise ContentionError(
+                f"another writer put {key} in {self._store.url}; only one log may ship to a prefix"
+            )
+
+    async def _decided(
+        self, put: Callable[..., Awaitable[cas.PutResult]], key: str, data: bytes
+    ) -> cas.PutResult:
+        result = await put(self._store, key, data, retry=self._retry)
+        if result.outcome is cas.Outcome.UNKNOWN:
+            raise OutcomeUnknownError(
+                f"{self._store.url} did not say whether {key} was put"
+            ) from result.cause
+        return result
+
+    async def _is_ours(self, source: TierSource, orphan: Orphan) -> bool:
+        entry = orphan.entry
+        if entry.start < source.head or entry.limit > source.durable_limit:
+            return False
+        batches = await gather(source, entry.start, entry.limit, most_bytes=None)
+        setsum = await self._worker.run(_setsum, batches, orphan.timestamp_us)
+        return setsum == entry.setsum
+
+
+async def gather(
+    source: TierSource, position: int, limit: int, *, most_bytes: int | None
+) -> list[Batch]:
+    """Return local batches of ``[position, limit)``.
+
+    All of it, or with ``most_bytes`` as many as reach that size, the last one whole.
+    """
+    batches: list[Batch] = []
+    size = 0
+    while position < limit and (most_bytes is None or size < most_bytes):
+        missing = _READ_BYTES if most_bytes is None else most_bytes - size
+        for batch in await source.read_local(position, limit, missing):
+            batches.append(batch)
+            size += batch.nbytes
+            position = batch.limit
+    return batches
+
+
+def _inspect(data: bytes, key: str) -> Orphan:
+    return Orphan(inspect_fragment(data, key), fragment_timestamp(data, path=key))
+
+
+def _setsum(batches: list[Batch], timestamp_us: int) -> Setsum:
+    return Setsum.total(
+        Setsum.of_records(batch.start, timestamp_us, batch.values) for batch in batches
+    )
