@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -13,6 +13,8 @@ from walstore.frame import Kind
 
 if TYPE_CHECKING:
     from walstore.batch import FrameBatch
+
+_UINTS: Final = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64()}
 
 HEADERS_TYPE: Final = pa.map_(pa.string(), pa.binary())
 
@@ -60,11 +62,23 @@ def values_array(batch: FrameBatch) -> pa.BinaryArray:
     """Return the values as an Arrow array over the frame's own bytes."""
     blob, lengths = batch.value_buffer()
     low, high = batch.rows()
-    bounds = array("i", accumulate(lengths, initial=0))
     whole = pa.BinaryArray.from_buffers(
-        pa.binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(blob)]
+        pa.binary(), len(lengths), [None, _bounds(lengths), pa.py_buffer(blob)]
     )
     return whole.slice(low, high - low)
+
+
+def _bounds(lengths: Sequence[int]) -> pa.Buffer:
+    """Return where each value begins and the last one ends, as Arrow wants it: 32-bit integers."""
+    if isinstance(lengths, array):
+        buffers = [None, pa.py_buffer(lengths)]
+        found = pa.Array.from_buffers(_UINTS[lengths.itemsize], len(lengths), buffers)
+    elif lengths and lengths.count(lengths[0]) == len(lengths):
+        found = pa.repeat(lengths[0], len(lengths))
+    else:
+        found = pa.array(lengths, pa.int32())
+    from_zero = pa.concat_arrays([pa.array([0], pa.int32()), found.cast(pa.int32())])
+    return pc.cumulative_sum(from_zero).buffers()[1]
 
 
 def concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from typing import Final
 
 from walstore.draft import RECORD_OVERHEAD_BYTES, Draft, Group
 from walstore.errors import (
@@ -24,6 +25,10 @@ from walstore.errors import (
 )
 from walstore.faults import fresh
 from walstore.settings import Settings
+
+BATCH_RECORDS: Final = 16_384
+"""Most records of one batch, but for a larger group: readers take a batch apart at one go, and tiny
+records would otherwise make that a long stop of the event loop."""
 
 
 class Channel:
@@ -198,7 +203,11 @@ class Channel:
 
     def _accept(self, group: Group) -> int:
         open_bytes = self._draft.size_bytes + self._room_given - self._room
-        if self._draft.values and open_bytes + group.size_bytes > self._batch_bytes:
+        is_full = (
+            open_bytes + group.size_bytes > self._batch_bytes
+            or len(self._draft.values) + len(group.values) > BATCH_RECORDS
+        )
+        if self._draft.values and is_full:
             self._close_draft()
             self._begin_draft()
         offset = self.tail
@@ -243,7 +252,10 @@ class Channel:
             min(self._batch_bytes, self._bytes_budget - self._used_bytes) - self._draft.size_bytes
         )
         # Within this room no record can be too large, nor can there be too many.
-        records = self._records_budget - (self.tail - self._released)
+        records = min(
+            self._records_budget - (self.tail - self._released),
+            BATCH_RECORDS - len(self._draft.values),
+        )
         largest = self._max_record_bytes + RECORD_OVERHEAD_BYTES
         room = min(room, records * RECORD_OVERHEAD_BYTES, largest)
         if self._closed is not None or self._admissions or room < 0:

@@ -170,7 +170,7 @@ class PosixFileSystem:
             os.close(descriptor)
             raise WalLockedError(
                 f"the log is open for writing elsewhere ({holder or 'unknown owner'}): "
-                f"{path.parent}; close it there, or read it with Wal.open_readonly",
+                f"{path.parent}; close it there; 'walstore tail' and 'dump' read it meanwhile",
                 path=str(path.parent),
                 owner=holder,
             ) from None

@@ -92,6 +92,16 @@ async def test_plain_values_fill_batches_too() -> None:
     assert [len(draft.values) for draft in drafts] == [40, 40, 20]
 
 
+async def test_a_batch_has_not_too_many_records_but_for_a_larger_group() -> None:
+    channel = make(Settings())
+    for _ in range(40_000):
+        channel.put_value(b"")
+    channel.put(group_of(*[b""] * 20_000))
+    channel.put(group_of(b"", b""))
+    sizes = [len(draft.values) for draft in channel.take(HUGE)]
+    assert sizes == [16_384, 16_384, 40_000 - 2 * 16_384, 20_000, 2]
+
+
 async def test_batches_stay_well_below_small_segments() -> None:
     settings = Settings(segment_bytes=64 * KIB)
     channel = make(settings)
