@@ -101,7 +101,7 @@ async def put_fragment(
 ) -> Fragment:
     """Put a fragment and return its entry, which no manifest names."""
     batch = batch_of(build(values_only(*content, start=start)))
-    encoded = encode_fragment([batch], timestamp_us=timestamp_us)
+    encoded = await asyncio.to_thread(encode_fragment, [batch], timestamp_us=timestamp_us)
     await store.put_if_absent(layout.fragment_path(seq_no), encoded.data)
     return encoded.entry(seq_no)
 

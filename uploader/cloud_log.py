@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from uploader.entries import Fragment
-from uploader.fragment import verify_fragment
+from uploader.fragment import fragment_time_bounds, verify_fragment
 from uploader.fragment_batch import FragmentBatch
 from uploader.fragment_reader import FragmentReader
 from uploader.manifest import Manifest
@@ -147,7 +147,7 @@ class CloudLog:
     async def verify(self) -> Verified:
         """Read every fragment, one at a time, and check all that its entry and the manifest say.
 
-        Length, offsets, contiguity and setsum of each, and that the setsums add up. Raises
+        Length, offsets, contiguity, setsum and times of each, and that the setsums add up. Raises
         CorruptionError naming the object.
         """
         self._check_open()
@@ -157,7 +157,7 @@ class CloudLog:
         records = size = count = 0
         for entry in await self._fragments.entries(manifest, 0, manifest.next_offset):
             data = await self._fragments.fetch(entry)
-            await self._worker.run(verify_fragment, data, entry)
+            await self._worker.run(_verify, data, entry)
             total += entry.setsum
             records += entry.limit - entry.start
             size += len(data)
@@ -211,3 +211,16 @@ class CloudLog:
     def _check_open(self) -> None:
         if self._closed:
             raise WalClosedError(f"the log at {self.url} is closed")
+
+
+def _verify(data: bytes, entry: Fragment) -> None:
+    """Check a fragment, and the times in its footer, which searches go by."""
+    times = verify_fragment(data, entry).timestamps_us
+    stated, found = fragment_time_bounds(data, path=entry.path), (min(times), max(times))
+    if stated != found:
+        raise CorruptionError(
+            "a fragment's footer has other times than its records",
+            path=entry.path,
+            expected=stated,
+            found=found,
+        )

@@ -54,6 +54,8 @@ class FragmentReader:
         CorruptionError if a snapshot is missing, damaged, or not what is said of it.
         """
         found: list[Fragment] = []
+        if start >= limit:
+            return found
         for pointer in manifest.snapshots:
             if pointer.start < limit and pointer.limit > start:
                 found += await self._snapshot_entries(pointer, start, limit)

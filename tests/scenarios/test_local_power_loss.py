@@ -16,6 +16,7 @@ from tests.local import (
     close_opened,
     draft_of,
     open_blocking,
+    open_descriptors,
     read_opened,
 )
 from walstore.opening import Opened
@@ -47,7 +48,7 @@ class Life:
         self.groups: list[range] = []
 
     def _count(self, call: Call) -> None:
-        if call.kind in ("pread", "size", "read", "list"):
+        if call.kind in ("pread", "size", "read", "list", "close"):
             return  # nothing changes there
         self._calls_left -= 1
         if self._calls_left <= 0:
@@ -64,6 +65,7 @@ class Life:
                 opened = None
         except (PowerCutError, CommitError):
             self._abandon(opened)
+            assert open_descriptors(self.directory) == []
             return False
         return True
 

@@ -45,8 +45,10 @@ async def probe_conditional_puts(
         etag = await _create(store, key)
         try:
             await _check(store, key, etag)
-        finally:
+        except WalError:
             await _remove(store, key)
+            raise
+        await _remove(store, key)
 
     await (retry or RetryPolicy()).call(attempt)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql.datasource import InputPartition
 
-from uploader.manifest import Fragment
+from uploader.entries import Fragment
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ few megabytes of a local file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -18,11 +19,19 @@ from walstore.errors import CorruptionError, LogNotFoundError, OffsetTrimmedErro
 from walstore.posix import PosixFileSystem
 from walstore.segment_file import Segment, iter_chunks
 from walstore.spark.location import Location
-from walstore.spark.partition import FilePart, FilePartition, FragmentPartition, LogPartition
+from walstore.spark.partition import (
+    FilePart,
+    FilePartition,
+    FragmentPart,
+    FragmentPartition,
+    LogPartition,
+)
 from walstore.spark.rows import RowBuilder
-from walstore.spark.store import StoreLog, read_fragments
+from walstore.spark.store import FragmentSource, StoreLog
 
 logger = logging.getLogger("walstore.spark")
+
+_PartBatches = tuple[FilePart | FragmentPart, Iterator[Batch]]
 
 CHUNK_BYTES: Final = 4 << 20
 """How much of a local file is read at once."""
@@ -33,38 +42,73 @@ def read_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the partition's rows with the columns ``names``.
 
-    Raises CorruptionError if what is stored is not what was planned, and OffsetTrimmedError if it was
-    removed since; with ``fail_on_data_loss=False`` a removed rest is left out with a warning.
+    Raises CorruptionError if what is stored is not what was planned, and OffsetTrimmedError for a file
+    or fragment that was removed since; without ``fail_on_data_loss`` that one is left out, with a
+    warning.
     """
-    batches = _whole(_batches(partition), partition)
-    if not fail_on_data_loss:
-        batches = _tolerate_loss(batches, partition)
-    return RowBuilder(names, topic=partition.topic).build(batches)
+    with closing(_read(partition, fail_on_data_loss=fail_on_data_loss)) as batches:
+        yield from RowBuilder(names, topic=partition.topic).build(batches)
 
 
-def _batches(partition: LogPartition) -> Iterator[Batch]:
+def _read(partition: LogPartition, *, fail_on_data_loss: bool) -> Generator[Batch, None, None]:
+    with closing(_read_parts(partition)) as parts:
+        for part, batches in parts:
+            try:
+                yield from _whole(batches, part, partition)
+            except OffsetTrimmedError as error:
+                if fail_on_data_loss:
+                    raise
+                logger.warning("left out of [%d, %d): %s", part.start, part.limit, error)
+
+
+def _read_parts(partition: LogPartition) -> Generator[_PartBatches, None, None]:
+    """Yield each part with its batches, which are to be taken before the next part is.
+
+    Holds connections and threads: close it. Left to the garbage collector it would release them at any
+    point of any thread, where locks may be held that this needs.
+    """
     if isinstance(partition, FilePartition):
-        return _read_files(partition)
-    if isinstance(partition, FragmentPartition):
-        return read_fragments(partition.url, partition.parts)
-    raise TypeError(f"not a partition of this source: {partition!r}")
+        for file in partition.parts:
+            yield file, _read_file_or_tier(partition, file)
+    elif isinstance(partition, FragmentPartition):
+        with FragmentSource(partition.url) as source:
+            for fragment in partition.parts:
+                yield fragment, map(source.read, (fragment,))
+    else:
+        raise TypeError(f"not a partition of this source: {partition!r}")
 
 
-def _read_files(partition: FilePartition) -> Iterator[Batch]:
-    """Yield from local files, and from the tier what retention has deleted since the planning."""
-    position = partition.start
-    for part in partition.parts:
-        try:
-            for batch in _read_file(Path(partition.directory, part.name), part):
-                yield batch
-                position = batch.limit
-        except FileNotFoundError:
-            yield from _read_tier(partition, position)
-            return
+def _whole(
+    batches: Iterable[Batch], part: FilePart | FragmentPart, partition: LogPartition
+) -> Iterator[Batch]:
+    """Pass batches on while they follow each other, from the part's start to its limit."""
+    position = part.start
+    for batch in batches:
+        if batch.start != position:
+            raise _hole(partition, position, batch.start)
+        yield batch
+        position = batch.limit
+    if position != part.limit:
+        raise _hole(partition, position, part.limit)
 
 
-def _read_file(path: Path, part: FilePart) -> Iterator[Batch]:
-    file = PosixFileSystem().open(path, "r")
+def _hole(partition: LogPartition, expected: int, found: int) -> CorruptionError:
+    return CorruptionError(
+        f"the batch at offset {expected} is missing, the next one begins at {found}",
+        path=repr(partition),
+        expected=expected,
+        found=found,
+    )
+
+
+def _read_file_or_tier(partition: FilePartition, part: FilePart) -> Iterator[Batch]:
+    """Yield from the file or, where retention has deleted it since the planning, from the tier."""
+    path = Path(partition.directory, part.name)
+    try:
+        file = PosixFileSystem().open(path, "r")
+    except FileNotFoundError:
+        yield from _read_tier(partition, part)
+        return
     try:
         source = Segment(path, part.segment_start)
         for chunk in iter_chunks(file, source, part.position, part.limit, CHUNK_BYTES):
@@ -75,12 +119,12 @@ def _read_file(path: Path, part: FilePart) -> Iterator[Batch]:
         file.close()
 
 
-def _read_tier(partition: FilePartition, position: int) -> Iterator[Batch]:
+def _read_tier(partition: FilePartition, part: FilePart) -> Iterator[Batch]:
     gone = OffsetTrimmedError(
-        f"a file in {partition.directory} was deleted since the read was planned, or this machine does"
-        " not see the directory",
-        requested=position,
-        head=partition.limit,
+        f"{part.name} in {partition.directory} was deleted since the read was planned, or this machine"
+        " does not see the directory",
+        requested=part.start,
+        head=part.limit,
         tail=partition.limit,
     )
     if partition.tier_url is None:
@@ -90,38 +134,12 @@ def _read_tier(partition: FilePartition, position: int) -> Iterator[Batch]:
     except LogNotFoundError:
         raise gone from None
     try:
-        if position < log.head or partition.limit > log.limit:
+        if log.is_trimmed(part.start) or part.limit > log.limit:
             raise gone
-        found = log.partitions(position, partition.limit, partition.size_bytes)
+        found = log.partitions(part.start, part.limit, part.size_bytes)
     finally:
         log.close()
     for fragments in found:
-        yield from _batches(fragments)
-
-
-def _whole(batches: Iterable[Batch], partition: LogPartition) -> Iterator[Batch]:
-    """Pass batches on while they follow each other, from the partition's start to its limit."""
-    position = partition.start
-    for batch in batches:
-        if batch.start != position:
-            raise _hole(partition, position, batch.start)
-        yield batch
-        position = batch.limit
-    if position != partition.limit:
-        raise _hole(partition, position, partition.limit)
-
-
-def _hole(partition: LogPartition, expected: int, found: int) -> CorruptionError:
-    return CorruptionError(
-        f"records [{expected}, {found}) are missing or repeated",
-        path=repr(partition),
-        expected=expected,
-        found=found,
-    )
-
-
-def _tolerate_loss(batches: Iterable[Batch], partition: LogPartition) -> Iterator[Batch]:
-    try:
-        yield from batches
-    except OffsetTrimmedError as error:
-        logger.warning("%r: left out what was removed: %s", partition, error)
+        with closing(_read_parts(fragments)) as parts:
+            for _, batches in parts:
+                yield from batches

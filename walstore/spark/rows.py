@@ -39,7 +39,7 @@ class RowBuilder:
         self._repeated: dict[str, pa.Array] = {}
 
     def build(self, batches: Iterable[Batch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of consecutive batches; holds on to :data:`ENOUGH_BYTES` of small ones."""
+        """Yield the rows of batches in their order; holds on to :data:`ENOUGH_BYTES` of small ones."""
         for parts in gather(batches):
             rows = _join(parts)
             row_bytes = max(1, rows.nbytes // rows.num_rows)
@@ -74,10 +74,13 @@ class RowBuilder:
 
 
 def gather(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
-    """Group small consecutive batches, so that a log of many small commits makes few Arrow batches."""
+    """Group small batches that follow each other: many small commits make few Arrow batches."""
     parts: list[Batch] = []
     rows = size_bytes = 0
     for batch in batches:
+        if parts and batch.start != parts[-1].limit:
+            yield parts
+            parts, rows, size_bytes = [], 0, 0
         parts.append(batch)
         rows += len(batch)
         size_bytes += batch.nbytes

@@ -26,8 +26,9 @@ def local_session(
 
     ``threads`` is how many tasks run at a time (default: one per core). ``driver_memory`` is the JVM's
     heap. ``config`` adds to and overrides the settings: no web pages, times in UTC, no progress line,
-    nothing reachable from other machines. The workers run this interpreter, for which the environment
-    variables ``PYSPARK_PYTHON`` and ``PYSPARK_DRIVER_PYTHON`` of this process are set.
+    nothing reachable from other machines. The workers run this interpreter; for that the environment
+    of this process is changed (``PYSPARK_PYTHON``, ``PYSPARK_DRIVER_PYTHON``, ``SPARK_LOCAL_IP``, and
+    ``PYTHONPATH`` where walstore is not installed).
 
     Raises WalError if Java or a package is missing. Blocks for some seconds: not on an event loop.
     """
@@ -35,6 +36,7 @@ def local_session(
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     _share_checkout()
     builder = SparkSession.builder.appName(app_name).master(f"local[{threads or '*'}]")
     settings = {

@@ -6,21 +6,19 @@ Each object here owns one event loop, run on demand. Nothing of it may be used i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 from urllib.parse import unquote, urlsplit
 
-from uploader.cloud_log import CloudLog
-from uploader.fragment import decode_fragment
-from uploader.manifest import Fragment
-from uploader.stores import ObjectNotFoundError, ObjectStore, RetryPolicy, open_store
+from uploader import CloudLog, open_store
+from uploader.fragment_reader import FragmentReader
 from walstore.batch import Batch
-from walstore.clock import SystemClock
-from walstore.errors import LogNotFoundError, OffsetTrimmedError
+from walstore.errors import LogNotFoundError
 from walstore.segment import parse_file_name
 from walstore.spark.location import Location
 from walstore.spark.partition import FragmentPart, FragmentPartition, LogPartition
 from walstore.spark.plan import clip, group
+from walstore.threads import Worker
 
 
 class StoreLog:
@@ -80,44 +78,38 @@ class StoreLog:
         ]
 
 
-def read_fragments(url: str, parts: Sequence[FragmentPart]) -> Iterator[Batch]:
-    """Yield the records of fragments, each checked against its entry (length, offsets).
+class FragmentSource:
+    """Fetches fragments for a task, one at a time. A context manager; nothing happens before a read."""
 
-    Holds one fragment at a time. Raises OffsetTrimmedError for a fragment that was collected meanwhile,
-    CorruptionError, StorageUnavailableError.
-    """
-    store, retry = open_store(url), RetryPolicy(clock=SystemClock())
-    with asyncio.Runner() as runner:
-        run = runner.get_loop().run_until_complete  # see StoreLog
+    def __init__(self, url: str) -> None:
+        """Read from the store at ``url``."""
+        self._store = open_store(url)
+        self._worker = Worker("spark")
+        self._fragments = FragmentReader(store=self._store, worker=self._worker, cache_bytes=0)
+        self._runner = asyncio.Runner()
+        self._run = self._runner.get_loop().run_until_complete  # as in StoreLog
+
+    def read(self, part: FragmentPart) -> Batch:
+        """Return the records of a part; the fragment is checked against its entry (length, offsets).
+
+        Raises OffsetTrimmedError for a fragment that was collected meanwhile, CorruptionError,
+        StorageUnavailableError.
+        """
+        return self._run(self._fragments.read(part.entry)).slice(part.start, part.limit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         try:
-            for part in parts:
-                data = run(_get(store, retry, part.entry))
-                batch = decode_fragment(data, part.entry)
-                del data
-                yield batch.slice(part.start, part.limit)
-                del batch
+            self._worker.close()
+            self._run(self._store.aclose())
         finally:
-            run(store.aclose())
+            self._runner.close()
 
 
 async def _open(url: str) -> CloudLog:
     return await CloudLog.open(url)
-
-
-async def _get(store: ObjectStore, retry: RetryPolicy, entry: Fragment) -> bytes:
-    """Return an object's bytes; by a range, because ETags are not needed and may cost a hash.
-
-    One byte more is asked for than there should be, so that a longer object shows too.
-    """
-    try:
-        return await retry.call(lambda: store.get_range(entry.path, 0, entry.num_bytes + 1))
-    except ObjectNotFoundError as error:
-        raise OffsetTrimmedError(
-            f"{entry.path} was collected from {store.url} since the read was planned",
-            requested=entry.start,
-            head=entry.limit,
-            tail=entry.limit,
-        ) from error
 
 
 def _hint(error: LogNotFoundError, url: str) -> None:

@@ -162,7 +162,7 @@ def test_a_file_that_vanishes_after_planning(log_directory, records):
 
 
 def test_a_file_that_vanishes_is_left_out_if_loss_is_allowed(log_directory, records):
-    reader = reader_of(log_directory, failOnDataLoss="false", minPartitions=50)
+    reader = reader_of(log_directory, failOnDataLoss="false")
     partitions = reader.partitions()
     gone = local.segments(log_directory)[2]
     limit = int(local.segments(log_directory)[3].stem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import pickle
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from tests.walstore.spark.reading import (
     read_rows,
     reader_of,
 )
-from uploader import CloudLog, CloudTier, UploadSettings
+from uploader import CloudLog, CloudTier, UploadSettings, layout
+from uploader.manifest import Manifest
+from uploader.setsum import Setsum
 from walstore import Record, Wal
 from walstore.errors import (
     CorruptionError,
@@ -151,15 +154,49 @@ def test_swapped_fragments_are_found(records, store, url):
         read_records(url)
 
 
-def test_a_fragment_collected_after_planning(records, store, url):
-    reader = reader_of(url)
+def collect(store: Path, count: int) -> int:
+    """Do what garbage collection does to the oldest fragments; return where the log begins then."""
+    path = store / layout.MANIFEST
+    manifest = Manifest.parse(path.read_bytes())
+    gone, kept = manifest.fragments[:count], manifest.fragments[count:]
+    manifest = dataclasses.replace(
+        manifest,
+        fragments=kept,
+        collected=Setsum.total([manifest.collected, *(entry.setsum for entry in gone)]),
+        initial_offset=kept[0].start,
+        initial_seq_no=kept[0].seq_no,
+    )
+    path.write_bytes(manifest.serialise())
+    for entry in gone:
+        (store / entry.path).unlink()
+    return kept[0].start
+
+
+def test_fragments_collected_after_planning(records, store, url):
+    reader, lenient = reader_of(url), reader_of(url, failOnDataLoss="false")
     partitions = reader.partitions()
-    objects(store)[2].unlink()
-    with pytest.raises(OffsetTrimmedError, match="since the read was planned"):
+    head = collect(store, 3)
+    with pytest.raises(OffsetTrimmedError, match=f"was collected .* head={head}"):
         read_batches(reader, partitions)
-    lenient = reader_of(url, failOnDataLoss="false")
     rows = [batch for batches in read_batches(lenient, partitions) for batch in batches]
-    assert sum(batch.num_rows for batch in rows) == entries(url)[2].start - 1
+    offsets = [offset for batch in rows for offset in batch.column("offset").to_pylist()]
+    assert offsets == [record.offset for record in records[head - 1 :]]
+
+
+def test_a_collected_start(records, store, url):
+    head = collect(store, 3)
+    assert read_records(url) == records[head - 1 :]
+    with pytest.raises(OffsetTrimmedError, match=f"requested=1 head={head}"):
+        planned(url, startingOffsets=1)
+    found = read_records(url, startingOffsets=1, failOnDataLoss="false")
+    assert found == records[head - 1 :]
+
+
+@pytest.mark.parametrize("lenient", ["true", "false"])
+def test_a_fragment_that_is_named_and_not_there(records, store, url, lenient):
+    objects(store)[2].unlink()
+    with pytest.raises(CorruptionError, match="is missing"):
+        read_records(url, failOnDataLoss=lenient)
 
 
 def test_no_log(tmp_path):

@@ -1,0 +1,291 @@
+"""Local files go once they are uploaded, never before, and a reader never notices."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+from tests.cloud import SMALL, RecordingStore, cloud_values, tier, values
+from tests.local import SMALL as SMALL_LOG
+from tests.local import read_values, segments, turns
+from tests.waiting import until
+from uploader import UploadSettings
+from uploader.stores.memory import MemoryStore
+from uploader.testing import faults
+from walstore import OffsetTrimmedError, Wal, WalClosedError
+from walstore.testing import PowerLossFileSystem
+from walstore.testing.power import KEEP_ALL, LOSE_ALL
+
+NOTHING_KEPT = SMALL_LOG.replace(cache_bytes=0, retention_bytes=0)
+EXPECTED = values(600)
+
+
+@pytest.fixture
+def store() -> RecordingStore:
+    return RecordingStore(MemoryStore())
+
+
+async def fill(wal: Wal, content: list[bytes] = EXPECTED) -> None:
+    for value in content:
+        await wal.append(value, durability="memory")
+    await wal.flush()
+
+
+async def test_nothing_goes_before_it_is_uploaded(log_directory: Path, store) -> None:
+    """However far over its budget the log is. And when the store is back, only the active one stays."""
+    away = asyncio.Event()
+    async with Wal.open(log_directory, settings=NOTHING_KEPT, tier=tier(store)) as wal:
+        await wal.append(b"0" * 500, durability="cloud")
+        store.on("any", faults.hang(away), times=99)
+        await fill(wal)
+        before = segments(log_directory)
+        assert len(before) > 4
+        await turns(200)
+        assert segments(log_directory) == before
+        assert wal.uploaded_limit == 2
+        away.set()
+        await wal.wait_durable(601, "cloud")
+        await until(lambda: len(segments(log_directory)) == 1)
+        assert wal.head == 1
+        assert await read_values(wal) == [b"0" * 500, *EXPECTED]
+        assert wal.statistics().local_head > 500
+
+
+async def test_only_whole_segments_below_the_uploaded_limit_go(log_directory: Path, store) -> None:
+    """At every moment each offset can be read from somewhere, whatever was deleted up to then."""
+    seen: list[tuple[int, int]] = []
+    async with Wal.open(log_directory, settings=NOTHING_KEPT, tier=tier(store)) as wal:
+
+        async def watch() -> None:
+            while wal.uploaded_limit < 601:
+                first = int(segments(log_directory)[0].stem)
+                seen.append((first, wal.uploaded_limit))
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(watch())
+            await fill(wal)
+    assert len({first for first, _ in seen}) > 2
+    assert all(first <= uploaded for first, uploaded in seen)
+    assert await cloud_values(store.inner) == EXPECTED
+
+
+async def test_a_budget_keeps_the_newest_files(log_directory: Path, store) -> None:
+    settings = SMALL_LOG.replace(retention_bytes=150 << 10)
+    async with Wal.open(log_directory, settings=settings, tier=tier(store)) as wal:
+        await fill(wal)
+        await wal.wait_durable(600, "cloud")
+        await until(lambda: wal.statistics().local_head > 1)
+        await turns(100)
+        sealed = segments(log_directory)[:-1]
+        assert 64 << 10 < sum(path.stat().st_size for path in sealed) < 160 << 10
+
+
+async def test_killed_between_the_head_and_the_deletion(log_directory: Path, store, faulty) -> None:
+    """The head is durable first; the next opening finishes the deletion and reads from the cloud."""
+    wal = await Wal.open(log_directory, settings=NOTHING_KEPT, tier=tier(store), fs=faulty)
+    faulty.fail("remove", errno.EIO, name="0*.wal")
+    await fill(wal)
+    await until(lambda: wal._writer.failure is not None)
+    before = segments(log_directory)
+    faulty.heal()
+    with pytest.raises(WalClosedError):
+        await wal.aclose()
+    async with Wal.open(log_directory, settings=NOTHING_KEPT, tier=tier(store)) as wal:
+        assert segments(log_directory)[0] > before[0]
+        assert wal.head == 1
+        assert await read_values(wal) == EXPECTED[: wal.tail - 1]
+        await wal.append_many(EXPECTED[wal.tail - 1 :] or [b"x"])
+    assert (await cloud_values(store.inner))[:600] == EXPECTED
+
+
+@pytest.mark.parametrize("seed", [LOSE_ALL, KEEP_ALL, 1, 2, 3])
+@pytest.mark.parametrize("kind", ["remove", "sync_directory", "replace"])
+async def test_the_power_goes_while_files_are_deleted(
+    tmp_path: Path, store, faulty, kind, seed
+) -> None:
+    """Whatever the disk keeps of it: every record is in a file or in the cloud."""
+    (tmp_path / "disk").mkdir()
+    power = PowerLossFileSystem(tmp_path / "disk", faulty)
+    path = tmp_path / "disk" / "log"
+    wal = await Wal.open(path, settings=NOTHING_KEPT, tier=tier(store), fs=power)
+    await fill(wal, EXPECTED[:300])
+    await until(lambda: wal.statistics().local_head > 1)
+    with faulty.hold(kind) as hold:
+        await fill(wal, EXPECTED[300:]) if kind == "remove" else None
+        waiting = asyncio.create_task(fill(wal, EXPECTED[300:])) if kind != "remove" else None
+        await hold.wait_entered()
+        power.cut()
+    if waiting is not None:
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+    with pytest.raises(WalClosedError):
+        await wal.aclose()
+    await asyncio.to_thread(power.crash, seed, tmp_path / "after")
+    async with Wal.open(tmp_path / "after" / "log", settings=NOTHING_KEPT, tier=tier(store)) as wal:
+        assert wal.head == 1
+        found = await read_values(wal)
+        assert found == EXPECTED[: len(found)]
+        assert len(found) >= 300
+
+
+async def test_without_its_tier_the_rest_is_still_a_log(log_directory: Path, store) -> None:
+    async with Wal.open(log_directory, settings=NOTHING_KEPT, tier=tier(store)) as wal:
+        await fill(wal)
+        await wal.wait_durable(600, "cloud")
+        await until(lambda: wal.statistics().local_head > 500)
+        head = wal.statistics().local_head
+    async with Wal.open(log_directory, settings=SMALL_LOG) as wal:
+        assert wal.head == head
+        assert await read_values(wal) == EXPECTED[head - 1 :]
+        with pytest.raises(OffsetTrimmedError):
+            await anext(wal.reader(1))
+        await wal.append(b"more")
+    async with Wal.open(log_directory, settings=SMALL_LOG, tier=tier(store)) as wal:
+        assert wal.head == 1
+        assert await read_values(wal) == [*EXPECTED, b"more"]
+
+
+async def test_a_trimmed_log_and_an_empty_prefix(log_directory: Path, store) -> None:
+    """Nothing is shipped to where the beginning would be missing, and nothing more is deleted."""
+    async with Wal.open(log_directory, settings=NOTHING_KEPT, tier=tier(store)) as wal:
+        await fill(wal)
+        await wal.wait_durable(600, "cloud")
+        await until(lambda: wal.statistics().local_head > 500)
+    other = RecordingStore(MemoryStore())
+    async with Wal.open(log_directory, settings=NOTHING_KEPT, tier=tier(other)) as wal:
+        with pytest.raises(OffsetTrimmedError, match="ship this log to the prefix that has them"):
+            await wal.append(b"x", durability="cloud")
+        before = segments(log_directory)
+        await fill(wal)
+        await wal.rotate()
+        assert segments(log_directory)[: len(before)] == before
+    assert [listed.key async for listed in other.inner.list("")] == []
+
+
+# -- readers ---------------------------------------------------------------------------------
+
+
+async def test_the_file_goes_in_the_middle_of_a_read(log_directory: Path, store, faulty) -> None:
+    """Between the reader's choice of the file and its opening: the records come from the cloud."""
+    patient = UploadSettings(fragment_bytes=4096, fragment_age_seconds=0.01)
+    wal = await Wal.open(log_directory, settings=NOTHING_KEPT, tier=tier(store, patient), fs=faulty)
+    away = asyncio.Event()
+    store.on("put_if_absent", faults.hang(away), key_prefix="log/", times=4)
+    await fill(wal)
+    with faulty.hold("open", name="00000000000000000001.wal") as hold:
+        reading = asyncio.create_task(read_values(wal))
+        await hold.wait_entered()
+        away.set()
+        await until(lambda: wal.statistics().local_head > 500)
+    assert await reading == EXPECTED
+    assert wal.statistics().tier_reads > 0
+    await wal.aclose()
+
+
+async def test_an_open_file_is_read_to_its_end(log_directory: Path, store, faulty) -> None:
+    wal = await Wal.open(log_directory, settings=NOTHING_KEPT, tier=tier(store), fs=faulty)
+    away = asyncio.Event()
+    store.on("put_if_absent", faults.hang(away), key_prefix="log/", times=4)
+    await fill(wal)
+    with faulty.hold("pread", name="00000000000000000001.wal") as hold:
+        reading = asyncio.create_task(read_values(wal))
+        await hold.wait_entered()
+        away.set()
+        await until(lambda: wal.statistics().local_head > 500)
+    assert await reading == EXPECTED
+    await wal.aclose()
+
+
+async def test_slow_and_fast_readers_while_everything_moves(log_directory: Path, store) -> None:
+    """Rotation, upload and deletion go on under readers at all speeds; each sees every record once."""
+    settings = SMALL_LOG.replace(retention_bytes=64 << 10)
+    total = 1200
+    content = values(total)
+    async with Wal.open(log_directory, settings=settings, tier=tier(store, SMALL)) as wal:
+
+        async def produce() -> None:
+            for value in content:
+                await wal.append(value)
+
+        async def by_record(pause: int) -> list[bytes]:
+            found = []
+            async for record in wal.reader(stop=total + 1):
+                found.append(record.value)
+                if record.offset % 50 == 0:
+                    await turns(pause)
+            return found
+
+        async def by_batch() -> list[bytes]:
+            found: list[bytes] = []
+            async for batch in wal.reader(stop=total + 1).batches():
+                found += batch.values
+                await turns(20)
+            return found
+
+        async def backwards() -> list[bytes]:
+            """Seek to older and older places, wherever they lie by now."""
+            await wal.wait_durable(200) if wal.tail > 200 else await until(lambda: wal.tail > 300)
+            reader, found = wal.reader(follow=False), []
+            for start in range(200, 0, -10):
+                reader.seek(start)
+                batch = await reader.fetch(max_records=10)
+                while len(batch) < 10:
+                    rest = await reader.fetch(max_records=10 - len(batch))
+                    found[:0] = []
+                    batch = [*batch, *rest]
+                found[:0] = [record.value for record in batch]
+            return found
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(produce())
+            all_readers = [
+                group.create_task(by_record(0)),
+                group.create_task(by_record(300)),
+                group.create_task(by_batch()),
+            ]
+            back = group.create_task(backwards())
+        for task in all_readers:
+            assert task.result() == content
+        assert back.result() == content[9:209] or back.result()[:5] == content[9:14]
+        assert wal.statistics().tier_failure is None
+    assert await cloud_values(store.inner) == content
+
+
+async def test_a_start_by_time_in_any_tier(log_directory: Path, store) -> None:
+    """Cloud, file, cache: the first record at or after the moment, wherever it lies."""
+    settings = SMALL_LOG.replace(retention_bytes=64 << 10)
+    async with Wal.open(log_directory, settings=settings, tier=tier(store)) as wal:
+        for number, value in enumerate(EXPECTED):
+            await wal.append(value, durability="memory", timestamp_us=1_000_000 * (number // 3))
+        await wal.wait_durable(600, "cloud")
+        await until(lambda: wal.statistics().local_head > 1)
+        local_head = wal.statistics().local_head
+        records = [record async for record in wal.reader(follow=False)]
+        for at in [*range(0, 600, 17), local_head - 2, local_head - 1, local_head, 598, 599]:
+            first = at // 3 * 3
+            async with wal.reader(records[at].timestamp, follow=False) as reader:
+                assert reader.position == first + 1
+                assert (await anext(reader)).value == EXPECTED[first]
+        assert wal.statistics().tier_reads > 0
+
+
+async def test_the_log_closes_under_a_reader_of_the_cloud(log_directory: Path, store) -> None:
+    """A reader between two calls is told by a typed error, in whichever tier it is."""
+    wal = await Wal.open(log_directory, settings=NOTHING_KEPT, tier=tier(store))
+    await fill(wal)
+    await wal.wait_durable(600, "cloud")
+    await until(lambda: wal.statistics().local_head > 500)
+    release, reached = asyncio.Event(), asyncio.Event()
+    store.on("get_range", faults.happen_then_hang(release, reached))
+    reading = asyncio.create_task(read_values(wal))
+    await reached.wait()
+    await wal.aclose()
+    release.set()
+    with pytest.raises(WalClosedError):
+        await reading
+    with pytest.raises(WalClosedError):
+        await read_values(wal)
