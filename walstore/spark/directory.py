@@ -11,7 +11,7 @@ from pathlib import Path
 
 from walstore import segment
 from walstore.directory import read_cell, walk_file
-from walstore.errors import LogNotFoundError, WalError
+from walstore.errors import LogNotFoundError, OffsetTrimmedError, WalError
 from walstore.recovery import Chain
 from walstore.segment import INDEX_INTERVAL_BYTES, SegmentIndex
 from walstore.segment_file import Segment, find_time, read_header
@@ -65,7 +65,10 @@ class DirectoryLog:
         for source in self._view.segments:
             if source.summary is not None and source.summary.max_timestamp_us < timestamp_us:
                 continue
-            offset = find_time(self._view.fs, source, timestamp_us, self.limit)
+            try:
+                offset = find_time(self._view.fs, source, timestamp_us, self.limit)
+            except FileNotFoundError:
+                raise self._vanished(source) from None
             if offset is not None:
                 return max(offset, self._view.head)
         return None
@@ -110,6 +113,14 @@ class DirectoryLog:
             return tier
         tier.close()
         return None
+
+    def _vanished(self, source: Segment) -> OffsetTrimmedError:
+        return OffsetTrimmedError(
+            f"{source.path} was deleted while the read was planned; try again",
+            requested=source.start,
+            head=self._view.head,
+            tail=self.limit,
+        )
 
     def _segment_limit(self, at: int) -> int:
         segments = self._view.segments

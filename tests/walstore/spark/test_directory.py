@@ -25,6 +25,8 @@ from walstore.errors import (
 )
 from walstore.posix import PosixFileSystem
 from walstore.settings import KIB
+from walstore.spark.directory import DirectoryLog
+from walstore.spark.location import parse_location
 from walstore.testing import FaultyFileSystem
 
 
@@ -134,6 +136,13 @@ def test_times(log_directory, records):
     assert read_records(log_directory, startingTimestamp=half_ms) == records[first - 1 :]
     assert read_records(log_directory, endingTimestamp=half_ms) == records[: first - 1]
     assert read_records(log_directory, startingTimestamp=0, endingTimestamp=10**13) == records
+
+
+def test_a_file_that_vanishes_while_a_time_is_looked_up(log_directory, records):
+    log = DirectoryLog(parse_location(str(log_directory), {}))
+    local.segments(log_directory)[0].unlink()
+    with pytest.raises(OffsetTrimmedError, match="while the read was planned"):
+        log.offset_at(START_US)
 
 
 def test_offsets_that_are_not_there(log_directory, records):
