@@ -211,7 +211,7 @@ async def test_the_store_may_be_away_from_any_call_on_until_it_is_closed(scratch
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("nth", range(1, 7))
+@pytest.mark.parametrize("nth", range(5))
 async def test_a_put_that_was_given_up_arrives_later(nth: int, scratch: Path) -> None:
     """Closing gave up on it, another life began, cut its fragments otherwise, and then it lands."""
     life = Life(scratch / "log")
@@ -224,9 +224,11 @@ async def test_a_put_that_was_given_up_arrives_later(nth: int, scratch: Path) ->
                 await asyncio.Event().wait()
             return await super().put_if_absent(key, data)
 
-    async with life.open(Slow(life.inner)) as wal:
+    async with Wal.open(life.directory, settings=SEGMENTS, fs=life.fs) as wal:
         for value in EXPECTED[:40]:
             await wal.append(value)
+    async with life.open(Slow(life.inner)) as wal:
+        pass
     assert "while the log was closing" in (wal.statistics().tier_failure or "")
     assert late
 

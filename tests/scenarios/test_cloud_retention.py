@@ -205,7 +205,7 @@ async def test_the_file_goes_in_the_middle_of_a_read(
 async def test_slow_and_fast_readers_while_everything_moves(log_directory: Path, store) -> None:
     """Rotation, upload and deletion go on under readers at all speeds; each sees every record once."""
     settings = SMALL_LOG.replace(retention_bytes=64 << 10)
-    total = 1200
+    total = 700
     content = values(total)
     async with Wal.open(log_directory, settings=settings, tier=tier(store, SMALL)) as wal:
 
@@ -242,7 +242,7 @@ async def test_slow_and_fast_readers_while_everything_moves(log_directory: Path,
             group.create_task(produce())
             all_readers = [
                 group.create_task(by_record(0)),
-                group.create_task(by_record(300)),
+                group.create_task(by_record(100)),
                 group.create_task(by_batch()),
             ]
             back = group.create_task(backwards())
