@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.cloud import cloud_log, copy_store, put_fragment, values
-from tests.local import turns, until
+from tests.local import turns
 from tests.uploader.documents import snapshot_of
+from tests.waiting import until
 from uploader import CloudLog, layout
 from uploader.manifest import Manifest
 from uploader.stores import MemoryStore, ObjectNotFoundError

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import pytest
 
 from tests.cloud import LOG_ID, MemorySource, cloud_values, put_fragment, unreferenced, values
-from tests.local import turns, until
+from tests.local import turns
+from tests.waiting import until
 from uploader import layout
 from uploader.fragment_writer import FragmentWriter, LateFragmentError
 from uploader.manifest_log import ManifestLog
