@@ -32,7 +32,8 @@ test-slow: $(DEV) ## Run the tests that take longer than two seconds each
 
 .PHONY: test-debug
 test-debug: $(DEV) ## Run the quick tests of the local log with asyncio's debug mode
-	PYTHONASYNCIODEBUG=1 $(PYTEST) -m "not slow and not spark and not s3" tests/walstore $(ARGS)
+	PYTHONASYNCIODEBUG=1 $(PYTEST) -m "not slow and not spark and not s3" tests/walstore \
+		--ignore=tests/walstore/cli --ignore=tests/walstore/spark $(ARGS)
 
 .PHONY: test-all
 test-all: $(DEV) ## Run all tests

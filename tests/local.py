@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,15 +84,6 @@ async def turns(count: int = 10) -> None:
     """Let the event loop run whatever can run."""
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-async def until(condition: Callable[[], bool], *, most_turns: int = 100_000) -> None:
-    """Let the event loop turn until a condition holds."""
-    for _ in range(most_turns):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError(f"it never happened: {condition}")
 
 
 async def gather_outcomes(calls: Iterable[Awaitable[_T]]) -> list[_T | BaseException]:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests import frames
-from tests.local import SMALL, check_contiguous, read_all, turns, until
+from tests.local import SMALL, check_contiguous, read_all, turns
+from tests.waiting import until
 from walstore import (
     CorruptionError,
     OffsetNotWrittenError,

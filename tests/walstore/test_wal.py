@@ -22,8 +22,8 @@ from tests.local import (
     read_all,
     read_values,
     turns,
-    until,
 )
+from tests.waiting import until
 from walstore import (
     CorruptionError,
     DiskFullError,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.local import SMALL, gather_outcomes, read_all, read_values, segments, turns, until
+from tests.local import SMALL, gather_outcomes, read_all, read_values, segments, turns
+from tests.waiting import until
 from walstore import (
     DiskFullError,
     OutcomeUnknownError,
