@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import pytest
 
 from tests.cloud import LOG_ID, MemorySource, cloud_values, put_fragment, values
-from tests.local import turns, until
+from tests.local import turns
 from tests.uploader.documents import manifest_of
+from tests.waiting import until
 from uploader import UploadSettings, layout
 from uploader.manifest import Manifest
 from uploader.manifest_log import ManifestLog
