@@ -8,15 +8,16 @@ Invariants (tests/walstore/test_channel.py)
   C1  Offsets leave ``take`` in order and without gaps.
   C2  Accepted and not released bytes stay within the budget, but for one group larger than it.
   C3  Room is given in the order in which callers asked; ``put`` never overtakes a waiting caller.
+  C4  Terms are checked when a group is accepted, against all that was accepted before it; a group
+      whose terms fail takes no offset and changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from typing import Final
 
-from walstore.draft import RECORD_OVERHEAD_BYTES, Draft, Group
+from walstore.draft import BATCH_RECORDS, RECORD_OVERHEAD_BYTES, Draft, Group
 from walstore.errors import (
     OffsetNotWrittenError,
     RecordTooLargeError,
@@ -24,20 +25,29 @@ from walstore.errors import (
     WouldBlock,
 )
 from walstore.faults import fresh
+from walstore.ledger import Ledger, Marks
+from walstore.limits import Limit
 from walstore.settings import Settings
-
-BATCH_RECORDS: Final = 16_384
-"""Most records of one batch, but for a larger group: readers take a batch apart at one go, and tiny
-records would otherwise make that a long stop of the event loop."""
+from walstore.terms import TERMS_BYTES, stream_marks
 
 
 class Channel:
     """Bounded queue of records between appenders and the writer."""
 
     def __init__(
-        self, next_offset: int, settings: Settings, loop: asyncio.AbstractEventLoop
+        self,
+        next_offset: int,
+        settings: Settings,
+        loop: asyncio.AbstractEventLoop,
+        ledger: Ledger | None = None,
     ) -> None:
         self._loop = loop
+        self.ledger = ledger or Ledger()
+        """What the log remembers once everything accepted is written."""
+        self.serial = 0
+        """Counts appends that change the ledger; their commit is awaited by this number."""
+        self.accepted = Limit(next_offset, loop)
+        """Follows ``tail`` while somebody waits for it; else it may lag."""
         self._bytes_budget = settings.channel_bytes
         self._records_budget = settings.channel_records
         # Batches stay well below a segment, so that segments keep near their size.
@@ -48,10 +58,13 @@ class Channel:
         self._released = next_offset
         self._used_bytes = 0  # of closed drafts, waiting or being written
         self._ready: deque[Draft] = deque()
+        self._taken: deque[Draft] = deque()  # being written
         # Who waits for room, in order.
         self._admissions: OrderedDict[asyncio.Future[int], Group] = OrderedDict()
         self._closed: WalError | None = None
+        self._refused: WalError | None = None
         self._sleeper: asyncio.Future[None] | None = None
+        self._filling: asyncio.Future[None] | None = None
         self._poked = False
         self._room = self._room_given = 0
         self._begin_draft()
@@ -109,7 +122,7 @@ class Channel:
 
     async def wait_ready(self) -> None:
         """Return when there is something to take, or after :meth:`poke`."""
-        if self._ready or self._draft.values or self._poked:
+        if self._poked or not self.is_empty:
             self._poked = False
             return
         sleeper = self._sleeper = self._loop.create_future()
@@ -119,28 +132,59 @@ class Channel:
             self._sleeper = None
             self._poked = False
 
+    async def wait_full(self, seconds: float) -> None:
+        """Return when the next batch is full, after :meth:`poke`, or after that time."""
+        if self._ready or self._poked:
+            return
+        filling = self._filling = self._loop.create_future()
+        timer = self._loop.call_later(seconds, _finish, filling)
+        try:
+            await filling
+        finally:
+            self._filling = None
+            timer.cancel()
+
     def take(self, max_bytes: int) -> list[Draft]:
         """Remove and return the oldest drafts: at least one if any, about ``max_bytes`` at most."""
-        if len(self._ready) * self._batch_bytes < max_bytes and self._draft.values:
+        if len(self._ready) * self._batch_bytes < max_bytes and not self._draft.is_empty:
             self._close_draft()
             self._begin_draft()
         taken: list[Draft] = []
         size = 0
         while self._ready and (not taken or size + self._ready[0].size_bytes <= max_bytes):
+            if taken and self._ready[0].spill is not None:
+                break  # it is a segment of its own, and a commit of its own
             taken.append(self._ready.popleft())
             size += taken[-1].size_bytes
+            if taken[-1].spill is not None:
+                break
+        self._taken += taken
         return taken
 
     def release(self, drafts: list[Draft]) -> None:
         """Give back the room of drafts that are on disk, and admit who waits for it."""
         self._used_bytes -= sum(draft.size_bytes for draft in drafts)
+        for _ in drafts:
+            self._taken.popleft()
         if drafts:
             self._released = drafts[-1].limit
         self._admit()
 
+    def refuse(self, error: WalError | None) -> None:
+        """Refuse further records with ``error`` until called with None; the log stays open.
+
+        Who waits for room is refused too; what was accepted is not affected.
+        """
+        self._refused = error
+        if error is not None:
+            self._fail_admissions(error)
+        self._set_room()
+
     def poke(self) -> None:
         """Make ``wait_ready`` return although there may be nothing to take."""
         self._poked = True
+        if self._filling is not None:
+            _finish(self._filling)
         if self._sleeper is not None:
             self._wake()
 
@@ -148,23 +192,25 @@ class Channel:
         """Refuse further records with ``error``; those accepted can still be taken."""
         if self._closed is None:
             self._closed = error
-        for future in self._admissions:
-            if not future.done():
-                future.set_exception(fresh(self._closed))
-                future.exception()  # a caller cancelled at this moment never looks
-        self._admissions.clear()
+        self._fail_admissions(self._closed)
+        self.accepted.fail(lambda _: fresh(error))
         self._set_room()
         self.poke()
 
     def drop(self) -> None:
         """Forget everything accepted, after a failure: nobody will take it."""
         self._ready.clear()
-        self._draft.values.clear()
+        self._begin_draft()
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing waits to be taken."""
-        return not self._ready and not self._draft.values
+        return not self._ready and self._draft.is_empty
+
+    @property
+    def has_full_batch(self) -> bool:
+        """Whether waiting longer would not make the next batch larger."""
+        return bool(self._ready)
 
     @property
     def waiting(self) -> tuple[int, int]:
@@ -183,11 +229,14 @@ class Channel:
     def _check(self, group: Group) -> None:
         if self._closed is not None:
             raise fresh(self._closed)
+        if self._refused is not None:
+            raise fresh(self._refused)
         overhead = RECORD_OVERHEAD_BYTES * len(group.values)
-        limit = self._max_record_bytes if len(group.values) == 1 else self._bytes_budget
+        is_record = len(group.values) == 1
+        limit = self._max_record_bytes if is_record else self._bytes_budget
         if group.size_bytes - overhead > limit:
-            what = "record" if len(group.values) == 1 else "atomic group"
-            name = "max_record_bytes" if len(group.values) == 1 else "channel_bytes"
+            what = "record" if is_record else "atomic group"
+            name = "max_record_bytes" if is_record else "channel_bytes"
             raise RecordTooLargeError(
                 f"the {what} has {group.size_bytes - overhead} bytes; {name} is {limit}",
                 size_bytes=group.size_bytes - overhead,
@@ -198,26 +247,73 @@ class Channel:
         waiting = self._waiting_bytes()
         if not waiting:
             return True
-        records = self.tail - self._released + len(group.values)
+        records = self.tail - self._released + group.count
         return waiting + group.size_bytes <= self._bytes_budget and records <= self._records_budget
 
     def _accept(self, group: Group) -> int:
+        """Take a group in, or raise what its terms say against it; then it took no offset."""
+        marks = None
+        terms = group.terms
+        if terms is not None or group.streams is not None:
+            marks = self._apply_terms(group)
+            if terms is not None and terms.is_duplicate:
+                assert terms.span is not None
+                return terms.span.start
+        offset = self.tail
         open_bytes = self._draft.size_bytes + self._room_given - self._room
         is_full = (
             open_bytes + group.size_bytes > self._batch_bytes
             or len(self._draft.values) + len(group.values) > BATCH_RECORDS
         )
-        if self._draft.values and is_full:
+        if not self._draft.is_empty and (is_full or group.spill is not None):
             self._close_draft()
             self._begin_draft()
-        offset = self.tail
         self._fold_room()
-        self._draft.extend(group)
+        if marks is not None:
+            self._add_marks(marks)
+        if group.spill is not None:
+            self._draft.spill = group.spill
+        elif group.values:
+            self._draft.extend(group)
         self._draft.size_bytes += group.size_bytes
-        self.tail = offset + len(group.values)
+        self.tail = offset + group.count
+        if group.spill is not None:
+            self._close_draft()
+            self._begin_draft()
+        if self.accepted.has_waiters:
+            self.accepted.advance(self.tail)
         self._set_room()
         self._wake()
         return offset
+
+    def _apply_terms(self, group: Group) -> Marks | None:
+        """Check a group's terms and return the changes it makes; the ledger has them then."""
+        terms, ledger = group.terms, self.ledger
+        if terms is not None:
+            terms.check(ledger, self.tail)
+            if terms.is_duplicate:
+                return None
+        marks = None
+        if group.streams is not None:
+            marks = stream_marks(ledger, group.streams, self.tail)
+        if terms is not None:
+            terms.span = range(self.tail, self.tail + group.count)
+            more = terms.marks(ledger, self.tail, group.count)
+            if marks is None:
+                marks = more
+            elif more is not None:
+                marks.merge(more)
+        if marks is not None:
+            ledger.apply(marks)
+        return marks
+
+    def _add_marks(self, marks: Marks) -> None:
+        self.serial += 1
+        self._draft.serial = self.serial
+        if self._draft.marks is None:
+            self._draft.marks = Marks()
+        self._draft.marks.merge(marks)
+        self._draft.size_bytes += TERMS_BYTES
 
     def _admit(self) -> None:
         while self._admissions:
@@ -225,7 +321,10 @@ class Channel:
             if not future.done():
                 if not self._has_room(group):
                     break
-                future.set_result(self._accept(group))
+                try:
+                    future.set_result(self._accept(group))
+                except WalError as error:
+                    _refuse(future, error)
             del self._admissions[future]
         self._set_room()
 
@@ -240,6 +339,8 @@ class Channel:
         self._draft.pad()
         self._used_bytes += self._draft.size_bytes
         self._ready.append(self._draft)
+        if self._filling is not None:
+            _finish(self._filling)
 
     def _fold_room(self) -> None:
         """Add what the fast path took from the room to the open draft's size."""
@@ -258,9 +359,16 @@ class Channel:
         )
         largest = self._max_record_bytes + RECORD_OVERHEAD_BYTES
         room = min(room, records * RECORD_OVERHEAD_BYTES, largest)
-        if self._closed is not None or self._admissions or room < 0:
+        is_watched = self._admissions or self.accepted.has_waiters
+        if self._closed is not None or self._refused is not None or is_watched or room < 0:
             room = 0
         self._room = self._room_given = room
+
+    def _fail_admissions(self, error: WalError) -> None:
+        for future in self._admissions:
+            if not future.done():
+                _refuse(future, fresh(error))
+        self._admissions.clear()
 
     def _waiting_bytes(self) -> int:
         return self._used_bytes + self._draft.size_bytes + self._room_given - self._room
@@ -269,3 +377,13 @@ class Channel:
         sleeper, self._sleeper = self._sleeper, None  # once is enough: the fast path looks here
         if sleeper is not None and not sleeper.done():
             sleeper.set_result(None)
+
+
+def _refuse(future: asyncio.Future[int], error: WalError) -> None:
+    future.set_exception(error)
+    future.exception()  # a caller cancelled at this moment never looks
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

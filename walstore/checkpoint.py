@@ -25,7 +25,7 @@ PREFIX: Final = struct.Struct("<8sIII")
 CELL_FILE_NAME: Final = "DURABLE"
 CELL_MAGIC: Final = b"WALDUR\r\n"
 CELL_BYTES: Final = 64
-CELL: Final = struct.Struct("<8sQQQQQ")
+CELL: Final = struct.Struct("<8sQQQQQQ")
 _CELL_CRC: Final = struct.Struct("<I")
 
 
@@ -49,6 +49,8 @@ class Checkpoint:
     timestamp_us: int
     uploaded_limit: int
     tier_url: str | None
+    ledger: bytes = b""
+    """Marks that make up the ledger at that place; empty for an empty one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class DurableCell:
     epoch: int
     tail_start: int
     tail_position: int
+    visible_limit: int
+    """Where readers stop. More than ``durable_limit`` only if syncing is left to the system."""
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
@@ -81,6 +85,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
             "timestamp_us": checkpoint.timestamp_us,
             "uploaded_limit": checkpoint.uploaded_limit,
             "tier_url": checkpoint.tier_url,
+            "ledger": checkpoint.ledger,
         }
     )
     return PREFIX.pack(MAGIC, VERSION, len(body), _crc(VERSION, body)) + body
@@ -113,7 +118,13 @@ def _crc(version: int, body: bytes) -> int:
 def encode_cell(cell: DurableCell) -> bytes:
     """Return the content of the file ``DURABLE``."""
     body = CELL.pack(
-        CELL_MAGIC, cell.head, cell.durable_limit, cell.epoch, cell.tail_start, cell.tail_position
+        CELL_MAGIC,
+        cell.head,
+        cell.durable_limit,
+        cell.epoch,
+        cell.tail_start,
+        cell.tail_position,
+        cell.visible_limit,
     )
     return body + _CELL_CRC.pack(crc32c(body))
 

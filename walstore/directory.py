@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from walstore import checkpoint, recovery, segment
+from walstore import checkpoint, frame, recovery, segment
 from walstore.checkpoint import Checkpoint, DurableCell
-from walstore.errors import CorruptionError, LogNotFoundError
+from walstore.errors import CorruptionError, FormatVersionError, LogNotFoundError
 from walstore.ports import File, FileSystem
 from walstore.recovery import Chain
 from walstore.segment import SegmentIndex
@@ -87,12 +87,23 @@ def read_cell(fs: FileSystem, directory: Path) -> DurableCell | None:
     return None
 
 
-def walk_file(file: File, chain: Chain, index: SegmentIndex, position: int) -> int:
-    """Follow the frames of a file from ``position`` in chunks; return where they end."""
+def walk_file(file: File, path: Path, chain: Chain, index: SegmentIndex, position: int) -> int:
+    """Follow the frames of a file from ``position`` in chunks; return where they end.
+
+    FormatVersionError if the ledger is followed and a frame has marks that this version lacks.
+    """
     wanted = _CHUNK_BYTES
     while True:
         view = memoryview(file.pread(wanted, position))
-        used = recovery.walk(view, chain, index, position)
+        try:
+            used = recovery.walk(view, chain, index, position)
+        except ValueError as error:
+            raise FormatVersionError(
+                "batch uses a feature of a newer version",
+                path=str(path),
+                found=str(error),
+                supported=frame.FRAME_VERSION,
+            ) from None
         position += used
         if used:
             wanted = _CHUNK_BYTES

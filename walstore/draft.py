@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgpack
 
 from walstore import frame
 from walstore.frame import Column, Kind
+from walstore.ledger import Marks
+from walstore.terms import Terms
+
+if TYPE_CHECKING:
+    from walstore.spill import Spill
 
 _T = TypeVar("_T")
 
 RECORD_OVERHEAD_BYTES: Final = 8
 """What a record costs in budgets beside its bytes, so that empty records are bounded too."""
+BATCH_RECORDS: Final = 16_384
+"""Most records of one batch, but for a larger group: readers take a batch apart at one go, and tiny
+records would otherwise make that a long stop of the event loop."""
 
 
 @dataclass(slots=True)
@@ -31,11 +39,22 @@ class Draft:
     """What callers asked for; None means the time of the commit."""
     size_bytes: int = 0
     """Budget the records take: their bytes and an overhead each. Set when the draft is closed."""
+    marks: Marks | None = None
+    """Changes of the ledger that are written with the records."""
+    serial: int = 0
+    """Number of the last append in it that changes the ledger; see ``Channel.serial``."""
+    spill: Spill | None = None
+    """The records, if they wait in a file of their own."""
 
     @property
     def limit(self) -> int:
         """Offset after its last record."""
-        return self.start + len(self.values)
+        return self.start + (len(self.values) if self.spill is None else self.spill.count)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not self.values and self.marks is None and self.spill is None
 
     def extend(self, group: Group) -> None:
         """Add the records of a group behind the others."""
@@ -60,6 +79,8 @@ class Draft:
 
         No timestamp is less than ``floor_us`` or an earlier one of the draft.
         """
+        if not self.values:
+            return floor_us, floor_us, None
         if self.timestamps_us is None:
             base = max(now_us, floor_us)
             return base, base, None
@@ -73,9 +94,14 @@ class Draft:
 
     def columns(self, deltas: Sequence[int] | None) -> list[Column]:
         """Return the columns to be framed, values last."""
+        found: list[Column] = []
+        if self.marks is not None:
+            found.append(marks_column(self.marks))
         values = self.values
+        if not values:
+            return found
         lengths = list(map(len, values))
-        found = [frame.uint_column(Kind.VALUE_LENGTHS, lengths)]
+        found.append(frame.uint_column(Kind.VALUE_LENGTHS, lengths))
         if deltas is not None:
             found.append(frame.uint_column(Kind.TIMESTAMP_DELTAS, deltas))
         if self.streams is not None:
@@ -98,6 +124,47 @@ class Group:
     headers: Sequence[bytes | None] | None
     timestamps_us: Sequence[int | None] | None
     size_bytes: int
+    terms: Terms | None = None
+    spill: Spill | None = None
+    """The records, if they wait in a file of their own; ``values`` is empty then."""
+
+    @property
+    def count(self) -> int:
+        """Number of records."""
+        return len(self.values) if self.spill is None else self.spill.count
+
+
+def split(draft: Draft, part_bytes: int) -> Iterator[Draft]:
+    """Yield the records of a padded draft in parts of at least one record, about ``part_bytes`` and
+    :data:`BATCH_RECORDS` at most."""
+    first = size = 0
+    for row, value in enumerate(draft.values):
+        added = len(value) + sum(
+            len(column[row] or b"") for column in (draft.keys, draft.headers) if column is not None
+        )
+        if row > first and (size + added > part_bytes or row - first == BATCH_RECORDS):
+            yield _cut(draft, first, row)
+            first, size = row, 0
+        size += added
+    if draft.values:
+        yield _cut(draft, first, len(draft.values))
+
+
+def _cut(draft: Draft, low: int, high: int) -> Draft:
+    return Draft(
+        0,
+        draft.values[low:high],
+        draft.keys and draft.keys[low:high],
+        draft.streams and draft.streams[low:high],
+        draft.headers and draft.headers[low:high],
+        draft.timestamps_us and draft.timestamps_us[low:high],
+    )
+
+
+def marks_column(marks: Marks) -> Column:
+    """Return the column that carries marks."""
+    data = marks.encode()
+    return frame.blob_column(Kind.MARKS, (data,), len(data))
 
 
 def _join(

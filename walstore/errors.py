@@ -5,7 +5,9 @@ WalError
 ├ WalLockedError, FencedError
 ├ CorruptionError         path, position, expected, found
 ├ OffsetError             requested, head, tail → OffsetTrimmedError, OffsetNotWrittenError
-├ ExpectationError        expected, actual → RegisterMismatchError, OffsetMismatchError
+├ ExpectationError        expected, actual → RegisterMismatchError, OffsetMismatchError,
+│                         SequenceMismatchError, CursorMovedError
+├ StreamClosedError, LimitExceededError
 ├ RecordTooLargeError, WouldBlock
 ├ DiskFullError, StorageUnavailableError
 ├ OutcomeUnknownError
@@ -139,6 +141,46 @@ class RegisterMismatchError(ExpectationError):
 
 class OffsetMismatchError(ExpectationError):
     """The log's tail was not the expected offset."""
+
+
+class SequenceMismatchError(ExpectationError):
+    """A producer's sequence number leaves a gap, or is older than what the log remembers of it.
+
+    In the second case ``outcome`` is ``"durable"``: it was appended, only where is not known any more.
+    """
+
+    def __init__(
+        self, message: str, *, expected: object, actual: object, outcome: Outcome = "not_written"
+    ) -> None:
+        super().__init__(message, expected=expected, actual=actual)
+        self.outcome = outcome
+
+
+class CursorMovedError(ExpectationError):
+    """Another handle committed to the cursor, or it was deleted (``actual`` is None then).
+
+    ``expected`` and ``actual`` are positions; they may be equal although the cursor was moved.
+    """
+
+    def __init__(self, message: str, *, expected: object, actual: object, cursor: str) -> None:
+        super().__init__(message, expected=expected, actual=actual)
+        self.cursor = cursor
+
+
+class StreamClosedError(WalError):
+    """The stream accepts no more records, or there is none to close."""
+
+    def __init__(self, message: str, *, stream: str) -> None:
+        super().__init__(message)
+        self.stream = stream
+
+
+class LimitExceededError(WalError):
+    """The log already holds as many registers or streams as it can."""
+
+    def __init__(self, message: str, *, limit: int) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class RecordTooLargeError(WalError):

@@ -41,6 +41,19 @@ def describe(cause: BaseException, outcome: Outcome) -> WalError:
     return error
 
 
+def describe_spill(cause: OSError) -> WalError:
+    """Return the error for a transaction that does not fit the disk; the log itself is not affected."""
+    error: WalError
+    if cause.errno in _FULL:
+        error = DiskFullError(f"no space left for the transaction; it was rolled back: {cause}")
+    else:
+        error = StorageUnavailableError(
+            f"the transaction's file cannot be written; it was rolled back: {cause}"
+        )
+    error.__cause__ = cause
+    return error
+
+
 def fresh(error: WalError) -> WalError:
     """Return a copy with the same cause, for an error that is raised to more than one caller.
 

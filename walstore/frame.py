@@ -6,14 +6,17 @@ constants here with the tables there. All integers are little-endian.
     header 80 | column directory 8 each | columns back to back | padding to 8 | trailer 8
 
 Why it looks so:
-  * The CRC covers everything behind itself, lengths and offsets included, so any flipped bit shows.
+  * The CRC covers everything behind itself, lengths and offsets included, so any flipped bit shows. It
+    runs over the columns first and over the header last: a frame whose columns are on disk already gets
+    its offset and its place in the chain by rewriting 80 bytes (large transactions, ``spill.py``).
   * ``previous_crc`` chains the frames of a log across files: a lost, reordered or foreign one shows.
   * ``synced_limit`` tells recovery which earlier offsets were already synced when the frame was
     written. A damaged frame below it was once durable (corruption); one above it was never
     acknowledged (a torn tail). No checkpoint is needed to tell the two apart.
   * The trailer repeats the length, so that "cut short" and "damaged inside" can be told apart.
   * Columns have kinds: readers refuse unknown kinds below 128 and skip unknown kinds above, which
-    leaves room for transactions, producers and registers without a new format version.
+    lets features be added without a new format version.
+  * A frame without records (count 0) carries only marks: changes of the log's ledger (``ledger.py``).
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from typing import Final
 
 from crc32c import crc32c
 
+from walstore import codec
+
 FRAME_MAGIC: Final = 0x3146_4257  # b"WBF1"
 TRAILER_MAGIC: Final = 0x646E_4557  # b"WEnd"
 ALIGNMENT: Final = 8
@@ -37,11 +42,14 @@ DIRECTORY_ENTRY: Final = struct.Struct("<BBHI")
 TRAILER: Final = struct.Struct("<II")
 HEADER_BYTES: Final = HEADER.size
 CRC_FROM: Final = 8
-"""The CRC covers the frame from this byte to its end; the two fields before it are magic and CRC."""
+"""The two fields before this byte are magic and CRC; the CRC covers all others and what follows."""
 FRAME_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = (1 << 32) - ALIGNMENT
 CRITICAL_FLAGS: Final = 0xFFFF
-"""Flag bits that a reader must understand; none is defined in version 1."""
+"""Flag bits that a reader must understand."""
+HAS_MARKS: Final = 1
+"""Flag: the frame has a column of marks."""
+KNOWN_FLAGS: Final = HAS_MARKS
 IGNORABLE_KINDS_FROM: Final = 128
 
 
@@ -56,6 +64,7 @@ class Kind(IntEnum):
     KEYS = 6
     HEADER_LENGTHS = 7
     HEADERS = 8
+    MARKS = 9
     VALUES = 15
 
 
@@ -145,6 +154,84 @@ def decode_uints(data: memoryview, encoding: int, count: int) -> Sequence[int]:
     return values
 
 
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The part of a frame that does not depend on where in the log it comes to lie."""
+
+    length: int
+    count: int
+    column_count: int
+    codec: int
+    flags: int
+    stored_bytes: int
+    body_bytes: int
+    crc: int
+    """CRC of all behind the header, on which the frame's CRC is built."""
+
+
+def encode_body(columns: Sequence[Column], *, count: int, compress: bool) -> tuple[bytearray, Body]:
+    """Build a frame whose header is still blank. The values are copied exactly once, into it.
+
+    With ``compress`` the columns are stored compressed if that makes them smaller. ValueError if they
+    do not fit a frame.
+    """
+    pieces = [piece for column in columns for piece in column.pieces]
+    stored = body_bytes = sum(column.size_bytes for column in columns)
+    used = codec.NONE
+    if compress and body_bytes >= codec.LEAST_BYTES:
+        packed = codec.compress(pieces)
+        if len(packed) < body_bytes:
+            pieces, stored, used = [packed], len(packed), codec.ZSTD
+    unpadded = HEADER_BYTES + DIRECTORY_ENTRY.size * len(columns) + stored
+    padding = -unpadded % ALIGNMENT
+    length = unpadded + padding + TRAILER.size
+    if length > MAX_FRAME_BYTES or body_bytes > MAX_FRAME_BYTES:
+        raise ValueError(f"a batch of {length} bytes does not fit a frame")
+    flags = HAS_MARKS if any(column.kind == Kind.MARKS for column in columns) else 0
+    directory_pieces = [
+        DIRECTORY_ENTRY.pack(column.kind, column.encoding, 0, column.size_bytes)
+        for column in columns
+    ]
+    ending = bytes(padding) + TRAILER.pack(length, TRAILER_MAGIC)
+    frame = bytearray().join([bytes(HEADER_BYTES), *directory_pieces, *pieces, ending])
+    crc = crc32c(memoryview(frame)[HEADER_BYTES:])
+    return frame, Body(length, count, len(columns), used, flags, stored, body_bytes, crc)
+
+
+def encode_header(
+    body: Body,
+    *,
+    start: int,
+    base_timestamp_us: int,
+    max_timestamp_us: int,
+    epoch: int,
+    previous_crc: int,
+    synced_limit: int,
+) -> tuple[bytes, int]:
+    """Return the header that gives a body its place in the log, and the frame's CRC."""
+    fields = HEADER.pack(
+        FRAME_MAGIC,
+        0,
+        body.length,
+        previous_crc,
+        start,
+        body.count,
+        body.column_count,
+        FRAME_VERSION,
+        body.codec,
+        base_timestamp_us,
+        max_timestamp_us,
+        epoch,
+        synced_limit,
+        body.flags,
+        body.stored_bytes,
+        body.body_bytes,
+        0,
+    )
+    crc = crc32c(fields[CRC_FROM:], body.crc)
+    return fields[:4] + crc.to_bytes(4, "little") + fields[CRC_FROM:], crc
+
+
 def encode(
     columns: Sequence[Column],
     *,
@@ -155,44 +242,20 @@ def encode(
     epoch: int,
     previous_crc: int,
     synced_limit: int,
+    compress: bool = False,
 ) -> tuple[bytearray, int]:
-    """Build one frame. Return its bytes and its CRC (the next frame's ``previous_crc``).
-
-    The values are copied exactly once, into the frame.
-    """
-    stored = sum(column.size_bytes for column in columns)
-    unpadded = HEADER_BYTES + DIRECTORY_ENTRY.size * len(columns) + stored
-    padding = -unpadded % ALIGNMENT
-    length = unpadded + padding + TRAILER.size
-    if length > MAX_FRAME_BYTES:
-        raise ValueError(f"a batch of {length} bytes does not fit a frame")
-    pieces: list[bytes | memoryview] = [bytes(HEADER_BYTES)]
-    for column in columns:
-        pieces.append(DIRECTORY_ENTRY.pack(column.kind, column.encoding, 0, column.size_bytes))
-    for column in columns:
-        pieces.extend(column.pieces)
-    pieces.append(bytes(padding) + TRAILER.pack(length, TRAILER_MAGIC))
-    frame = bytearray().join(pieces)
-    fields = (
-        length,
-        previous_crc,
-        start,
-        count,
-        len(columns),
-        FRAME_VERSION,
-        0,
-        base_timestamp_us,
-        max_timestamp_us,
-        epoch,
-        synced_limit,
-        0,
-        stored,
-        stored,
-        0,
+    """Build one frame. Return its bytes and its CRC (the next frame's ``previous_crc``)."""
+    frame, body = encode_body(columns, count=count, compress=compress)
+    header, crc = encode_header(
+        body,
+        start=start,
+        base_timestamp_us=base_timestamp_us,
+        max_timestamp_us=max_timestamp_us,
+        epoch=epoch,
+        previous_crc=previous_crc,
+        synced_limit=synced_limit,
     )
-    HEADER.pack_into(frame, 0, FRAME_MAGIC, 0, *fields)
-    crc = crc32c(memoryview(frame)[CRC_FROM:])
-    struct.pack_into("<I", frame, 4, crc)
+    frame[:HEADER_BYTES] = header
     return frame, crc
 
 
@@ -252,7 +315,9 @@ def is_whole(buffer: memoryview, header: FrameHeader) -> bool:
     length, magic = TRAILER.unpack_from(buffer, end - TRAILER.size)
     if magic != TRAILER_MAGIC or length != header.length:
         return False
-    return crc32c(buffer[header.position + CRC_FROM : end]) == header.crc
+    body = header.position + HEADER_BYTES
+    crc = crc32c(buffer[body:end])
+    return crc32c(buffer[header.position + CRC_FROM : body], crc) == header.crc
 
 
 def directory(buffer: memoryview, header: FrameHeader) -> dict[int, tuple[int, memoryview]]:
@@ -262,21 +327,33 @@ def directory(buffer: memoryview, header: FrameHeader) -> dict[int, tuple[int, m
     """
     if header.version != FRAME_VERSION:
         raise ValueError(f"frame version {header.version}")
-    if header.codec:
+    if header.codec not in codec.KNOWN:
         raise ValueError(f"codec {header.codec}")
-    if header.flags & CRITICAL_FLAGS:
+    if header.flags & CRITICAL_FLAGS & ~KNOWN_FLAGS:
         raise ValueError(f"frame flags {header.flags:#x}")
     entry = header.position + HEADER_BYTES
     data = entry + DIRECTORY_ENTRY.size * header.column_count
+    if header.codec:
+        stored = buffer[data : data + header.stored_bytes]
+        body, data = codec.decompress(stored, header.body_bytes), 0
+    else:
+        body = buffer
     columns: dict[int, tuple[int, memoryview]] = {}
     for _ in range(header.column_count):
         kind, encoding, _, size = DIRECTORY_ENTRY.unpack_from(buffer, entry)
         if kind not in KNOWN_KINDS and kind < IGNORABLE_KINDS_FROM:
             raise ValueError(f"column kind {kind}")
-        columns[kind] = (encoding, buffer[data : data + size])
+        columns[kind] = (encoding, body[data : data + size])
         entry += DIRECTORY_ENTRY.size
         data += size
     return columns
+
+
+def marks_of(buffer: memoryview, header: FrameHeader) -> memoryview | None:
+    """Return the marks of a verified frame, if it has any; ValueError as :func:`directory`."""
+    if not header.flags & HAS_MARKS:
+        return None
+    return directory(buffer, header)[Kind.MARKS][1]
 
 
 def find_whole_frame(buffer: memoryview, position: int) -> FrameHeader | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgpack
 
 from walstore.draft import RECORD_OVERHEAD_BYTES, Group
+from walstore.terms import Terms
 
 _BYTES_LIKE = (bytes, bytearray, memoryview)
 
@@ -28,6 +29,7 @@ def make_group(
     stream: str | None,
     headers: Mapping[str, bytes] | None,
     timestamp_us: int | None,
+    terms: Terms | None = None,
 ) -> Group:
     """Return a group whose records share key, stream, headers and timestamp."""
     if isinstance(values, str | bytes | bytearray | memoryview):
@@ -55,7 +57,7 @@ def make_group(
         size += len(blob) * rows
     if timestamp_us is not None:
         times = [timestamp_us] * rows
-    return Group(checked, keys, streams, packed, times, size)
+    return Group(checked, keys, streams, packed, times, size, terms)
 
 
 def as_bytes(value: object, what: str) -> bytes:

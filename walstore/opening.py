@@ -29,11 +29,13 @@ from walstore.directory import (
     walk_file,
 )
 from walstore.errors import ContentionError, CorruptionError
+from walstore.ledger import Ledger, Marks
 from walstore.ports import Clock, File, FileSystem, Lock
 from walstore.recovery import Chain, Verdict
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_file import Segment, read_footer, read_header
 from walstore.settings import Settings
+from walstore.spill import remove_leftovers
 from walstore.tail import Tail, write_durably
 
 logger = logging.getLogger("walstore")
@@ -127,10 +129,11 @@ def _open_locked(
 ) -> Opened:
     hint = load_checkpoint(fs, directory)
     cell = read_cell(fs, directory)
-    found = _find(fs, directory, hint)
+    ledger = Ledger(window=settings.producer_window, max_producers=settings.max_producers)
+    found = _find(fs, directory, hint, ledger)
     created = found is None
     if found is None:
-        chain = Chain(tier_limit, 0, 0, 0)
+        chain = Chain(tier_limit, 0, 0, 0, ledger)
         found = _Found(make_log_id(), tier_limit, [], chain, SegmentIndex(), 0, None)
         active, recovered = None, Recovery(created=True)
     else:
@@ -143,6 +146,7 @@ def _open_locked(
             f"{tier_url} holds offsets up to {tier_limit} but {directory} ends at "
             f"{found.chain.next_offset}: it is the prefix of another log, or this disk lost records"
         )
+    remove_leftovers(fs, directory)
     found.chain.epoch = max(found.chain.epoch, hint.epoch if hint else 0) + 1
     shared = None
     try:
@@ -174,7 +178,9 @@ def _open_locked(
     return Opened(tail, lock, found.log_id, sealed, recovered)
 
 
-def _find(fs: FileSystem, directory: Path, hint: Checkpoint | None) -> _Found | None:
+def _find(
+    fs: FileSystem, directory: Path, hint: Checkpoint | None, ledger: Ledger
+) -> _Found | None:
     starts = list_segments(fs, directory)
     if not starts:
         if hint is not None:
@@ -212,7 +218,7 @@ def _find(fs: FileSystem, directory: Path, hint: Checkpoint | None) -> _Found | 
             found=segment.file_name(last),
         )
     head = hint.head if hint else starts[0]
-    return _find_tail(fs, directory, hint, sealed, last, head, log_id)
+    return _find_tail(fs, directory, hint, sealed, last, head, log_id, ledger)
 
 
 def _find_tail(
@@ -223,27 +229,36 @@ def _find_tail(
     last: int,
     head: int,
     log_id: bytes | None,
+    ledger: Ledger,
 ) -> _Found:
     path = directory / segment.file_name(last)
     file = fs.open(path, "r")
     try:
         header = read_header(file, path)
         footer = read_footer(file, last, path)
-        resumes = hint is not None and _ends_as_checkpointed(file, hint)
+        _check_header(path, header, last, sealed, log_id)
+        if hint is not None and hint.tail_start == last and _ends_as_checkpointed(file, hint):
+            if hint.ledger:
+                ledger.apply(Marks.decode(hint.ledger))
+            chain = Chain(
+                hint.next_offset, hint.previous_crc, hint.timestamp_us, hint.epoch, ledger
+            )
+            index, position = hint.tail_index, hint.tail_position
+        else:
+            timestamp_us = sealed[-1].max_timestamp_us if sealed else 0
+            chain = Chain(last, header.previous_crc, timestamp_us, header.epoch, ledger)
+            index, position = SegmentIndex(), segment.HEADER_BYTES
+        if footer is None:
+            return _Found(header.log_id, head, sealed, chain, index, position, last)
+        summary = footer[0]
+        walk_file(
+            file, path, chain, index, position
+        )  # for the ledger that the next segment begins with
     finally:
         file.close()
-    _check_header(path, header, last, sealed, log_id)
-    timestamp_us = sealed[-1].max_timestamp_us if sealed else 0
     epoch = max(header.epoch, hint.epoch if hint else 0)
-    if footer is not None:
-        summary = footer[0]
-        chain = Chain(summary.limit, summary.last_crc, summary.max_timestamp_us, epoch)
-        return _Found(header.log_id, head, [*sealed, summary], chain, SegmentIndex(), 0, None)
-    if hint is not None and hint.tail_start == last and resumes:
-        chain = Chain(hint.next_offset, hint.previous_crc, hint.timestamp_us, hint.epoch)
-        return _Found(header.log_id, head, sealed, chain, hint.tail_index, hint.tail_position, last)
-    chain = Chain(last, header.previous_crc, timestamp_us, header.epoch)
-    return _Found(header.log_id, head, sealed, chain, SegmentIndex(), segment.HEADER_BYTES, last)
+    chain = Chain(summary.limit, summary.last_crc, summary.max_timestamp_us, epoch, ledger)
+    return _Found(header.log_id, head, [*sealed, summary], chain, SegmentIndex(), 0, None)
 
 
 def _ends_as_checkpointed(file: File, hint: Checkpoint) -> bool:
@@ -349,7 +364,7 @@ def _recover_active(
     index = found.index
     file = fs.open(path, "r+")
     try:
-        position = walk_file(file, found.chain, index, found.position)
+        position = walk_file(file, path, found.chain, index, found.position)
         rest = file.pread(max(file.size() - position, 0), position)
         verdict, why = recovery.judge(memoryview(rest), found.chain, durable_limit)
         if verdict is Verdict.CORRUPT:

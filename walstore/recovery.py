@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from walstore import frame
+from walstore.ledger import Ledger, Marks
 from walstore.segment import SegmentIndex
 
 
@@ -38,6 +39,8 @@ class Chain:
     timestamp_us: int
     """Timestamp of the last record; later ones are not allowed to be older."""
     epoch: int
+    ledger: Ledger | None = None
+    """What the log remembers at that place, for those who go on writing there."""
 
     def follows(self, header: frame.FrameHeader) -> bool:
         """Return whether the frame continues the log from here."""
@@ -68,6 +71,10 @@ def walk(buffer: memoryview, chain: Chain, index: SegmentIndex, position: int) -
             return at
         index.add(header.start, position + at, header.base_timestamp_us)
         chain.advance(header)
+        if chain.ledger is not None:
+            marks = frame.marks_of(buffer, header)
+            if marks is not None:
+                chain.ledger.apply(Marks.decode(marks))
         at = header.end
 
 

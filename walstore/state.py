@@ -7,7 +7,8 @@ and :meth:`advance_uploaded`, so no lock is needed and a look between two awaits
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from sortedcontainers import SortedDict
 
@@ -32,13 +33,25 @@ class LogState:
         sealed: Sequence[Segment],
         active: Segment,
         cache_bytes: int,
+        registers: Mapping[str, str] | None = None,
+        shows_written: bool = False,
     ) -> None:
         self.head = head
         """First offset on local disk."""
         self.durable = Limit(durable_limit, loop)
+        self.visible = Limit(durable_limit, loop) if shows_written else self.durable
+        """Where readers stop: the durable limit, or what is written if syncing is left to the system."""
         self.uploaded = Limit(uploaded_limit, loop)
+        self.settled = Limit(0, loop)
+        """Appends that change the ledger, by their serial: those up to it are durable."""
+        self._unsettled = 0
+        self.registers: Mapping[str, str] = MappingProxyType(dict(registers or {}))
+        """Durable registers; replaced, never changed."""
+        self._registers_to_come: Mapping[str, str] | None = None
         self.cache = Cache(cache_bytes)
         self.segments: SortedDict = SortedDict({s.start: s for s in (*sealed, active)})
+        self._written_limit = durable_limit
+        self._head_to_come = head
         self.appended_bytes = 0
         self.appended_records = 0
         self._loop = loop
@@ -54,17 +67,42 @@ class LogState:
     # -- from the writer ---------------------------------------------------------------------
 
     def on_commit(self, commit: Commit) -> None:
-        """Take over what a commit made durable, then wake whoever waits for it."""
+        """Take over what a commit wrote, then wake whoever waits for it."""
         for sealed in commit.sealed:
             self._seal(sealed)
         self.segments[commit.active.start] = commit.active
+        if not commit.batches and commit.sealed:
+            self.cache.clear()  # a transaction of many batches; those before it would leave a gap
         for batch in commit.batches:
             self.cache.insert(batch)
-            self.appended_bytes += batch.nbytes
-            self.appended_records += len(batch)
-        self.durable.advance(commit.batches[-1].limit)
+        self.appended_bytes += commit.size_bytes
+        self.appended_records += commit.limit - self._written_limit
+        self._written_limit = commit.limit
+        self._unsettled = max(self._unsettled, commit.serial)
+        if commit.registers is not None:
+            self._registers_to_come = MappingProxyType(dict(commit.registers))
+        self._head_to_come = commit.head
+        if self.visible is not self.durable:
+            self.visible.advance(commit.limit)
+        if commit.is_synced:
+            self.on_sync(commit.limit)
+        else:
+            self.durable.advance(commit.durable_limit)
+
+    def on_sync(self, durable_limit: int) -> None:
+        """Everything written so far became durable, up to this limit."""
+        self.head = max(self.head, self._head_to_come)
+        if self._registers_to_come is not None:
+            self.registers, self._registers_to_come = self._registers_to_come, None
+        self.durable.advance(durable_limit)
+        self.settled.advance(self._unsettled)
         if self.appended_bytes >= self._due_bytes:
             self._wake_shipping()
+
+    @property
+    def wants_disk(self) -> bool:
+        """Whether a caller waits for something to be synced."""
+        return self.durable.has_waiters or self.settled.has_waiters
 
     def on_rotate(self, sealed: Segment, active: Segment) -> None:
         """Take over a rotation that was asked for."""
@@ -78,10 +116,18 @@ class LogState:
             self.segments.pop(start, None)
         self.head = head
 
-    def on_failure(self, durable_limit: int, make_error: Callable[[int], WalError]) -> None:
+    def on_failure(
+        self,
+        durable_limit: int,
+        make_error: Callable[[int], WalError],
+        make_settled_error: Callable[[int], WalError],
+    ) -> None:
         """Tell every waiter what became of its records."""
         self.durable.advance(durable_limit)
         self.durable.fail(make_error)
+        self.settled.fail(make_settled_error)
+        if self.visible is not self.durable:
+            self.visible.fail(make_error)
         self.uploaded.fail(make_error)
         self.drain()
 
@@ -94,8 +140,16 @@ class LogState:
             twin.outcome = "durable" if target <= self.durable.value else "unknown"
             return twin
 
+        def make_settled_error(serial: int) -> WalError:
+            twin = fresh(error)
+            twin.outcome = "durable" if serial <= self.settled.value else "unknown"
+            return twin
+
         self.durable.fail(make_error)
+        self.settled.fail(make_settled_error)
         self.uploaded.fail(make_error)
+        if self.visible is not self.durable:
+            self.visible.fail(make_error)
 
     def _seal(self, sealed: Segment) -> None:
         self.segments[sealed.start] = sealed

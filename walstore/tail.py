@@ -1,4 +1,4 @@
-"""Tail: the blocking half of the writer. Owns the active segment's file.
+"""Tail: the blocking half of the writer. Owns the active segment and what the next frame continues.
 
 Every method runs on the log's one writer thread, one at a time. A commit frames all drafts, writes them
 with one call, syncs once, and only then reports them; between two commits the files on disk are always
@@ -9,20 +9,21 @@ Invariants (tests/walstore/test_tail.py, tests/scenarios)
   T2  After an OSError nothing is written any more; a sync is never called again on the same data.
   T3  A segment is sealed and synced before the next one gets its name.
   T4  The head is durable in a checkpoint before a file below it is removed.
+  T5  Every segment begins with the whole ledger, or the ledger was empty.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from walstore import checkpoint, frame, segment
+from walstore.active import ActiveFile
 from walstore.batch import FrameBatch
 from walstore.checkpoint import Checkpoint, DurableCell
-from walstore.draft import Draft
+from walstore.draft import Draft, marks_column
 from walstore.errors import Outcome
 from walstore.ports import Cell, Clock, File, FileSystem
 from walstore.recovery import Chain
@@ -30,19 +31,30 @@ from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_file import Segment
 from walstore.settings import Settings
 
-SPARE_NAME: Final = "next.tmp"
-_LEAST_STEP_BYTES: Final = 1 << 20
-_MOST_STEP_BYTES: Final = 1 << 24
-
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one commit did; everything in it is durable."""
+    """What one commit did."""
 
     batches: list[FrameBatch]
+    """Batches with records, in order. A large transaction has none here: it is a segment of its own."""
+    limit: int
+    """Offset after the last record written."""
+    durable_limit: int
+    """Every offset below it is synced."""
+    is_synced: bool
+    """Whether all of it is."""
+    serial: int
+    """Highest number of an append that changed the ledger; 0 if none did."""
     sealed: list[Segment]
     """Segments that were sealed on the way, oldest first."""
     active: Segment
+    size_bytes: int
+    """Bytes of frames written."""
+    head: int
+    """First retained offset."""
+    registers: Mapping[str, str] | None
+    """All registers, if some changed."""
 
 
 class CommitError(Exception):
@@ -74,6 +86,7 @@ class Tail:
         uploaded_limit: int,
         tier_url: str | None,
     ) -> None:
+        assert chain.ledger is not None
         # Set once at open.
         self._fs = fs
         self._clock = clock
@@ -81,23 +94,29 @@ class Tail:
         self._directory = directory
         self._log_id = log_id
         self._cell = cell
+        self._compress = settings.compression is not None
+        self._shows_written = settings.sync == "os"
         # Owned by the writer thread.
         self._chain = chain
+        self.ledger = chain.ledger
         self._sealed = list(sealed)
         self._since_checkpoint_bytes = 0
-        self._outcome: Outcome = "not_written"
-        self.head = head
+        self.head = max(head, self.ledger.head)
         self.uploaded_limit = uploaded_limit
         self.tier_url = tier_url
         self.durable_limit = chain.next_offset
-        self._durable_position = 0
         self.attempted_limit = chain.next_offset
         """Limit of the last commit begun; above it nothing was ever handed to the disk."""
+        self.attempted_serial = 0
+        self.unsynced_limit = chain.next_offset
+        """Limit of what earlier commits wrote; above the durable limit nobody knows what became of it."""
+        self.unsynced_serial = 0
+        self._outcome: Outcome | None = None
         if active is None:
-            self._create_segment()
+            self._begin_segment()
         else:
-            self.active, self._file, self._position = active
-            self._reserved = self._durable_position = self._position
+            self.active, file, position = active
+            self._file = ActiveFile(file, position, settings.segment_bytes)
         try:
             self.checkpoint()  # makes the new epoch durable before any frame carries it
             self._store_cell()
@@ -113,62 +132,64 @@ class Tail:
     @property
     def is_empty(self) -> bool:
         """Whether the active segment holds no record yet."""
-        return self._position == segment.HEADER_BYTES
+        return self._chain.next_offset == self.active.start
+
+    @property
+    def written_limit(self) -> int:
+        """Every offset below it was handed to the system."""
+        return self._chain.next_offset
+
+    @property
+    def has_unsynced(self) -> bool:
+        """Whether something was written since the last sync."""
+        return self._file.has_unsynced
 
     @property
     def wants_checkpoint(self) -> bool:
         """Whether enough was written since the last checkpoint."""
         return self._since_checkpoint_bytes >= self._settings.checkpoint_bytes
 
-    def commit(self, drafts: Sequence[Draft]) -> Commit:
-        """Write and sync the drafts; CommitError if that failed, after which only close is allowed."""
-        frames: list[bytearray] = []
-        batches: list[FrameBatch] = []
-        sealed: list[Segment] = []
-        self._outcome = "not_written"
+    def commit(self, drafts: Sequence[Draft], *, sync: bool = True) -> Commit:
+        """Write the drafts and, with ``sync``, make them durable.
+
+        A draft with a spill comes alone and is always durable. CommitError if a call failed, after
+        which only close is allowed.
+        """
+        self._outcome = None
+        self._file.outcome = "not_written"
+        self.unsynced_limit = self._chain.next_offset
+        self.unsynced_serial = self.attempted_serial
         self.attempted_limit = drafts[-1].limit
+        self.attempted_serial = max([self.attempted_serial, *(d.serial for d in drafts)])
         try:
-            now_us = self._clock.now_us()
-            for draft in drafts:
-                if self._is_full(draft, frames):
-                    self._write(frames)
-                    sealed.append(self.rotate())
-                    frames = []
-                batches.append(self._frame(draft, now_us, frames))
-            self._write(frames)
+            if drafts[0].spill is not None:
+                return self._place(drafts[0])
+            return self._append(drafts, sync=sync)
+        except OSError as error:
+            raise CommitError(error, self.durable_limit, self._current_outcome()) from error
+
+    def sync(self) -> None:
+        """Make all that was written durable; CommitError if that failed."""
+        self._outcome = None
+        try:
             self._sync()
         except OSError as error:
-            raise CommitError(error, self.durable_limit, self._outcome) from error
-        return Commit(batches, sealed, self.active)
+            raise CommitError(error, self.durable_limit, self._file.outcome) from error
 
     def rotate(self) -> Segment:
         """Seal the active segment, begin the next, and return the sealed one.
 
         Unsynced frames become durable on the way. OSError if a call failed; then the log is failed.
         """
-        if self._chain.next_offset > self.durable_limit:
-            self._sync()  # else a crash might keep the footer and lose frames that it vouches for
-        assert self.active.index is not None
-        summary = SegmentSummary(
-            self.active.start,
-            self._chain.next_offset,
-            self._position,
-            self._chain.previous_crc,
-            self._chain.timestamp_us,
-        )
-        footer = segment.encode_footer(summary, self.active.index)
-        self._file.pwrite([footer], self._position)
-        self._file.truncate(self._position + len(footer))
-        self._file.datasync()
-        self._file.close()
-        finished = Segment(self.active.path, self.active.start, summary, self.active.index)
-        self._sealed.append(summary)
-        self._create_segment()
+        finished = self._seal()
+        self._begin_segment()
         self._store_cell()
         return finished
 
     def checkpoint(self) -> None:
         """Write the checkpoint durably: temporary file, sync, rename, sync of the directory."""
+        if self._file.has_unsynced:
+            self._sync()
         assert self.active.index is not None
         data = checkpoint.encode_checkpoint(
             Checkpoint(
@@ -177,13 +198,14 @@ class Tail:
                 head=self.head,
                 sealed=tuple(self._sealed),
                 tail_start=self.active.start,
-                tail_position=self._position,
+                tail_position=self._file.position,
                 tail_index=self.active.index,
                 next_offset=self.durable_limit,
                 previous_crc=self._chain.previous_crc,
                 timestamp_us=self._chain.timestamp_us,
                 uploaded_limit=self.uploaded_limit,
                 tier_url=self.tier_url,
+                ledger=b"" if self.ledger.is_empty else self.ledger.whole().encode(),
             )
         )
         write_durably(self._fs, self._directory / checkpoint.FILE_NAME, data)
@@ -214,8 +236,9 @@ class Tail:
         """Release the file; a clean close also cuts the reserved space off and checkpoints."""
         try:
             if clean:
-                self._file.truncate(self._position)
-                self._file.datasync()
+                if self._file.has_unsynced:
+                    self._sync()
+                self._file.trim()
                 self.checkpoint()
         finally:
             try:
@@ -225,12 +248,104 @@ class Tail:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _is_full(self, draft: Draft, frames: Sequence[bytearray]) -> bool:
-        end = self._position + sum(map(len, frames))
+    def _current_outcome(self) -> Outcome:
+        """Return what became of the commit whose last call failed."""
+        return self._file.outcome if self._outcome is None else self._outcome
+
+    def _append(self, drafts: Sequence[Draft], *, sync: bool) -> Commit:
+        frames: list[bytearray] = []
+        batches: list[FrameBatch] = []
+        sealed: list[Segment] = []
+        now_us = self._clock.now_us()
+        written = pending = 0
+        has_new_registers = False
+        for draft in drafts:
+            if self._is_full(draft, pending):
+                if self.is_empty:
+                    self._renew_segment()
+                else:
+                    written += self._write(frames)
+                    sealed.append(self.rotate())
+                frames, pending = [], 0
+            batch = self._frame(draft, now_us, self._file.position + pending, frames)
+            pending += len(frames[-1])
+            if batch is not None:
+                batches.append(batch)
+            if draft.marks is not None and draft.marks.registers:
+                has_new_registers = True
+        written += self._write(frames)
+        if sync:
+            self._sync()
+        elif self._shows_written:
+            self._store_cell()
+        return self._commit(drafts, batches, sealed, written, has_new_registers)
+
+    def _place(self, draft: Draft) -> Commit:
+        """Commit a large transaction: its file becomes the next sealed segment."""
+        spill = draft.spill
+        assert spill is not None
+        if self._file.has_unsynced:
+            self._sync()
+        if draft.marks is not None:
+            self.ledger.apply(draft.marks)
+            self.head = max(self.head, self.ledger.head)
+        sealed = []
+        if self.is_empty:
+            # Its file has the name that the transaction's gets; the ledger in it goes along.
+            self._chain.previous_crc = self._file.previous_crc
+            self._file.close()
+        else:
+            sealed.append(self._seal())
+        try:
+            placed = spill.place(
+                self._directory,
+                self._chain,
+                self.ledger,
+                log_id=self._log_id,
+                now_us=self._clock.now_us(),
+            )
+        except OSError:
+            self._outcome = spill.outcome
+            raise
+        assert placed.summary is not None
+        sealed.append(placed)
+        self._sealed.append(placed.summary)
+        self.durable_limit = self._chain.next_offset
+        self._begin_segment()
+        self._store_cell()
+        has_new_registers = draft.marks is not None and bool(draft.marks.registers)
+        return self._commit([draft], [], sealed, spill.size_bytes, has_new_registers)
+
+    def _commit(
+        self,
+        drafts: Sequence[Draft],
+        batches: list[FrameBatch],
+        sealed: list[Segment],
+        size_bytes: int,
+        has_new_registers: bool,  # noqa: FBT001
+    ) -> Commit:
+        return Commit(
+            batches=batches,
+            limit=self._chain.next_offset,
+            durable_limit=self.durable_limit,
+            is_synced=not self._file.has_unsynced,
+            serial=max(draft.serial for draft in drafts),
+            sealed=sealed,
+            active=self.active,
+            size_bytes=size_bytes,
+            head=self.head,
+            registers=dict(self.ledger.registers) if has_new_registers else None,
+        )
+
+    def _is_full(self, draft: Draft, pending_bytes: int) -> bool:
+        end = self._file.position + pending_bytes
         too_large = end + draft.size_bytes > self._settings.segment_bytes
         return too_large and end > segment.HEADER_BYTES
 
-    def _frame(self, draft: Draft, now_us: int, frames: list[bytearray]) -> FrameBatch:
+    def _frame(
+        self, draft: Draft, now_us: int, position: int, frames: list[bytearray]
+    ) -> FrameBatch | None:
+        """Frame a draft that comes to lie at ``position``; None if it holds only marks."""
         chain = self._chain
         base_us, last_us, deltas = draft.times(now_us, chain.timestamp_us)
         data, crc = frame.encode(
@@ -242,42 +357,53 @@ class Tail:
             epoch=chain.epoch,
             previous_crc=chain.previous_crc,
             synced_limit=self.durable_limit,
+            compress=self._compress,
         )
         assert self.active.index is not None
-        position = self._position + sum(map(len, frames))
         self.active.index.add(draft.start, position, base_us)
         chain.next_offset = draft.limit
         chain.previous_crc = crc
         chain.timestamp_us = last_us
         frames.append(data)
+        if draft.marks is not None:
+            self.ledger.apply(draft.marks)
+            self.head = max(self.head, self.ledger.head)
+            if not draft.values:
+                return None
         view = memoryview(data).toreadonly()
         header = frame.parse_header(view, 0)
         assert header is not None
         return FrameBatch(view, header)
 
-    def _write(self, frames: Sequence[bytearray]) -> None:
-        """Write frames at the end. A write that fails is taken back, so that none of it survives."""
-        size = sum(map(len, frames))
-        if self._position + size > self._reserved:
-            self._reserve(self._position + size)
-        try:
-            self._file.pwrite(frames, self._position)
-        except OSError:
-            self._outcome = "unknown"
-            self._file.truncate(self._position)
-            self._file.datasync()
-            self._outcome = "not_written"
-            raise
-        self._position += size
+    def _write(self, frames: Sequence[bytearray]) -> int:
+        size = self._file.write(frames)
         self._since_checkpoint_bytes += size
+        return size
 
-    def _create_segment(self) -> None:
-        """Make the next segment under a temporary name, sync it, and give it its own name."""
+    def _sync(self) -> None:
+        self._file.sync()
+        self.durable_limit = self._chain.next_offset
+        self._store_cell()
+
+    def _seal(self) -> Segment:
+        """Seal the active segment, which holds records."""
+        if self._file.has_unsynced:
+            self._sync()  # else a crash might keep the footer and lose frames that it vouches for
+        assert self.active.index is not None
+        summary = SegmentSummary(
+            self.active.start,
+            self._chain.next_offset,
+            self._file.position,
+            self._chain.previous_crc,
+            self._chain.timestamp_us,
+        )
+        self._file.seal(segment.encode_footer(summary, self.active.index))
+        self._sealed.append(summary)
+        return Segment(self.active.path, self.active.start, summary, self.active.index)
+
+    def _begin_segment(self) -> None:
+        """Make the next segment; it begins with what the log remembers."""
         chain = self._chain
-        path = self._directory / segment.file_name(chain.next_offset)
-        spare = self._directory / SPARE_NAME
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.remove(spare)
         header = SegmentHeader(
             self._log_id,
             chain.next_offset,
@@ -285,52 +411,35 @@ class Tail:
             self._clock.now_us(),
             chain.previous_crc,
         )
-        file = self._fs.open(spare, "x")
-        try:
-            file.pwrite([segment.encode_header(header)], 0)
-            file.datasync()
-            self._fs.replace(spare, path)
-            self._fs.sync_directory(self._directory)
-        except BaseException:
-            file.close()
-            raise
-        self._file = file
-        self._position = self._reserved = self._durable_position = segment.HEADER_BYTES
-        self.active = Segment(path, chain.next_offset, None, SegmentIndex())
+        pieces: list[bytes | bytearray] = [segment.encode_header(header)]
+        index = SegmentIndex()
+        if not self.ledger.is_empty:
+            data, chain.previous_crc = frame.encode(
+                [marks_column(self.ledger.whole())],
+                start=chain.next_offset,
+                count=0,
+                base_timestamp_us=chain.timestamp_us,
+                max_timestamp_us=chain.timestamp_us,
+                epoch=chain.epoch,
+                previous_crc=chain.previous_crc,
+                synced_limit=self.durable_limit,
+            )
+            pieces.append(data)
+            index.add(chain.next_offset, segment.HEADER_BYTES, chain.timestamp_us)
+        path = self._directory / segment.file_name(chain.next_offset)
+        self._file = ActiveFile.create(self._fs, path, pieces, self._settings.segment_bytes)
+        self.active = Segment(path, chain.next_offset, None, index)
 
-    def _reserve(self, needed_bytes: int) -> None:
-        """Reserve blocks ahead in growing steps, so that syncs need not write the file's size.
-
-        Idle logs reserve nothing. A full disk is met by the write itself, when it is really full.
-        """
-        step = min(max(self._reserved, _LEAST_STEP_BYTES), _MOST_STEP_BYTES)
-        goal = max(needed_bytes, min(self._reserved + step, self._settings.segment_bytes))
-        try:
-            self._file.allocate(goal)
-            self._reserved = goal
-        except OSError:
-            self._file.truncate(self._position)
-            self._reserved = 1 << 62  # do not try again in this segment
-
-    def _sync(self) -> None:
-        """Make the frames written so far durable.
-
-        If that fails they are cut off as well as can be: the system may keep them in memory only, and
-        the next opening would take them for durable.
-        """
-        self._outcome = "unknown"
-        try:
-            self._file.datasync()
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._file.truncate(self._durable_position)
-            raise
-        self._outcome = "not_written"
-        self.durable_limit = self._chain.next_offset
-        self._durable_position = self._position
+    def _renew_segment(self) -> None:
+        """Begin a segment anew that holds nothing but marks; the ledger says the same in less."""
+        outdated = self._file
+        self._chain.previous_crc = outdated.previous_crc
+        self._begin_segment()
+        outdated.close()
         self._store_cell()
 
     def _store_cell(self) -> None:
+        written = self._chain.next_offset if self._shows_written else self.durable_limit
         self._cell.store(
             checkpoint.encode_cell(
                 DurableCell(
@@ -338,7 +447,8 @@ class Tail:
                     self.durable_limit,
                     self._chain.epoch,
                     self.active.start,
-                    self._position,
+                    self._file.durable_position,
+                    written,
                 )
             )
         )

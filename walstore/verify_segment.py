@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from walstore import segment
+from walstore import frame, segment
 from walstore.batch import FrameBatch
 from walstore.checkpoint import FILE_NAME, Checkpoint
 from walstore.errors import CorruptionError
 from walstore.frame import FrameHeader, Kind
+from walstore.ledger import Marks
 from walstore.ports import File
 from walstore.recovery import Chain
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
@@ -269,12 +270,25 @@ def _check_frame(
         findings.add(
             path, f"batch at offset {header.start} says that later offsets were synced", at
         )
-    if not header.count:
-        findings.add(path, f"batch at offset {header.start} holds no record", at)
-        return
     batch = decode(view, header, path, at)
+    if why := _marks_disagree(view, header):
+        findings.add(path, f"batch at offset {header.start}: {why}", at)
+    if not header.count:
+        return
     if why := _columns_disagree(batch):
         findings.add(path, f"batch at offset {header.start}: {why}", at)
+
+
+def _marks_disagree(view: memoryview, header: FrameHeader) -> str | None:
+    """Return what is wrong with the marks of a batch whose CRC is right, or None."""
+    data = frame.marks_of(view, header)
+    if data is None:
+        return None if header.count else "it holds neither records nor marks"
+    try:
+        Marks.decode(data)
+    except (ValueError, TypeError) as error:
+        return f"marks that cannot be read: {error}"
+    return None
 
 
 def _columns_disagree(batch: FrameBatch) -> str | None:

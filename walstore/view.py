@@ -1,26 +1,25 @@
 """LogView: a log directory as it lies on disk, read without its lock. Synchronous.
 
 For the command line and for Spark's executors, beside a live writer or after it is gone. It sees only
-what is durable: the cell says how far while a writer has been there, and a walk over the active segment
-says so when the cell is missing. Nothing is ever changed. Segments may vanish while it looks, by the
-writer's retention; that raises OffsetTrimmedError.
+what is durable (``extent.py`` says how that is known). Nothing is ever changed. Segments may vanish
+while it looks, by the writer's retention; that raises OffsetTrimmedError. To follow a log, and from an
+event loop, use :class:`walstore.ReadonlyWal`.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from walstore import segment
 from walstore.batch import Batch
-from walstore.checkpoint import Checkpoint
-from walstore.directory import list_segments, load_checkpoint, read_cell, walk_file
-from walstore.errors import CorruptionError, LogNotFoundError, OffsetTrimmedError
+from walstore.errors import CorruptionError, OffsetNotWrittenError, OffsetTrimmedError
+from walstore.extent import measure
 from walstore.ports import FileSystem
 from walstore.posix import PosixFileSystem
-from walstore.recovery import Chain
-from walstore.segment import SegmentIndex
 from walstore.segment_file import (
     CHUNK_BYTES,
     Segment,
@@ -29,6 +28,7 @@ from walstore.segment_file import (
     read_footer,
     read_header,
 )
+from walstore.timeline import find_offset, timestamp_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,39 @@ class LogView:
                 yield batch
                 position = batch.limit
 
+    def offset_at(self, timestamp_us: int) -> int:
+        """Return the first offset at or after a time, or ``durable_limit`` if all are older.
+
+        ``timestamp_us`` counts microseconds since 1970 UTC. Reads one segment at one place. Raises
+        OffsetTrimmedError if that segment vanished, CorruptionError.
+        """
+        sources = [s for s in self.segments if s.summary is not None or s is self.segments[-1]]
+        try:
+            found = find_offset(self.fs, sources, timestamp_us, self.durable_limit)
+        except FileNotFoundError:
+            raise self._trimmed(self.head) from None
+        return self.durable_limit if found is None else max(found, self.head)
+
+    def timestamp_at(self, offset: int) -> int:
+        """Return the timestamp of a record, in microseconds since 1970 UTC.
+
+        Raises OffsetTrimmedError, OffsetNotWrittenError, CorruptionError.
+        """
+        if offset >= self.durable_limit:
+            raise OffsetNotWrittenError(
+                "the offset has not been written yet",
+                requested=offset,
+                head=self.head,
+                tail=self.durable_limit,
+            )
+        if offset < self.head:
+            raise self._trimmed(offset)
+        at = bisect_right(self.segments, offset, key=attrgetter("start")) - 1
+        try:
+            return timestamp_of(self.fs, self.segments[at], offset)
+        except FileNotFoundError:
+            raise self._trimmed(offset) from None
+
     def _read(self, source: Segment, position: int, limit: int) -> Iterator[Batch]:
         try:
             file = self.fs.open(source.path, "r")
@@ -107,42 +140,23 @@ class LogView:
 
 
 def _look(path: Path, fs: FileSystem) -> LogView:
-    cell = read_cell(fs, path)  # before the listing, so that its segment is listed
-    starts = list_segments(fs, path)
-    if not starts:
-        raise LogNotFoundError(f"there is no log at {path}", location=str(path))
-    hint = load_checkpoint(fs, path)
-    head = max(starts[0], cell.head if cell else 0, hint.head if hint else 0)
-    segments = [Segment(path / segment.file_name(start), start) for start in starts]
-    last = segments[-1]
-    file = fs.open(last.path, "r")
-    try:
-        header = read_header(file, last.path)
-        footer = read_footer(file, last.start, last.path)
-        if footer is not None:
-            last.summary, last.index = footer
-            durable_limit = footer[0].limit
-        elif cell is not None and cell.tail_start == last.start:
-            durable_limit = cell.durable_limit
-            last.index = _index_from(hint, last.start)
-        else:
-            last.index = SegmentIndex()
-            chain = Chain(last.start, header.previous_crc, 0, header.epoch)
-            walk_file(file, chain, last.index, segment.HEADER_BYTES)
-            durable_limit = chain.next_offset
-    finally:
-        file.close()
+    extent = measure(fs, path)
+    segments = [Segment(path / segment.file_name(start), start) for start in extent.starts]
     for found in segments[:-1]:
-        _load_summary(fs, found)
+        _load_footer(fs, found, is_sealed=True)
+    _load_footer(fs, segments[-1], is_sealed=False)
+    if segments[-1].summary is None:
+        segments[-1].index = extent.tail_index
+    hint = extent.hint
     return LogView(
         path=path,
-        log_id=header.log_id.hex(),
-        head=head,
-        durable_limit=durable_limit,
-        epoch=max(header.epoch, cell.epoch if cell else 0),
+        log_id=extent.log_id.hex(),
+        head=extent.head,
+        durable_limit=extent.limit,
+        epoch=extent.epoch,
         uploaded_limit=hint.uploaded_limit if hint else 0,
         tier_url=hint.tier_url if hint else None,
-        segments=tuple(s for at, s in enumerate(segments) if _reaches(segments, at, head)),
+        segments=tuple(s for at, s in enumerate(segments) if _reaches(segments, at, extent.head)),
         fs=fs,
     )
 
@@ -151,12 +165,8 @@ def _reaches(segments: list[Segment], at: int, head: int) -> bool:
     return at + 1 == len(segments) or segments[at + 1].start > head
 
 
-def _index_from(hint: Checkpoint | None, start: int) -> SegmentIndex:
-    return hint.tail_index if hint is not None and hint.tail_start == start else SegmentIndex()
-
-
-def _load_summary(fs: FileSystem, found: Segment) -> None:
-    """Read a sealed segment's footer, unless the file vanished meanwhile."""
+def _load_footer(fs: FileSystem, found: Segment, *, is_sealed: bool) -> None:
+    """Read a segment's footer, unless the file vanished meanwhile."""
     try:
         file = fs.open(found.path, "r")
     except FileNotFoundError:
@@ -166,6 +176,7 @@ def _load_summary(fs: FileSystem, found: Segment) -> None:
         footer = read_footer(file, found.start, found.path)
     finally:
         file.close()
-    if footer is None:
+    if footer is not None:
+        found.summary, found.index = footer
+    elif is_sealed:
         raise CorruptionError("sealed segment has lost its footer", path=str(found.path))
-    found.summary, found.index = footer

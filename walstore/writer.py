@@ -5,7 +5,7 @@ no timer. Everything in this file runs on the event loop; everything that blocks
 
 Invariants (tests/walstore/test_writer.py)
   W1  An append at level ``disk`` returns only after the sync that covers it has returned.
-  W2  Cache and durable limit change together, in offset order, after the sync.
+  W2  The limits change in offset order: the durable limit after the sync, and the cache no later.
   W3  After a failed call the log is failed for good: every waiter is told what became of its records.
 """
 
@@ -34,8 +34,15 @@ COMMIT_BYTES = 16 << 20
 class Listener(Protocol):
     """Who is told what became durable. All calls come on the event loop, in order."""
 
+    @property
+    def wants_disk(self) -> bool:
+        """Whether somebody waits for a sync."""
+
     def on_commit(self, commit: Commit) -> None:
-        """Records became durable."""
+        """Records were written, and synced if the commit says so."""
+
+    def on_sync(self, durable_limit: int) -> None:
+        """All that was written became durable."""
 
     def on_rotate(self, sealed: Segment, active: Segment) -> None:
         """The active segment was sealed without a commit."""
@@ -43,8 +50,14 @@ class Listener(Protocol):
     def on_drop(self, starts: list[int], head: int) -> None:
         """Sealed segments were deleted; ``head`` is the first offset still on disk."""
 
-    def on_failure(self, durable_limit: int, make_error: Callable[[int], WalError]) -> None:
-        """The log failed: below ``durable_limit`` all is safe, waiters above get ``make_error``."""
+    def on_failure(
+        self,
+        durable_limit: int,
+        make_error: Callable[[int], WalError],
+        make_settled_error: Callable[[int], WalError],
+    ) -> None:
+        """The log failed: below ``durable_limit`` all is safe, waiters above get ``make_error``, and
+        those who wait for a change of the ledger ``make_settled_error`` of its serial."""
 
 
 class Writer:
@@ -66,11 +79,15 @@ class Writer:
         self._clock = clock
         self._worker = worker
         self._age_seconds = settings.segment_age_seconds
+        self._linger_seconds = settings.linger_seconds
+        self._syncs_always = settings.sync == "batch"
+        self._sync_seconds = None if isinstance(settings.sync, str) else settings.sync
         # Owned by the writer task.
         self._aging_from = clock.monotonic()
         self._requests: list[tuple[Callable[[], Awaitable[None]], asyncio.Future[None]]] = []
         self._stopping = False
         self._ended = False
+        self._has_unsynced = asyncio.Event()
         self._has_records = asyncio.Event()
         if not tail.is_empty:
             self._has_records.set()
@@ -88,9 +105,13 @@ class Writer:
             while self.failure is None:
                 await self._channel.wait_ready()
                 await self._serve_requests()
+                if self._linger_seconds and not self._stopping and not self._channel.is_empty:
+                    await self._channel.wait_full(self._linger_seconds)
                 drafts = self._channel.take(COMMIT_BYTES)
                 if drafts:
                     await self._commit(drafts)
+                elif self._tail.has_unsynced and (self._stopping or self._listener.wants_disk):
+                    await self._sync()
                 elif self._stopping and self._channel.is_empty and not self._requests:
                     return
         finally:
@@ -111,6 +132,23 @@ class Writer:
                 await self.rotate()
             except WalError:
                 return  # the log failed; its waiters are told by _fail
+
+    async def run_sync_interval(self) -> None:
+        """Sync what has been written for that long; started only with such an interval, cancelled at
+        the end. Asleep while nothing is unsynced."""
+        assert self._sync_seconds is not None
+        while True:
+            await self._has_unsynced.wait()
+            await self._clock.sleep(self._sync_seconds)
+            try:
+                await self._request(self._sync)
+            except WalError:
+                return
+
+    def request_sync(self) -> None:
+        """Sync soon what was written without: somebody began to wait for the disk."""
+        if not self._syncs_always:
+            self._channel.poke()
 
     async def rotate(self) -> None:
         """Seal the active segment with all accepted so far, durably; return when that is done.
@@ -149,8 +187,9 @@ class Writer:
         self._tail.close(clean=self.failure is None)
 
     async def _commit(self, drafts: list[Draft]) -> None:
+        sync = self._syncs_always or self._listener.wants_disk
         try:
-            commit = await self._worker.run(self._tail.commit, drafts)
+            commit = await self._worker.run(partial(self._tail.commit, drafts, sync=sync))
         except CommitError as error:
             self._fail(error.cause, error.durable_limit, error.outcome)
             return
@@ -163,21 +202,43 @@ class Writer:
         self._channel.release(drafts)
         if commit.sealed or not self._has_records.is_set():
             self._aging_from = self._clock.monotonic()
-        self._has_records.set()
+        if self._tail.is_empty:
+            self._has_records.clear()
+        else:
+            self._has_records.set()
+        if not commit.is_synced:
+            self._has_unsynced.set()
         if self._tail.wants_checkpoint or commit.sealed:
             await self._guarded(self._checkpoint)
 
+    async def _sync(self) -> None:
+        """Sync what was written without."""
+        if not self._tail.has_unsynced:
+            return
+        try:
+            await self._worker.run(self._tail.sync)
+        except CommitError as error:
+            self._fail(error.cause, error.durable_limit, error.outcome)
+            return
+        self._note_synced()
+
+    def _note_synced(self) -> None:
+        self._has_unsynced.clear()
+        self._listener.on_sync(self._tail.durable_limit)
+
     async def _checkpoint(self) -> None:
         await self._worker.run(self._tail.checkpoint)
+        self._note_synced()
 
     async def _rotate(self, limit: int) -> None:
-        while self.failure is None and self._tail.durable_limit < limit:
+        while self.failure is None and self._tail.written_limit < limit:
             await self._commit(self._channel.take(COMMIT_BYTES))
         if self.failure is not None or self._tail.is_empty:
             return
         sealed = await self._worker.run(self._tail.rotate)
         self._has_records.clear()
         self.rotations += 1
+        self._note_synced()
         self._listener.on_rotate(sealed, self._tail.active)
         await self._worker.run(self._tail.checkpoint)
 
@@ -220,12 +281,19 @@ class Writer:
     def _fail(self, cause: BaseException, durable_limit: int, outcome: Outcome) -> None:
         """Fail the log for good. Records never handed to the disk are not written, whatever came
         of those that were being written."""
-        in_flight_limit = self._tail.attempted_limit
+        tail = self._tail
 
         def make_error(target: int) -> WalError:
             if target <= durable_limit:
                 return describe(cause, "durable")  # somebody who waits for the cloud
-            return describe(cause, outcome if target <= in_flight_limit else "not_written")
+            if target <= tail.unsynced_limit:
+                return describe(cause, "unknown")
+            return describe(cause, outcome if target <= tail.attempted_limit else "not_written")
+
+        def make_settled_error(serial: int) -> WalError:
+            if serial <= tail.unsynced_serial:
+                return describe(cause, "unknown")
+            return describe(cause, outcome if serial <= tail.attempted_serial else "not_written")
 
         self.failure = WalClosedError(
             f"the log failed and must be opened again: {cause}", reason="failed"
@@ -233,4 +301,4 @@ class Writer:
         self.failure.__cause__ = cause
         self._channel.close(self.failure)
         self._channel.drop()
-        self._listener.on_failure(durable_limit, make_error)
+        self._listener.on_failure(durable_limit, make_error, make_settled_error)

@@ -93,7 +93,7 @@ async def test_killed_between_the_head_and_the_deletion(log_directory: Path, sto
     wal = await Wal.open(log_directory, settings=NOTHING_KEPT, tier=tier(store), fs=faulty)
     faulty.fail("remove", errno.EIO, name="0*.wal")
     await fill(wal)
-    await until(lambda: wal._writer.failure is not None)
+    await until(lambda: wal._engine.writer.failure is not None)
     before = segments(log_directory)
     faulty.heal()
     with pytest.raises(WalClosedError):

@@ -12,7 +12,7 @@ from walstore import FormatVersionError, checkpoint
 from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.segment import SegmentIndex, SegmentSummary
 
-CELL = DurableCell(1, 1000, 3, 900, 123_456)
+CELL = DurableCell(1, 1000, 3, 900, 123_456, 1000)
 
 
 def make(**changes) -> Checkpoint:

@@ -71,13 +71,13 @@ async def wal(log_directory: Path, faulty):
     assert len(segments(log_directory)) == 4
     yield opened
     faulty.heal()
-    with contextlib.nullcontext() if opened._writer.failure is None else pytest.raises(WalError):
+    with contextlib.nullcontext() if opened._engine.writer.failure is None else pytest.raises(WalError):
         await opened.aclose()
 
 
 async def test_a_dropped_segment_is_gone_and_the_head_moves(wal, log_directory) -> None:
     second = wal._state.sealed_segments()[1].start
-    await wal._writer.drop_sealed(second)
+    await wal._engine.writer.drop_sealed(second)
     assert (wal.head, len(segments(log_directory))) == (second, 3)
     check_contiguous(await read_all(wal), second)
     reader = wal.reader(second - 1)
@@ -96,7 +96,7 @@ async def test_a_reader_in_a_file_that_goes_is_told_by_a_typed_error(wal, faulty
     with faulty.hold("open", name="0*.wal") as hold:
         reading = asyncio.create_task(anext(wal.reader(1)))
         await hold.wait_entered()
-        dropping = asyncio.create_task(wal._writer.drop_sealed(second))
+        dropping = asyncio.create_task(wal._engine.writer.drop_sealed(second))
         await dropping
     with pytest.raises(OffsetTrimmedError):
         await reading
@@ -105,7 +105,7 @@ async def test_a_reader_in_a_file_that_goes_is_told_by_a_typed_error(wal, faulty
 async def test_the_head_moves_before_a_file_goes(wal, faulty) -> None:
     second = wal._state.sealed_segments()[1].start
     with faulty.hold("remove", name="0*.wal") as hold:
-        dropping = asyncio.create_task(wal._writer.drop_sealed(second))
+        dropping = asyncio.create_task(wal._engine.writer.drop_sealed(second))
         await hold.wait_entered()
         await turns()
         assert wal.head == second
@@ -120,7 +120,7 @@ async def test_a_reader_inside_an_open_file_finishes_it(wal, faulty) -> None:
     with faulty.hold("pread") as hold:
         reading = asyncio.create_task(anext(wal.reader(1)))
         await hold.wait_entered()
-        await wal._writer.drop_sealed(last.start)
+        await wal._engine.writer.drop_sealed(last.start)
     assert (await reading).offset == 1
 
 
@@ -130,20 +130,20 @@ async def test_a_time_search_survives_a_deletion(wal, faulty) -> None:
     with faulty.hold("open", name="0*.wal") as hold:
         opening = asyncio.create_task(wal.reader(moment).__aenter__())
         await hold.wait_entered()
-        await wal._writer.drop_sealed(last.start)
+        await wal._engine.writer.drop_sealed(last.start)
     assert (await opening).position == last.start
 
 
 async def test_a_deletion_that_fails_fails_the_log(wal, faulty) -> None:
     faulty.fail("remove", errno.EACCES, name="0*.wal")
     with pytest.raises(WalClosedError):
-        await wal._writer.drop_sealed(wal._state.sealed_segments()[1].start)
+        await wal._engine.writer.drop_sealed(wal._state.sealed_segments()[1].start)
 
 
 async def test_a_file_that_is_gone_already_is_no_trouble(wal, log_directory) -> None:
     segments(log_directory)[0].unlink()
     second = wal._state.sealed_segments()[1].start
-    await wal._writer.drop_sealed(second)
+    await wal._engine.writer.drop_sealed(second)
     check_contiguous(await read_all(wal), second)
 
 
@@ -152,7 +152,7 @@ async def test_L11_retention_stays_in_force_after_append_flush_reopen(log_direct
     async with Wal.open(log_directory, settings=settings) as wal:
         await fill(wal, 36)
         head = wal._state.sealed_segments()[2].start
-        await wal._writer.drop_sealed(head)
+        await wal._engine.writer.drop_sealed(head)
         await wal.append(b"x" * 10 * KIB)
         await wal.rotate()
         assert wal.head == head

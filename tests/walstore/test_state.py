@@ -24,7 +24,18 @@ def segment(start: int, limit: int | None = None) -> Segment:
 def commit(start: int, count: int, *, sealed=(), active: Segment | None = None) -> Commit:
     values = frames.values_only(*[b"x"] * count, start=start)
     batch = frames.batch_of(frames.build(values))
-    return Commit([batch], list(sealed), active or segment(1))
+    return Commit(
+        batches=[batch],
+        limit=start + count,
+        durable_limit=start + count,
+        is_synced=True,
+        serial=0,
+        sealed=list(sealed),
+        active=active or segment(1),
+        size_bytes=batch.nbytes,
+        head=1,
+        registers=None,
+    )
 
 
 @pytest.fixture
@@ -66,7 +77,7 @@ async def test_segments_are_found_by_offset(state) -> None:
 
 async def test_a_failure_reaches_every_waiter_with_its_own_error(state) -> None:
     waiters = [state.durable.waiter(2), state.durable.waiter(5), state.uploaded.waiter(2)]
-    state.on_failure(2, lambda target: RuntimeError(str(target)))
+    state.on_failure(2, lambda target: RuntimeError(str(target)), lambda serial: RuntimeError(str(serial)))
     await waiters[0]
     for waiter, target in ((waiters[1], "5"), (waiters[2], "2")):
         with pytest.raises(RuntimeError, match=target):
@@ -124,7 +135,7 @@ async def test_shipping_is_due_when_somebody_waits_or_the_log_ends(state, what) 
         state.drain()
         state.drain()
     else:
-        state.on_failure(1, lambda _: RuntimeError())
+        state.on_failure(1, lambda _: RuntimeError(), lambda _: RuntimeError())
     await task
     assert (await due(state)).done()
     del waiter

@@ -34,7 +34,7 @@ async def wal(log_directory: Path, faulty: FaultyFileSystem, clock: ManualClock)
     try:
         await opened.aclose()
     except WalError:
-        assert opened._writer.failure is not None
+        assert opened._engine.writer.failure is not None
 
 
 # -- W1, W2 ----------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ async def test_a_failed_log_ages_no_more(log_directory, faulty, clock) -> None:
     await clock.wait_for_sleepers()
     faulty.fail("truncate", errno.EIO)
     clock.advance(60)
-    await until(lambda: wal._writer.failure is not None)
+    await until(lambda: wal._engine.writer.failure is not None)
     faulty.heal()
     with pytest.raises(WalClosedError):
         await wal.aclose()
@@ -345,7 +345,7 @@ async def test_a_failed_checkpoint_fails_the_log_but_no_durable_record(wal, faul
     faulty.fail("replace", errno.EIO, name="CHECKPOINT")
     assert await wal.append(b"x" * 60 * KIB) == 1
     assert await wal.append(b"y" * 60 * KIB) == 2  # rotates; the checkpoint fails afterwards
-    await until(lambda: wal._writer.failure is not None)
+    await until(lambda: wal._engine.writer.failure is not None)
     with pytest.raises(WalClosedError):
         await wal.append(b"z")
     assert len(await read_values(wal)) == 2

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from walstore import segment
 from walstore.directory import read_cell, walk_file
-from walstore.errors import LogNotFoundError, OffsetTrimmedError, WalError
+from walstore.errors import LogNotFoundError, WalError
 from walstore.recovery import Chain
 from walstore.segment import INDEX_INTERVAL_BYTES, SegmentIndex
-from walstore.segment_file import Segment, find_time, read_header
+from walstore.segment_file import Segment, read_header
 from walstore.spark.location import Location
 from walstore.spark.partition import FilePart, FilePartition, LogPartition
 from walstore.spark.plan import FileExtent, clip, cut_file, group
@@ -62,16 +62,8 @@ class DirectoryLog:
             found = self._tier.offset_at(timestamp_us)
             if found is not None and found < self._view.head:
                 return found
-        for source in self._view.segments:
-            if source.summary is not None and source.summary.max_timestamp_us < timestamp_us:
-                continue
-            try:
-                offset = find_time(self._view.fs, source, timestamp_us, self.limit)
-            except FileNotFoundError:
-                raise self._vanished(source) from None
-            if offset is not None:
-                return max(offset, self._view.head)
-        return None
+        offset = self._view.offset_at(timestamp_us)
+        return offset if offset < self.limit else None
 
     def partitions(self, start: int, limit: int, most_bytes: int) -> list[LogPartition]:
         """Return partitions of fragments up to the files' head, then of files."""
@@ -114,14 +106,6 @@ class DirectoryLog:
         tier.close()
         return None
 
-    def _vanished(self, source: Segment) -> OffsetTrimmedError:
-        return OffsetTrimmedError(
-            f"{source.path} was deleted while the read was planned; try again",
-            requested=source.start,
-            head=self._view.head,
-            tail=self.limit,
-        )
-
     def _segment_limit(self, at: int) -> int:
         segments = self._view.segments
         return segments[at + 1].start if at + 1 < len(segments) else self.limit
@@ -155,7 +139,7 @@ class DirectoryLog:
         try:
             header = read_header(file, source.path)
             chain = Chain(source.start, header.previous_crc, 0, header.epoch)
-            end = walk_file(file, chain, index, segment.HEADER_BYTES)
+            end = walk_file(file, source.path, chain, index, segment.HEADER_BYTES)
         finally:
             file.close()
         return end, index

@@ -1,0 +1,140 @@
+"""ActiveFile: the file of the active segment. Blocking; owned by the writer thread.
+
+Knows bytes and positions, nothing of offsets, ledger or other segments; :mod:`walstore.tail` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from walstore import segment
+from walstore.errors import Outcome
+from walstore.ports import Buffer, File, FileSystem
+
+SPARE_NAME: Final = "next.tmp"
+_LEAST_STEP_BYTES: Final = 1 << 20
+_MOST_STEP_BYTES: Final = 1 << 24
+_NEVER: Final = 1 << 62
+
+
+class ActiveFile:
+    """An open segment file that grows at its end."""
+
+    def __init__(self, file: File, position: int, segment_bytes: int) -> None:
+        """Go on behind ``position``; all before it is durable."""
+        self._file = file
+        self._segment_bytes = segment_bytes
+        self._reserved = position
+        self._durable_position = position
+        self.position = position
+        """End of the frames."""
+        self.outcome: Outcome = "not_written"
+        """What becomes of frames under way if the call that is now made fails."""
+
+    @classmethod
+    def create(
+        cls, fs: FileSystem, path: Path, pieces: Sequence[Buffer], segment_bytes: int
+    ) -> ActiveFile:
+        """Make a file that begins with ``pieces``: under a temporary name, synced, then renamed.
+
+        A file of that name is replaced.
+        """
+        spare = path.parent / SPARE_NAME
+        with contextlib.suppress(FileNotFoundError):
+            fs.remove(spare)
+        file = fs.open(spare, "x")
+        try:
+            file.pwrite(pieces, 0)
+            file.datasync()
+            fs.replace(spare, path)
+            fs.sync_directory(path.parent)
+        except BaseException:
+            file.close()
+            raise
+        return cls(file, sum(map(len, pieces)), segment_bytes)
+
+    @property
+    def durable_position(self) -> int:
+        """End of the frames that are synced."""
+        return self._durable_position
+
+    @property
+    def previous_crc(self) -> int:
+        """CRC of the last frame of the segment before, as the file's header has it."""
+        return segment.decode_header(self._file.pread(segment.HEADER_BYTES, 0), "").previous_crc
+
+    @property
+    def has_unsynced(self) -> bool:
+        """Whether frames were written since the last sync."""
+        return self.position > self._durable_position
+
+    def write(self, frames: Sequence[Buffer]) -> int:
+        """Write frames at the end and return their size.
+
+        A write that fails is taken back, so that none of it survives; ``outcome`` says if that worked.
+        """
+        size = sum(map(len, frames))
+        if not size:
+            return 0
+        if self.position + size > self._reserved:
+            self._reserve(self.position + size)
+        try:
+            self._file.pwrite(frames, self.position)
+        except OSError:
+            self.outcome = "unknown"
+            self._file.truncate(self.position)
+            self._file.datasync()
+            self.outcome = "not_written"
+            raise
+        self.position += size
+        return size
+
+    def sync(self) -> None:
+        """Make the frames written so far durable.
+
+        If that fails they are cut off as well as can be: the system may keep them in memory only, and
+        the next opening would take them for durable.
+        """
+        self.outcome = "unknown"
+        try:
+            self._file.datasync()
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._durable_position)
+            raise
+        self.outcome = "not_written"
+        self._durable_position = self.position
+
+    def seal(self, footer: bytes) -> None:
+        """Write the footer behind the frames, cut what is reserved off, sync and close."""
+        self._file.pwrite([footer], self.position)
+        self._file.truncate(self.position + len(footer))
+        self._file.datasync()
+        self._file.close()
+
+    def trim(self) -> None:
+        """Cut what is reserved off, durably."""
+        self._file.truncate(self.position)
+        self._file.datasync()
+        self._reserved = self.position
+
+    def close(self) -> None:
+        """Release the descriptor; twice is allowed."""
+        self._file.close()
+
+    def _reserve(self, needed_bytes: int) -> None:
+        """Reserve blocks ahead in growing steps, so that syncs need not write the file's size.
+
+        Idle logs reserve nothing. A full disk is met by the write itself, when it is really full.
+        """
+        step = min(max(self._reserved, _LEAST_STEP_BYTES), _MOST_STEP_BYTES)
+        goal = max(needed_bytes, min(self._reserved + step, self._segment_bytes))
+        try:
+            self._file.allocate(goal)
+            self._reserved = goal
+        except OSError:
+            self._file.truncate(self.position)
+            self._reserved = _NEVER

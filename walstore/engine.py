@@ -1,0 +1,348 @@
+"""Engine: the parts of one open log, and the tasks that drive them from opening to closing.
+
+Composes; the façade over it is :class:`walstore.wal.Wal`. One supervisor task owns all others. It ends when
+the log is closed, or after a failure and then the closing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from itertools import count
+from pathlib import Path
+
+from walstore.channel import Channel
+from walstore.directory import peek_log_id
+from walstore.draft import Group
+from walstore.errors import (
+    ExpectationError,
+    FencedError,
+    InvalidSettingsError,
+    StorageUnavailableError,
+    StreamClosedError,
+    WalClosedError,
+    WalError,
+)
+from walstore.faults import describe_open, fresh
+from walstore.opening import Opened, close_log, open_log
+from walstore.ports import Clock, FileSystem, Tier
+from walstore.records import Durability
+from walstore.retention import plan_drop
+from walstore.settings import Settings, parse_durability
+from walstore.shipping import Shipping
+from walstore.spill import Spill
+from walstore.state import LogState
+from walstore.tail import Tail
+from walstore.threads import Worker
+from walstore.tiered import TieredSource
+from walstore.writer import Writer
+
+logger = logging.getLogger("walstore")
+
+
+class Engine:
+    """What runs behind a :class:`walstore.wal.Wal`. Belongs to the event loop that opened the log."""
+
+    def __init__(
+        self,
+        *,
+        path: Path,
+        settings: Settings,
+        fs: FileSystem,
+        clock: Clock,
+        opened: Opened,
+        workers: tuple[Worker, Worker],
+        tier: Tier | None,
+    ) -> None:
+        """Compose the parts and start the supervisor; see :func:`open_engine`."""
+        loop = asyncio.get_running_loop()
+        tail = opened.tail
+        # Set once at open.
+        self.path = path
+        self.settings = settings
+        self.fs = fs
+        self.clock = clock
+        self.opened = opened
+        self.tier = tier
+        self.worker, self.reading = workers
+        self.state = LogState(
+            loop=loop,
+            head=tail.head,
+            durable_limit=tail.durable_limit,
+            uploaded_limit=_uploaded_limit(tail, tier),
+            sealed=opened.sealed,
+            active=tail.active,
+            cache_bytes=settings.cache_bytes,
+            registers=tail.ledger.registers,
+            shows_written=settings.sync == "os",
+        )
+        self.channel = Channel(tail.durable_limit, settings, loop, tail.ledger.copy())
+        self.source = TieredSource(
+            state=self.state, channel=self.channel, fs=fs, worker=self.reading, tier=tier
+        )
+        self.writer = Writer(
+            tail=tail,
+            channel=self.channel,
+            listener=self.state,
+            settings=settings,
+            clock=clock,
+            worker=self.worker,
+        )
+        self.syncs_always = settings.sync == "batch"
+        self._lead_us = int(settings.max_timestamp_lead_seconds * 1e6)
+        # Owned by the event loop.
+        self.tier_failure: WalError | None = None
+        self.transactions_committed = 0
+        self.transactions_rolled_back = 0
+        self.spilled_bytes = 0
+        self.spills: set[Spill] = set()
+        """Files of transactions that are not segments yet, to be deleted when the log closes."""
+        self._spilling: Worker | None = None
+        self._spill_numbers = count(1)
+        self._close_requested = asyncio.Event()
+        self._supervisor = loop.create_task(self._supervise(), name=f"walstore {path}")
+
+    # -- appending ---------------------------------------------------------------------------
+
+    async def submit(self, group: Group, level: Durability) -> range:
+        """Accept a group, wait until it is as safe as ``level`` says, and return its offsets.
+
+        What the group's terms say against it is raised once what they were compared with is durable,
+        so that nobody is told of a state that a crash takes back.
+        """
+        try:
+            start = await self.channel.put_wait(group)
+        except (ExpectationError, FencedError, StreamClosedError):
+            await self.settle()
+            raise
+        terms = group.terms
+        span = range(start, start + group.count)
+        if terms is not None and terms.span is not None:
+            span = terms.span
+        if level is Durability.MEMORY:
+            return span
+        if not span or (terms is not None and terms.is_duplicate):
+            await self.settle()
+        await self.wait(span.stop, level)
+        return span
+
+    async def settle(self) -> None:
+        """Return when all that was accepted, records and other changes, is durable."""
+        limit, serial = self.channel.tail, self.channel.serial
+        waiter = self.state.settled.waiter(serial)
+        try:
+            await self.wait(limit, Durability.DISK)
+            await waiter
+        finally:
+            if not waiter.done():
+                waiter.cancel()
+
+    async def wait(self, limit: int, level: Durability) -> None:
+        """Return when every offset below ``limit`` is as safe as ``level`` says."""
+        if level is Durability.MEMORY:
+            return
+        if self.state.durable.value < limit or not self.syncs_always:
+            waiter = self.state.durable.waiter(limit)
+            self.writer.request_sync()
+            await waiter
+        if level is Durability.CLOUD and self.state.uploaded.value < limit:
+            # After the disk: what fails now leaves the record durable, and its error says so.
+            uploaded = self.state.uploaded.waiter(limit)
+            self.state.request_cloud()
+            await uploaded
+
+    def level(self, durability: Durability | str | None) -> Durability:
+        """Check a level before anything is accepted at it."""
+        if durability is None:
+            return self.settings.durability
+        level = parse_durability(durability)
+        if level is Durability.REPLICATED:
+            raise InvalidSettingsError("durability 'replicated' is not available yet")
+        if level is Durability.CLOUD and self.tier is None:
+            raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
+        return level
+
+    def timestamp(self, timestamp_us: int | None) -> int | None:
+        """Check a caller's timestamp."""
+        if timestamp_us is None:
+            return None
+        if isinstance(timestamp_us, bool) or not isinstance(timestamp_us, int):
+            raise TypeError(f"timestamp_us must be an int, not {type(timestamp_us).__name__}")
+        latest = self.clock.now_us() + self._lead_us
+        if not 0 <= timestamp_us <= latest:
+            raise ValueError(
+                f"timestamp_us {timestamp_us} is not between 0 and {latest}, which is "
+                "max_timestamp_lead_seconds from now; is it in microseconds?"
+            )
+        return timestamp_us
+
+    @property
+    def spilling(self) -> Worker:
+        """Thread for the files of large transactions: not the writer's, which others wait for."""
+        if self._spilling is None:
+            self._spilling = Worker("spill")
+        return self._spilling
+
+    def make_spill(self) -> Spill:
+        """Create the file of a large transaction; blocking, for :attr:`spilling`."""
+        number = next(self._spill_numbers)
+        return Spill(self.fs, self.path, number, compress=self.settings.compression is not None)
+
+    # -- closing -----------------------------------------------------------------------------
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the log is closed, or about to be."""
+        return self._close_requested.is_set() or self.writer.failure is not None
+
+    async def close(self) -> None:
+        """Drain and close; see :meth:`walstore.wal.Wal.aclose`."""
+        self._close_requested.set()
+        await asyncio.shield(self._supervisor)
+
+    async def _supervise(self) -> None:
+        """Own every task of this log, from open until it is closed. Never cancelled by us."""
+        writer = self.writer
+        try:
+            async with asyncio.TaskGroup() as group:
+                writing = group.create_task(writer.run())
+                helpers = [group.create_task(self._run_retention())]
+                if self.settings.segment_age_seconds is not None:
+                    helpers.append(group.create_task(writer.run_age_limit()))
+                if not isinstance(self.settings.sync, str):
+                    helpers.append(group.create_task(writer.run_sync_interval()))
+                shipping = group.create_task(self._run_tier()) if self.tier else None
+                await self._close_requested.wait()
+                self.channel.close(WalClosedError("the log is closed"))
+                with contextlib.suppress(WalError):  # told to the appenders, and raised below
+                    await self.settle()
+                self.state.drain()
+                if shipping is not None:
+                    await shipping
+                for helper in helpers:
+                    helper.cancel()
+                writer.stop()
+                await writing
+        finally:
+            self.source.closed = writer.failure or WalClosedError("the log is closed")
+            self.channel.close(self.source.closed)  # if a defect ended the tasks
+            self.state.end(self.source.closed)
+            await self._release()
+        if writer.failure is not None:
+            raise writer.failure
+
+    async def _release(self) -> None:
+        try:
+            for spill in self.spills:
+                with contextlib.suppress(OSError):  # deleted when the log is opened again
+                    await self.spilling.run(spill.discard)
+            await self.writer.close()
+        except OSError as error:
+            raise describe_open(error, self.path) from error
+        finally:
+            self.opened.lock.release()
+            for worker in (self.worker, self.reading, self._spilling):
+                if worker is not None:
+                    worker.close()
+            if self.tier is not None:
+                await self.tier.aclose()
+
+    async def _run_tier(self) -> None:
+        """Ship until the log drains. A tier that fails for good does not stop the local log: callers
+        that wait for the cloud are told, and the records stay on disk for the next opening."""
+        assert self.tier is not None
+        try:
+            log_id = self.opened.log_id.hex()
+            await self.tier.run(Shipping(self.state, self.source, self.writer, log_id))
+        except WalError as error:
+            logger.error("shipping to %s ended: %s", self.tier.url, error)
+            self._fail_tier(error)
+        except Exception as error:
+            logger.exception("shipping to %s ended by a defect", self.tier.url)
+            failure = StorageUnavailableError(f"the cloud tier failed: {error!r}", retriable=False)
+            failure.__cause__ = error
+            self._fail_tier(failure)
+
+    def _fail_tier(self, error: WalError) -> None:
+        """Tell those who wait for the cloud; what they wait for is on disk, see :meth:`wait`."""
+        self.tier_failure = error
+
+        def make_error(_: int) -> WalError:
+            twin = fresh(error)
+            twin.outcome = "durable"
+            return twin
+
+        self.state.uploaded.fail(make_error)
+
+    async def _run_retention(self) -> None:
+        """Delete uploaded segments beyond the local budget; asleep while nothing changes."""
+        keep = self.settings.retention_bytes
+        if keep is None:
+            return
+        while True:
+            await self.state.shrinkable.wait()
+            self.state.shrinkable.clear()
+            summaries = [s.summary for s in self.state.sealed_segments() if s.summary]
+            limit = plan_drop(
+                summaries, uploaded_limit=self.state.uploaded.value, retention_bytes=keep
+            )
+            if limit:
+                try:
+                    await self.writer.drop_sealed(limit)
+                except WalError:
+                    return
+
+
+def _uploaded_limit(tail: Tail, tier: Tier | None) -> int:
+    """Return the limit of what this directory knows to have shipped, or no longer holds.
+
+    A manifest may name more, and the tier says so once it has compared it with the local records.
+    """
+    if tier is None:
+        return max(tail.uploaded_limit, 1)
+    return min(tier.limit, max(tail.uploaded_limit, tail.head))
+
+
+async def open_engine(
+    path: Path, settings: Settings, tier: Tier | None, fs: FileSystem, clock: Clock
+) -> Engine:
+    """Lock and recover the log at ``path``, or create it, and start its tasks."""
+    if settings.durability is Durability.CLOUD and tier is None:
+        raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
+    writing, reading = Worker("writer"), Worker("reader", threads=2)
+    try:
+        if tier is not None:
+            await tier.open(await writing.run(peek_log_id, fs, path))
+        opened = await writing.run_owned(
+            lambda: open_log(
+                path,
+                fs=fs,
+                clock=clock,
+                settings=settings,
+                owner=f"process {os.getpid()} on {socket.gethostname()}",
+                make_log_id=lambda: (tier.log_id if tier else None) or os.urandom(16),
+                tier_limit=tier.limit if tier else 1,
+                tier_url=tier.url if tier else None,
+            ),
+            close_log,
+        )
+    except BaseException as error:
+        writing.close()
+        reading.close()
+        if tier is not None:
+            await tier.aclose()
+        if isinstance(error, OSError):
+            raise describe_open(error, path) from error
+        raise
+    return Engine(
+        path=path,
+        settings=settings,
+        fs=fs,
+        clock=clock,
+        opened=opened,
+        workers=(writing, reading),
+        tier=tier,
+    )

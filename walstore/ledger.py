@@ -1,0 +1,233 @@
+"""Ledger: what a log remembers beside its records. Pure: no I/O, no asyncio.
+
+Registers, the windows of idempotent producers, streams, and the trimmed head. It changes only by
+:class:`Marks`, which travel in the frames of the log (docs/format.md, "Marks") together with the records
+they belong to, so both survive or neither. Every segment begins with the whole ledger, so what stands
+in it never depends on a segment that retention may delete.
+
+A log has two ledgers that see the same marks in the same order: the channel's, which is what an append
+is checked against when it is accepted, and the tail's, which holds what the frames say.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+_REGISTERS: Final = "r"
+_PRODUCERS: Final = "p"
+_STREAMS: Final = "s"
+_HEAD: Final = "h"
+_WHOLE: Final = "w"
+"""Present in marks that replace the ledger instead of changing it."""
+
+
+class Run(NamedTuple):
+    """Consecutive appends of one producer, alike in size, whose records abut."""
+
+    sequence: int
+    """Sequence number of the first."""
+    start: int
+    """Offset of the first record."""
+    records: int
+    """Records of each append; 0 for an append without records."""
+    repeat: int
+    """How many appends."""
+
+
+class StreamInfo(NamedTuple):
+    """What a log knows of one of its streams."""
+
+    is_open: bool
+    """Whether appends to it are accepted."""
+    metadata: Mapping[str, str]
+    """As given when it was opened; empty if the first append opened it."""
+    opened_at: int
+    """Tail of the log when it was opened: no record of the stream lies below."""
+
+
+@dataclass(slots=True)
+class Marks:
+    """Changes of the ledger made by the appends of one batch, in order."""
+
+    registers: dict[str, str | None] = field(default_factory=dict)
+    """New values; None removes a register."""
+    producers: list[tuple[str, Run]] = field(default_factory=list)
+    streams: dict[str, StreamInfo] = field(default_factory=dict)
+    head: int = 0
+    """New head, if it is higher than the one before."""
+    is_whole: bool = False
+    """Whether this is the whole ledger rather than a change."""
+
+    def merge(self, later: Marks) -> None:
+        """Take over changes that come behind these."""
+        self.registers.update(later.registers)
+        self.streams.update(later.streams)
+        self.head = max(self.head, later.head)
+        for name, run in later.producers:
+            if self.producers and self.producers[-1][0] == name:
+                joined = _join(self.producers[-1][1], run)
+                if joined is not None:
+                    self.producers[-1] = (name, joined)
+                    continue
+            self.producers.append((name, run))
+
+    def encode(self) -> bytes:
+        """Return the marks as the msgpack map of docs/format.md."""
+        fields: dict[str, Any] = {}
+        if self.registers:
+            fields[_REGISTERS] = self.registers
+        if self.producers:
+            fields[_PRODUCERS] = [[name, *run] for name, run in self.producers]
+        if self.streams:
+            fields[_STREAMS] = {
+                name: [info.is_open, dict(info.metadata), info.opened_at]
+                for name, info in self.streams.items()
+            }
+        if self.head:
+            fields[_HEAD] = self.head
+        if self.is_whole:
+            fields[_WHOLE] = True
+        packed: bytes = msgpack.packb(fields)
+        return packed
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> Marks:
+        """Parse :meth:`encode`; ValueError naming a field of a newer version."""
+        fields: dict[str, Any] = msgpack.unpackb(data)
+        unknown = fields.keys() - {_REGISTERS, _PRODUCERS, _STREAMS, _HEAD, _WHOLE}
+        if unknown:
+            raise ValueError(f"mark {min(unknown)!r}")
+        streams: dict[str, Sequence[Any]] = fields.get(_STREAMS, {})
+        return cls(
+            registers=fields.get(_REGISTERS, {}),
+            producers=[(name, Run(*run)) for name, *run in fields.get(_PRODUCERS, ())],
+            streams={name: StreamInfo(*info) for name, info in streams.items()},
+            head=fields.get(_HEAD, 0),
+            is_whole=fields.get(_WHOLE, False),
+        )
+
+
+class Window:
+    """The last appends of one producer: which sequence number went where."""
+
+    __slots__ = ("last", "runs")
+
+    def __init__(self) -> None:
+        self.last = 0
+        """Sequence number of the newest append; 0 before the first."""
+        self.runs: deque[Run] = deque()
+
+    @property
+    def first(self) -> int:
+        """Oldest sequence number that is remembered."""
+        return self.runs[0].sequence if self.runs else self.last + 1
+
+    def add(self, run: Run, size: int) -> None:
+        """Remember appends, and forget those more than ``size`` behind."""
+        joined = _join(self.runs[-1], run) if self.runs else None
+        if joined is not None:
+            self.runs[-1] = joined
+        else:
+            self.runs.append(run)
+        self.last = run.sequence + run.repeat - 1
+        excess = self.last - size + 1 - self.first
+        while excess > 0:
+            oldest = self.runs.popleft()
+            cut = min(excess, oldest.repeat)
+            if cut < oldest.repeat:
+                self.runs.appendleft(
+                    Run(
+                        oldest.sequence + cut,
+                        oldest.start + cut * oldest.records,
+                        oldest.records,
+                        oldest.repeat - cut,
+                    )
+                )
+            excess -= cut
+
+    def find(self, sequence: int) -> range | None:
+        """Return the offsets of an append, or None if it is not remembered."""
+        for run in self.runs:
+            behind = sequence - run.sequence
+            if 0 <= behind < run.repeat:
+                start = run.start + behind * run.records
+                return range(start, start + run.records)
+        return None
+
+
+class Ledger:
+    """Registers, producers, streams and trimmed head of one log."""
+
+    __slots__ = ("_max_producers", "_window", "head", "producers", "registers", "streams")
+
+    def __init__(self, *, window: int = 64, max_producers: int = 1024) -> None:
+        """Make an empty one that remembers ``window`` appends of each of ``max_producers``."""
+        self._window = window
+        self._max_producers = max_producers
+        self.registers: dict[str, str] = {}
+        self.producers: OrderedDict[str, Window] = OrderedDict()
+        """The one that appended last is last."""
+        self.streams: dict[str, StreamInfo] = {}
+        self.head = 0
+        """Head that was asked for by trimming; 0 if never."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to remember."""
+        return not (self.registers or self.producers or self.streams or self.head)
+
+    def apply(self, marks: Marks) -> None:
+        """Take changes over."""
+        if marks.is_whole:
+            self.registers.clear()
+            self.producers.clear()
+            self.streams.clear()
+            self.head = 0
+        for name, value in marks.registers.items():
+            if value is None:
+                self.registers.pop(name, None)
+            else:
+                self.registers[name] = value
+        for name, run in marks.producers:
+            found = self.producers.get(name)
+            if found is None:
+                found = self.producers[name] = Window()
+                if len(self.producers) > self._max_producers:
+                    self.producers.popitem(last=False)
+            found.add(run, self._window)
+            self.producers.move_to_end(name)
+        self.streams.update(marks.streams)
+        self.head = max(self.head, marks.head)
+
+    def whole(self) -> Marks:
+        """Return marks that make any ledger equal to this one."""
+        return Marks(
+            registers=dict(self.registers),
+            producers=[(name, run) for name, found in self.producers.items() for run in found.runs],
+            streams=dict(self.streams),
+            head=self.head,
+            is_whole=True,
+        )
+
+    def copy(self) -> Ledger:
+        """Return an independent copy."""
+        twin = Ledger(window=self._window, max_producers=self._max_producers)
+        twin.apply(self.whole())
+        return twin
+
+
+def _join(before: Run, after: Run) -> Run | None:
+    """Return two runs as one if the second continues the first."""
+    follows = (
+        before.sequence + before.repeat == after.sequence
+        and before.records == after.records
+        and before.start + before.records * before.repeat == after.start
+    )
+    if not follows:
+        return None
+    return Run(before.sequence, before.start, before.records, before.repeat + after.repeat)

@@ -1,0 +1,220 @@
+"""Transaction: records of any total size that enter the log together or not at all.
+
+They gather in memory up to a budget and commit as one batch. Beyond it they go to a file of their own
+(:mod:`walstore.spill`), which becomes a segment at the commit. Until then they have no offset, nobody
+sees them, and other appends go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from walstore.draft import RECORD_OVERHEAD_BYTES, Draft, Group, split
+from walstore.errors import RecordTooLargeError, WalClosedError, WalError
+from walstore.faults import describe_spill, fresh
+from walstore.group import make_record
+from walstore.records import Durability
+from walstore.spill import Spill
+from walstore.terms import Terms
+
+if TYPE_CHECKING:
+    from walstore.engine import Engine
+
+_LEAST_FRAME_BYTES: Final = 256 << 10
+"""Least size of a spilled batch: each costs one small write at the commit."""
+
+
+class Transaction:
+    """An append in the making; see :meth:`walstore.Wal.transaction`. One task at a time.
+
+    Use it with ``async with``. If the block raises or is cancelled, everything is rolled back. If the
+    commit itself is cancelled, it may have happened all the same: ``span`` is set then.
+    """
+
+    def __init__(self, engine: Engine, terms: Terms, level: Durability) -> None:
+        """Not for callers; see :meth:`walstore.Wal.transaction`."""
+        # Set once.
+        self._engine = engine
+        self._terms = terms
+        self._level = level
+        settings = engine.settings
+        self._memory_bytes = min(settings.transaction_memory_bytes, settings.channel_bytes)
+        batch_bytes = min(settings.batch_bytes, settings.segment_bytes // 4)
+        self._frame_bytes = max(batch_bytes, _LEAST_FRAME_BYTES)
+        # Owned by the task that uses it.
+        self._draft = Draft(0)
+        self._spill: Spill | None = None
+        self._names: set[str | None] = set()  # streams of records in the file
+        self._count = 0
+        self._is_open = False
+        self._failure: WalError | None = None
+
+    @property
+    def span(self) -> range | None:
+        """Offsets of the records once they are committed; None before.
+
+        Without records: an empty range at the log's tail of that moment. Of a producer's repeated
+        transaction: the offsets it got the first time.
+        """
+        return self._terms.span
+
+    @property
+    def is_duplicate(self) -> bool:
+        """Whether the commit found that a producer had committed it before."""
+        return self._terms.is_duplicate
+
+    async def append(
+        self,
+        value: bytes,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+    ) -> int:
+        """Add a record and return its place in the transaction, counted from 0.
+
+        Its offset will be ``span.start`` plus that. Raises what :meth:`walstore.Wal.append` raises for
+        bad arguments and records that are too large, which leaves the transaction as it was, and
+        DiskFullError or StorageUnavailableError if it does not fit the disk, which rolls it back.
+        """
+        self._check_open()
+        times = self._engine.timestamp(timestamp_us)
+        group = make_record(value, key, stream, headers, times)
+        limit = self._engine.settings.max_record_bytes
+        if group.size_bytes - RECORD_OVERHEAD_BYTES > limit:
+            raise RecordTooLargeError(
+                f"the record has {group.size_bytes - RECORD_OVERHEAD_BYTES} bytes; "
+                f"max_record_bytes is {limit}",
+                size_bytes=group.size_bytes - RECORD_OVERHEAD_BYTES,
+                limit_bytes=limit,
+            )
+        place = self._count
+        self._draft.extend(group)
+        self._draft.size_bytes += group.size_bytes
+        self._count = place + 1
+        threshold = self._memory_bytes if self._spill is None else self._frame_bytes
+        if self._draft.size_bytes > threshold:
+            await self._write_out()
+        return place
+
+    async def rollback(self) -> None:
+        """Forget everything now; leaving the block does nothing more. Twice is allowed."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._engine.transactions_rolled_back += 1
+        self._failure = self._failure or WalClosedError("the transaction was rolled back")
+        await self._discard()
+
+    async def __aenter__(self) -> Self:
+        if self._is_open or self._count or self._failure is not None or self.span is not None:
+            raise RuntimeError("a transaction can be entered once; make another")
+        if self._engine.is_closing:
+            raise fresh(self._engine.writer.failure or WalClosedError("the log is closed"))
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._is_open:
+            return
+        if error is not None:
+            await self.rollback()
+            return
+        self._check_open()
+        try:
+            await self._commit()
+        finally:
+            self._is_open = False
+            if self._terms.span is None:
+                self._engine.transactions_rolled_back += 1
+                self._failure = self._failure or WalClosedError("the transaction was rolled back")
+                await self._discard()
+            else:
+                self._engine.transactions_committed += 1
+                if self._terms.is_duplicate:
+                    await self._discard()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _commit(self) -> None:
+        if self._spill is not None:
+            await self._write_out()
+            spill = self._spill
+            await self._blocking(spill.finish)
+            names = list(self._names) or None
+            group = Group((), None, names, None, None, 0, self._terms, spill)
+        else:
+            draft = self._draft
+            draft.pad()
+            group = Group(
+                draft.values,
+                draft.keys,
+                draft.streams,
+                draft.headers,
+                draft.timestamps_us,
+                draft.size_bytes,
+                self._terms,
+            )
+        await self._engine.submit(group, self._level)
+        if group.spill is not None and not self._terms.is_duplicate:
+            self._engine.spills.discard(group.spill)  # it is a segment now
+
+    async def _write_out(self) -> None:
+        """Move what is in memory to the file, in batches of a size that readers can hold."""
+        draft, self._draft = self._draft, Draft(0)
+        draft.pad()
+        self._names.update(draft.streams or ())
+        if self._spill is None:
+            await self._open_spill()
+        spill = self._spill
+        assert spill is not None
+        before = spill.size_bytes
+        now_us = self._engine.clock.now_us()
+        for part in split(draft, self._frame_bytes):
+            await self._blocking(spill.add, part, now_us)
+        self._engine.spilled_bytes += spill.size_bytes - before
+
+    async def _open_spill(self) -> None:
+        engine = self._engine
+        try:
+            spill = await engine.spilling.run_owned(engine.make_spill, Spill.discard)
+        except OSError as error:
+            await self._fail(error)
+            raise AssertionError from error  # _fail raises
+        engine.spills.add(spill)
+        self._spill = spill
+
+    async def _blocking(self, call: Callable[..., None], *args: object) -> None:
+        try:
+            await self._engine.spilling.run(call, *args)
+        except OSError as error:
+            await self._fail(error)
+
+    async def _fail(self, cause: OSError) -> None:
+        """Roll back because the disk refused; the log itself is not affected."""
+        self._failure = describe_spill(cause)
+        await self.rollback()
+        raise fresh(self._failure) from cause
+
+    async def _discard(self) -> None:
+        """Delete the file; one left behind is deleted when the log closes or is opened again."""
+        self._draft = Draft(0)
+        spill, self._spill = self._spill, None
+        if spill is not None:
+            with contextlib.suppress(WalClosedError, OSError):
+                await self._engine.spilling.run(spill.discard)
+                self._engine.spills.discard(spill)
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise fresh(self._failure)
+        if not self._is_open:
+            raise RuntimeError("use a transaction inside its own 'async with' block")
