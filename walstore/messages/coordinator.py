@@ -1,0 +1,227 @@
+"""Coordinator: transactions over several logs, exactly once across crashes of the program."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from walstore.clock import SystemClock
+from walstore.errors import (
+    ExpectationError,
+    FencedError,
+    LogNotFoundError,
+    WalClosedError,
+    WalError,
+)
+from walstore.faults import fresh
+from walstore.messages.coordinated_transaction import CoordinatedTransaction
+from walstore.messages.coordinator_state import CoordinatorState, StateStore
+from walstore.messages.publisher import Publisher
+from walstore.messages.recovery import recover
+from walstore.messages.stamp import new_producer_id
+from walstore.ports import Clock
+from walstore.records import Durability
+from walstore.resource import Opening
+from walstore.wal import Wal
+
+
+class Coordinator:
+    """Publishes to several logs all or nothing, together with the position it has read up to.
+
+    A transaction is committed at the moment at which the store has saved its state. Opening finishes
+    or rolls back what the program before left behind, and fences it off: exactly one coordinator can
+    save to a store, the one opened last. One transaction at a time, one event loop.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        store: StateStore,
+        outputs: Iterable[Wal],
+        *,
+        clock: Clock | None = None,
+        make_id: Callable[[], bytes] = new_producer_id,
+        durability: Durability | str = Durability.DISK,
+        forget_missing: bool = False,
+    ) -> Opening[Coordinator]:
+        """Take the store over, recover, and return a coordinator; to be awaited or entered.
+
+        ``outputs`` are all logs that transactions may publish to, among them those of the program
+        before: LogNotFoundError if one is not there, unless ``forget_missing`` says that it was deleted
+        on purpose. Messages reach ``durability`` ("disk" or "cloud") before their transaction commits.
+        Raises what the store and the logs raise.
+        """
+
+        async def open_it() -> Coordinator:
+            return await _open(
+                store, list(outputs), clock or SystemClock(), make_id, durability, forget_missing
+            )
+
+        return Opening(open_it)
+
+    def __init__(
+        self,
+        *,
+        store: StateStore,
+        outputs: list[Wal],
+        publisher: Publisher,
+        state: CoordinatorState,
+        durability: Durability | str,
+    ) -> None:
+        """Not for callers; see :meth:`open`."""
+        self._store = store
+        self._outputs = {log.log_id: log for log in outputs}
+        self._publisher = publisher
+        self._state = state
+        self._durability = durability
+        self._is_busy = False
+        self._ended: WalClosedError | None = None
+        # Acknowledgements accepted and perhaps not on disk; the state that holds them must stay until.
+        self._unsettled: dict[str, int] = {}
+
+    @property
+    def position(self) -> bytes | None:
+        """What the last committed transaction stored as its position; None before the first."""
+        return self._state.position
+
+    @property
+    def producer(self) -> bytes:
+        """Producer id of this session."""
+        return self._publisher.producer
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[CoordinatedTransaction]:
+        """Open a transaction for an ``async with`` block: committed at its end, rolled back if it raises.
+
+        ExpectationError if another one is open. WalClosedError if an earlier one failed such that only
+        opening again can tell its outcome, or finish it; if this one failed like that after it was
+        committed, the error's ``outcome`` is "durable". FencedError if another coordinator took over.
+        Cancelled while it commits, only opening again tells the outcome.
+        """
+        transaction = self._begin()
+        try:
+            yield transaction
+        except BaseException as error:
+            transaction.end()
+            await self._roll_back(error)
+            raise
+        transaction.end()
+        await self._commit(transaction.position)
+
+    async def aclose(self) -> None:
+        """Return when the acknowledgements of the last transaction are on disk; twice is allowed."""
+        if self._ended is None:
+            self._ended = WalClosedError("the coordinator is closed")
+            await self._settle()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _begin(self) -> CoordinatedTransaction:
+        if self._ended is not None:
+            raise fresh(self._ended)
+        if self._is_busy:
+            raise ExpectationError(
+                "another transaction of this coordinator is open; end it first",
+                expected=0,
+                actual=1,
+            )
+        self._is_busy = True
+        return CoordinatedTransaction(self._publisher, self._outputs, self.position)
+
+    async def _commit(self, position: bytes | None) -> None:
+        try:
+            await self._publisher.wait_durable(self._durability)
+            await self._settle()
+            intents = self._publisher.build_ack_intents()
+        except BaseException as error:
+            await self._roll_back(error)
+            raise
+        state = dataclasses.replace(self._state, intents=intents, position=position)
+        try:
+            await self._store.save(state.to_bytes())
+        except BaseException as error:
+            is_undone = isinstance(error, WalError) and error.outcome == "not_written"
+            if is_undone and not isinstance(error, FencedError):
+                await self._roll_back(error)
+            else:
+                self._end(error)
+            raise
+        self._state = state
+        try:
+            self._unsettled = await self._publisher.ack()
+        except BaseException as error:
+            self._end(error)
+            if isinstance(error, WalError):
+                raise WalClosedError(
+                    "the transaction is committed, but not yet visible in every log; open the logs "
+                    "and the coordinator again to finish it",
+                    reason="failed",
+                    outcome="durable",
+                ) from error
+            raise
+        self._is_busy = False
+
+    async def _roll_back(self, cause: BaseException) -> None:
+        """Abort the transaction because of ``cause``, which is raised afterwards."""
+        try:
+            await self._publisher.abort()
+        except WalError as error:
+            cause.add_note(f"and rolling back failed: {error!r}")
+            self._end(error)
+        except BaseException as error:
+            self._end(error)
+            raise
+        else:
+            self._is_busy = False
+
+    async def _settle(self) -> None:
+        for log_id, offset in self._unsettled.items():
+            await self._outputs[log_id].wait_durable(offset)
+        self._unsettled = {}
+
+    def _end(self, cause: BaseException) -> None:
+        """Refuse further transactions: only recovery can tell what became of this one, or finish it."""
+        self._ended = WalClosedError(
+            "a transaction could not be ended; open the logs and the coordinator again to recover",
+            reason="fenced" if isinstance(cause, FencedError) else "failed",
+        )
+        self._ended.__cause__ = cause
+
+
+async def _open(
+    store: StateStore,
+    outputs: list[Wal],
+    clock: Clock,
+    make_id: Callable[[], bytes],
+    durability: Durability | str,
+    forget_missing: bool,  # noqa: FBT001 - keyword-only where callers see it
+) -> Coordinator:
+    publisher = Publisher(clock=clock, make_id=make_id)
+    names = tuple(log.log_id for log in outputs)
+    data = await store.load()
+    if data is None:
+        state = CoordinatorState((publisher.producer,), names)
+        await store.save(state.to_bytes())
+    else:
+        found = CoordinatorState.from_bytes(data)
+        missing = sorted(set(found.outputs) - set(names))
+        if missing and not forget_missing:
+            raise LogNotFoundError(
+                f"the program before published to the log {missing[0]}, which is not among the "
+                "outputs; open it too, or say forget_missing=True if it is gone",
+                location=missing[0],
+            )
+        # First the store is taken over: from here on nobody else can commit what is rolled back below.
+        claimed = dataclasses.replace(
+            found,
+            producers=(*found.producers, publisher.producer),
+            outputs=tuple(sorted({*found.outputs, *names})),
+        )
+        await store.save(claimed.to_bytes())
+        await recover(found, outputs, clock=clock, forget_missing=forget_missing)
+        state = CoordinatorState((publisher.producer,), names, {}, found.position)
+        await store.save(state.to_bytes())
+    return Coordinator(
+        store=store, outputs=outputs, publisher=publisher, state=state, durability=durability
+    )

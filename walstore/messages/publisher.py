@@ -1,0 +1,237 @@
+"""Publisher: stamps messages and appends them, so that each log holds them in clock order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from walstore.clock import SystemClock
+from walstore.errors import ExpectationError, WalError
+from walstore.messages.message_clock import MessageClock
+from walstore.messages.stamp import HEADER, Flag, Stamp, new_producer_id, stamped
+from walstore.ports import Clock
+from walstore.records import Durability
+from walstore.settings import parse_durability
+from walstore.wal import Wal
+
+AckIntents = dict[str, bytes]
+"""Acknowledgements to be sent: the stamp for each log, by its ``log_id``."""
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """One log and what this publisher did to it."""
+
+    log: Wal
+    is_transactional: bool
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held from the stamp to its acceptance, so that clock order is offset order."""
+    in_flight: int = 0
+    last_offset: int = 0
+    """Of the last accepted message; 0 if none."""
+    is_pending: bool = False
+    """Whether it holds messages of the current transaction."""
+
+
+class Publisher:
+    """Publishes messages to any number of logs under one producer id.
+
+    Two ways, of which each log sees one: :meth:`publish_committed` for messages that stand alone, and
+    :meth:`publish_uncommitted` for those of a transaction, which readers of committed messages see
+    after :meth:`ack`. The order of a transaction is: publish, :meth:`wait_durable`,
+    :meth:`build_ack_intents`, store the intents, :meth:`ack`. A program that dies between the last
+    two is finished by :func:`walstore.messages.send_intents`; :class:`Coordinator` does all of that.
+
+    One event loop. Nothing is held that must be released.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        make_id: Callable[[], bytes] = new_producer_id,
+    ) -> None:
+        """Take a new producer id from ``make_id``; it must never have been used before."""
+        self.producer = make_id()
+        """The producer id, 6 bytes."""
+        self._clock = MessageClock(clock or SystemClock())
+        self._lanes: dict[str, _Lane] = {}
+        self._intents: AckIntents = {}  # built and not yet sent
+
+    # -- publishing --------------------------------------------------------------------------
+
+    async def publish_committed(
+        self,
+        log: Wal,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+        durability: Durability | str | None = None,
+    ) -> int:
+        """Append a message that is committed as soon as it is durable; return its offset.
+
+        Options, errors and cancellation as for :meth:`walstore.Wal.append`. Any number of tasks may
+        publish at the same time. ExpectationError if this publisher uses transactions in the log.
+        """
+        level = log.settings.durability if durability is None else parse_durability(durability)
+        lane = self._lane(log, is_transactional=False)
+        options = key, stream, headers, timestamp_us
+        offset = await self._append(lane, Flag.OUTSIDE, value, *options)
+        await log.wait_durable(offset, level)
+        return offset
+
+    async def publish_uncommitted(
+        self,
+        log: Wal,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+    ) -> int:
+        """Append a message of the current transaction; return its offset when it is accepted.
+
+        It becomes visible to committed readers with :meth:`ack`, which needs :meth:`wait_durable`
+        before. Errors and cancellation as for :meth:`walstore.Wal.append`; after either, the message
+        may be in the log, and the transaction should be rolled back with :meth:`abort`.
+        ExpectationError between :meth:`build_ack_intents` and :meth:`ack`, and if this publisher
+        uses :meth:`publish_committed` in the log: mixing would roll the transaction back.
+        """
+        self._check_open()
+        lane = self._lane(log, is_transactional=True)
+        lane.is_pending = True
+        lane.in_flight += 1
+        try:
+            return await self._append(
+                lane, Flag.CONTINUE, value, key, stream, headers, timestamp_us
+            )
+        finally:
+            lane.in_flight -= 1
+
+    # -- transactions ------------------------------------------------------------------------
+
+    async def wait_durable(self, durability: Durability | str = Durability.DISK) -> None:
+        """Return when all messages of the current transaction are as safe as ``durability`` says."""
+        for lane in self._pending():
+            if lane.last_offset:
+                await lane.log.wait_durable(lane.last_offset, durability)
+
+    def build_ack_intents(self) -> AckIntents:
+        """Return the acknowledgements of the current transaction: one for each log it touched.
+
+        Store them before :meth:`ack`, in one step with whatever the transaction was computed from:
+        once that has succeeded the transaction is committed, whatever happens to this program. Until
+        then nothing more can be published uncommitted. ExpectationError while a message is being
+        published, and if there are intents that were not sent.
+        """
+        self._check_open()
+        if any(lane.in_flight for lane in self._lanes.values()):
+            raise ExpectationError(
+                "a message of the transaction is still being published; await it first",
+                expected=0,
+                actual=sum(lane.in_flight for lane in self._lanes.values()),
+            )
+        self._intents = {
+            lane.log.log_id: self._stamp(Flag.ACK).encode() for lane in self._pending()
+        }
+        return dict(self._intents)
+
+    async def ack(self) -> dict[str, int]:
+        """Send the acknowledgements; return their offsets by ``log_id`` when all are accepted.
+
+        Readers see the transaction in a log when its acknowledgement is durable there. Wait for that
+        before the stored intents are replaced. If a log fails, the rest can be sent by calling again;
+        what is sent twice has no effect the second time. ExpectationError for a transaction whose
+        intents were not built.
+        """
+        if not self._intents and self._pending():
+            raise ExpectationError(
+                "build_ack_intents() first, and store them", expected=len(self._pending()), actual=0
+            )
+        offsets: dict[str, int] = {}
+        for log_id, data in list(self._intents.items()):
+            lane = self._lanes[log_id]
+            offsets[log_id] = lane.last_offset = await append_stamp(lane.log, data)
+            lane.is_pending = False
+            del self._intents[log_id]
+        return offsets
+
+    async def abort(self) -> None:
+        """Roll the current transaction back, in every log it touched; drop intents not sent.
+
+        Not once the intents may have been stored: the transaction is committed then. If logs fail, the
+        others are done first and the first error is raised; their pending messages stay invisible.
+        """
+        self._intents.clear()
+        first: WalError | None = None
+        for lane in self._pending():
+            try:
+                await self._append_abort(lane)
+            except WalError as error:
+                first = first or error
+            else:
+                lane.is_pending = False
+        if first is not None:
+            raise first
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _append(
+        self,
+        lane: _Lane,
+        flag: Flag,
+        value: bytes,
+        key: bytes | None,
+        stream: str | None,
+        headers: Mapping[str, bytes] | None,
+        timestamp_us: int | None,
+    ) -> int:
+        async with lane.turn:
+            stamped_headers = stamped(headers, self._stamp(flag))
+            offset = await lane.log.append(
+                value, key, stream, stamped_headers, timestamp_us, Durability.MEMORY
+            )
+            lane.last_offset = offset
+            return offset
+
+    async def _append_abort(self, lane: _Lane) -> None:
+        async with lane.turn:
+            lane.last_offset = await append_stamp(lane.log, self._stamp(Flag.ABORT).encode())
+
+    def _stamp(self, flag: Flag) -> Stamp:
+        return Stamp(self.producer, self._clock.tick(), flag)
+
+    def _lane(self, log: Wal, *, is_transactional: bool) -> _Lane:
+        lane = self._lanes.get(log.log_id)
+        if lane is None:
+            lane = self._lanes[log.log_id] = _Lane(log, is_transactional)
+        if lane.is_transactional != is_transactional:
+            names = {True: "uncommitted", False: "committed"}
+            raise ExpectationError(
+                f"this publisher publishes {names[lane.is_transactional]} messages to the log; "
+                "use another Publisher for the other kind",
+                expected=names[lane.is_transactional],
+                actual=names[is_transactional],
+            )
+        return lane
+
+    def _pending(self) -> list[_Lane]:
+        return [lane for lane in self._lanes.values() if lane.is_pending]
+
+    def _check_open(self) -> None:
+        if self._intents:
+            raise ExpectationError(
+                "the transaction has intents that were not sent; ack() or abort() it first",
+                expected=0,
+                actual=len(self._intents),
+            )
+
+
+async def append_stamp(log: Wal, stamp: bytes) -> int:
+    """Append a record that is nothing but an encoded stamp; return its offset when accepted."""
+    return await log.append(b"", None, None, {HEADER: stamp}, None, Durability.MEMORY)
