@@ -117,3 +117,80 @@ def test_catch_up_raw(benchmark, full_log: Path) -> None:
 
     assert benchmark.pedantic(read, rounds=5, warmup_rounds=1) >= RECORDS
     benchmark.extra_info["records_per_second"] = round(RECORDS / benchmark.stats["median"])
+
+
+STREAMS = 100
+
+
+@pytest.fixture(scope="module", params=["mixed", "apart"])
+def log_of_streams(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Half a million records of 100 B in 100 streams: in turn, or each batch of one stream."""
+    path = tmp_path_factory.mktemp("streams") / "log"
+
+    async def fill() -> None:
+        async with Wal.open(path) as wal:
+            for number in range(RECORDS // 1000):
+                if request.param == "apart":
+                    name = f"s{number % STREAMS}"
+                    await wal.append_many([VALUE] * 1000, stream=name, durability="memory")
+                    continue
+                for at in range(1000):
+                    wal.append_nowait(VALUE, stream=f"s{at % STREAMS}")
+                await wal.flush()
+
+    asyncio.run(fill())
+    return path
+
+
+@pytest.mark.parametrize("ways", ["records", "batches"])
+@pytest.mark.parametrize("stream", ["one", "all"])
+def test_streams(
+    benchmark, run: Run, log_of_streams: Path, stream: str, ways: str, request
+) -> None:
+    """One stream of a hundred beside all of them, from files."""
+    kind = request.node.callspec.params["log_of_streams"]
+    benchmark.group = f"one stream of {STREAMS}, {kind}, {ways}"
+    name = "s7" if stream == "one" else None
+
+    async def read() -> int:
+        count = 0
+        async with Wal.open(log_of_streams, settings=Settings(cache_bytes=0)) as wal:
+            reader = wal.reader(stream=name, follow=False)
+            if ways == "batches":
+                async for batch in reader.batches():
+                    count += len(batch.values)
+            else:
+                async for _ in reader:
+                    count += 1
+        return count
+
+    expected = RECORDS // STREAMS if stream == "one" else RECORDS
+    assert benchmark.pedantic(lambda: run(read()), rounds=5, warmup_rounds=1) == expected
+    seconds = benchmark.stats["median"]
+    benchmark.extra_info["log_records_per_second"] = round(RECORDS / seconds)
+
+
+def test_followers_of_other_streams(benchmark, run: Run, log_path: Path) -> None:
+    """What a commit costs a hundred followers, of whom one is to get its record."""
+    benchmark.group = "followers of 100 streams"
+
+    async def measure() -> None:
+        async with Wal.open(log_path) as wal, asyncio.TaskGroup() as group:
+            seen = asyncio.Event()
+
+            async def consume(name: str) -> None:
+                async for _ in wal.reader("latest", stream=name):
+                    seen.set()
+
+            consumers = [group.create_task(consume(f"s{at}")) for at in range(STREAMS)]
+            for at in range(300):
+                seen.clear()
+                wal.append_nowait(VALUE, stream=f"s{at % STREAMS}")
+                await seen.wait()
+            for consumer in consumers:
+                consumer.cancel()
+
+    benchmark.pedantic(lambda: run(measure()), rounds=3, warmup_rounds=1)
+    benchmark.extra_info["seconds_per_commit"] = benchmark.stats["median"] / 300

@@ -13,9 +13,9 @@ _CODES: Final = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q"}
 Row = dict[str, str]
 
 
-def table(title: str) -> list[Row]:
+def table(title: str, page: Path = PAGE) -> list[Row]:
     """Return the rows of the only table in the section with that title, by column name."""
-    sections = re.split(r"^#+ (.+)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    sections = re.split(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     body = sections[sections.index(title) + 1]
     lines = [_cells(line) for line in body.splitlines() if line.startswith("|")]
     names, rules, *rows = lines

@@ -155,3 +155,8 @@ class UnsyncedFileSystem(PosixFileSystem):
 
     def sync_directory(self, path: Path) -> None:
         pass
+
+
+async def drop_before(wal: Wal, offset: int) -> int:
+    """Delete the sealed segments wholly below an offset, as retention does; return the new head."""
+    return await wal.trim(offset)

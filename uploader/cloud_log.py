@@ -123,6 +123,7 @@ class CloudLog:
         start: Start | str | int | datetime = Start.EARLIEST,
         *,
         stop: int | None = None,
+        stream: str | None = None,
         follow: bool = False,
     ) -> Reader:
         """Return a reader; options as :meth:`walstore.Wal.reader`, but not following by default.
@@ -130,7 +131,7 @@ class CloudLog:
         With ``follow`` it reads the manifest again, at first after 0.1 s, then less and less often,
         every 2 s at the least, while nothing new appears. Readers that wait together share what is read.
         """
-        return Reader(self, start=start, stop=stop, follow=follow)
+        return Reader(self, start=start, stop=stop, stream=stream, follow=follow)
 
     async def fragments(self, start: int = 0, limit: int | None = None) -> list[Fragment]:
         """Return the manifest's entries that overlap ``[start, limit)``, snapshots resolved."""

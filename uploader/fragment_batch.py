@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from walstore.arrow import SCHEMA
 from walstore.batch import Batch
 from walstore.records import NO_HEADERS
+from walstore.selection import SelectedBatch
 
 
 class FragmentBatch(Batch):
@@ -81,6 +82,17 @@ class FragmentBatch(Batch):
         """Return whether a record of stream ``name`` is in the batch; decodes none."""
         return int(pc.index(self._table.column("stream"), name).as_py()) >= 0
 
+    def select_stream(self, name: str) -> Batch:
+        """Return the records of stream ``name``, over the same interval; there may be none."""
+        rows = pc.indices_nonzero(pc.equal(self._table.column("stream"), name)).to_pylist()
+        if len(rows) == len(self):
+            return self
+        return FragmentSelection(self, rows, self.start, self.limit)
+
+    def take(self, rows: Sequence[int]) -> pa.Table:
+        """Return the records at these rows, counted from 0, copied together."""
+        return self._table.take(pa.array(rows, pa.int64()))
+
     def to_arrow(self) -> pa.RecordBatch:
         """Return a pyarrow RecordBatch; see :meth:`Batch.to_arrow`.
 
@@ -102,6 +114,52 @@ class FragmentBatch(Batch):
         if self._is_void(name):
             return [None] * len(self)
         return cast(list[object], self._table.column(name).to_pylist())
+
+
+class FragmentSelection(SelectedBatch):
+    """Some records of a fragment, copied together when somebody asks for what is in them."""
+
+    __slots__ = ("_taken",)
+
+    _source: FragmentBatch
+
+    def __init__(self, source: FragmentBatch, rows: Sequence[int], start: int, limit: int) -> None:
+        """As :class:`walstore.selection.SelectedBatch`."""
+        super().__init__(source, rows, start, limit)
+        self._taken: FragmentBatch | None = None
+
+    @property
+    def keys(self) -> Sequence[bytes | None]:
+        """The keys; None where a record has none."""
+        return self._take().keys
+
+    @property
+    def streams(self) -> Sequence[str | None]:
+        """The stream names; None where a record has none."""
+        return self._take().streams
+
+    @property
+    def headers(self) -> Sequence[Mapping[str, bytes]]:
+        """The headers; an empty mapping where a record has none."""
+        return self._take().headers
+
+    @property
+    def timestamps_us(self) -> Sequence[int]:
+        """Microseconds since 1970 UTC, never decreasing."""
+        return self._take().timestamps_us
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """Return a pyarrow RecordBatch; see :meth:`Batch.to_arrow`."""
+        return self._take().to_arrow()
+
+    def _pick_values(self) -> Sequence[bytes]:
+        return self._take().values
+
+    def _take(self) -> FragmentBatch:
+        """Return the records back to back: the start of that batch means nothing."""
+        if self._taken is None:
+            self._taken = FragmentBatch(self._source.take(self._rows), start=0)
+        return self._taken
 
 
 def _joined(column: pa.ChunkedArray) -> pa.Array:

@@ -6,11 +6,13 @@ from walstore.batch import Batch
 from walstore.errors import (
     ContentionError,
     CorruptionError,
+    CursorMovedError,
     DiskFullError,
     ExpectationError,
     FencedError,
     FormatVersionError,
     InvalidSettingsError,
+    LimitExceededError,
     LogNotFoundError,
     OffsetError,
     OffsetMismatchError,
@@ -19,17 +21,26 @@ from walstore.errors import (
     OutcomeUnknownError,
     RecordTooLargeError,
     RegisterMismatchError,
+    SequenceMismatchError,
     StorageUnavailableError,
+    StreamClosedError,
     UnsupportedStoreError,
     WalClosedError,
     WalError,
     WalLockedError,
     WouldBlock,
 )
+from walstore.fence import Fence
+from walstore.ledger import StreamInfo
+from walstore.producer import Producer
 from walstore.reader import Reader
 from walstore.records import Durability, Record, Start
 from walstore.settings import Settings
 from walstore.statistics import Statistics
+from walstore.store import WalStore
+from walstore.store_settings import StoreSettings
+from walstore.store_statistics import StoreStatistics
+from walstore.transaction import Transaction
 from walstore.wal import Wal
 
 __version__ = "0.1.0"
@@ -37,22 +48,31 @@ __version__ = "0.1.0"
 __all__ = [
     # the log
     "Durability",
+    "Fence",
+    "Producer",
     "Reader",
     "Settings",
     "Start",
     "Statistics",
+    "StoreSettings",
+    "StoreStatistics",
+    "StreamInfo",
+    "Transaction",
     "Wal",
+    "WalStore",
     # values
     "Batch",
     "Record",
     # errors
     "ContentionError",
     "CorruptionError",
+    "CursorMovedError",
     "DiskFullError",
     "ExpectationError",
     "FencedError",
     "FormatVersionError",
     "InvalidSettingsError",
+    "LimitExceededError",
     "LogNotFoundError",
     "OffsetError",
     "OffsetMismatchError",
@@ -61,7 +81,9 @@ __all__ = [
     "OutcomeUnknownError",
     "RecordTooLargeError",
     "RegisterMismatchError",
+    "SequenceMismatchError",
     "StorageUnavailableError",
+    "StreamClosedError",
     "UnsupportedStoreError",
     "WalClosedError",
     "WalError",

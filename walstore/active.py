@@ -1,18 +1,19 @@
-"""ActiveFile: the file of the active segment. Blocking; owned by the writer thread.
+"""ActiveFile and ActiveCell: what an open log has open. Blocking; owned by the writer thread.
 
-Knows bytes and positions, nothing of offsets, ledger or other segments; :mod:`walstore.tail` does.
+They know bytes and positions, nothing of offsets, ledger or other segments; :mod:`walstore.tail` does.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from walstore import segment
 from walstore.errors import Outcome
-from walstore.ports import Buffer, File, FileSystem
+from walstore.ports import Buffer, Cell, File, FileSystem
 
 SPARE_NAME: Final = "next.tmp"
 _LEAST_STEP_BYTES: Final = 1 << 20
@@ -21,11 +22,21 @@ _NEVER: Final = 1 << 62
 
 
 class ActiveFile:
-    """An open segment file that grows at its end."""
+    """A segment file that grows at its end.
 
-    def __init__(self, file: File, position: int, segment_bytes: int) -> None:
-        """Go on behind ``position``; all before it is durable."""
-        self._file = file
+    Between two calls it can be *parked*: its descriptor is closed, and opened again by the next call
+    that needs it.
+    """
+
+    def __init__(
+        self, fs: FileSystem, path: Path, file: File, position: int, segment_bytes: int
+    ) -> None:
+        """Go on behind ``position`` of an open file; all before it is durable."""
+        self._fs = fs
+        self._path = path
+        self._open: File | None = file
+        self._parking_error: OSError | None = None
+        self._is_closed = False
         self._segment_bytes = segment_bytes
         self._reserved = position
         self._durable_position = position
@@ -54,7 +65,7 @@ class ActiveFile:
         except BaseException:
             file.close()
             raise
-        return cls(file, sum(map(len, pieces)), segment_bytes)
+        return cls(fs, path, file, sum(map(len, pieces)), segment_bytes)
 
     @property
     def durable_position(self) -> int:
@@ -79,14 +90,15 @@ class ActiveFile:
         size = sum(map(len, frames))
         if not size:
             return 0
+        file = self._file
         if self.position + size > self._reserved:
             self._reserve(self.position + size)
         try:
-            self._file.pwrite(frames, self.position)
+            file.pwrite(frames, self.position)
         except OSError:
             self.outcome = "unknown"
-            self._file.truncate(self.position)
-            self._file.datasync()
+            file.truncate(self.position)
+            file.datasync()
             self.outcome = "not_written"
             raise
         self.position += size
@@ -113,17 +125,57 @@ class ActiveFile:
         self._file.pwrite([footer], self.position)
         self._file.truncate(self.position + len(footer))
         self._file.datasync()
-        self._file.close()
+        self.close()
 
     def trim(self) -> None:
-        """Cut what is reserved off, durably."""
-        self._file.truncate(self.position)
-        self._file.datasync()
-        self._reserved = self.position
+        """Cut what is reserved off, durably; an idle log has nothing reserved."""
+        if self.position < self._reserved:
+            self._file.truncate(self.position)
+            self._file.datasync()
+            self._reserved = self.position
 
     def close(self) -> None:
-        """Release the descriptor; twice is allowed."""
-        self._file.close()
+        """Release the descriptor for good; twice is allowed."""
+        self._is_closed = True
+        file, self._open = self._open, None
+        if file is not None:
+            file.close()
+
+    def park(self) -> None:
+        """Release the descriptor, and the space that is reserved, until the next call.
+
+        Never raises. What is written and not synced is synced, since a failure of that could not be
+        told from the next descriptor; if it fails, the next call fails.
+        """
+        file, self._open = self._open, None
+        if file is None:
+            return
+        try:
+            if self.has_unsynced:
+                file.datasync()
+            if self.position < self._reserved < _NEVER:
+                file.truncate(self.position)
+                self._reserved = self.position
+        except OSError as error:
+            self._parking_error = error
+        finally:
+            with contextlib.suppress(OSError):
+                file.close()
+
+    @property
+    def _file(self) -> File:
+        """The file, opened again if it was parked."""
+        if self._open is None:
+            if self._is_closed:
+                raise ValueError("the file is closed")
+            if self._parking_error is not None:
+                raise self._parking_error
+            file = self._fs.open(self._path, "r+")
+            if file.size() < self.position:
+                file.close()
+                raise OSError(errno.EIO, "the active segment was cut while the log was idle")
+            self._open = file
+        return self._open
 
     def _reserve(self, needed_bytes: int) -> None:
         """Reserve blocks ahead in growing steps, so that syncs need not write the file's size.
@@ -138,3 +190,34 @@ class ActiveFile:
         except OSError:
             self._file.truncate(self.position)
             self._reserved = _NEVER
+
+
+class ActiveCell:
+    """The durable cell of an open log: mapped when it is stored to, until it is parked."""
+
+    def __init__(self, fs: FileSystem, path: Path, size: int) -> None:
+        """Map it, creating the file if needed."""
+        self._fs = fs
+        self._path = path
+        self._size = size
+        self._mapped: Cell | None = fs.cell(path, size)
+        self._is_closed = False
+
+    def store(self, data: bytes) -> None:
+        """Replace the content; does nothing once it is closed."""
+        if self._mapped is None:
+            if self._is_closed:
+                return
+            self._mapped = self._fs.cell(self._path, self._size)
+        self._mapped.store(data)
+
+    def park(self) -> None:
+        """Unmap it until the next store."""
+        mapped, self._mapped = self._mapped, None
+        if mapped is not None:
+            mapped.close()
+
+    def close(self) -> None:
+        """Unmap it for good; twice is allowed."""
+        self._is_closed = True
+        self.park()

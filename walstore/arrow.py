@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from walstore.frame import Kind
 
 if TYPE_CHECKING:
-    from walstore.batch import FrameBatch
+    from walstore.batch import Batch, FrameBatch
 
 _UINTS: Final = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64()}
 
@@ -33,22 +33,60 @@ SCHEMA: Final = pa.schema(
 
 def to_arrow(batch: FrameBatch) -> pa.RecordBatch:
     """Return the batch as a RecordBatch of :data:`SCHEMA`; the values' bytes are shared."""
+    return _from_frame(batch, batch, values_array(batch)) if len(batch) else empty()
+
+
+def selected_to_arrow(selected: Batch, source: FrameBatch, rows: Sequence[int]) -> pa.RecordBatch:
+    """Return the records at ``rows`` of a frame, which ``selected`` shows; their values are copied."""
+    if not rows:
+        return empty()
+    return _from_frame(selected, source, values_array(source).take(pa.array(rows, pa.int32())))
+
+
+def _from_frame(batch: Batch, source: FrameBatch, values: pa.BinaryArray) -> pa.RecordBatch:
+    """Return records of the frame ``source``; columns that it does not have are cheap."""
     rows = len(batch)
     columns = [
-        offsets_array(batch.start, batch.limit),
+        offsets_of(batch),
         pa.array(batch.timestamps_us, pa.uint64())
-        if batch.has(Kind.TIMESTAMP_DELTAS)
-        else pa.repeat(pa.scalar(batch.header.base_timestamp_us, pa.uint64()), rows),
-        values_array(batch),
-        pa.array(batch.keys, pa.binary()) if batch.has(Kind.KEYS) else pa.nulls(rows, pa.binary()),
+        if source.has(Kind.TIMESTAMP_DELTAS)
+        else pa.repeat(pa.scalar(source.header.base_timestamp_us, pa.uint64()), rows),
+        values,
+        pa.array(batch.keys, pa.binary()) if source.has(Kind.KEYS) else pa.nulls(rows, pa.binary()),
         pa.array(batch.streams, pa.string())
-        if batch.has(Kind.STREAM_IDS)
+        if source.has(Kind.STREAM_IDS)
         else pa.nulls(rows, pa.string()),
         pa.array([list(item.items()) or None for item in batch.headers], HEADERS_TYPE)
-        if batch.has(Kind.HEADERS)
+        if source.has(Kind.HEADERS)
         else pa.nulls(rows, HEADERS_TYPE),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def of_records(batch: Batch) -> pa.RecordBatch:
+    """Return any batch as a RecordBatch of :data:`SCHEMA`; everything is copied."""
+    columns = [
+        offsets_of(batch),
+        pa.array(batch.timestamps_us, pa.uint64()),
+        pa.array(batch.values, pa.binary()),
+        pa.array(batch.keys, pa.binary()),
+        pa.array(batch.streams, pa.string()),
+        pa.array([list(item.items()) or None for item in batch.headers], HEADERS_TYPE),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def take(records: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
+    """Return some rows of a RecordBatch, copied."""
+    return records.take(pa.array(rows, pa.int64()))
+
+
+def offsets_of(batch: Batch) -> pa.UInt64Array:
+    """Return the offsets of a batch's records."""
+    offsets = batch.offsets
+    if isinstance(offsets, range):
+        return offsets_array(offsets.start, offsets.stop)
+    return pa.array(offsets, pa.uint64())
 
 
 def offsets_array(start: int, limit: int) -> pa.UInt64Array:
@@ -83,8 +121,8 @@ def _bounds(lengths: Sequence[int]) -> pa.Buffer:
 
 def concat(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     """Return the rows of several batches as one."""
-    table = pa.Table.from_batches(batches, schema=SCHEMA).combine_chunks()
-    return table.to_batches()[0]
+    found = pa.Table.from_batches(batches, schema=SCHEMA).combine_chunks().to_batches()
+    return found[0] if found else empty()
 
 
 def empty() -> pa.RecordBatch:

@@ -7,6 +7,7 @@ bytes of a local frame; the uploader has one backed by a Parquet fragment.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
@@ -16,6 +17,7 @@ import msgpack
 
 from walstore import frame
 from walstore.frame import FrameHeader, Kind
+from walstore.picking import rows_of, split_even
 from walstore.records import NO_HEADERS, Record
 
 if TYPE_CHECKING:
@@ -28,17 +30,24 @@ _new_record = cast(Callable[[Iterable[object]], Record], partial(tuple.__new__, 
 
 
 class Batch(ABC):
-    """Consecutive records ``[start, limit)``. Iterating yields :class:`Record`; ``len`` counts them.
+    """The records of an interval ``[start, limit)``. Iterating yields :class:`Record`; ``len`` counts them.
 
-    Batches may be cut at a reader's limits, so the bounds need not be those of the commit.
+    All records of the interval, one at each offset, unless the reader was asked for one stream: then
+    those of the stream (:class:`walstore.selection.SelectedBatch`). Batches may be cut at a reader's
+    limits, so the bounds need not be those of the commit.
     """
 
     __slots__ = ("limit", "start")
 
     start: int
-    """Offset of the first record."""
+    """Begin of the interval: the offset of the first record, or before it."""
     limit: int
-    """Offset after the last record."""
+    """End of the interval: behind the offset of the last record. Reading goes on here."""
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """The records' offsets, growing; a range if they follow each other."""
+        return range(self.start, self.limit)
 
     @property
     @abstractmethod
@@ -85,10 +94,17 @@ class Batch(ABC):
         """Return False only if no record of stream ``name`` can be in the batch."""
         return name in self.streams
 
+    def select_stream(self, name: str) -> Batch:
+        """Return the records of stream ``name``, over the same interval; there may be none."""
+        from walstore.selection import select
+
+        streams = self.streams
+        return select(self, [row for row, stream in enumerate(streams) if stream == name])
+
     def records(self) -> list[Record]:
         """Return the records as tuples."""
         columns = zip(
-            range(self.start, self.limit),
+            self.offsets,
             self.values,
             self.keys,
             self.streams,
@@ -115,7 +131,7 @@ class Batch(ABC):
 class FrameBatch(Batch):
     """A batch over the bytes of a local frame."""
 
-    __slots__ = ("_columns", "_decoded", "_high", "_low", "header")
+    __slots__ = ("_columns", "_decoded", "_high", "_low", "_names", "header")
 
     def __init__(self, buffer: memoryview, header: FrameHeader) -> None:
         """Wrap a verified frame; ValueError if it uses a feature this version lacks."""
@@ -125,14 +141,24 @@ class FrameBatch(Batch):
         self._low = 0
         self._high = header.count
         self._columns = frame.directory(buffer, header)
-        # The decoded values, shared by all slices of one frame; filled on demand.
-        self._decoded: dict[Kind, list[bytes]] = {}
+        # Filled on demand. The stream names (name → id) are shared by all views of the frame, the
+        # decoded values by a view and its slices.
+        self._names: list[dict[str, int]] = []
+        self._decoded: list[list[bytes]] = []
 
     def slice(self, start: int, limit: int) -> FrameBatch:
         """Return the part in ``[start, limit)``, sharing the bytes; ValueError if outside."""
         self._check_inside(start, limit)
         if start == self.start and limit == self.limit:
             return self
+        return self._part(start, limit, self._decoded)
+
+    def view(self, start: int, limit: int) -> FrameBatch:
+        """As :meth:`slice`, but what is decoded for the view and its slices goes when they go."""
+        self._check_inside(start, limit)
+        return self._part(start, limit, [])
+
+    def _part(self, start: int, limit: int, decoded: list[list[bytes]]) -> FrameBatch:
         part = FrameBatch.__new__(FrameBatch)
         part.header = self.header
         part.start = start
@@ -140,21 +166,27 @@ class FrameBatch(Batch):
         part._low = start - self.header.start
         part._high = limit - self.header.start
         part._columns = self._columns
-        part._decoded = self._decoded
+        part._names = self._names
+        part._decoded = decoded
         return part
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole frame behind this batch."""
-        return self.header.length
+        """Bytes of the whole frame behind this batch, and of its columns if they were compressed."""
+        header = self.header
+        return header.length + (header.body_bytes if header.codec else 0)
 
     @property
     def values(self) -> Sequence[bytes]:
         """The values, in offset order."""
-        found = self._decoded.get(Kind.VALUES)
-        if found is None:
-            found = self._decoded[Kind.VALUES] = self._split_values()
-        return self._cut(found)
+        if not self._decoded:
+            self._decoded.append(self._split_values())
+        return self._cut(self._decoded[0])
+
+    @property
+    def has_decoded_values(self) -> bool:
+        """Whether the values have been decoded and are kept."""
+        return bool(self._decoded)
 
     @property
     def keys(self) -> Sequence[bytes | None]:
@@ -166,9 +198,8 @@ class FrameBatch(Batch):
         """The stream names; None where a record has none."""
         if not self.has(Kind.STREAM_IDS):
             return [None] * len(self)
-        names: list[str | None] = [None]
-        names += msgpack.unpackb(self._blob(Kind.STREAM_NAMES))
-        return self._cut([names[at] for at in self._uints(Kind.STREAM_IDS)])
+        names: list[str | None] = [None, *self.stream_names]
+        return [names[at] for at in self._cut(self.uints(Kind.STREAM_IDS))]
 
     @property
     def headers(self) -> Sequence[Mapping[str, bytes]]:
@@ -184,7 +215,7 @@ class FrameBatch(Batch):
         base = self.header.base_timestamp_us
         if not self.has(Kind.TIMESTAMP_DELTAS):
             return [base] * len(self)
-        return self._cut([base + delta for delta in self._uints(Kind.TIMESTAMP_DELTAS)])
+        return self._cut([base + delta for delta in self.uints(Kind.TIMESTAMP_DELTAS)])
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return a pyarrow RecordBatch; see :meth:`Batch.to_arrow`."""
@@ -194,13 +225,44 @@ class FrameBatch(Batch):
 
     def may_hold_stream(self, name: str) -> bool:
         """Return whether the frame holds a record of stream ``name``; decodes no record."""
-        return self.has(Kind.STREAM_NAMES) and name in msgpack.unpackb(
-            self._blob(Kind.STREAM_NAMES)
+        return name in self.stream_names
+
+    def select_stream(self, name: str) -> Batch:
+        """Return the records of stream ``name``, over the same interval; there may be none."""
+        from walstore.selection import FrameSelection
+
+        wanted = self.stream_names.get(name)
+        rows: Sequence[int] = range(0)
+        if wanted is not None:
+            encoding, ids = self.column(Kind.STREAM_IDS)
+            rows = rows_of(wanted, ids, encoding, self.header.count)
+            low, high = bisect_left(rows, self._low), bisect_left(rows, self._high)
+            if high - low == len(self):
+                return self
+            rows = rows[low:high]
+        return FrameSelection(
+            self._part(self.header.start, self.header.limit, self._decoded),
+            rows,
+            self.start,
+            self.limit,
         )
+
+    @property
+    def stream_names(self) -> Mapping[str, int]:
+        """The streams that the frame holds records of, with their numbers in its column of ids."""
+        names = self._names
+        if not names:
+            found = (
+                msgpack.unpackb(self._blob(Kind.STREAM_NAMES))
+                if self.has(Kind.STREAM_NAMES)
+                else ()
+            )
+            names.append({name: number for number, name in enumerate(found, 1)})
+        return names[0]
 
     def value_buffer(self) -> tuple[memoryview, Sequence[int]]:
         """Return the values of the whole frame back to back, and their lengths."""
-        return self._blob(Kind.VALUES), self._uints(Kind.VALUE_LENGTHS)
+        return self._blob(Kind.VALUES), self.uints(Kind.VALUE_LENGTHS)
 
     def rows(self) -> tuple[int, int]:
         """Return which rows of the frame this batch covers, half-open."""
@@ -209,6 +271,17 @@ class FrameBatch(Batch):
     def has(self, kind: Kind) -> bool:
         """Return whether the frame stores a column of that kind."""
         return kind in self._columns
+
+    def column(self, kind: Kind) -> tuple[int, memoryview]:
+        """Return the encoding and the bytes of a column that the frame has."""
+        return self._columns[kind]
+
+    def uints(self, kind: Kind) -> Sequence[int]:
+        """Return an integer column that the frame has, decoded, one entry for each of its records."""
+        if not self.header.count:
+            return ()
+        encoding, data = self._columns[kind]
+        return frame.decode_uints(data, encoding, self.header.count)
 
     def _cut(self, column: Sequence[_T]) -> Sequence[_T]:
         if self._high - self._low == len(column):
@@ -219,25 +292,18 @@ class FrameBatch(Batch):
         if not self.header.count:
             return []
         encoding, lengths = self._columns[Kind.VALUE_LENGTHS]
-        blob = bytes(self._blob(Kind.VALUES))
+        blob = self._blob(Kind.VALUES)
         if encoding == frame.CONSTANT and blob:
-            size = int.from_bytes(lengths, "little")
-            return [blob[at : at + size] for at in range(0, len(blob), size)]
-        return _split(blob, self._uints(Kind.VALUE_LENGTHS))
+            return split_even(blob, int.from_bytes(lengths, "little"))
+        return _split(bytes(blob), self.uints(Kind.VALUE_LENGTHS))
 
     def _optional(self, lengths: Kind, blob: Kind) -> Sequence[bytes | None]:
         """Decode a column in which length 0 means None and length n + 1 means n bytes."""
         if not self.has(blob):
             return [None] * self.header.count
-        sizes = self._uints(lengths)
+        sizes = self.uints(lengths)
         items = _split(bytes(self._blob(blob)), [size - 1 if size else 0 for size in sizes])
         return [item if size else None for item, size in zip(items, sizes, strict=True)]
-
-    def _uints(self, kind: Kind) -> Sequence[int]:
-        if not self.header.count:
-            return ()
-        encoding, data = self._columns[kind]
-        return frame.decode_uints(data, encoding, self.header.count)
 
     def _blob(self, kind: Kind) -> memoryview:
         return self._columns[kind][1]
@@ -248,12 +314,22 @@ def _split(blob: bytes, lengths: Sequence[int]) -> list[bytes]:
 
 
 class EmptyBatch(Batch):
-    """No records, at a position."""
+    """No records, at a position, or in an interval in which none was wanted."""
 
     __slots__ = ()
 
-    def __init__(self, position: int) -> None:
-        self.start = self.limit = position
+    def __init__(self, start: int, limit: int | None = None) -> None:
+        """Cover ``[start, limit)``, by default nothing at ``start``."""
+        self.start = start
+        self.limit = start if limit is None else limit
+
+    def __len__(self) -> int:
+        return 0
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """No offsets."""
+        return range(0)
 
     @property
     def values(self) -> Sequence[bytes]:
@@ -286,9 +362,9 @@ class EmptyBatch(Batch):
         return 0
 
     def slice(self, start: int, limit: int) -> EmptyBatch:
-        """Return itself; ValueError for other bounds."""
+        """Return a part of the interval; ValueError if outside."""
         self._check_inside(start, limit)
-        return self
+        return EmptyBatch(start, limit)
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return a RecordBatch without rows."""
@@ -307,6 +383,16 @@ class ConcatBatch(Batch):
         self._parts = parts
         self.start = parts[0].start
         self.limit = parts[-1].limit
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """The records' offsets, growing; a range if they follow each other."""
+        if len(self) == self.limit - self.start:
+            return range(self.start, self.limit)
+        return [offset for part in self._parts for offset in part.offsets]
 
     @property
     def values(self) -> Sequence[bytes]:
@@ -347,6 +433,14 @@ class ConcatBatch(Batch):
             if part.start < limit and part.limit > start
         ]
         return ConcatBatch(parts) if parts else EmptyBatch(start)
+
+    def may_hold_stream(self, name: str) -> bool:
+        """Return False only if no record of stream ``name`` can be in the batch."""
+        return any(part.may_hold_stream(name) for part in self._parts)
+
+    def select_stream(self, name: str) -> Batch:
+        """Return the records of stream ``name``, over the same interval; there may be none."""
+        return ConcatBatch([part.select_stream(name) for part in self._parts])
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return one RecordBatch; the parts are copied together."""

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 
+from walstore.budgets import ChannelBudget
 from walstore.draft import BATCH_RECORDS, RECORD_OVERHEAD_BYTES, Draft, Group
 from walstore.errors import (
     OffsetNotWrittenError,
@@ -40,6 +42,8 @@ class Channel:
         settings: Settings,
         loop: asyncio.AbstractEventLoop,
         ledger: Ledger | None = None,
+        *,
+        budget: ChannelBudget | None = None,
     ) -> None:
         self._loop = loop
         self.ledger = ledger or Ledger()
@@ -67,6 +71,8 @@ class Channel:
         self._filling: asyncio.Future[None] | None = None
         self._poked = False
         self._room = self._room_given = 0
+        self._share = None if budget is None else budget.share(self._admit)
+        """Of what all logs of a store may hold."""
         self._begin_draft()
 
     # -- appenders ---------------------------------------------------------------------------
@@ -92,7 +98,7 @@ class Channel:
     def put(self, group: Group) -> int:
         """Accept a group whole and return its first offset; raise WouldBlock if there is no room."""
         self._check(group)
-        if self._admissions or not self._has_room(group):
+        if self._admissions or not self._may_enter(group):
             raise WouldBlock(
                 f"{self._waiting_bytes()} bytes and {self.tail - self._released} records wait for "
                 "the disk; await append(), or try again later"
@@ -106,16 +112,17 @@ class Channel:
         records are in the log although the caller sees the cancellation.
         """
         self._check(group)
-        if not self._admissions and self._has_room(group):
+        if not self._admissions and self._may_enter(group):
             return self._accept(group)
         future: asyncio.Future[int] = self._loop.create_future()
         self._admissions[future] = group
-        self._set_room()
+        self._admit()
         try:
             return await future
         except asyncio.CancelledError:
             self._admissions.pop(future, None)
             self._admit()  # those behind may be smaller
+            self._serve_others()
             raise
 
     # -- writer ------------------------------------------------------------------------------
@@ -163,12 +170,16 @@ class Channel:
 
     def release(self, drafts: list[Draft]) -> None:
         """Give back the room of drafts that are on disk, and admit who waits for it."""
-        self._used_bytes -= sum(draft.size_bytes for draft in drafts)
+        released_bytes = sum(draft.size_bytes for draft in drafts)
+        self._used_bytes -= released_bytes
         for _ in drafts:
             self._taken.popleft()
         if drafts:
             self._released = drafts[-1].limit
+        if self._share is not None:
+            self._share.give(released_bytes)
         self._admit()
+        self._serve_others()
 
     def refuse(self, error: WalError | None) -> None:
         """Refuse further records with ``error`` until called with None; the log stays open.
@@ -201,6 +212,8 @@ class Channel:
         """Forget everything accepted, after a failure: nobody will take it."""
         self._ready.clear()
         self._begin_draft()
+        if self._share is not None:
+            self._share.close()
 
     @property
     def is_empty(self) -> bool:
@@ -223,6 +236,38 @@ class Channel:
             raise OffsetNotWrittenError(
                 "no record has this offset yet", requested=offset, head=1, tail=self.tail
             )
+
+    # -- readers of what is not written yet ----------------------------------------------------
+
+    @property
+    def written_limit(self) -> int:
+        """Every record below it was handed to the disk and left the channel."""
+        return self._released
+
+    @property
+    def readable_limit(self) -> int:
+        """Every record in ``[written_limit, readable_limit)`` is in :meth:`drafts`: all up to the tail, but
+        for those of a large transaction and what is behind them."""
+        for draft in (*self._taken, *self._ready):
+            if draft.spill is not None:
+                return draft.start
+        return self.tail
+
+    def drafts(self) -> Iterator[Draft]:
+        """Yield what is accepted and not written, in order; the last one is still growing."""
+        yield from self._taken
+        yield from self._ready
+        yield self._draft
+
+    async def wait_accepted(self, limit: int) -> None:
+        """Return when the tail has reached ``limit``; raises when the log closes."""
+        self.accepted.advance(self.tail)
+        waiter = self.accepted.waiter(limit)
+        self._set_room()  # off the fast path, which wakes nobody
+        try:
+            await waiter
+        finally:
+            self._set_room()
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -250,6 +295,10 @@ class Channel:
         records = self.tail - self._released + group.count
         return waiting + group.size_bytes <= self._bytes_budget and records <= self._records_budget
 
+    def _may_enter(self, group: Group) -> bool:
+        share = self._share
+        return self._has_room(group) and (share is None or share.has_room(group.size_bytes))
+
     def _accept(self, group: Group) -> int:
         """Take a group in, or raise what its terms say against it; then it took no offset."""
         marks = None
@@ -276,6 +325,8 @@ class Channel:
         elif group.values:
             self._draft.extend(group)
         self._draft.size_bytes += group.size_bytes
+        if self._share is not None:
+            self._share.take(group.size_bytes)
         self.tail = offset + group.count
         if group.spill is not None:
             self._close_draft()
@@ -314,6 +365,8 @@ class Channel:
             self._draft.marks = Marks()
         self._draft.marks.merge(marks)
         self._draft.size_bytes += TERMS_BYTES
+        if self._share is not None:
+            self._share.take(TERMS_BYTES)
 
     def _admit(self) -> None:
         while self._admissions:
@@ -321,11 +374,16 @@ class Channel:
             if not future.done():
                 if not self._has_room(group):
                     break
+                if self._share is not None and not self._share.has_room(group.size_bytes):
+                    self._share.wait(group.size_bytes)
+                    break
                 try:
                     future.set_result(self._accept(group))
                 except WalError as error:
                     _refuse(future, error)
             del self._admissions[future]
+        if self._share is not None and not self._admissions:
+            self._share.leave()
         self._set_room()
 
     def _begin_draft(self) -> None:
@@ -344,8 +402,11 @@ class Channel:
 
     def _fold_room(self) -> None:
         """Add what the fast path took from the room to the open draft's size."""
-        self._draft.size_bytes += self._room_given - self._room
+        taken = self._room_given - self._room
+        self._draft.size_bytes += taken
         self._room_given = self._room
+        if self._share is not None and taken:
+            self._share.take(taken)
 
     def _set_room(self) -> None:
         self._fold_room()
@@ -362,13 +423,23 @@ class Channel:
         is_watched = self._admissions or self.accepted.has_waiters
         if self._closed is not None or self._refused is not None or is_watched or room < 0:
             room = 0
+        if self._share is not None:
+            # Leased only while something is being accepted, so that idle logs hold nothing.
+            room = self._share.lease(0 if self._draft.is_empty else room)
         self._room = self._room_given = room
+
+    def _serve_others(self) -> None:
+        if self._share is not None:
+            self._share.serve()
 
     def _fail_admissions(self, error: WalError) -> None:
         for future in self._admissions:
             if not future.done():
                 _refuse(future, fresh(error))
         self._admissions.clear()
+        if self._share is not None:
+            self._share.leave()
+            self._serve_others()
 
     def _waiting_bytes(self) -> int:
         return self._used_bytes + self._draft.size_bytes + self._room_given - self._room

@@ -17,6 +17,8 @@ from walstore.segment_file import read_header
 logger = logging.getLogger("walstore")
 
 LOCK_NAME: Final = "LOCK"
+REPAIR_NAME: Final = "repair.wal"
+"""File of a repair that is under way. Named like a segment and none, so that the log does not open."""
 _CELL_ATTEMPTS: Final = 1000
 _CHUNK_BYTES: Final = 8 << 20
 
@@ -36,6 +38,11 @@ def list_segments(fs: FileSystem, directory: Path) -> list[int]:
         start = segment.parse_file_name(name)
         if start is not None:
             starts.append(start)
+        elif name == REPAIR_NAME:
+            raise CorruptionError(
+                f"a repair was interrupted; 'walstore repair {directory} --confirm' finishes it",
+                path=str(directory / name),
+            )
         elif name.endswith(segment.SUFFIX):
             raise CorruptionError(
                 "a foreign file is named like a segment; move it away", path=str(directory / name)

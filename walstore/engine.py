@@ -13,9 +13,13 @@ import os
 import socket
 from itertools import count
 from pathlib import Path
+from typing import Final
 
+from walstore import codec
 from walstore.channel import Channel
+from walstore.cursor_store import CursorStore
 from walstore.directory import peek_log_id
+from walstore.disk_watch import DiskWatch
 from walstore.draft import Group
 from walstore.errors import (
     ExpectationError,
@@ -27,20 +31,24 @@ from walstore.errors import (
     WalError,
 )
 from walstore.faults import describe_open, fresh
+from walstore.host import Host
 from walstore.opening import Opened, close_log, open_log
+from walstore.pins import LogPins, ReaderPins
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.records import Durability
-from walstore.retention import plan_drop
+from walstore.retention_task import Retention
 from walstore.settings import Settings, parse_durability
 from walstore.shipping import Shipping
 from walstore.spill import Spill
 from walstore.state import LogState
 from walstore.tail import Tail
-from walstore.threads import Worker
+from walstore.threads import Lane
 from walstore.tiered import TieredSource
 from walstore.writer import Writer
 
 logger = logging.getLogger("walstore")
+OWNER: Final = f"process {os.getpid()} on {socket.gethostname()}"
+"""Names this process in locks and cursors."""
 
 
 class Engine:
@@ -54,7 +62,7 @@ class Engine:
         fs: FileSystem,
         clock: Clock,
         opened: Opened,
-        workers: tuple[Worker, Worker],
+        host: Host,
         tier: Tier | None,
     ) -> None:
         """Compose the parts and start the supervisor; see :func:`open_engine`."""
@@ -62,12 +70,14 @@ class Engine:
         tail = opened.tail
         # Set once at open.
         self.path = path
+        self.owner = OWNER
         self.settings = settings
         self.fs = fs
         self.clock = clock
         self.opened = opened
         self.tier = tier
-        self.worker, self.reading = workers
+        self.host = host
+        self.worker, self.reading = host.writing, host.reading
         self.state = LogState(
             loop=loop,
             head=tail.head,
@@ -76,10 +86,13 @@ class Engine:
             sealed=opened.sealed,
             active=tail.active,
             cache_bytes=settings.cache_bytes,
+            cache_budget=host.cache,
             registers=tail.ledger.registers,
             shows_written=settings.sync == "os",
         )
-        self.channel = Channel(tail.durable_limit, settings, loop, tail.ledger.copy())
+        self.channel = Channel(
+            tail.durable_limit, settings, loop, tail.ledger.copy(), budget=host.channel
+        )
         self.source = TieredSource(
             state=self.state, channel=self.channel, fs=fs, worker=self.reading, tier=tier
         )
@@ -91,6 +104,25 @@ class Engine:
             clock=clock,
             worker=self.worker,
         )
+        self.pins = LogPins(fs, path, ReaderPins(tail.head))
+        self.retention = Retention(
+            state=self.state,
+            writer=self.writer,
+            clock=clock,
+            settings=settings,
+            pins=self.pins,
+            is_tiered=tier is not None,
+        )
+        self.disk_watch = host.disk_watch or DiskWatch(
+            fs=fs,
+            path=path,
+            min_free_bytes=settings.min_free_bytes,
+            worker=self.reading,
+            clock=clock,
+        )
+        self.disk_watch.add(self.channel)
+        self.disk_watch.judge(opened.free_bytes)
+        self.state.on_written = self.disk_watch.note_written
         self.syncs_always = settings.sync == "batch"
         self._lead_us = int(settings.max_timestamp_lead_seconds * 1e6)
         # Owned by the event loop.
@@ -100,7 +132,9 @@ class Engine:
         self.spilled_bytes = 0
         self.spills: set[Spill] = set()
         """Files of transactions that are not segments yet, to be deleted when the log closes."""
-        self._spilling: Worker | None = None
+        self.cursors: CursorStore | None = None
+        """Made when somebody asks for a cursor; closed with the log."""
+        self._spilling: Lane | None = None
         self._spill_numbers = count(1)
         self._close_requested = asyncio.Event()
         self._supervisor = loop.create_task(self._supervise(), name=f"walstore {path}")
@@ -180,10 +214,10 @@ class Engine:
         return timestamp_us
 
     @property
-    def spilling(self) -> Worker:
-        """Thread for the files of large transactions: not the writer's, which others wait for."""
+    def spilling(self) -> Lane:
+        """Thread for the files of large transactions: not the writer's, which appends wait for."""
         if self._spilling is None:
-            self._spilling = Worker("spill")
+            self._spilling = self.host.make_spilling()
         return self._spilling
 
     def make_spill(self) -> Spill:
@@ -209,7 +243,9 @@ class Engine:
         try:
             async with asyncio.TaskGroup() as group:
                 writing = group.create_task(writer.run())
-                helpers = [group.create_task(self._run_retention())]
+                helpers = [group.create_task(self.retention.run())]
+                if self.settings.min_free_bytes and self.host.disk_watch is None:
+                    helpers.append(group.create_task(self.disk_watch.run()))
                 if self.settings.segment_age_seconds is not None:
                     helpers.append(group.create_task(writer.run_age_limit()))
                 if not isinstance(self.settings.sync, str):
@@ -236,6 +272,8 @@ class Engine:
 
     async def _release(self) -> None:
         try:
+            if self.cursors is not None:
+                await self.cursors.aclose()
             for spill in self.spills:
                 with contextlib.suppress(OSError):  # deleted when the log is opened again
                     await self.spilling.run(spill.discard)
@@ -243,12 +281,15 @@ class Engine:
         except OSError as error:
             raise describe_open(error, self.path) from error
         finally:
+            self.disk_watch.remove(self.channel)
             self.opened.lock.release()
-            for worker in (self.worker, self.reading, self._spilling):
-                if worker is not None:
-                    worker.close()
+            self.host.close()
+            if self._spilling is not None:
+                self._spilling.close()
+            self.state.cache.clear()
             if self.tier is not None:
                 await self.tier.aclose()
+            self.host.on_closed()
 
     async def _run_tier(self) -> None:
         """Ship until the log drains. A tier that fails for good does not stop the local log: callers
@@ -277,24 +318,6 @@ class Engine:
 
         self.state.uploaded.fail(make_error)
 
-    async def _run_retention(self) -> None:
-        """Delete uploaded segments beyond the local budget; asleep while nothing changes."""
-        keep = self.settings.retention_bytes
-        if keep is None:
-            return
-        while True:
-            await self.state.shrinkable.wait()
-            self.state.shrinkable.clear()
-            summaries = [s.summary for s in self.state.sealed_segments() if s.summary]
-            limit = plan_drop(
-                summaries, uploaded_limit=self.state.uploaded.value, retention_bytes=keep
-            )
-            if limit:
-                try:
-                    await self.writer.drop_sealed(limit)
-                except WalError:
-                    return
-
 
 def _uploaded_limit(tail: Tail, tier: Tier | None) -> int:
     """Return the limit of what this directory knows to have shipped, or no longer holds.
@@ -307,31 +330,41 @@ def _uploaded_limit(tail: Tail, tier: Tier | None) -> int:
 
 
 async def open_engine(
-    path: Path, settings: Settings, tier: Tier | None, fs: FileSystem, clock: Clock
+    path: Path,
+    settings: Settings,
+    tier: Tier | None,
+    fs: FileSystem,
+    clock: Clock,
+    host: Host | None = None,
 ) -> Engine:
     """Lock and recover the log at ``path``, or create it, and start its tasks."""
     if settings.durability is Durability.CLOUD and tier is None:
         raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
-    writing, reading = Worker("writer"), Worker("reader", threads=2)
+    host = host or Host.alone()
+
+    def lock_and_recover() -> Opened:
+        if settings.compression is not None:
+            codec.require()
+        opened = open_log(
+            path,
+            fs=fs,
+            clock=clock,
+            settings=settings,
+            owner=OWNER,
+            take_lock=host.take_lock,
+            make_log_id=lambda: (tier.log_id if tier else None) or os.urandom(16),
+            tier_limit=tier.limit if tier else 1,
+            tier_url=tier.url if tier else None,
+        )
+        host.adopt(opened.tail.park)
+        return opened
+
     try:
         if tier is not None:
-            await tier.open(await writing.run(peek_log_id, fs, path))
-        opened = await writing.run_owned(
-            lambda: open_log(
-                path,
-                fs=fs,
-                clock=clock,
-                settings=settings,
-                owner=f"process {os.getpid()} on {socket.gethostname()}",
-                make_log_id=lambda: (tier.log_id if tier else None) or os.urandom(16),
-                tier_limit=tier.limit if tier else 1,
-                tier_url=tier.url if tier else None,
-            ),
-            close_log,
-        )
+            await tier.open(await host.writing.run(peek_log_id, fs, path))
+        opened = await host.writing.run_owned(lock_and_recover, close_log)
     except BaseException as error:
-        writing.close()
-        reading.close()
+        host.close()
         if tier is not None:
             await tier.aclose()
         if isinstance(error, OSError):
@@ -343,6 +376,6 @@ async def open_engine(
         fs=fs,
         clock=clock,
         opened=opened,
-        workers=(writing, reading),
+        host=host,
         tier=tier,
     )

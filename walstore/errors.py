@@ -199,7 +199,11 @@ class WouldBlock(WalError):  # noqa: N818 - the name asyncio and trio users know
 
 
 class DiskFullError(WalError):
-    """No space is left on the device. Free some and open the log again."""
+    """No space is left on the device, or less than ``min_free_bytes``.
+
+    If ``retriable`` is true, appends are refused before the disk is full and work again by themselves
+    once there is space; else the log has failed: free some and open it again.
+    """
 
 
 class StorageUnavailableError(WalError):

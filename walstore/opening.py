@@ -20,16 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from walstore import checkpoint, frame, recovery, segment
+from walstore.active import ActiveCell
 from walstore.checkpoint import Checkpoint
 from walstore.directory import (
-    LOCK_NAME,
     list_segments,
     load_checkpoint,
     read_cell,
     walk_file,
 )
+from walstore.disk_watch import look
 from walstore.errors import ContentionError, CorruptionError
 from walstore.ledger import Ledger, Marks
+from walstore.locks import lock_log
 from walstore.ports import Clock, File, FileSystem, Lock
 from walstore.recovery import Chain, Verdict
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
@@ -66,6 +68,8 @@ class Opened:
     log_id: bytes
     sealed: list[Segment]
     recovery: Recovery
+    free_bytes: int | None
+    """Space left on the file system, if it can be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,7 @@ def open_log(
     clock: Clock,
     settings: Settings,
     owner: str,
+    take_lock: Callable[[FileSystem, Path, str], Lock] = lock_log,
     make_log_id: Callable[[], bytes],
     tier_limit: int,
     tier_url: str | None,
@@ -101,7 +106,7 @@ def open_log(
     FormatVersionError, OSError.
     """
     fs.make_directory(directory)
-    lock = fs.lock(directory / LOCK_NAME, owner)
+    lock = take_lock(fs, directory, owner)
     try:
         return _open_locked(directory, fs, clock, settings, lock, make_log_id, tier_limit, tier_url)
     except BaseException:
@@ -150,7 +155,8 @@ def _open_locked(
     found.chain.epoch = max(found.chain.epoch, hint.epoch if hint else 0) + 1
     shared = None
     try:
-        shared = fs.cell(directory / checkpoint.CELL_FILE_NAME, checkpoint.CELL_BYTES)
+        cell_path = directory / checkpoint.CELL_FILE_NAME
+        shared = ActiveCell(fs, cell_path, checkpoint.CELL_BYTES)
         tail = Tail(
             fs=fs,
             clock=clock,
@@ -175,7 +181,7 @@ def _open_locked(
         Segment(directory / segment.file_name(summary.start), summary.start, summary)
         for summary in found.sealed
     ]
-    return Opened(tail, lock, found.log_id, sealed, recovered)
+    return Opened(tail, lock, found.log_id, sealed, recovered, look(fs, directory))
 
 
 def _find(
@@ -364,8 +370,10 @@ def _recover_active(
     index = found.index
     file = fs.open(path, "r+")
     try:
-        position = walk_file(file, path, found.chain, index, found.position)
-        rest = file.pread(max(file.size() - position, 0), position)
+        position, size = found.position, file.size()
+        if size > position:
+            position = walk_file(file, path, found.chain, index, position)
+        rest = file.pread(size - position, position) if size > position else b""
         verdict, why = recovery.judge(memoryview(rest), found.chain, durable_limit)
         if verdict is Verdict.CORRUPT:
             raise CorruptionError(
@@ -391,8 +399,9 @@ def _recover_active(
                 missing,
                 durable_limit,
             )
-        file.truncate(position)
-        file.datasync()
+        if size != found.position:  # else all of it is synced: the checkpoint says so
+            file.truncate(position)
+            file.datasync()
     except BaseException:
         file.close()
         raise

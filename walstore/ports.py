@@ -51,6 +51,20 @@ class Cell(Protocol):
         """Unmap."""
 
 
+class CellView(Protocol):
+    """A :class:`Cell` of another process, read through a memory map. Changes nothing."""
+
+    def load(self) -> bytes:
+        """Return the content now, maybe caught half-way through an update; costs no system call, so
+        it may be called on the event loop. Empty once it is closed."""
+
+    def is_current(self) -> bool:
+        """Return whether the file still has its name: not if it was removed or replaced. Blocks."""
+
+    def close(self) -> None:
+        """Unmap; twice is allowed."""
+
+
 class Lock(Protocol):
     """An exclusive lock that the system drops when the process dies."""
 
@@ -67,8 +81,14 @@ class FileSystem(Protocol):
     def list(self, directory: Path) -> list[str]:
         """Return the names in a directory, in no particular order."""
 
+    def list_directories(self, directory: Path) -> Sequence[str]:
+        """Return the names of the directories in a directory, in no particular order."""
+
     def make_directory(self, path: Path) -> None:
         """Create a directory and its parents durably; no error if it is there already."""
+
+    def remove_tree(self, path: Path) -> None:
+        """Delete a directory with all that is in it, one after the other; no error if it is gone."""
 
     def read(self, path: Path) -> bytes:
         """Return the whole content of a small file."""
@@ -85,8 +105,16 @@ class FileSystem(Protocol):
     def lock(self, path: Path, owner: str) -> Lock:
         """Take an exclusive lock and note ``owner`` in the file; WalLockedError if it is taken."""
 
+    def lock_shared(self, path: Path) -> Lock | None:
+        """Take a lock that excludes exclusive ones only; None if there is no such file.
+
+        WalLockedError if somebody has the exclusive one."""
+
     def cell(self, path: Path, size: int) -> Cell:
         """Map a small file of ``size`` bytes for :class:`Cell`, creating it if needed."""
+
+    def view_cell(self, path: Path, size: int) -> CellView:
+        """Map a cell for reading; FileNotFoundError if there is none of that size yet."""
 
     def free_bytes(self, path: Path) -> int:
         """Return how many bytes an ordinary user may still write on that file system."""

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import mmap
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -104,6 +105,36 @@ class PosixCell:
             self._map = None
 
 
+class PosixCellView:
+    """A read-only memory map of a small file."""
+
+    def __init__(self, descriptor: int, path: Path, size: int) -> None:
+        found = os.fstat(descriptor)
+        if found.st_size < size:  # its writer is just making it
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        self._map: mmap.mmap | None = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+        self._path = path
+        self._identity = (found.st_dev, found.st_ino)
+
+    def load(self) -> bytes:
+        """Return the content now; empty once it is closed."""
+        return b"" if self._map is None else self._map[:]
+
+    def is_current(self) -> bool:
+        """Return whether the path still leads to this file."""
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
+
+    def close(self) -> None:
+        """Unmap; twice is allowed."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+
+
 class PosixLock:
     """flock on a file; gone with the process."""
 
@@ -128,6 +159,11 @@ class PosixFileSystem:
         """Return the names in a directory."""
         return os.listdir(directory)
 
+    def list_directories(self, directory: Path) -> Sequence[str]:
+        """Return the names of the directories in a directory."""
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
     def make_directory(self, path: Path) -> None:
         """Create a directory and its parents, each made durable in its own parent."""
         missing = []
@@ -140,7 +176,15 @@ class PosixFileSystem:
 
     def read(self, path: Path) -> bytes:
         """Return the whole content of a small file."""
-        return path.read_bytes()
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(descriptor).st_size + 1
+            data = b""
+            while piece := os.read(descriptor, size):
+                data += piece
+            return data
+        finally:
+            os.close(descriptor)
 
     def replace(self, source: Path, target: Path) -> None:
         """Rename over the target."""
@@ -149,6 +193,14 @@ class PosixFileSystem:
     def remove(self, path: Path) -> None:
         """Delete a file."""
         os.unlink(path)
+
+    def remove_tree(self, path: Path) -> None:
+        """Delete a directory with all that is in it."""
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            if path.exists():
+                raise
 
     def sync_directory(self, path: Path) -> None:
         """Make the directory's entries durable."""
@@ -166,14 +218,22 @@ class PosixFileSystem:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, owner.encode(), 0)
         except BlockingIOError:
-            holder = os.pread(descriptor, 256, 0).decode("utf-8", "replace").strip() or None
+            raise _locked(descriptor, path) from None
+        except BaseException:
             os.close(descriptor)
-            raise WalLockedError(
-                f"the log is open for writing elsewhere ({holder or 'unknown owner'}): "
-                f"{path.parent}; close it there; 'walstore tail' and 'dump' read it meanwhile",
-                path=str(path.parent),
-                owner=holder,
-            ) from None
+            raise
+        return PosixLock(descriptor)
+
+    def lock_shared(self, path: Path) -> PosixLock | None:
+        """Take a shared lock if the file exists, or raise WalLockedError as :meth:`lock` does."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _locked(descriptor, path) from None
         except BaseException:
             os.close(descriptor)
             raise
@@ -191,7 +251,27 @@ class PosixFileSystem:
         finally:
             os.close(descriptor)
 
+    def view_cell(self, path: Path, size: int) -> PosixCellView:
+        """Map a cell for reading; FileNotFoundError if there is none of that size yet."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return PosixCellView(descriptor, path, size)
+        finally:
+            os.close(descriptor)
+
     def free_bytes(self, path: Path) -> int:
         """Return the space left for ordinary users."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+
+def _locked(descriptor: int, path: Path) -> WalLockedError:
+    """Close a file that others have locked; return the error with the note its holder left."""
+    holder = os.pread(descriptor, 256, 0).decode("utf-8", "replace").strip() or None
+    os.close(descriptor)
+    return WalLockedError(
+        f"the log is open for writing elsewhere ({holder or 'unknown owner'}): "
+        f"{path.parent}; close it there; 'walstore tail' and 'dump' read it meanwhile",
+        path=str(path.parent),
+        owner=holder,
+    )

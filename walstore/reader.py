@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from walstore.batch import Batch, ConcatBatch, EmptyBatch
 from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError, WalError
 from walstore.records import Record, Start, to_timestamp_us
+from walstore.selection import keep_stream, spanning
 
 MIB = 1 << 20
+_SETTLE_BYTES = 64 << 10
+"""How much is read at once to see whether records are as late as a start by time asks for."""
 
 
 class ReadSource(Protocol):
@@ -40,6 +44,15 @@ class ReadSource(Protocol):
         """Return the first visible offset at or after a time, or the limit if all are older."""
 
 
+@runtime_checkable
+class StreamIndex(Protocol):
+    """What a source offers besides, if it can tell without reading where a stream is not."""
+
+    async def skip_stream(self, name: str, position: int, limit: int) -> int:
+        """Return an offset of ``[position, limit]`` before which, from ``position`` on, no record of
+        stream ``name`` lies; ``position`` itself if it cannot tell."""
+
+
 class Reader:
     """Reads records in offset order, each exactly once, following the log if asked to.
 
@@ -57,11 +70,18 @@ class Reader:
         *,
         start: Start | str | int | datetime = Start.EARLIEST,
         stop: int | None = None,
+        stream: str | None = None,
         follow: bool = True,
         read_bytes: int = MIB,
     ) -> None:
         """Begin at ``start``; see :meth:`walstore.Wal.reader` for the options."""
+        if stream is not None and not isinstance(stream, str):
+            raise TypeError(f"stream must be a str, not {type(stream).__name__}")
+        if stream == "":
+            raise ValueError("a stream name is never empty; leave stream out to read all records")
         self._source = source
+        self._stream = stream
+        self._index = source if stream is not None and isinstance(source, StreamIndex) else None
         self._stop = stop
         self._follow = follow
         self._read_bytes = read_bytes
@@ -70,6 +90,8 @@ class Reader:
         self._batches: list[Batch] = []
         self._records: Sequence[Record] = ()
         self._next_record = 0
+        # Size of the batches of other streams that the last read has found instead of any.
+        self._passed_bytes = 0
         self._position = self._resolve(start)
 
     def _resolve(self, start: Start | str | int | datetime) -> int:
@@ -87,7 +109,7 @@ class Reader:
         return self._source.head if word is Start.EARLIEST else self._source.limit
 
     async def __aenter__(self) -> Self:
-        await self._settle()
+        await self._settle(follow=False)
         return self
 
     async def __aexit__(
@@ -102,14 +124,18 @@ class Reader:
     @property
     def position(self) -> int:
         """Offset of the next record to be delivered. For a start by time: before the first read or
-        ``async with``, the head."""
+        ``async with``, the head; while no record is late enough, the next one to be looked at."""
         if self._next_record < len(self._records):
             return self._records[self._next_record].offset
         return self._position
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether every record visible now has been delivered."""
+        """Whether every record visible now has been delivered.
+
+        With a stream: delivered, or seen to be of another stream. A reader that has delivered the
+        stream's last record may have to look at more; :meth:`fetch` without waiting does so.
+        """
         return self.position >= self._source.limit
 
     def seek(self, offset: int) -> None:
@@ -128,11 +154,14 @@ class Reader:
         try:
             record = self._records[at]
         except IndexError:
-            batch = await self._next_batch()
-            if batch is None:
-                raise StopAsyncIteration from None
-            self._records = batch.records()
-            at, record = 0, self._records[0]
+            records: Sequence[Record] = ()
+            while not records:
+                batch = await self._next_batch()
+                if batch is None:
+                    raise StopAsyncIteration from None
+                records = batch.records()
+            self._records = records
+            at, record = 0, records[0]
         self._next_record = at + 1
         return record
 
@@ -152,51 +181,76 @@ class Reader:
     ) -> Batch:
         """Return the next records as one batch: what is there now, up to the limits.
 
-        Waits only if there is nothing: at most ``max_wait`` seconds (None: as long as it takes, or
-        not at all without ``follow``), then returns an empty batch. ``max_bytes`` counts whole stored
-        batches; at least one record is returned whatever its size. Cancelling loses nothing.
+        Waits only if there is nothing: at most ``max_wait`` seconds from the call (None: as long as it
+        takes, or not at all without ``follow``), then returns an empty batch. ``max_bytes`` counts whole
+        stored batches; at least one record is returned whatever its size. Cancelling loses nothing.
+
+        With a stream, ``max_records`` counts its records only, and ``max_bytes`` also what was passed
+        over behind the first of them, so that no call reads on and on to fill a batch. Whatever is
+        returned, empty or not, its ``limit`` is the new position.
         """
         if max_records < 1:
             raise ValueError(f"max_records must be at least 1, not {max_records}")
         self._unread_records()
+        deadline = None if max_wait is None else asyncio.get_running_loop().time() + max_wait
+        begin = self._begin()
         parts: list[Batch] = []
         count = size = 0
         while count < max_records and (not parts or size < max_bytes):
             if not self._batches:
-                follow = not parts and (self._follow or max_wait is not None)
-                try:
-                    if not await self._fill(follow=follow, max_wait=max_wait):
-                        break
-                except WalError:
-                    if not parts:
-                        raise
-                    break  # the next call begins there and meets it again
-                except BaseException:
+                if not await self._fill_more(parts, deadline):
+                    break
+                if not self._batches:  # only records of other streams were there
                     if parts:
-                        self.seek(parts[0].start)  # they were not delivered
-                    raise
+                        size += self._passed_bytes
+                    elif _seconds_left(deadline) == 0:
+                        break
+                    continue
             batch = self._batches.pop()
             room = max_records - count
             if len(batch) > room:
-                self._batches.append(batch.slice(batch.start + room, batch.limit))
-                batch = batch.slice(batch.start, batch.start + room)
+                cut = batch.offsets[room]
+                self._batches.append(batch.slice(cut, batch.limit))
+                batch = batch.slice(batch.start, cut)
             parts.append(batch)
             count += len(batch)
             size += batch.nbytes
             self._position = batch.limit
         if not parts:
-            return EmptyBatch(self._position)
+            return EmptyBatch(self._position if begin is None else begin, self._position)
+        parts[0] = spanning(parts[0], parts[0].start if begin is None else begin, parts[0].limit)
+        parts[-1] = spanning(parts[-1], parts[-1].start, self._position)
         return parts[0] if len(parts) == 1 else ConcatBatch(parts)
 
     # -- inside ------------------------------------------------------------------------------
 
+    async def _fill_more(self, parts: Sequence[Batch], deadline: float | None) -> bool:
+        """Read on for a fetch that has gathered ``parts``; False if it should end with them."""
+        follow = not parts and (self._follow or deadline is not None)
+        try:
+            return await self._fill(follow=follow, deadline=deadline)
+        except WalError:
+            if not parts:
+                raise
+            return False  # the next call begins there and meets it again
+        except BaseException:
+            if parts:
+                self.seek(parts[0].start)  # they were not delivered
+            raise
+
     async def _next_batch(self) -> Batch | None:
         self._unread_records()
-        if not self._batches and not await self._fill(follow=self._follow):
-            return None
+        begin = self._begin()
+        while not self._batches:
+            if not await self._fill(follow=self._follow):
+                return None
         batch = self._batches.pop()
         self._position = batch.limit
-        return batch
+        return batch if begin is None else spanning(batch, begin, batch.limit)
+
+    def _begin(self) -> int | None:
+        """Return where the interval of the next batch begins; None while a start by time is open."""
+        return self._position if self._time_us is None else None
 
     def _unread_records(self) -> None:
         """Return records taken apart for ``async for`` and not delivered to the batches."""
@@ -207,9 +261,14 @@ class Reader:
         self._records = ()
         self._next_record = 0
 
-    async def _fill(self, *, follow: bool, max_wait: float | None = None) -> bool:
-        """Read batches at the position; False if there are none and none are waited for."""
-        await self._settle()
+    async def _fill(self, *, follow: bool, deadline: float | None = None) -> bool:
+        """Read batches at the position; False if there are none and none are waited for.
+
+        With a stream there may be no batch after all, if only other streams were found; then the
+        position has moved behind them.
+        """
+        if not await self._settle(follow=follow, max_wait=_seconds_left(deadline)):
+            return False
         source = self._source
         if self._stop is not None and self._position >= self._stop:
             return False
@@ -223,10 +282,7 @@ class Reader:
         if self._position >= source.limit:
             if not follow:
                 return False
-            try:
-                async with asyncio.timeout(max_wait):
-                    await source.wait_limit(self._position + 1)
-            except TimeoutError:
+            if not await self._wait(self._position + 1, deadline):
                 return False
         if self._position < source.head:
             raise OffsetTrimmedError(
@@ -236,16 +292,84 @@ class Reader:
                 tail=source.tail,
             )
         limit = source.limit if self._stop is None else min(source.limit, self._stop)
-        batches = await source.read(self._position, limit, self._read_bytes)
+        if self._stream is None:
+            batches = await source.read(self._position, limit, self._read_bytes)
+        else:
+            batches = await self._read_stream(self._stream, limit)
         batches.reverse()
         self._batches = batches
         return True
 
-    async def _settle(self) -> None:
-        """Turn a start by time into an offset, once."""
-        if self._time_us is not None:
-            self._position = await self._source.offset_at(self._time_us)
-            self._time_us = None
+    async def _wait(self, limit: int, deadline: float | None) -> bool:
+        """Wait until records below ``limit`` are visible; False if that took too long."""
+        if deadline is None:
+            await self._source.wait_limit(limit)
+            return True
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._source.wait_limit(limit)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _read_stream(self, name: str, limit: int) -> list[Batch]:
+        """Read at the position and return what belongs to the stream; move on if nothing does."""
+        position = self._position
+        if self._index is not None:
+            position = await self._index.skip_stream(name, position, limit)
+        found: list[Batch] = []
+        batches: list[Batch] = []
+        if position == self._position:
+            found = await self._source.read(position, limit, self._read_bytes)
+            batches = keep_stream(found, name, position)
+            position = found[-1].limit
+        if not batches:
+            self._position = position
+            self._passed_bytes = sum(batch.nbytes for batch in found)
+            if position < limit:
+                # What is cached is read without waiting, and there may be much of it.
+                await asyncio.sleep(0)  # noqa: TID251 - no wait is meant: others get their turn
+        return batches
+
+    async def _settle(self, *, follow: bool, max_wait: float | None = None) -> bool:
+        """Turn a start by time into the offset of the first record that is not older.
+
+        Waits for that record if there is none yet, passing over older ones that come meanwhile; False
+        if there is none and none is waited for, and then the next call goes on looking.
+        """
+        if self._time_us is None:
+            return True
+        source = self._source
+        deadline = None if max_wait is None else asyncio.get_running_loop().time() + max_wait
+        position = await source.offset_at(self._time_us)
+        while True:
+            self._position = position = max(position, source.head)
+            limit = source.limit if self._stop is None else min(source.limit, self._stop)
+            if position < limit:
+                try:
+                    batches = await source.read(position, limit, _SETTLE_BYTES)
+                except OffsetTrimmedError:
+                    if position >= source.head:
+                        raise
+                    continue
+                for batch in batches:
+                    at = bisect_left(batch.timestamps_us, self._time_us)
+                    position = batch.start + at
+                    if at < len(batch):
+                        self._position, self._time_us = position, None
+                        return True
+            elif not follow or (self._stop is not None and position >= self._stop):
+                return False
+            else:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await source.wait_limit(position + 1)
+                except TimeoutError:
+                    return False
+
+
+def _seconds_left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
 
 
 class _Batches:

@@ -3,7 +3,7 @@
 The layout is specified in docs/format.md ("Segment"). A segment is a header, frames back to back, and
 once it is sealed a footer whose last bytes find its beginning. The footer's index is sparse: at most
 one entry per :data:`INDEX_INTERVAL_BYTES`, so looking an offset up costs one binary search and a scan
-over at most that much.
+over at most that much. Behind the index the footer may say which streams the segment holds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Final
 from crc32c import crc32c
 
 from walstore.errors import CorruptionError, FormatVersionError
+from walstore.segment_streams import SegmentStreams
 
 HEADER_MAGIC: Final = b"WALSEG\r\n"
 FOOTER_MAGIC: Final = b"WALIDX\r\n"
@@ -61,20 +62,22 @@ class SegmentSummary:
 
 
 class SegmentIndex:
-    """Sparse map offset → position and time → position of one segment.
+    """Sparse map offset → position and time → position of one segment, and which streams it holds.
 
     Only the thread that appends adds entries; other threads may look things up meanwhile, because the
     positions, which every look-up ends with, are extended first.
     """
 
-    __slots__ = ("positions", "starts", "timestamps_us")
+    __slots__ = ("positions", "starts", "streams", "timestamps_us")
 
     ENTRY_BYTES: Final = 24
 
-    def __init__(self) -> None:
+    def __init__(self, streams: SegmentStreams | None = None) -> None:
+        """Begin empty. ``streams`` is given by whoever notes those of all frames, from the first on."""
         self.starts = array("Q")
         self.positions = array("Q")
         self.timestamps_us = array("Q")
+        self.streams = SegmentStreams.unknown() if streams is None else streams
 
     def add(self, start: int, position: int, timestamp_us: int) -> None:
         """Note a frame, unless one close before it is noted already."""
@@ -169,14 +172,14 @@ def decode_header(data: bytes, path: str) -> SegmentHeader:
 
 def encode_footer(summary: SegmentSummary, index: SegmentIndex) -> bytes:
     """Return the bytes that seal a segment, to be written at ``summary.data_bytes``."""
-    entries = index.to_bytes()
+    entries = index.to_bytes() + index.streams.to_bytes()
     fields = (
         len(index.starts),
         summary.limit,
         summary.data_bytes,
         summary.max_timestamp_us,
         summary.last_crc,
-        0,
+        len(index.streams) + 1 if index.streams.is_known else 0,
     )
     body = FOOTER.pack(FOOTER_MAGIC, 0, *fields)[_CRC_FROM:] + entries
     body += SEAL.pack(summary.data_bytes, SEAL_MAGIC)
@@ -195,9 +198,15 @@ def decode_footer(data: bytes, start: int, path: str) -> tuple[SegmentSummary, S
     """Parse a footer with its index; CorruptionError if it is damaged."""
     if len(data) < FOOTER.size + SEAL.size or data[:8] != FOOTER_MAGIC:
         raise CorruptionError("segment footer is missing", path=path, expected=FOOTER_MAGIC)
-    _, crc, entries, limit, data_bytes, max_timestamp_us, last_crc, _ = FOOTER.unpack_from(data)
+    _, crc, entries, limit, data_bytes, max_timestamp_us, last_crc, streams = FOOTER.unpack_from(
+        data
+    )
     found = crc32c(data[_CRC_FROM:])
-    if found != crc or len(data) != FOOTER.size + SegmentIndex.ENTRY_BYTES * entries + SEAL.size:
+    behind = FOOTER.size + SegmentIndex.ENTRY_BYTES * entries
+    end = behind + SegmentStreams.ENTRY_BYTES * max(streams - 1, 0)
+    if found != crc or len(data) != end + SEAL.size:
         raise CorruptionError("segment footer is damaged", path=path, expected=crc, found=found)
-    index = SegmentIndex.from_bytes(memoryview(data)[FOOTER.size : -SEAL.size], entries)
+    index = SegmentIndex.from_bytes(memoryview(data)[FOOTER.size : behind], entries)
+    if streams:
+        index.streams = SegmentStreams.from_bytes(data[behind:end])
     return SegmentSummary(start, limit, data_bytes, last_crc, max_timestamp_us), index

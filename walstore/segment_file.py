@@ -10,12 +10,16 @@ from typing import Final
 
 from walstore import frame, segment
 from walstore.batch import Batch, FrameBatch
+from walstore.codec import BodyError
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.ports import File, FileSystem
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
+from walstore.segment_streams import SegmentStreams
 
 CHUNK_BYTES: Final = 1 << 20
 """How much of a segment is read at once when nothing else is asked for."""
+SEARCH_BYTES: Final = 1 << 16
+"""How much is read at once to find one record: more than lies between two entries of an index."""
 
 
 @dataclass(slots=True)
@@ -28,6 +32,13 @@ class Segment:
     """What sealing recorded; None for the active segment."""
     index: SegmentIndex | None = None
     """Of the active segment, or of a sealed one that was read before."""
+    streams: SegmentStreams | None = None
+    """Which streams a sealed segment holds, once they were read without the index."""
+
+    @property
+    def known_streams(self) -> SegmentStreams | None:
+        """Which streams a sealed segment holds; None if nobody looked yet."""
+        return self.streams if self.index is None else self.index.streams
 
 
 def read_header(file: File, path: Path) -> SegmentHeader:
@@ -64,7 +75,7 @@ def read_batches(
             found: list[Batch] = [
                 batch.slice(max(position, batch.start), min(limit, batch.limit))
                 for batch in chunk
-                if batch.limit > position
+                if batch.limit > position and len(batch)
             ]
             if found and found[0].start == position:
                 return found
@@ -82,7 +93,7 @@ def find_time(fs: FileSystem, source: Segment, timestamp_us: int, limit: int) ->
     file = fs.open(source.path, "r")
     try:
         at = load_index(file, source).locate_time(timestamp_us)
-        for chunk in iter_chunks(file, source, at, limit, CHUNK_BYTES):
+        for chunk in iter_chunks(file, source, at, limit, SEARCH_BYTES):
             for batch in chunk:
                 if batch.header.max_timestamp_us >= timestamp_us:
                     return batch.start + bisect_left(batch.timestamps_us, timestamp_us)
@@ -96,7 +107,8 @@ def iter_chunks(
 ) -> Iterator[list[FrameBatch]]:
     """Yield the checked batches of a segment from byte ``at`` up to offset ``limit``.
 
-    One list for each read of about ``chunk_bytes``; a batch larger than that is read by itself.
+    One list for each read of about ``chunk_bytes``; a batch larger than that is read by itself. Frames
+    without records are among them, as empty batches: not for users.
     """
     end = source.summary.data_bytes if source.summary is not None else file.size()
     least = wanted = max(chunk_bytes, frame.HEADER_BYTES)
@@ -135,17 +147,39 @@ def iter_chunks(
 def load_index(file: File, source: Segment) -> SegmentIndex:
     """Return the segment's index, read from its footer on first use; checks the header too."""
     if source.index is None:
-        read_header(file, source.path)
-        found = read_footer(file, source.start, source.path)
-        if found and source.summary and found[0] != source.summary:
-            raise CorruptionError(
-                "segment is not the one that was sealed",
-                path=str(source.path),
-                expected=source.summary,
-                found=found[0],
-            )
+        found = _read_own_footer(file, source)
         source.index = found[1] if found else SegmentIndex()
     return source.index
+
+
+def _read_own_footer(file: File, source: Segment) -> tuple[SegmentSummary, SegmentIndex] | None:
+    """Read header and footer; CorruptionError if they are not what is known of the segment."""
+    read_header(file, source.path)
+    found = read_footer(file, source.start, source.path)
+    if found and source.summary and found[0] != source.summary:
+        raise CorruptionError(
+            "segment is not the one that was sealed",
+            path=str(source.path),
+            expected=source.summary,
+            found=found[0],
+        )
+    return found
+
+
+def load_streams(fs: FileSystem, source: Segment) -> SegmentStreams:
+    """Return which streams a sealed segment holds, read from its footer on first use.
+
+    Keeps nothing else of the footer. Raises as :func:`read_batches`.
+    """
+    known = source.known_streams
+    if known is None:
+        file = fs.open(source.path, "r")
+        try:
+            found = _read_own_footer(file, source)
+        finally:
+            file.close()
+        known = source.streams = found[1].streams if found else SegmentStreams.unknown()
+    return known
 
 
 def _grow(view: memoryview, wanted: int, path: Path, at: int, end: int) -> int:
@@ -178,6 +212,8 @@ def decode(view: memoryview, header: frame.FrameHeader, path: Path, at: int) -> 
     """Wrap a checked frame as a batch; FormatVersionError if this version cannot read it."""
     try:
         return FrameBatch(view, header)
+    except BodyError as error:
+        raise CorruptionError(str(error), path=str(path), position=at + header.position) from None
     except ValueError as error:
         raise FormatVersionError(
             "batch uses a feature of a newer version",

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from sortedcontainers import SortedDict
 
+from walstore.budgets import CacheBudget
 from walstore.cache import Cache
 from walstore.errors import WalError
 from walstore.faults import fresh
@@ -33,6 +34,7 @@ class LogState:
         sealed: Sequence[Segment],
         active: Segment,
         cache_bytes: int,
+        cache_budget: CacheBudget | None = None,
         registers: Mapping[str, str] | None = None,
         shows_written: bool = False,
     ) -> None:
@@ -48,12 +50,14 @@ class LogState:
         self.registers: Mapping[str, str] = MappingProxyType(dict(registers or {}))
         """Durable registers; replaced, never changed."""
         self._registers_to_come: Mapping[str, str] | None = None
-        self.cache = Cache(cache_bytes)
+        self.cache = Cache(cache_bytes, cache_budget)
         self.segments: SortedDict = SortedDict({s.start: s for s in (*sealed, active)})
         self._written_limit = durable_limit
         self._head_to_come = head
         self.appended_bytes = 0
         self.appended_records = 0
+        self.on_written: Callable[[int], None] = lambda _: None
+        """Told how many bytes a commit wrote."""
         self._loop = loop
         self._due: asyncio.Future[None] | None = None
         self._due_bytes = 0
@@ -76,6 +80,7 @@ class LogState:
         for batch in commit.batches:
             self.cache.insert(batch)
         self.appended_bytes += commit.size_bytes
+        self.on_written(commit.size_bytes)
         self.appended_records += commit.limit - self._written_limit
         self._written_limit = commit.limit
         self._unsettled = max(self._unsettled, commit.serial)

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from walstore import checkpoint, frame, segment
-from walstore.active import ActiveFile
+from walstore.active import ActiveCell, ActiveFile
 from walstore.batch import FrameBatch
 from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.draft import Draft, marks_column
 from walstore.errors import Outcome
-from walstore.ports import Cell, Clock, File, FileSystem
+from walstore.ledger import Marks
+from walstore.ports import Clock, File, FileSystem
 from walstore.recovery import Chain
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_file import Segment
@@ -82,7 +83,7 @@ class Tail:
         head: int,
         sealed: Sequence[SegmentSummary],
         active: tuple[Segment, File, int] | None,
-        cell: Cell,
+        cell: ActiveCell,
         uploaded_limit: int,
         tier_url: str | None,
     ) -> None:
@@ -101,6 +102,7 @@ class Tail:
         self.ledger = chain.ledger
         self._sealed = list(sealed)
         self._since_checkpoint_bytes = 0
+        self._checkpointed: tuple[int, ...] = ()
         self.head = max(head, self.ledger.head)
         self.uploaded_limit = uploaded_limit
         self.tier_url = tier_url
@@ -116,7 +118,8 @@ class Tail:
             self._begin_segment()
         else:
             self.active, file, position = active
-            self._file = ActiveFile(file, position, settings.segment_bytes)
+            path = self.active.path
+            self._file = ActiveFile(fs, path, file, position, settings.segment_bytes)
         try:
             self.checkpoint()  # makes the new epoch durable before any frame carries it
             self._store_cell()
@@ -210,20 +213,34 @@ class Tail:
         )
         write_durably(self._fs, self._directory / checkpoint.FILE_NAME, data)
         self._since_checkpoint_bytes = 0
+        self._checkpointed = self._place_of_checkpoint()
 
     def advance_head(self, limit: int) -> list[int]:
-        """Make the head durable behind the sealed segments that lie wholly below ``limit``.
+        """Make ``limit`` the head, durably, and give up the sealed segments wholly below it.
 
-        Returns their first offsets, for :meth:`remove` once nobody looks for them any more.
+        Returns their first offsets, for :meth:`remove` once nobody looks for them any more. A head
+        inside a segment is written to the log itself, since no file name says it. The head never
+        goes back, and a limit above the durable one is the caller's mistake.
         """
+        assert limit <= self.durable_limit
         dropped = [summary for summary in self._sealed if summary.limit <= limit]
-        if not dropped:
+        kept = self._sealed[len(dropped) :]
+        if limit > self.head:
+            if limit > (kept[0].start if kept else self.active.start):
+                self._write_marks(Marks(head=limit))
+                self._sync()
+            self.head = limit
+        elif not dropped:
             return []
-        self._sealed = self._sealed[len(dropped) :]
-        self.head = max(self.head, dropped[-1].limit)
+        self._sealed = kept
         self.checkpoint()
         self._store_cell()
         return [summary.start for summary in dropped]
+
+    def summaries(self) -> list[SegmentSummary]:
+        """Return the sealed segments, oldest first, and behind them the active one as sealing it now
+        would record it."""
+        return [*self._sealed, self._summary()]
 
     def remove(self, starts: Sequence[int]) -> None:
         """Delete segments that :meth:`advance_head` gave up."""
@@ -232,6 +249,14 @@ class Tail:
                 self._fs.remove(self._directory / segment.file_name(start))
         self._fs.sync_directory(self._directory)
 
+    def park(self) -> None:
+        """Close the files until the next call that needs them; never raises.
+
+        In a store, another log's thread may call it, between two calls of this one.
+        """
+        self._file.park()
+        self._cell.park()
+
     def close(self, *, clean: bool) -> None:
         """Release the file; a clean close also cuts the reserved space off and checkpoints."""
         try:
@@ -239,7 +264,8 @@ class Tail:
                 if self._file.has_unsynced:
                     self._sync()
                 self._file.trim()
-                self.checkpoint()
+                if self._checkpointed != self._place_of_checkpoint():
+                    self.checkpoint()
         finally:
             try:
                 self._file.close()
@@ -337,6 +363,17 @@ class Tail:
             registers=dict(self.ledger.registers) if has_new_registers else None,
         )
 
+    def _place_of_checkpoint(self) -> tuple[int, ...]:
+        """Return what tells one checkpoint of this opening from the next."""
+        chain, file = self._chain, self._file
+        return (
+            self.head,
+            self.active.start,
+            file.position,
+            chain.previous_crc,
+            self.uploaded_limit,
+        )
+
     def _is_full(self, draft: Draft, pending_bytes: int) -> bool:
         end = self._file.position + pending_bytes
         too_large = end + draft.size_bytes > self._settings.segment_bytes
@@ -375,6 +412,13 @@ class Tail:
         assert header is not None
         return FrameBatch(view, header)
 
+    def _write_marks(self, marks: Marks) -> None:
+        """Write a frame that holds nothing but marks."""
+        draft = Draft(self._chain.next_offset, marks=marks)
+        frames: list[bytearray] = []
+        self._frame(draft, 0, self._file.position, frames)
+        self._write(frames)
+
     def _write(self, frames: Sequence[bytearray]) -> int:
         size = self._file.write(frames)
         self._since_checkpoint_bytes += size
@@ -390,16 +434,19 @@ class Tail:
         if self._file.has_unsynced:
             self._sync()  # else a crash might keep the footer and lose frames that it vouches for
         assert self.active.index is not None
-        summary = SegmentSummary(
+        summary = self._summary()
+        self._file.seal(segment.encode_footer(summary, self.active.index))
+        self._sealed.append(summary)
+        return Segment(self.active.path, self.active.start, summary, self.active.index)
+
+    def _summary(self) -> SegmentSummary:
+        return SegmentSummary(
             self.active.start,
             self._chain.next_offset,
             self._file.position,
             self._chain.previous_crc,
             self._chain.timestamp_us,
         )
-        self._file.seal(segment.encode_footer(summary, self.active.index))
-        self._sealed.append(summary)
-        return Segment(self.active.path, self.active.start, summary, self.active.index)
 
     def _begin_segment(self) -> None:
         """Make the next segment; it begins with what the log remembers."""

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from walstore.batch import Batch
 from walstore.channel import Channel
-from walstore.errors import OffsetTrimmedError, WalClosedError, WalError
+from walstore.errors import (
+    OffsetNotWrittenError,
+    OffsetTrimmedError,
+    WalClosedError,
+    WalError,
+)
 from walstore.faults import describe_read, fresh
 from walstore.ports import FileSystem, Tier
-from walstore.segment_file import Segment, find_time, read_batches
+from walstore.segment_file import SEARCH_BYTES, Segment, load_streams, read_batches
 from walstore.state import LogState
-from walstore.threads import Worker
+from walstore.threads import Lane
+from walstore.timeline import find_offset
 
 
 class TieredSource:
@@ -25,7 +31,7 @@ class TieredSource:
         state: LogState,
         channel: Channel,
         fs: FileSystem,
-        worker: Worker,
+        worker: Lane,
         tier: Tier | None,
     ) -> None:
         self._state = state
@@ -48,8 +54,8 @@ class TieredSource:
 
     @property
     def limit(self) -> int:
-        """Offset after the last one visible: the durable limit."""
-        return self._state.durable.value
+        """Offset after the last one visible: the durable limit, unless syncing is left to the system."""
+        return self._state.visible.value
 
     @property
     def tail(self) -> int:
@@ -57,9 +63,9 @@ class TieredSource:
         return self._channel.tail
 
     async def wait_limit(self, limit: int) -> None:
-        """Return when the durable limit has reached ``limit``; raises when the log closes."""
+        """Return when the visible limit has reached ``limit``; raises when the log closes."""
         try:
-            await self._state.durable.wait(limit)
+            await self._state.visible.wait(limit)
         except WalClosedError:
             raise
         except WalError as error:
@@ -72,22 +78,37 @@ class TieredSource:
         holds the position any more, CorruptionError, StorageUnavailableError.
         """
         while True:
-            if self.closed is not None:
-                raise fresh(self.closed)
+            self._check_open()
             found = await self._read_local(position, limit, max_bytes)
             if found:
                 return found
             tier = self._tier
             if position < self._state.head:
                 if tier is None or not tier.head <= position < tier.limit:
-                    raise OffsetTrimmedError(
-                        "the offset was removed from the log",
-                        requested=position,
-                        head=self.head,
-                        tail=self.limit,
-                    )
+                    raise self._trimmed(position)
                 self.tier_reads += 1
                 return await tier.read(position, min(limit, tier.limit), max_bytes)
+
+    async def skip_stream(self, name: str, position: int, limit: int) -> int:
+        """Return an offset of ``[position, limit]`` before which no record of a stream lies.
+
+        Passes over the sealed segments, from the one at ``position`` on, that say of themselves that
+        they hold none. Looks at their footers, once, and reads no record.
+        """
+        while position < limit:
+            segment = self._state.segment_of(position)
+            if segment is None or segment.summary is None:
+                break
+            streams = segment.known_streams
+            if streams is None:
+                try:
+                    streams = await self._worker.run(load_streams, self._fs, segment)
+                except (OSError, WalError):
+                    break  # reading there says what it is
+            if streams.may_hold(name):
+                break
+            position = min(limit, segment.summary.limit)
+        return position
 
     async def read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return batches from cache or files only; OffsetTrimmedError if they are gone.
@@ -106,25 +127,56 @@ class TieredSource:
         )
 
     async def offset_at(self, timestamp_us: int) -> int:
-        """Return the first offset at or after a time, or the durable limit if all are older."""
+        """Return the first visible offset at or after a time, or the limit if all records are older.
+
+        One binary search over the segments, whose times are in memory, and a read at one place.
+        """
+        self._check_open()
         if self._tier is not None and self.head < self._state.head:
             found = await self._tier.offset_at(timestamp_us)
             if found is not None and found < self._state.head:
                 return found
-        limit = self.limit
-        for segment in list(self._state.segments.values()):
-            summary = segment.summary
-            if summary is not None and summary.max_timestamp_us < timestamp_us:
-                continue
+        while True:
+            limit, head = self.limit, self._state.head
+            segments = list(self._state.segments.values())
+            self.file_reads += 1
             try:
-                offset = await self._worker.run(find_time, self._fs, segment, timestamp_us, limit)
+                found = await self._worker.run(find_offset, self._fs, segments, timestamp_us, limit)
             except OSError as error:
-                if segment.start < self._state.head:
+                if self._state.head > head:
                     continue  # deleted meanwhile
-                raise describe_read(error, segment.path) from error
-            if offset is not None:
-                return max(offset, self._state.head)
-        return limit
+                raise describe_read(error, segments[0].path.parent) from error
+            return max(limit if found is None else found, self._state.head)
+
+    async def timestamp_at(self, offset: int) -> int:
+        """Return the timestamp of a visible record, in microseconds since 1970 UTC.
+
+        Raises OffsetTrimmedError, OffsetNotWrittenError for one that is not visible yet, and as
+        :meth:`read`.
+        """
+        limit = self.limit
+        if offset >= limit:
+            raise OffsetNotWrittenError(
+                "the offset is not durable yet" if offset < self.tail else "no such offset yet",
+                requested=offset,
+                head=self.head,
+                tail=self.tail,
+            )
+        if offset < self.head:
+            raise self._trimmed(offset)
+        return (await self.read(offset, offset + 1, SEARCH_BYTES))[0].timestamps_us[0]
+
+    def _trimmed(self, position: int) -> OffsetTrimmedError:
+        return OffsetTrimmedError(
+            "the offset was removed from the log",
+            requested=position,
+            head=self.head,
+            tail=self.limit,
+        )
+
+    def _check_open(self) -> None:
+        if self.closed is not None:
+            raise fresh(self.closed)
 
     async def _read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return batches from cache or files; nothing if the files were deleted meanwhile."""

@@ -132,12 +132,10 @@ class Transaction:
         try:
             await self._commit()
         finally:
-            self._is_open = False
             if self._terms.span is None:
-                self._engine.transactions_rolled_back += 1
-                self._failure = self._failure or WalClosedError("the transaction was rolled back")
-                await self._discard()
+                await self.rollback()
             else:
+                self._is_open = False
                 self._engine.transactions_committed += 1
                 if self._terms.is_duplicate:
                     await self._discard()
@@ -169,6 +167,11 @@ class Transaction:
 
     async def _write_out(self) -> None:
         """Move what is in memory to the file, in batches of a size that readers can hold."""
+        refusal = self._engine.disk_watch.refusal
+        if refusal is not None:
+            self._failure = fresh(refusal)
+            await self.rollback()
+            raise fresh(refusal)
         draft, self._draft = self._draft, Draft(0)
         draft.pad()
         self._names.update(draft.streams or ())
@@ -181,6 +184,7 @@ class Transaction:
         for part in split(draft, self._frame_bytes):
             await self._blocking(spill.add, part, now_us)
         self._engine.spilled_bytes += spill.size_bytes - before
+        self._engine.disk_watch.note_written(spill.size_bytes - before)
 
     async def _open_spill(self) -> None:
         engine = self._engine

@@ -6,20 +6,27 @@ import os
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
+from walstore.accepted import AcceptedSource
 from walstore.clock import SystemClock
+from walstore.consumer import Consumer
+from walstore.consumer_register import OutputLog, OutputT
+from walstore.cursor import Cursor
+from walstore.cursor_directory import CursorInfo
+from walstore.cursor_store import CursorStore
 from walstore.draft import Group
 from walstore.engine import Engine, open_engine
 from walstore.errors import WouldBlock
 from walstore.fence import Fence, take_fence
 from walstore.group import make_group, make_record
+from walstore.host import Host
 from walstore.ledger import StreamInfo
 from walstore.opening import Recovery
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.posix import PosixFileSystem
 from walstore.producer import Producer
-from walstore.reader import Reader
+from walstore.reader import Reader, ReadSource
 from walstore.records import Durability, Start
 from walstore.resource import Opening
 from walstore.settings import Settings
@@ -68,6 +75,20 @@ class Wal:
 
         return Opening(open_it)
 
+    @classmethod
+    async def open_in(
+        cls,
+        path: Path,
+        *,
+        settings: Settings,
+        tier: Tier | None,
+        fs: FileSystem,
+        clock: Clock,
+        host: Host,
+    ) -> Wal:
+        """Open a log that lives in a store; for :class:`walstore.WalStore`."""
+        return cls(await open_engine(path, settings, tier, fs, clock, host))
+
     def __init__(self, engine: Engine) -> None:
         """Not for callers; see :meth:`open`."""
         # Set once at open.
@@ -85,6 +106,19 @@ class Wal:
         self._channel = engine.channel
         self._put_value = engine.channel.put_value
         self._durability = engine.settings.durability
+
+    @property
+    def _cursors(self) -> CursorStore:
+        engine = self._engine
+        if engine.cursors is None:
+            engine.cursors = CursorStore(
+                self,
+                fs=engine.fs,
+                clock=engine.clock,
+                owner=engine.owner,
+                make_worker=engine.host.make_spilling,
+            )
+        return engine.cursors
 
     # -- appending ---------------------------------------------------------------------------
 
@@ -216,6 +250,20 @@ class Wal:
         """
         return await take_fence(self._engine, owner, register)
 
+    # -- retention ---------------------------------------------------------------------------
+
+    async def trim(self, before: int) -> int:
+        """Remove all records below ``before`` from this disk and return the new head.
+
+        The head is then exactly ``before``, unless a cursor, a pin or, with a tier, a record that is
+        not uploaded holds it lower, or it was higher already. It is durable when this returns, and
+        never goes back. ``durable_limit`` empties the log; beyond it is an OffsetNotWrittenError.
+        Cancelled, the head may have moved or may yet. Raises also WalLockedError if another process
+        keeps the cursors locked for seconds, StorageUnavailableError if they cannot be read, and
+        WalClosedError.
+        """
+        return await self._engine.retention.trim(before)
+
     # -- streams -----------------------------------------------------------------------------
 
     async def open_stream(self, name: str, *, metadata: Mapping[str, str] | None = None) -> None:
@@ -272,21 +320,89 @@ class Wal:
         start: Start | str | int | datetime = Start.EARLIEST,
         *,
         stop: int | None = None,
+        stream: str | None = None,
         follow: bool = True,
+        visibility: Literal["durable", "accepted"] = "durable",
     ) -> Reader:
         """Return a reader of durable records.
 
         ``start`` is ``"earliest"``, ``"latest"`` (the next record to become durable), an offset, or an
         aware datetime (the first record at or after it). ``stop`` is an exclusive last offset.
         ``follow`` waits for new records at the end; without it the iteration ends at the durable
-        limit seen when it is reached.
+        limit seen when it is reached. ``stream`` delivers only the records of that stream.
+
+        With ``visibility="accepted"`` records are delivered as soon as they are accepted, for the
+        lowest latency: before their sync, so a crash may take back what was read, and another record
+        may get its offset. The time of a record that was given none is then not final.
         """
+        engine = self._engine
+        if visibility not in ("durable", "accepted"):
+            raise ValueError(f"visibility must be 'durable' or 'accepted', not {visibility!r}")
+        source: ReadSource = engine.source
+        if visibility == "accepted":
+            source = AcceptedSource(engine.source, engine.channel, engine.clock)
         return Reader(
-            self._engine.source,
+            source,
             start=start,
             stop=stop,
+            stream=stream,
             follow=follow,
             read_bytes=self.settings.read_ahead_bytes,
+        )
+
+    # -- cursors and consumers ---------------------------------------------------------------
+
+    async def cursor(
+        self,
+        name: str,
+        *,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        lease_seconds: float | None = None,
+    ) -> Cursor:
+        """Return a handle on the named cursor: a durable position that retention never passes.
+
+        A new one stands at ``start``. With ``lease_seconds`` it holds retention back only for that
+        long after its last commit. Details and errors: :meth:`walstore.cursor_store.CursorStore.open`.
+        """
+        return await self._cursors.open(name, start=start, lease_seconds=lease_seconds)
+
+    async def cursors(self) -> list[CursorInfo]:
+        """Return all cursors of the log by name, whoever made them; damaged ones say so."""
+        return await self._cursors.list()
+
+    async def delete_cursor(self, name: str) -> bool:
+        """Remove a cursor, whoever uses it, so that retention may pass; return whether there was one."""
+        return await self._cursors.delete(name)
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        auto_commit_seconds: float | None = 5.0,
+        lease_seconds: float | None = None,
+        stream: str | None = None,
+        follow: bool = True,
+        output: OutputLog[OutputT] | None = None,
+    ) -> Consumer[OutputT]:
+        """Return a consumer: a reader that keeps its place in the cursor of that name.
+
+        ``async with wal.consumer("billing") as consumer: async for record in consumer: ...``. It begins
+        at ``start`` the first time. What was processed is committed every ``auto_commit_seconds`` and at
+        the end of the block; None leaves it to :meth:`Consumer.commit`. With ``output``, a log, its
+        ``transaction()`` changes the position and the output together: exactly once.
+        """
+        return Consumer(
+            self,
+            self._cursors,
+            name,
+            clock=self._engine.clock,
+            start=start,
+            auto_commit_seconds=auto_commit_seconds,
+            lease_seconds=lease_seconds,
+            stream=stream,
+            follow=follow,
+            output=output,
         )
 
     # -- looking -----------------------------------------------------------------------------
@@ -316,6 +432,17 @@ class Wal:
         """The registers as they are durable; a snapshot that does not change."""
         return self._state.registers
 
+    @property
+    def visible_limit(self) -> int:
+        """Where readers stop: the durable limit, or behind what is written if ``sync`` is ``"os"``."""
+        return self._state.visible.value
+
+    @property
+    def tier_head(self) -> int | None:
+        """First offset that can be read from the cloud tier below the local head; None if none can."""
+        head = self._engine.source.head
+        return head if head < self._state.head else None
+
     def statistics(self) -> Statistics:
         """Return a snapshot of the log's counters."""
         engine = self._engine
@@ -343,10 +470,18 @@ class Wal:
             cache_evictions=cache.evictions,
             file_reads=self._engine.source.file_reads,
             tier_reads=self._engine.source.tier_reads,
+            transactions_committed=engine.transactions_committed,
+            transactions_rolled_back=engine.transactions_rolled_back,
+            spilled_bytes=engine.spilled_bytes,
             tier_failure=str(engine.tier_failure) if engine.tier_failure else None,
         )
 
     # -- closing -----------------------------------------------------------------------------
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the log is closed, has failed, or is about to close: appends are refused."""
+        return self._engine.is_closing
 
     async def aclose(self) -> None:
         """Drain and close: what was accepted is written and synced, then shipped if there is a tier.

@@ -24,7 +24,7 @@ from walstore.ports import Clock
 from walstore.segment_file import Segment
 from walstore.settings import Settings
 from walstore.tail import Commit, CommitError, Tail
-from walstore.threads import Worker
+from walstore.threads import Lane
 
 _LEAST_SLEEP_SECONDS = 1e-6
 COMMIT_BYTES = 16 << 20
@@ -71,7 +71,7 @@ class Writer:
         listener: Listener,
         settings: Settings,
         clock: Clock,
-        worker: Worker,
+        worker: Lane,
     ) -> None:
         self._tail = tail
         self._channel = channel
@@ -157,16 +157,22 @@ class Writer:
         """
         await self._request(partial(self._rotate, self._channel.tail))
 
-    async def drop_sealed(self, limit: int) -> None:
-        """Delete sealed segments wholly below ``limit``, the head first made durable."""
+    async def advance_head(self, decide: Callable[[Tail], list[int]]) -> None:
+        """Run ``decide`` on the writer's thread, between two commits, and remove the segments whose
+        first offsets it returns; it has made the head durable behind them.
 
-        async def drop() -> None:
-            starts = await self._worker.run(self._tail.advance_head, limit)
+        WalError if the log failed or closes. Cancelling does not stop it.
+        """
+
+        async def advance() -> None:
+            starts = await self._worker.run(decide, self._tail)
+            if not self._tail.has_unsynced:
+                self._note_synced()
+            self._listener.on_drop(starts, self._tail.head)
             if starts:
-                self._listener.on_drop(starts, self._tail.head)
                 await self._worker.run(self._tail.remove, starts)
 
-        await self._request(drop)
+        await self._request(advance)
 
     def note_uploaded(self, limit: int) -> None:
         """Remember the uploaded limit for the next checkpoint."""

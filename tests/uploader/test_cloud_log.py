@@ -15,11 +15,12 @@ from tests.cloud import cloud_log, copy_store, put_fragment, values
 from tests.local import turns
 from tests.uploader.documents import snapshot_of
 from tests.waiting import until
-from uploader import CloudLog, layout
+from uploader import CloudLog, CloudTier, layout
 from uploader.manifest import Manifest
 from uploader.stores import MemoryStore, ObjectNotFoundError
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
+from walstore import Wal
 from walstore.errors import (
     CorruptionError,
     FormatVersionError,
@@ -151,6 +152,23 @@ async def test_where_to_begin_and_end(log, start, stop, offsets) -> None:
     found = [record async for record in log.reader(start, stop=stop)]
     assert [record.offset for record in found] == list(offsets)
     assert [record.value for record in found] == [CONTENT[at - 1] for at in offsets]
+
+
+async def test_one_stream(log_directory: Path, tmp_path: Path) -> None:
+    url = (tmp_path / "store").as_uri()
+    async with Wal.open(log_directory, tier=CloudTier(url)) as wal:
+        for number in range(100):
+            wal.append_nowait(b"%d" % number, stream=f"s{number % 3}" if number % 4 else None)
+        await wal.wait_durable(100, "cloud")
+    async with CloudLog.open(url) as found:
+        everything = [record async for record in found.reader()]
+        for name in ("s1", "s2", "none"):
+            reader = found.reader(stream=name)
+            assert [r async for r in reader] == [r for r in everything if r.stream == name]
+            assert reader.position == 101
+        batch = await found.reader(50, stream="s1").fetch(max_records=3)
+        assert batch.records() == [r for r in everything[49:] if r.stream == "s1"][:3]
+        assert batch.to_arrow().column("offset").to_pylist() == list(batch.offsets)
 
 
 async def test_beyond_the_tail(log) -> None:

@@ -42,6 +42,32 @@ def test_it_shows_what_a_local_batch_shows(records: list[Record], data: st.DataO
 
 
 @given(record_lists(), st.data())
+def test_the_records_of_a_stream(records: list[Record], data: st.DataObject) -> None:
+    streams = data.draw(st.lists(st.sampled_from(["a", "b", None]), min_size=20, max_size=20))
+    records = [r._replace(stream=s) for r, s in zip(records, streams, strict=False)]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(records)), max_size=3)))
+    whole = fragment_batch(records, *cuts)
+    low = data.draw(st.integers(whole.start, whole.limit))
+    high = data.draw(st.integers(low, whole.limit))
+    kept = [r for r in records if r.stream == "a" and low <= r.offset < high]
+    for found in (
+        whole.slice(low, high).select_stream("a"),
+        whole.select_stream("a").slice(low, high),
+    ):
+        assert (found.start, found.limit, len(found)) == (low, high, len(kept))
+        assert found.records() == kept
+        assert list(found.offsets) == [record.offset for record in kept]
+        assert list(found.streams) == ["a"] * len(kept)
+        expected = batch_of(build(records)).slice(low, high).select_stream("a").to_arrow()
+        assert found.to_arrow().equals(expected)
+
+
+def test_a_fragment_of_one_stream_is_left_as_it_is() -> None:
+    whole = fragment_batch([Record(1, b"a", stream="eu"), Record(2, b"b", stream="eu")])
+    assert whole.select_stream("eu") is whole
+
+
+@given(record_lists(), st.data())
 def test_slices_are_slices(records: list[Record], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(records)), max_size=2)))
     whole = fragment_batch(records, *cuts)

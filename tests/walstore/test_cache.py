@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests import frames
 from walstore.batch import FrameBatch
+from walstore.budgets import CacheBudget
 from walstore.cache import Cache
 
 
@@ -95,3 +96,22 @@ def test_it_is_always_one_interval_that_ends_at_the_newest(capacity, sizes) -> N
             found = cache.read(cache.start, start, 1 << 30)
             assert found[-1].limit == start
             assert all(a.limit == b.start for a, b in pairwise(found))
+
+
+def test_a_shared_budget_evicts_from_the_log_used_longest_ago() -> None:
+    size = batch(1, 10).nbytes
+    budget = CacheBudget(4 * size)
+    first, second, third = (Cache(3 * size, budget) for _ in range(3))
+    for start in (1, 11, 21, 31):  # the last of them evicts by its own capacity
+        first.insert(batch(start, 10))
+    second.insert(batch(1, 10))
+    assert (first.start, second.start, budget.size_bytes) == (11, 1, 4 * size)
+    assert first.read(11, 21, 1)
+    third.insert(batch(1, 10))
+    assert (first.start, second.start, third.start) == (11, None, 1)
+    third.insert(batch(11, 10))
+    assert (first.start, first.evictions, third.start) == (21, 2, 1)
+    first.clear()
+    assert (first.size_bytes, budget.size_bytes) == (0, 2 * size)
+    second.insert(batch(11, 10))
+    assert covered(second.read(11, 21, 1)) == [(11, 21)]

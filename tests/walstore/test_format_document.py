@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests import format_tables
-from walstore import checkpoint, segment
+from walstore import checkpoint, segment, segment_streams
 
 STRUCTS = [
     ("Segment header", segment.HEADER, segment.HEADER_MAGIC),
@@ -37,6 +37,13 @@ def test_the_index_has_these_columns() -> None:
     assert 8 * len(names) == segment.SegmentIndex.ENTRY_BYTES
     page = format_tables.PAGE.read_text()
     assert f"at least {segment.INDEX_INTERVAL_BYTES} bytes" in page
+
+
+def test_the_list_of_streams_has_this_column() -> None:
+    (row,) = format_tables.table("Segment streams")
+    assert (row["size"], row["type"]) == ("4m", "u32")
+    assert segment_streams.SegmentStreams.ENTRY_BYTES == 4
+    assert f"more than {segment_streams.MOST} streams" in format_tables.PAGE.read_text()
 
 
 def test_the_checkpoint_has_these_keys() -> None:

@@ -327,3 +327,43 @@ def test_nothing_leaks(system: PosixFileSystem, tmp_path: Path) -> None:
         item.close()
     lock.release()
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_shared_locks_exclude_exclusive_ones_only(system: PosixFileSystem, tmp_path: Path) -> None:
+    assert system.lock_shared(tmp_path / "LOCK") is None
+    assert os.listdir(tmp_path) == []
+    system.lock(tmp_path / "LOCK", "me").release()
+    one, two = (system.lock_shared(tmp_path / "LOCK") for _ in range(2))
+    assert one is not None
+    assert two is not None
+    with pytest.raises(WalLockedError):
+        system.lock(tmp_path / "LOCK", "you")
+    one.release()
+    two.release()
+    lock = system.lock(tmp_path / "LOCK", "you")
+    with pytest.raises(WalLockedError, match="you"):
+        system.lock_shared(tmp_path / "LOCK")
+    lock.release()
+
+
+def test_directories_are_listed_and_deleted_with_all_in_them(
+    system: PosixFileSystem, tmp_path: Path
+) -> None:
+    system.make_directory(tmp_path / "a" / "b")
+    (tmp_path / "a" / "b" / "file").write_bytes(b"x")
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert list(system.list_directories(tmp_path)) == ["a"]
+    system.remove_tree(tmp_path / "a")
+    system.remove_tree(tmp_path / "a")
+    assert list(system.list_directories(tmp_path)) == []
+    with pytest.raises(FileNotFoundError):
+        system.list_directories(tmp_path / "a")
+
+
+def test_a_small_file_is_read_whole(system: PosixFileSystem, tmp_path: Path) -> None:
+    for size in (0, 1, 5000):
+        (tmp_path / "a").write_bytes(bytes(size))
+        assert system.read(tmp_path / "a") == bytes(size)
+    with pytest.raises(FileNotFoundError):
+        system.read(tmp_path / "b")

@@ -159,6 +159,99 @@ async def test_a_time_is_the_first_record_that_is_not_older() -> None:
     assert await drain(after) == []
 
 
+async def test_a_time_that_has_not_come_is_waited_for() -> None:
+    """Nothing older is delivered, whatever comes meanwhile."""
+    source = ListSource(20)
+    reader = Reader(source, start=from_timestamp_us(35_000))
+    assert reader.position == 1
+    async with reader:
+        assert reader.position == 21
+        reading = asyncio.create_task(anext(reader))
+        for count in (1, 5, 2, 6):
+            await turns()
+            assert not reading.done()
+            source.append(count)
+        await turns()
+        assert reader.position == 35
+        assert not reading.done()
+        source.append(20)
+        assert (await reading).offset == 35
+        assert (await anext(reader)).offset == 36
+
+
+async def test_a_time_that_has_not_come_ends_a_reader_that_does_not_follow() -> None:
+    source = ListSource(20)
+    reader = Reader(source, start=from_timestamp_us(35_000), follow=False)
+    assert await drain(reader) == []
+    source.append(10)
+    assert await drain(reader) == [], "it may be used again, and looks on"
+    source.append(10)
+    assert await drain(reader) == list(range(35, 41))
+
+
+async def test_a_time_behind_stop_is_never_reached() -> None:
+    source = ListSource(20)
+    assert await drain(Reader(source, start=from_timestamp_us(15_000), stop=10)) == []
+    reading = asyncio.create_task(drain(Reader(source, start=from_timestamp_us(35_000), stop=30)))
+    await turns()
+    assert not reading.done()
+    source.append(30)
+    assert await reading == []
+
+
+async def test_fetch_waits_for_a_time_at_most_so_long() -> None:
+    source = ListSource(20)
+    reader = Reader(source, start=from_timestamp_us(25_000))
+    assert not await reader.fetch(max_wait=0)
+    feeding = asyncio.create_task(_feed_old_records(source))
+    assert not await reader.fetch(max_wait=0.02), "old records do not make it wait longer"
+    feeding.cancel()
+    source.append(200)
+    assert (await reader.fetch(max_records=1)).start >= 25
+
+
+async def _feed_old_records(source: ListSource) -> None:
+    for _ in range(4):
+        source.append(1)
+        await asyncio.sleep(0.005)
+
+
+async def test_what_is_trimmed_while_a_time_is_waited_for_was_too_old_anyway() -> None:
+    source = ListSource(20)
+    reader = Reader(source, start=from_timestamp_us(45_000))
+    reading = asyncio.create_task(anext(reader))
+    await turns()
+    trims = 2
+
+    async def trim_first(position: int, limit: int, max_bytes: int) -> list[Batch]:
+        nonlocal trims
+        if trims:
+            trims -= 1
+            source.records = source.records[10:]
+            source.head += 10
+        if position < source.head:
+            raise OffsetTrimmedError("gone", requested=position, head=source.head, tail=source.tail)
+        return await ListSource.read(source, position, limit, max_bytes)
+
+    source.read = trim_first  # type: ignore[method-assign]
+    source.append(30)
+    assert (await reading).offset == 45
+
+
+@pytest.mark.parametrize("turns_before", range(12))
+async def test_L14_cancelled_while_it_looks_for_a_time_it_looks_on(turns_before) -> None:
+    source = ListSource(20)
+    reader = Reader(source, start=from_timestamp_us(25_000))
+    reading = asyncio.create_task(anext(reader))
+    source.append(3)
+    await turns(turns_before)
+    reading.cancel()
+    await asyncio.wait((reading,))
+    assert reading.cancelled()
+    source.append(3)
+    assert (await anext(reader)).offset == 25
+
+
 async def test_a_zone_is_needed_for_a_time() -> None:
     with pytest.raises(ValueError, match="needs a time zone"):
         Reader(ListSource(1), start=datetime.now())

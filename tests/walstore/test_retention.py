@@ -8,54 +8,10 @@ import errno
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.local import SMALL, check_contiguous, read_all, segments, turns
 from walstore import OffsetTrimmedError, Wal, WalClosedError, WalError
-from walstore.retention import plan_drop
-from walstore.segment import SegmentSummary
 from walstore.settings import KIB
-
-
-def summaries(*sizes: int) -> list[SegmentSummary]:
-    return [SegmentSummary(10 * n, 10 * (n + 1), size, 0, 0) for n, size in enumerate(sizes, 1)]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "uploaded_limit", "retention_bytes", "limit"),
-    [
-        ([], 1000, 0, 0),
-        ([100, 100, 100], 1000, 300, 0),
-        ([100, 100, 100], 1000, 299, 20),
-        ([100, 100, 100], 1000, 150, 30),
-        ([100, 100, 100], 1000, 0, 40),
-        ([100, 100, 100], 30, 0, 30),  # the third is not uploaded
-        ([100, 100, 100], 39, 0, 30),  # nor wholly
-        ([100, 100, 100], 1, 0, 0),
-        ([500, 1, 1], 1000, 10, 20),
-    ],
-)
-def test_the_oldest_uploaded_go_while_there_are_too_many_bytes(
-    sizes, uploaded_limit, retention_bytes, limit
-) -> None:
-    found = plan_drop(
-        summaries(*sizes), uploaded_limit=uploaded_limit, retention_bytes=retention_bytes
-    )
-    assert found == limit
-
-
-@given(st.lists(st.integers(1, 100)), st.integers(0, 300), st.integers(0, 1000))
-def test_it_never_takes_what_is_not_uploaded_nor_more_than_it_must(
-    sizes, uploaded_limit, retention_bytes
-) -> None:
-    sealed = summaries(*sizes)
-    limit = plan_drop(sealed, uploaded_limit=uploaded_limit, retention_bytes=retention_bytes)
-    dropped = [s for s in sealed if s.limit <= limit]
-    assert all(s.limit <= uploaded_limit for s in dropped)
-    kept_bytes = sum(s.data_bytes for s in sealed[len(dropped) :])
-    if dropped:
-        assert kept_bytes + dropped[-1].data_bytes > retention_bytes
 
 
 async def fill(wal: Wal, count: int) -> None:
@@ -77,7 +33,7 @@ async def wal(log_directory: Path, faulty):
 
 async def test_a_dropped_segment_is_gone_and_the_head_moves(wal, log_directory) -> None:
     second = wal._state.sealed_segments()[1].start
-    await wal._engine.writer.drop_sealed(second)
+    await wal.trim(second)
     assert (wal.head, len(segments(log_directory))) == (second, 3)
     check_contiguous(await read_all(wal), second)
     reader = wal.reader(second - 1)
@@ -96,7 +52,7 @@ async def test_a_reader_in_a_file_that_goes_is_told_by_a_typed_error(wal, faulty
     with faulty.hold("open", name="0*.wal") as hold:
         reading = asyncio.create_task(anext(wal.reader(1)))
         await hold.wait_entered()
-        dropping = asyncio.create_task(wal._engine.writer.drop_sealed(second))
+        dropping = asyncio.create_task(wal.trim(second))
         await dropping
     with pytest.raises(OffsetTrimmedError):
         await reading
@@ -105,7 +61,7 @@ async def test_a_reader_in_a_file_that_goes_is_told_by_a_typed_error(wal, faulty
 async def test_the_head_moves_before_a_file_goes(wal, faulty) -> None:
     second = wal._state.sealed_segments()[1].start
     with faulty.hold("remove", name="0*.wal") as hold:
-        dropping = asyncio.create_task(wal._engine.writer.drop_sealed(second))
+        dropping = asyncio.create_task(wal.trim(second))
         await hold.wait_entered()
         await turns()
         assert wal.head == second
@@ -120,7 +76,7 @@ async def test_a_reader_inside_an_open_file_finishes_it(wal, faulty) -> None:
     with faulty.hold("pread") as hold:
         reading = asyncio.create_task(anext(wal.reader(1)))
         await hold.wait_entered()
-        await wal._engine.writer.drop_sealed(last.start)
+        await wal.trim(last.start)
     assert (await reading).offset == 1
 
 
@@ -130,20 +86,20 @@ async def test_a_time_search_survives_a_deletion(wal, faulty) -> None:
     with faulty.hold("open", name="0*.wal") as hold:
         opening = asyncio.create_task(wal.reader(moment).__aenter__())
         await hold.wait_entered()
-        await wal._engine.writer.drop_sealed(last.start)
+        await wal.trim(last.start)
     assert (await opening).position == last.start
 
 
 async def test_a_deletion_that_fails_fails_the_log(wal, faulty) -> None:
     faulty.fail("remove", errno.EACCES, name="0*.wal")
     with pytest.raises(WalClosedError):
-        await wal._engine.writer.drop_sealed(wal._state.sealed_segments()[1].start)
+        await wal.trim(wal._state.sealed_segments()[1].start)
 
 
 async def test_a_file_that_is_gone_already_is_no_trouble(wal, log_directory) -> None:
     segments(log_directory)[0].unlink()
     second = wal._state.sealed_segments()[1].start
-    await wal._engine.writer.drop_sealed(second)
+    await wal.trim(second)
     check_contiguous(await read_all(wal), second)
 
 
@@ -152,7 +108,7 @@ async def test_L11_retention_stays_in_force_after_append_flush_reopen(log_direct
     async with Wal.open(log_directory, settings=settings) as wal:
         await fill(wal, 36)
         head = wal._state.sealed_segments()[2].start
-        await wal._engine.writer.drop_sealed(head)
+        await wal.trim(head)
         await wal.append(b"x" * 10 * KIB)
         await wal.rotate()
         assert wal.head == head

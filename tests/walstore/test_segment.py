@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from walstore import CorruptionError, FormatVersionError, segment
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
+from walstore.segment_streams import SegmentStreams
 
 HEADER = SegmentHeader(bytes(range(16)), 101, 7, 1_750_000_000_000_000, 0xDEADBEEF)
 SUMMARY = SegmentSummary(101, 250, 70_000, 0xCAFE, 1_750_000_000_000_001)
@@ -91,6 +92,48 @@ def test_footer_round_trip() -> None:
     summary, found = segment.decode_footer(data, SUMMARY.start, "f")
     assert summary == SUMMARY
     assert found.to_bytes() == index.to_bytes()
+
+
+@pytest.mark.parametrize("names", [[], ["eu"], ["eu", "us", "größer"]])
+def test_a_footer_that_names_streams(names) -> None:
+    index = SegmentIndex(SegmentStreams())
+    index.add(101, segment.HEADER_BYTES, 7)
+    index.streams.add(names)
+    data = segment.encode_footer(SUMMARY, index)
+    summary, found = segment.decode_footer(data, SUMMARY.start, "f")
+    assert summary == SUMMARY
+    assert found.to_bytes() == index.to_bytes()
+    assert found.streams.is_known
+    assert all(found.streams.may_hold(name) for name in names)
+    assert not found.streams.may_hold("asia")
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptionError):
+            segment.decode_footer(bytes(damaged), SUMMARY.start, "f")
+
+
+def test_a_footer_without_streams_is_the_one_of_before() -> None:
+    """So segments sealed before streams were noted stay readable, and deny nothing."""
+    data = segment.encode_footer(SUMMARY, make_index())
+    assert len(data) == segment.FOOTER.size + 4 * SegmentIndex.ENTRY_BYTES + segment.SEAL.size
+    assert data[44:48] == bytes(4)
+    streams = segment.decode_footer(data, SUMMARY.start, "f")[1].streams
+    assert not streams.is_known
+    assert streams.may_hold("anything")
+
+
+def test_the_bytes_of_a_footer_that_names_streams() -> None:
+    """What was written once stays readable."""
+    index = SegmentIndex(SegmentStreams())
+    index.add(1, segment.HEADER_BYTES, 9)
+    index.streams.add(["eu", "us"])
+    data = segment.encode_footer(SegmentSummary(1, 3, 200, 0xCAFE, 9), index)
+    assert data == bytes.fromhex(
+        "57414c4944580d0aebf1df49010000000300000000000000c8000000000000000900000000000000"
+        "feca0000030000000100000000000000400000000000000009000000000000006eebbc6807fdd871"
+        "c80000000000000057414c454e440d0a"
+    )
 
 
 def test_a_footer_of_an_empty_index() -> None:
@@ -208,7 +251,7 @@ def test_an_entry_half_added_is_no_trouble(visible) -> None:
         def __getitem__(self, at):
             return self.inner[at]
 
-    for name in SegmentIndex.__slots__:
+    for name in ("starts", "positions", "timestamps_us"):
         setattr(index, name, Column(name, getattr(index, name)))
     index.add(10**6, 10**6, 10**6)
     assert len(order) == 3

@@ -222,7 +222,8 @@ def test_a_frame_of_a_newer_version_is_named(source) -> None:
     header = frame.parse_header(memoryview(data), at)
     assert header is not None
     data[at + 30] = frame.FRAME_VERSION + 1
-    crc = crc32c(bytes(data[at + frame.CRC_FROM : header.end]))
+    body = at + frame.HEADER_BYTES
+    crc = crc32c(bytes(data[at + frame.CRC_FROM : body]), crc32c(bytes(data[body : header.end])))
     data[at + 4 : at + 8] = crc.to_bytes(4, "little")
     source.path.write_bytes(data)
     with pytest.raises(FormatVersionError, match=f"at byte {at}"):

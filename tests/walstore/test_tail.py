@@ -14,6 +14,7 @@ from tests.local import (
     draft_of,
     open_blocking,
     open_descriptors,
+    read_opened,
     segments,
 )
 from walstore import checkpoint, segment
@@ -252,9 +253,25 @@ def test_only_whole_sealed_segments_are_dropped(tail) -> None:
     for start in (1, 2, 3):
         tail.commit([draft_of(start, b"a" * 50 * KIB)])
     assert tail.advance_head(1) == []
-    assert tail.advance_head(100) == [1, 2]
-    assert tail.advance_head(100) == []
+    assert tail.advance_head(3) == [1, 2]
+    assert tail.advance_head(3) == []
+    assert tail.advance_head(2) == []
     assert tail.head == 3
+
+
+def test_a_head_inside_a_segment_is_in_the_log_itself(log_directory) -> None:
+    """Also without the checkpoint, which could be lost."""
+    opened = open_blocking(log_directory)
+    opened.tail.commit([draft_of(1, b"a", b"b", b"c", b"d")])
+    assert opened.tail.advance_head(3) == []
+    opened.tail.commit([draft_of(5, b"e")])
+    close_opened(opened)
+    for name in ("CHECKPOINT", "DURABLE"):
+        (log_directory / name).unlink()
+    opened = open_blocking(log_directory)
+    assert opened.tail.head == 3
+    assert [record.offset for record in read_opened(opened)] == [3, 4, 5]
+    close_opened(opened)
 
 
 # -- failures --------------------------------------------------------------------------------------

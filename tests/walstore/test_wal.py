@@ -147,7 +147,8 @@ async def test_an_error_in_the_block_is_not_replaced_by_one_of_closing(
     log_directory, faulty
 ) -> None:
     with pytest.raises(KeyError) as found:
-        async with Wal.open(log_directory, fs=faulty):
+        async with Wal.open(log_directory, fs=faulty) as wal:
+            await wal.append(b"x")
             faulty.fail("truncate")
             raise KeyError("mine")
     assert "closing failed: StorageUnavailableError" in found.value.__notes__[0]

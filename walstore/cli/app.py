@@ -10,7 +10,19 @@ import typer
 from typer.main import get_command
 
 import walstore
-from walstore.cli import append, dump, inspect, tail, upload, verify
+from walstore.cli import (
+    append,
+    bench,
+    cursors,
+    dump,
+    inspect,
+    repair,
+    segments,
+    tail,
+    trim,
+    upload,
+    verify,
+)
 from walstore.cli.demo import verb as demo
 from walstore.cli.errors import FAILED, OK, exit_code, explain, is_expected, unwrap
 from walstore.cli.output import complain, forget_stdout, send_logs_to_stderr
@@ -54,8 +66,13 @@ _add(append.append, append.EXAMPLES)
 _add(tail.tail, tail.EXAMPLES)
 _add(dump.dump, dump.EXAMPLES)
 _add(inspect.inspect, inspect.EXAMPLES)
+_add(segments.segments, segments.EXAMPLES)
+_add(cursors.cursors, cursors.EXAMPLES)
 _add(verify.verify, verify.EXAMPLES)
+_add(repair.repair, repair.EXAMPLES)
+_add(trim.trim, trim.EXAMPLES)
 _add(upload.upload, upload.EXAMPLES)
+_add(bench.bench, bench.EXAMPLES)
 _add(demo.demo, demo.EXAMPLES)
 
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 import typer
 
 from walstore.batch import Batch
 from walstore.cli.encoding import ValueEncoding, encoder, to_rows
-from walstore.cli.options import AsJson, Location
+from walstore.cli.options import AsJson, Location, Stream
 from walstore.cli.output import to_json, write_bytes
 from walstore.cli.running import run_async
 from walstore.cli.source import open_location
-from walstore.cli.start import parse_place
+from walstore.cli.start import check_stream, parse_place
 
 EXAMPLES = """\b
 Examples:
   walstore dump data/orders --limit 10
-  walstore dump data/orders --from -100 | jq .value
+  walstore dump data/orders --from -100 --stream eu | jq .value
   walstore dump s3://bucket/orders --from 2025-06-01 --to 2025-06-02 --value base64
 """
 
@@ -41,6 +42,7 @@ def dump(
     value: Annotated[
         ValueEncoding, typer.Option("--value", help="How bytes appear.")
     ] = ValueEncoding.AUTO,
+    stream: Stream = None,
     as_json: AsJson = False,  # noqa: ARG001 - it is JSON with or without
 ) -> None:
     """Write records to stdout as JSON lines, and end at the last durable one.
@@ -48,13 +50,17 @@ def dump(
     Takes no lock and may run beside the writer. A field that is not UTF-8 appears as
     {"base64": "..."} unless --value says otherwise. Times without a zone are UTC.
     """
-    run_async(_dump(location, start, stop, limit, value))
+    run_async(_dump(location, (start, stop), check_stream(stream), limit, value))
 
 
 async def _dump(
-    location: str, start: str, stop: str, limit: int | None, value: ValueEncoding
+    location: str,
+    places: tuple[str, str],
+    stream: str | None,
+    limit: int | None,
+    value: ValueEncoding,
 ) -> None:
-    first, last = parse_place(start), parse_place(stop)
+    first, last = map(parse_place, places)
     encode = encoder(value)
 
     def write(batch: Batch) -> None:
@@ -62,9 +68,17 @@ async def _dump(
         write_bytes("".join(lines).encode())
 
     async with open_location(location) as log:
-        begin = await first.resolve(log)
-        end = min(await last.resolve(log), log.limit)
-        if limit is not None:
+        begin = await first.resolve(log, stream)
+        end = min(await last.resolve(log, stream), log.limit)
+        if limit is not None and stream is None:
             end = min(end, begin + limit)
-        async for batch in log.batches(begin, max(begin, end)):
+        source = log.batches(begin, max(begin, end), stream=stream)
+        async for batch in source if limit is None else _first(source, limit):
             await asyncio.to_thread(write, batch)
+
+
+async def _first(source: AsyncIterator[Batch], count: int) -> AsyncIterator[Batch]:
+    """Yield the first ``count`` records."""
+    while count > 0 and (batch := await anext(source, None)) is not None:
+        yield batch if len(batch) <= count else batch.slice(batch.start, batch.offsets[count])
+        count -= len(batch)

@@ -10,6 +10,7 @@ from walstore.cli.location import is_url, to_directory
 from walstore.cli.options import AsJson, Location
 from walstore.cli.output import format_bytes, format_count, print_fields, print_json
 from walstore.cli.running import run_async
+from walstore.missing import find_missing
 from walstore.records import from_timestamp_us
 from walstore.view import LogView
 
@@ -70,6 +71,7 @@ def _inspect_directory(path: Path) -> dict[str, Any]:
         "epoch": view.epoch,
         "bytes": sum(segment["bytes"] for segment in segments),
         "segments": segments,
+        "missing_from": find_missing(view.fs, path),
         "uploaded_limit": view.uploaded_limit or None,
         "tier_url": view.tier_url,
         "writer": None if holder is None else {"pid": holder.pid, "note": holder.note},
@@ -86,6 +88,7 @@ def _directory_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
         ("records", format_count(found["records"])),
         ("size", format_bytes(found["bytes"])),
         ("epoch", found["epoch"]),
+        *_missing_fields(found["missing_from"]),
         ("writer", "none" if writer is None else writer["note"]),
         ("shipped to", found["tier_url"] or "nowhere"),
     ]
@@ -103,6 +106,12 @@ def _directory_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
         span = f"[{segment['start']}, {segment['limit']})"
         fields.append(("", f"{span}  {format_bytes(segment['bytes'])}  {state}"))
     return fields
+
+
+def _missing_fields(missing_from: int | None) -> list[tuple[str, Any]]:
+    if missing_from is None:
+        return []
+    return [("missing from", f"{missing_from}: the files end before what had been synced")]
 
 
 async def _inspect_store(url: str) -> dict[str, Any]:

@@ -28,6 +28,20 @@ StoreUrl = Annotated[
     ),
 ]
 
+Stream = Annotated[
+    str | None,
+    typer.Option(
+        "--stream",
+        metavar="NAME",
+        help="Records of this stream only. -N then means its last N records.",
+        show_default=False,
+    ),
+]
+
 AsJson = Annotated[
     bool, typer.Option("--json", help="Write JSON to stdout; the fields are in docs/cli.md.")
+]
+
+Confirm = Annotated[
+    bool, typer.Option("--confirm", help="Do it. Without this, only say what would be done.")
 ]

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +30,26 @@ def print_fields(fields: Iterable[tuple[str, Any]]) -> None:
     width = max(len(name) for name, _ in pairs)
     for name, value in pairs:
         sys.stdout.write(f"{name:<{width}}  {value}\n")
+    sys.stdout.flush()
+
+
+def print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write rows to stdout in columns under their names: numbers to the right, text to the left."""
+    lines = [[str(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
+    numeric = [
+        all(
+            line[at].replace(" ", "").replace(".", "").isdigit() or line[at] == "-"
+            for line in lines
+        )
+        for at in range(len(names))
+    ]
+    for line in (names, *lines):
+        cells = [
+            cell.rjust(width) if is_number else cell.ljust(width)
+            for cell, width, is_number in zip(line, widths, numeric, strict=True)
+        ]
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")
     sys.stdout.flush()
 
 

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from walstore.batch import Batch
-from walstore.cli.follower import DirectoryFollower
 from walstore.cli.location import is_url
-from walstore.clock import SystemClock
 from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError
-from walstore.segment_file import find_time
-from walstore.view import LogView
+from walstore.readonly import ReadonlyWal
 
 if TYPE_CHECKING:
     from uploader.cloud_log import CloudLog
-
-FIRST_POLL_SECONDS = 0.001
-LONGEST_POLL_SECONDS = 0.05
 
 
 class ReadableLog(Protocol):
@@ -37,64 +29,45 @@ class ReadableLog(Protocol):
     async def offset_at(self, timestamp_us: int) -> int:
         """Return the first offset at or after a time, or :attr:`limit` if all records are older."""
 
-    def batches(self, start: int, stop: int | None) -> AsyncIterator[Batch]:
-        """Yield the records of ``[start, stop)``; with ``stop`` None go on with new ones for ever."""
+    def batches(
+        self, start: int, stop: int | None, *, stream: str | None = None
+    ) -> AsyncIterator[Batch]:
+        """Yield the records of ``[start, stop)``, of one stream if one is named.
+
+        With ``stop`` None go on with new ones for ever.
+        """
 
 
 class DirectoryLog:
     """A log directory, read through its files, beside a live writer or without one."""
 
-    def __init__(self, view: LogView) -> None:
-        self._view = view
-        self._clock = SystemClock()
+    def __init__(self, log: ReadonlyWal) -> None:
+        self._log = log
+        self._limit = log.limit
 
     @property
     def head(self) -> int:
         """First offset on local disk."""
-        return self._view.head
+        return self._log.head
 
     @property
     def limit(self) -> int:
         """Durable limit when the directory was opened."""
-        return self._view.durable_limit
+        return self._limit
 
     async def offset_at(self, timestamp_us: int) -> int:
         """Return the first offset at or after a time; see :class:`ReadableLog`."""
-        return await asyncio.to_thread(self._offset_at, timestamp_us)
+        return min(await self._log.offset_at(timestamp_us), self._limit)
 
-    async def batches(self, start: int, stop: int | None) -> AsyncIterator[Batch]:
-        """Yield records; see :class:`ReadableLog`.
-
-        Follows by looking at the log's durable cell, again after 1 ms at first, then at growing
-        intervals, at most 50 ms, while nothing new is there.
-        """
+    async def batches(
+        self, start: int, stop: int | None, *, stream: str | None = None
+    ) -> AsyncIterator[Batch]:
+        """Yield records; see :class:`ReadableLog`. Follows as :meth:`ReadonlyWal.reader` does."""
         _check(start, self)
-        follower = DirectoryFollower(self._view.path, start)
-        pause = FIRST_POLL_SECONDS
-        try:
-            while stop is None or follower.position < stop:
-                found = await asyncio.to_thread(follower.poll, stop)
-                for batch in found:
-                    yield batch
-                if found:
-                    pause = FIRST_POLL_SECONDS
-                elif stop is None:
-                    await self._clock.sleep(pause)
-                    pause = min(pause * 2, LONGEST_POLL_SECONDS)
-                else:
-                    return
-        finally:
-            follower.close()
-
-    def _offset_at(self, timestamp_us: int) -> int:
-        view = self._view
-        for segment in view.segments:
-            if segment.summary and segment.summary.max_timestamp_us < timestamp_us:
-                continue
-            found = find_time(view.fs, segment, timestamp_us, view.durable_limit)
-            if found is not None:
-                return max(found, view.head)
-        return view.durable_limit
+        follow = stop is None
+        async with self._log.reader(start, stop=stop, stream=stream, follow=follow) as reader:
+            async for batch in reader.batches():
+                yield batch
 
 
 class StoredLog:
@@ -118,10 +91,13 @@ class StoredLog:
         """Return the first offset at or after a time; see :class:`ReadableLog`."""
         return await self._log.offset_at(timestamp_us)
 
-    async def batches(self, start: int, stop: int | None) -> AsyncIterator[Batch]:
+    async def batches(
+        self, start: int, stop: int | None, *, stream: str | None = None
+    ) -> AsyncIterator[Batch]:
         """Yield records; see :class:`ReadableLog`. Follows as :meth:`CloudLog.reader` does."""
         _check(start, self)
-        async with self._log.reader(start=start, stop=stop, follow=stop is None) as reader:
+        follow = stop is None
+        async with self._log.reader(start, stop=stop, stream=stream, follow=follow) as reader:
             async for batch in reader.batches():
                 yield batch
 
@@ -135,7 +111,8 @@ async def open_location(location: str) -> AsyncIterator[ReadableLog]:
         async with CloudLog.open(location) as log:
             yield StoredLog(log)
     else:
-        yield DirectoryLog(await asyncio.to_thread(LogView.open, Path(location)))
+        async with ReadonlyWal.open(location) as readonly:
+            yield DirectoryLog(readonly)
 
 
 def _check(start: int, log: ReadableLog) -> None:

@@ -10,16 +10,16 @@ import typer
 
 from walstore.batch import Batch
 from walstore.cli.encoding import ValueEncoding, encoder, to_rows
-from walstore.cli.options import AsJson, Location
+from walstore.cli.options import AsJson, Location, Stream
 from walstore.cli.output import to_json, write_bytes
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
 from walstore.cli.source import open_location
-from walstore.cli.start import parse_place
+from walstore.cli.start import check_stream, parse_place
 
 EXAMPLES = """\b
 Examples:
   walstore tail data/orders
-  walstore tail -f data/orders --from latest
+  walstore tail -f data/orders --from latest --stream eu
   walstore tail -f s3://bucket/orders --from -100 --json | jq .offset
 """
 
@@ -36,6 +36,7 @@ def tail(
             "--from", metavar="PLACE", help="First record: earliest, latest, an offset, -N, a time."
         ),
     ] = "-10",
+    stream: Stream = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the values of the last records to stdout, a line each, as they were appended.
@@ -44,17 +45,23 @@ def tail(
     50 ms, a store every 0.1 to 2 s; only durable records are seen. With --json the records look as
     in 'walstore dump'. SIGINT and SIGTERM end it with exit code 0.
     """
-    run_async(_tail(location, start, _to_json_lines if as_json else _to_values, follow=follow))
+    render = _to_json_lines if as_json else _to_values
+    run_async(_tail(location, start, check_stream(stream), render, follow=follow))
 
 
 async def _tail(
-    location: str, start: str, render: Callable[[Batch], bytes], *, follow: bool
+    location: str,
+    start: str,
+    stream: str | None,
+    render: Callable[[Batch], bytes],
+    *,
+    follow: bool,
 ) -> None:
     first = parse_place(start)
     with stop_on_signal() as stop:
         async with open_location(location) as log:
-            begin = await first.resolve(log)
-            source = log.batches(begin, None if follow else log.limit)
+            begin = await first.resolve(log, stream)
+            source = log.batches(begin, None if follow else log.limit, stream=stream)
             async for batch in until_stopped(source, stop):
                 await asyncio.to_thread(_write, batch, render)
 

@@ -113,7 +113,7 @@ def _read_file_or_tier(partition: FilePartition, part: FilePart) -> Iterator[Bat
         source = Segment(path, part.segment_start)
         for chunk in iter_chunks(file, source, part.position, part.limit, CHUNK_BYTES):
             for batch in chunk:
-                if batch.limit > part.start:
+                if batch.limit > part.start and len(batch):
                     yield batch.slice(max(part.start, batch.start), min(part.limit, batch.limit))
     finally:
         file.close()

@@ -12,7 +12,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walstore.arrow import HEADERS_TYPE, SCHEMA, offsets_array
+from walstore.arrow import HEADERS_TYPE, SCHEMA, offsets_of
 from walstore.batch import Batch, ConcatBatch
 from walstore.spark.schema import HEADERS, HEADERS_ARROW, arrow_schema
 
@@ -99,7 +99,7 @@ def _join(parts: list[Batch]) -> pa.RecordBatch:
         return whole.to_arrow()
     return pa.RecordBatch.from_arrays(
         [
-            offsets_array(whole.start, whole.limit),
+            offsets_of(whole),
             pa.array(whole.timestamps_us, pa.uint64()),
             pa.array(whole.values, pa.binary()),
             pa.array(whole.keys, pa.binary()),

@@ -11,7 +11,7 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-from walstore.ports import Buffer, Cell, File, FileSystem, Lock
+from walstore.ports import Buffer, Cell, CellView, File, FileSystem, Lock
 from walstore.testing.script import Call, FaultScript, failure
 
 
@@ -59,6 +59,11 @@ class FaultyFileSystem(FaultScript):
         """Return the names in a directory."""
         return self.run(Call("list", directory), lambda: self._inner.list(directory))
 
+    def list_directories(self, directory: Path) -> Sequence[str]:
+        """Return the names of the directories in a directory."""
+        call = Call("list_directories", directory)
+        return self.run(call, lambda: self._inner.list_directories(directory))
+
     def make_directory(self, path: Path) -> None:
         """Create a directory and its parents durably."""
         self.run(Call("make_directory", path), lambda: self._inner.make_directory(path))
@@ -89,6 +94,17 @@ class FaultyFileSystem(FaultScript):
 
         self.run(Call("remove", path), act)
 
+    def remove_tree(self, path: Path) -> None:
+        """Delete a directory with all that is in it."""
+
+        def act() -> None:
+            self._inner.remove_tree(path)
+            with self._lock:
+                for known in [known for known in self._lengths if path in known.parents]:
+                    del self._lengths[known]
+
+        self.run(Call("remove_tree", path), act)
+
     def sync_directory(self, path: Path) -> None:
         """Make the directory's entries durable."""
         self.run(Call("sync_directory", path), lambda: self._inner.sync_directory(path))
@@ -98,11 +114,23 @@ class FaultyFileSystem(FaultScript):
         call = Call("lock", path)
         return self.run(call, lambda: self._inner.lock(path, owner), lambda made: made.release())
 
+    def lock_shared(self, path: Path) -> Lock | None:
+        """Take a shared lock if the file exists."""
+        call = Call("lock_shared", path)
+        return self.run(
+            call, lambda: self._inner.lock_shared(path), _release_found
+        )
+
     def cell(self, path: Path, size: int) -> Cell:
         """Map a small file. It does not count against the limit."""
         call = Call("cell", path, size_bytes=size)
         cell = self.run(call, lambda: self._inner.cell(path, size), lambda made: made.close())
         return _FaultyCell(self, cell, path)
+
+    def view_cell(self, path: Path, size: int) -> CellView:
+        """Map a cell for reading; what is read from it never fails."""
+        call = Call("view_cell", path, size_bytes=size)
+        return self.run(call, lambda: self._inner.view_cell(path, size), lambda made: made.close())
 
     def free_bytes(self, path: Path) -> int:
         """Return the space left, of the limit if there is one."""
@@ -221,3 +249,8 @@ class _FaultyCell:
     def close(self) -> None:
         """Unmap."""
         self._inner.close()
+
+
+def _release_found(lock: Lock | None) -> None:
+    if lock is not None:
+        lock.release()

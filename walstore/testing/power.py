@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from walstore.ports import Buffer, Cell, File, FileSystem, Lock
+from walstore.ports import Buffer, Cell, CellView, File, FileSystem, Lock
 from walstore.testing.script import failure
 from walstore.testing.unsynced import Content, Keep
 
@@ -113,6 +113,11 @@ class PowerLossFileSystem:
         self.check_power(directory)
         return self._inner.list(directory)
 
+    def list_directories(self, directory: Path) -> Sequence[str]:
+        """Return the names of the directories in a directory."""
+        self.check_power(directory)
+        return self._inner.list_directories(directory)
+
     def make_directory(self, path: Path) -> None:
         """Create a directory and its parents durably."""
         self.check_power(path)
@@ -139,6 +144,13 @@ class PowerLossFileSystem:
             self._inner.remove(path)
             self._change_name(path, None, content)
 
+    def remove_tree(self, path: Path) -> None:
+        """Delete a directory with all that is in it."""
+        with self.powered(path):
+            for known in [known for known in self._names if path in known.parents]:
+                self._change_name(known, None, self._names[known])
+            self._inner.remove_tree(path)
+
     def sync_directory(self, path: Path) -> None:
         """Make the directory's entries durable."""
         with self.powered(path):
@@ -155,6 +167,11 @@ class PowerLossFileSystem:
         self.check_power(path)
         return self._inner.lock(path, owner)
 
+    def lock_shared(self, path: Path) -> Lock | None:
+        """Take a shared lock if the file exists."""
+        self.check_power(path)
+        return self._inner.lock_shared(path)
+
     def cell(self, path: Path, size: int) -> Cell:
         """Map a small file."""
         with self.powered(path):
@@ -169,6 +186,11 @@ class PowerLossFileSystem:
                 else:
                     self._durable_names[path] = content
             return _PowerLossCell(self, cell, path, content)
+
+    def view_cell(self, path: Path, size: int) -> CellView:
+        """Map a cell for reading."""
+        self.check_power(path)
+        return self._inner.view_cell(path, size)
 
     def free_bytes(self, path: Path) -> int:
         """Return the space left."""

@@ -11,7 +11,10 @@ import pytest
 import walstore
 from tests.walstore.cli.conftest import Cli
 
-VERBS = ("append", "tail", "dump", "inspect", "verify", "upload", "demo")
+VERBS = (
+    *("append", "tail", "dump", "inspect", "segments", "cursors", "verify", "repair", "trim"),
+    *("upload", "bench", "demo"),
+)
 
 
 def test_version(cli: Cli) -> None:

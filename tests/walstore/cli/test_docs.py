@@ -63,12 +63,18 @@ def _fields(value: Any) -> set[str]:
 
 
 def test_json_fields(cli: Cli, log: Path, stored: str, tmp_path: Path) -> None:
-    lines = {
+    cli("cursors", log, "--set", "billing", "5", "--confirm")
+    lines: dict[str, list[tuple[Any, ...]]] = {
         "append": [("append", tmp_path / "new", "--json")],
         "dump": [("dump", log, "--limit", "1")],
         "inspect": [("inspect", log, "--json"), ("inspect", stored, "--json")],
         "verify": [("verify", log, "--json"), ("verify", stored, "--json")],
         "upload": [("upload", log, stored, "--json")],
+        "segments": [("segments", log, "--json")],
+        "cursors": [("cursors", log, "--json")],
+        "trim": [("trim", log, "--before", "7", "--json")],
+        "repair": [("repair", log, "--json")],
+        "bench": [("bench", tmp_path, "--seconds", "0.1", "--json")],
     }
     for verb, commands in lines.items():
         named = _quoted(_section(verb))
@@ -76,6 +82,8 @@ def test_json_fields(cli: Cli, log: Path, stored: str, tmp_path: Path) -> None:
             missing = _fields(cli(*command).json) - named
             assert not missing, f"{verb}: {missing}"
     assert {"path", "position", "message"} <= _quoted(_section("verify"))
+    assert {"kind", "path", "message", "lossy", "start", "limit"} <= _quoted(_section("repair"))
+    assert {"name", "bytes", "position"} <= _quoted(_section("trim"))
     assert {"pid", "note"} <= _quoted(_section("inspect"))
     assert {field.name for field in dataclasses.fields(Result)} <= _quoted(_section("demo"))
 
@@ -86,6 +94,7 @@ def test_values_of_options() -> None:
         "tail": {"--from": "-10"},
         "dump": {"--from": "earliest", "--to": "latest"},
         "demo": {"--seconds": "12"},
+        "bench": {"--seconds": "5", "--producers": "64", "--record-bytes": "100"},
     }
     for verb, expected in defaults.items():
         for parameter in VERBS[verb].params:

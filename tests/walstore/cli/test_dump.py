@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.walstore.cli.conftest import Cli, fill
+from tests.walstore.cli.conftest import SMALL, Cli, fill
 from walstore import Wal
 from walstore.records import from_timestamp_us
 
@@ -61,6 +61,55 @@ def test_places(cli: Cli, location: str, options: list[str], expected: range) ->
     done = cli("dump", location, *options)
     assert done.code == 0
     assert [row["offset"] for row in done.rows] == list(expected)
+
+
+@pytest.fixture(params=["directory", "store"])
+def streams(request: pytest.FixtureRequest, cli: Cli, log_directory: Path, tmp_path: Path) -> str:
+    """10 000 records; those of stream ``eu`` have the offsets 7, 1007, 2007, ..., 9007."""
+
+    async def append() -> None:
+        async with Wal.open(log_directory, settings=SMALL) as wal:
+            for offset in range(1, 10_001):
+                wal.append_nowait(b"%d" % offset, stream="eu" if offset % 1000 == 7 else "us")
+            await wal.flush()
+
+    asyncio.run(append())
+    if request.param == "directory":
+        return str(log_directory)
+    url = (tmp_path / "store").as_uri()
+    assert cli("upload", log_directory, url).code == 0
+    return url
+
+
+def test_one_stream(cli: Cli, streams: str) -> None:
+    expected = list(range(7, 10_001, 1000))
+
+    def dump(*options: object) -> list[int]:
+        done = cli("dump", streams, "--stream", "eu", *options)
+        assert (done.code, done.err) == (0, "")
+        assert all(row["stream"] == "eu" for row in done.rows)
+        return [row["offset"] for row in done.rows]
+
+    assert dump() == expected
+    assert dump("--limit", 3) == expected[:3]
+    assert dump("--limit", 0) == []
+    assert dump("--from", 1007, "--limit", 2) == expected[1:3]
+    assert dump("--from", 1008, "--to", 3007) == [2007]
+    for count in (1, 2, 9, 10, 11, 20_000):
+        assert dump("--from", -count) == expected[-count:]
+    assert dump("--from", "-4", "--to", "-2") == expected[-4:-2]
+    assert dump("--from", "-0") == []
+    assert cli("dump", streams, "--stream", "nowhere").out == b""
+    assert cli("dump", streams, "--stream", "nowhere", "--from", "-3").out == b""
+    assert cli("tail", streams, "--stream", "eu").lines == [str(offset) for offset in expected]
+    assert cli("tail", streams, "--stream", "eu", "--from", "-2").lines == ["8007", "9007"]
+
+
+def test_no_stream_has_an_empty_name(cli: Cli, location: str) -> None:
+    for verb in ("dump", "tail"):
+        done = cli(verb, location, "--stream", "")
+        assert (done.code, done.out) == (1, b"")
+        assert "never empty" in done.error
 
 
 def test_places_in_time(cli: Cli, log_directory: Path) -> None:

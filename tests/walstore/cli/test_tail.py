@@ -73,6 +73,19 @@ async def test_follows_a_live_log_over_rotation_until_a_signal(
         await _stop(process, number)
 
 
+async def test_follows_one_stream(log_directory: Path) -> None:
+    async with Wal.open(log_directory, settings=SMALL) as wal:
+        await wal.append(b"before", stream="eu")
+        process = await _tail(log_directory, "--stream", "eu")
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"before\n"
+        for number in range(10):
+            await wal.append_many([bytes(200)] * 100, stream="us")
+            await wal.append(b"%d" % number, stream="eu")
+            assert await process.stdout.readline() == b"%d\n" % number
+        await _stop(process, signal.SIGINT)
+
+
 async def test_follows_a_store(log_directory: Path, tmp_path: Path) -> None:
     url = (tmp_path / "store").as_uri()
     tier = CloudTier(url, settings=UploadSettings(fragment_age_seconds=0.01))

@@ -8,8 +8,8 @@ from pathlib import Path
 from walstore.batch import Batch
 from walstore.cli.demo.checks import Ledger
 from walstore.cli.follower import DirectoryFollower
-from walstore.cli.source import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS
 from walstore.errors import LogNotFoundError
+from walstore.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
 
 
 class OutsideConsumer:
@@ -23,22 +23,19 @@ class OutsideConsumer:
     def run(self) -> None:
         """Follow until :meth:`end` was called and nothing is left to read. Blocking; one thread."""
         follower = DirectoryFollower(self._path, 1)
-        pause = FIRST_POLL_SECONDS
-        try:
-            while True:
-                is_ending = self._ending.is_set()
-                found = self._poll(follower)
-                for batch in found:
-                    self.ledger.take(batch)
-                if found:
-                    pause = FIRST_POLL_SECONDS
-                elif is_ending:
-                    return
-                else:
-                    self._ending.wait(pause)
-                    pause = min(2 * pause, LONGEST_POLL_SECONDS)
-        finally:
-            follower.close()
+        pause = SHORTEST_POLL_SECONDS
+        while True:
+            is_ending = self._ending.is_set()
+            found = self._poll(follower)
+            for batch in found:
+                self.ledger.take(batch)
+            if found:
+                pause = SHORTEST_POLL_SECONDS
+            elif is_ending:
+                return
+            else:
+                self._ending.wait(pause)
+                pause = min(2 * pause, LONGEST_POLL_SECONDS)
 
     def end(self) -> None:
         """Let :meth:`run` read what is left, then return."""

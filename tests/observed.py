@@ -1,0 +1,42 @@
+"""A log that is only numbers, for tests of what looks at logs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from walstore import Statistics
+
+_NOTHING: dict[str, Any] = {
+    "head": 1,
+    "local_head": 1,
+    "tail": 1,
+    "durable_limit": 1,
+    "uploaded_limit": 1,
+    "epoch": 1,
+    "segments": 1,
+    "waiting_bytes": 0,
+    "waiting_records": 0,
+    "appended_records": 0,
+    "appended_bytes": 0,
+    "commits": 0,
+    "rotations": 0,
+    "cache_bytes": 0,
+    "cache_hits": 0,
+    "cache_evictions": 0,
+    "file_reads": 0,
+    "tier_reads": 0,
+    "tier_failure": None,
+}
+
+
+class NumbersLog:
+    """Implements ``ObservedLog`` with values that a test sets: ``log.set(commits=3)``."""
+
+    def __init__(self, **values: Any) -> None:
+        self._values = _NOTHING | values
+
+    def set(self, **values: Any) -> None:
+        self._values = self._values | values
+
+    def statistics(self) -> Statistics:
+        return Statistics(**self._values)

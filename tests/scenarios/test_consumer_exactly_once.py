@@ -1,0 +1,106 @@
+"""Real processes are killed while they move cursors and copy logs: nothing is lost, nothing comes twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cursors import on_disk
+from tests.local import SMALL, read_values
+from walstore import Wal
+
+CHILD = Path(__file__).with_name("consumer_child.py")
+
+
+async def run_child(*arguments: object, kill_after_seconds: float | None) -> tuple[int, list[str]]:
+    """Run a child, kill it so long after it opened its logs; return its code and whole lines."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, str(CHILD), *map(str, arguments), stdout=asyncio.subprocess.PIPE
+    )
+    assert child.stdout is not None
+    first = await child.stdout.readline()
+    if kill_after_seconds is not None:
+        asyncio.get_running_loop().call_later(kill_after_seconds, _kill, child)
+    rest = await child.stdout.read()
+    lines = (first + rest).splitlines(keepends=True)
+    return await child.wait(), [line.decode().strip() for line in lines if line.endswith(b"\n")]
+
+
+def _kill(child: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        child.kill()
+
+
+async def copy_under_fire(directory: Path, *, total: int, kills: int, seed: int) -> int:
+    """Kill copying processes, then let one finish; return how many had copied something."""
+    chance = random.Random(seed)
+    directory.mkdir()
+    positions = [1]
+    for turn in range(kills):
+        code, lines = await run_child(
+            "copy", directory, total, turn, kill_after_seconds=chance.uniform(0, 0.15)
+        )
+        assert code in (0, -signal.SIGKILL)
+        if lines:
+            positions.append(int(lines[0].split()[-1]))
+    code, lines = await run_child("copy", directory, total, kills, kill_after_seconds=None)
+    assert code == 0
+    positions.append(int(lines[0].split()[-1]))
+    assert positions == sorted(positions), "what was committed once stays committed"
+    async with Wal.open(directory / "out", settings=SMALL) as out:
+        values = await read_values(out)
+    assert [int(value.rstrip(b"\0")) for value in values] == list(range(total))
+    async with Wal.open(directory / "in", settings=SMALL) as wal:
+        assert wal.tail == total + 1
+    assert on_disk(directory / "in", "copy").position == total + 1
+    return len(set(positions))
+
+
+@pytest.mark.kill
+async def test_a_few_kills_while_copying(tmp_path: Path) -> None:
+    assert await copy_under_fire(tmp_path / "logs", total=300, kills=3, seed=1) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.kill
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seed", range(2))
+async def test_many_kills_while_copying(tmp_path: Path, seed: int) -> None:
+    assert await copy_under_fire(tmp_path / "logs", total=4000, kills=20, seed=seed) > 10
+
+
+async def commit_under_fire(directory: Path, kills: int, seed: int) -> int:
+    """Kill processes that move a cursor; return how many commits had returned."""
+    chance = random.Random(seed)
+    async with Wal.open(directory / "in", settings=SMALL) as wal:
+        await wal.append_many([b""] * 20_000)
+    acknowledged, position = 0, 1
+    for _ in range(kills):
+        code, lines = await run_child(
+            "commit", directory, kill_after_seconds=chance.uniform(0, 0.15)
+        )
+        assert code == -signal.SIGKILL
+        assert lines[0] == f"open at {position}"
+        told = [position, *map(int, lines[1:])]
+        acknowledged += len(told) - 1
+        position = on_disk(directory / "in").position
+        assert position in (told[-1], told[-1] + 1), "the last commit may have been under way"
+    return acknowledged
+
+
+@pytest.mark.kill
+async def test_a_few_kills_while_committing(tmp_path: Path) -> None:
+    assert await commit_under_fire(tmp_path, kills=3, seed=1) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.kill
+@pytest.mark.timeout(120)
+async def test_many_kills_while_committing(tmp_path: Path) -> None:
+    assert await commit_under_fire(tmp_path, kills=30, seed=2) > 100

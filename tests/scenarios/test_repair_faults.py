@@ -1,0 +1,149 @@
+"""A repair may fail or be killed at any call, and the power may go: the next one finishes it.
+
+Until then the log is as it was, refuses to open, or is repaired; nothing in between can be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.local import UnsyncedFileSystem, close_opened, open_blocking, read_opened
+from walstore import Wal
+from walstore.errors import CorruptionError, WalError
+from walstore.ports import FileSystem
+from walstore.posix import PosixFileSystem
+from walstore.repair import Keep, apply_repair, plan_repair
+from walstore.testing import FaultyFileSystem, PowerLossFileSystem
+from walstore.testing.power import KEEP_ALL, LOSE_ALL
+
+FS = UnsyncedFileSystem()
+FAULTS: dict[str, dict[str, Any]] = {
+    "one-error": {"error": errno.EIO},
+    "done-and-reported-failed": {"happened": True},
+    "half-written": {"error": errno.ENOSPC, "written_bytes": 100},
+    "dead-disk": {"error": errno.EIO, "times": None},
+}
+STRIDES = [pytest.param(13, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Segments [1, 6), [6, 11), [11, 16), of which the second has lost its footer, and of the third
+    batch [12, 13) is damaged; a log that remembers something."""
+    path = tmp_path_factory.mktemp("damaged") / "log"
+
+    async def make() -> None:
+        async with Wal.open(path) as wal:
+            await wal.append_many([b"1"], update={"owner": "a"})
+            for number in range(2, 16):
+                await wal.append(b"%d" % number * 100)
+                if number in (5, 10):
+                    await wal.rotate()
+
+    asyncio.run(make())
+    _, second, third = sorted(path.glob("*.wal"))
+    second.write_bytes(second.read_bytes()[:-4])
+    data = bytearray(third.read_bytes())
+    data[data.index(b"12" * 100)] ^= 1
+    third.write_bytes(data)
+    return path
+
+
+def contents(path: Path) -> list[bytes] | None:
+    """Return the values of a log, or None if it refuses to open or to be read."""
+    try:
+        opened = open_blocking(path, fs=FS)
+    except CorruptionError:
+        return None
+    try:
+        return [record.value for record in read_opened(opened)]
+    except CorruptionError:
+        return None
+    finally:
+        close_opened(opened)
+
+
+def expected(keep: Keep) -> list[bytes]:
+    first = [b"1", *(b"%d" % number * 100 for number in range(2, 16))]
+    return first[:11] if keep == "before" else first[12:]
+
+
+def check(path: Path, keep: Keep) -> None:
+    """Look at an interrupted repair, finish it, and look again."""
+    copy = path.with_name(path.name + "-looked-at")
+    shutil.copytree(path, copy)
+    assert contents(copy) in (None, expected(keep))
+    plan = plan_repair(path, keep=keep, fs=FS)
+    apply_repair(plan, fs=FS)
+    assert not plan_repair(path, fs=FS).is_needed
+    assert contents(path) == expected(keep)
+
+
+def repair(path: Path, keep: Keep, fs: FileSystem) -> None:
+    plan = plan_repair(path, keep=keep, fs=FS)
+    try:
+        apply_repair(plan, fs=fs)
+    except (OSError, WalError):
+        return
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("stride", STRIDES)
+@pytest.mark.parametrize("keep", ["before", "after"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_any_call_of_a_repair_may_fail(
+    fault: str, keep: Keep, stride: int, damaged: Path, tmp_path: Path
+) -> None:
+    for nth in count(1, stride):
+        path = tmp_path / str(nth)
+        shutil.copytree(damaged, path)
+        fs = FaultyFileSystem(FS)
+        fs.fail("*", nth=nth, **FAULTS[fault])
+        repair(path, keep, fs)
+        check(path, keep)
+        if len(fs.calls) < nth:
+            break
+    assert nth > 50
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("stride", STRIDES)
+@pytest.mark.parametrize("keep", ["before", "after"])
+def test_the_power_may_go_before_any_call_of_a_repair(
+    keep: Keep, stride: int, damaged: Path, tmp_path: Path
+) -> None:
+    for nth in count(1, stride):
+        root = tmp_path / str(nth)
+        shutil.copytree(damaged, root / "log")
+        power = PowerLossFileSystem(root, PosixFileSystem())
+        fs = FaultyFileSystem(power)
+        fs.before_each(lambda _, fs=fs, power=power, nth=nth: fs.count("*") >= nth and power.cut())
+        repair(root / "log", keep, fs)
+        for seed in (LOSE_ALL, KEEP_ALL, 2 * nth, 2 * nth + 1):
+            crashed = tmp_path / f"{nth}-{seed}"
+            power.crash(seed, crashed)
+            check(crashed / "log", keep)
+        if len(fs.calls) < nth:
+            break
+    assert nth > 50
+
+
+def test_a_repair_that_is_interrupted_again_and_again(damaged: Path, tmp_path: Path) -> None:
+    """Each attempt gets a few calls further."""
+    path = tmp_path / "log"
+    shutil.copytree(damaged, path)
+    for attempt in count(1):
+        fs = FaultyFileSystem(FS)
+        fs.fail("*", nth=8 * attempt, times=None)
+        repair(path, "after", fs)
+        if not plan_repair(path, fs=FS).is_needed:
+            break
+    assert attempt > 3
+    assert contents(path) == expected("after")

@@ -1,0 +1,144 @@
+"""Logs come and go, with and without company under their label; what was counted is not lost."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.observed import NumbersLog
+from walstore.metrics.collection import Collection, Observation
+from walstore.metrics.definitions import METRICS, Kind, Labels, Metric, Scope
+
+BY_NAME = {metric.full_name: metric for metric in METRICS}
+
+
+def value(collection: Collection, name: str, log: str | None = None, *labels: str) -> float | None:
+    """Return one value as a look shows it."""
+    metric = BY_NAME[name]
+    look = collection.look()
+    values = look.process if log is None else look.logs[log].values
+    return values.get(metric, {}).get(labels)
+
+
+def test_a_log_is_shown_as_it_is_now() -> None:
+    collection = Collection()
+    log = NumbersLog()
+    collection.attach("orders", log)
+    log.set(waiting_bytes=10, commits=3, cache_read_bytes=5, head=4)
+    assert value(collection, "walstore_waiting_bytes", "orders") == 10
+    assert value(collection, "walstore_commits_total", "orders") == 3
+    assert value(collection, "walstore_read_bytes_total", "orders", "cache") == 5
+    assert value(collection, "walstore_head_offset", "orders") == 4
+    assert value(collection, "walstore_logs") == 1
+
+
+def test_commits_and_syncs_feed_the_histograms() -> None:
+    collection = Collection()
+    observer = collection.attach("orders", NumbersLog())
+    observer.on_commit(100, 4096, 0.003, 0.002)
+    observer.on_sync(0.001)
+    observer.on_commit(1, 200, 0.0001, 0.0001)
+    histograms = collection.look().logs["orders"].histograms
+    assert [histogram.total for histogram in histograms] == [0.0031, 0.0021, 0.001, 101, 4296]
+    assert [sum(histogram.counts) for histogram in histograms] == [2, 2, 1, 2, 2]
+
+
+def test_closing_leaves_nothing_but_the_counters_of_the_process() -> None:
+    collection = Collection()
+    log = NumbersLog(errors={"DiskFullError": 2}, recovery_truncated_bytes=30)
+    observer = collection.attach("orders", log)
+    observer.close()
+    observer.close()
+    assert collection.look().logs == {}
+    assert collection._groups == {}
+    assert value(collection, "walstore_logs") is None
+    assert value(collection, "walstore_openings_total") == 1
+    assert value(collection, "walstore_errors_total", None, "DiskFullError") == 2
+    assert value(collection, "walstore_recovery_truncations_total") == 1
+    assert value(collection, "walstore_recovery_truncated_bytes_total") == 30
+
+
+def test_a_log_that_is_opened_again_begins_anew() -> None:
+    collection = Collection()
+    collection.attach("orders", NumbersLog(commits=9)).close()
+    collection.attach("orders", NumbersLog(commits=1))
+    assert value(collection, "walstore_commits_total", "orders") == 1
+    assert value(collection, "walstore_openings_total") == 2
+
+
+def test_logs_with_one_label_are_shown_as_one() -> None:
+    """Sizes are added, of lags the largest is shown, and offsets are nobody's."""
+    collection = Collection()
+    facts = {"cache_bytes": 10, "reader_lag_records": 3, "tail": 8, "commits": 1}
+    collection.attach("all", NumbersLog(**facts))
+    other = collection.attach("all", NumbersLog(**facts | {"reader_lag_records": 5}))
+    assert value(collection, "walstore_cache_bytes", "all") == 20
+    assert value(collection, "walstore_reader_lag_records", "all") == 5
+    assert value(collection, "walstore_tail_offset", "all") is None
+    assert value(collection, "walstore_logs") == 2
+    other.close()
+    assert value(collection, "walstore_cache_bytes", "all") == 10
+    assert value(collection, "walstore_tail_offset", "all") == 8
+    assert value(collection, "walstore_commits_total", "all") == 2, "a counter went back"
+
+
+def test_histograms_of_one_label_are_added_and_kept() -> None:
+    collection = Collection()
+    first = collection.attach("all", NumbersLog())
+    second = collection.attach("all", NumbersLog())
+    for observer in (first, second, second):
+        observer.on_commit(1, 100, 0.1, 0.1)
+    second.close()
+    assert sum(collection.look().logs["all"].histograms[0].counts) == 3
+
+
+class Counting(RuleBasedStateMachine):
+    """Logs open, work and close in any order; counters never go back (M1, M2), nothing is left (M3)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collection = Collection()
+        self.open: list[tuple[NumbersLog, Observation]] = []
+        self.seen: dict[tuple[str | None, Metric, Labels], float] = {}
+
+    @rule(label=st.sampled_from(["a", "b"]))
+    def attach(self, label: str) -> None:
+        log = NumbersLog()
+        self.open.append((log, self.collection.attach(label, log)))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), more=st.integers(1, 100))
+    def work(self, data: st.DataObject, more: int) -> None:
+        log, _ = data.draw(st.sampled_from(self.open))
+        done = log.statistics().commits + more
+        log.set(commits=done, errors={"DiskFullError": done}, waiting_bytes=more)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        at = data.draw(st.integers(0, len(self.open) - 1))
+        _, observer = self.open.pop(at)
+        observer.close()
+        label = observer.label
+        if label not in {other.label for _, other in self.open}:
+            self.seen = {key: value for key, value in self.seen.items() if key[0] != label}
+
+    @invariant()
+    def counters_never_go_back(self) -> None:
+        look = self.collection.look()
+        found = {None: look.process} | {log: reading.values for log, reading in look.logs.items()}
+        assert set(look.logs) == {observer.label for _, observer in self.open}
+        for label, values in found.items():
+            for metric, by_labels in values.items():
+                if metric.kind is not Kind.COUNTER or (
+                    label is not None and metric.scope is Scope.PROCESS
+                ):
+                    continue
+                for labels, now in by_labels.items():
+                    assert now >= self.seen.get((label, metric, labels), 0), metric.name
+                    self.seen[label, metric, labels] = now
+
+
+TestCounting = Counting.TestCase
+TestCounting.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)

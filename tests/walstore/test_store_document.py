@@ -1,0 +1,39 @@
+"""docs/store.md tells the truth."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.test_docs import ROOT, run, snippets
+from walstore import StoreSettings
+from walstore.settings import MIB
+from walstore.store_names import directory_of
+
+PAGE = (ROOT / "docs/store.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_snippets_run_in_order(tmp_path: Path) -> None:
+    found = snippets(PAGE)
+    assert len(found) == 2
+    for code, output in found:
+        assert run(code, tmp_path) == output
+
+
+def test_the_table_has_every_setting_with_its_default() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\d[\w ]*) \|", PAGE, re.MULTILINE))
+    defaults = dataclasses.asdict(StoreSettings())
+    shown = {
+        name: f"{value // MIB} MiB" if name.endswith("_bytes") else str(value)
+        for name, value in defaults.items()
+    }
+    assert rows == shown
+
+
+def test_the_example_of_a_directory_is_right() -> None:
+    assert "`orders/0` lies in `orders%2F0`" in PAGE
+    assert directory_of("orders/0") == "orders%2F0"

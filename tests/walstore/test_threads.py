@@ -1,0 +1,201 @@
+"""Lanes: order within one, turns between many, cancellation, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.waiting import until
+from walstore.errors import WalClosedError
+from walstore.threads import Lane, Pool, Worker
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    pool = Pool("test", threads=3)
+    yield pool
+    pool.close()
+
+
+class Gate:
+    """A call that runs until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+
+    def __call__(self) -> str:
+        self.entered.set()
+        assert self.opened.wait(20)
+        return "through"
+
+
+async def test_runs_on_a_thread_and_returns_the_result(pool: Pool) -> None:
+    lane = pool.lane()
+    assert await lane.run(divmod, 7, 2) == (3, 1)
+    assert await lane.run(threading.get_ident) != threading.get_ident()
+
+
+async def test_raises_what_the_call_raises(pool: Pool) -> None:
+    lane = pool.lane()
+    with pytest.raises(ZeroDivisionError):
+        await lane.run(divmod, 1, 0)
+    assert await lane.run(divmod, 1, 1) == (1, 0)
+
+
+async def test_calls_of_a_lane_run_in_order_one_at_a_time(pool: Pool) -> None:
+    lanes = [pool.lane() for _ in range(5)]
+    seen: list[list[int]] = [[] for _ in lanes]
+    running = [0] * len(lanes)
+
+    def call(at: int, number: int) -> None:
+        running[at] += 1
+        assert running[at] == 1
+        seen[at].append(number)
+        running[at] -= 1
+
+    await asyncio.gather(
+        *(lane.run(call, at, number) for number in range(200) for at, lane in enumerate(lanes))
+    )
+    assert seen == [list(range(200))] * len(lanes)
+
+
+async def test_a_wide_lane_runs_as_many_calls_as_it_is_wide(pool: Pool) -> None:
+    lane = pool.lane(width=2)
+    gates = [Gate() for _ in range(3)]
+    async with asyncio.TaskGroup() as group:
+        for gate in gates:
+            group.create_task(lane.run(gate))
+        await until(lambda: gates[0].entered.is_set() and gates[1].entered.is_set())
+        assert not gates[2].entered.is_set()
+        assert await pool.lane().run(divmod, 1, 1) == (1, 0)  # a thread is free
+        assert not gates[2].entered.is_set()
+        gates[0].opened.set()
+        await until(gates[2].entered.is_set)
+        for gate in gates:
+            gate.opened.set()
+
+
+async def test_a_flooded_lane_lets_the_others_have_their_turn() -> None:
+    pool = Pool("test", threads=1)
+    gate = Gate()
+    order: list[str] = []
+    async with asyncio.TaskGroup() as group:
+        flood, other = pool.lane(), pool.lane()
+        group.create_task(flood.run(gate))
+        await until(gate.entered.is_set)
+        for number in range(100):
+            group.create_task(flood.run(order.append, f"flood {number}"))
+        group.create_task(other.run(order.append, "other"))
+        await asyncio.sleep(0)
+        gate.opened.set()
+    assert order.index("other") <= 1
+    assert [name for name in order if name != "other"] == [f"flood {n}" for n in range(100)]
+    pool.close()
+
+
+async def test_a_cancelled_caller_does_not_let_the_next_call_start_early(pool: Pool) -> None:
+    lane, gate = pool.lane(), Gate()
+    first = asyncio.create_task(lane.run(gate))
+    await until(gate.entered.is_set)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    after = asyncio.create_task(lane.run(lambda: gate.opened.is_set()))
+    assert await pool.lane().run(divmod, 1, 1) == (1, 0)
+    assert not after.done()
+    gate.opened.set()
+    assert await after
+
+
+async def test_a_call_cancelled_before_its_turn_is_left_out(pool: Pool) -> None:
+    lane, gate = pool.lane(), Gate()
+    ran: list[str] = []
+    async with asyncio.TaskGroup() as group:
+        group.create_task(lane.run(gate))
+        await until(gate.entered.is_set)
+        waiting = group.create_task(lane.run(ran.append, "cancelled"))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        gate.opened.set()
+    await lane.run(ran.append, "next")
+    assert ran == ["next"]
+
+
+async def test_an_owned_result_is_discarded_if_its_caller_is_cancelled(pool: Pool) -> None:
+    lane, gate = pool.lane(), Gate()
+    discarded: list[str] = []
+    caller = asyncio.create_task(lane.run_owned(gate, discarded.append))
+    await until(gate.entered.is_set)
+    caller.cancel()
+    await asyncio.sleep(0)
+    assert not caller.done()
+    gate.opened.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert discarded == ["through"]
+
+
+async def test_an_owned_call_that_fails_is_not_discarded(pool: Pool) -> None:
+    discarded: list[object] = []
+    with pytest.raises(ZeroDivisionError):
+        await pool.lane().run_owned(lambda: 1 // 0, discarded.append)
+    assert discarded == []
+
+
+async def test_a_closed_lane_refuses_calls_and_finishes_those_it_has(pool: Pool) -> None:
+    lane, gate = pool.lane(), Gate()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(lane.run(gate))
+        second = group.create_task(lane.run(divmod, 1, 1))
+        await until(gate.entered.is_set)
+        lane.close()
+        lane.close()
+        with pytest.raises(WalClosedError):
+            await lane.run(divmod, 1, 1)
+        gate.opened.set()
+    assert second.result() == (1, 0)
+
+
+async def test_a_closed_pool_finishes_what_its_lanes_have() -> None:
+    pool = Pool("test", threads=1)
+    lane, gate = pool.lane(), Gate()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(lane.run(gate))
+        waiting = [group.create_task(lane.run(divmod, n, 1)) for n in range(3)]
+        await until(gate.entered.is_set)
+        pool.close()
+        with pytest.raises(WalClosedError):
+            await pool.lane().run(divmod, 1, 1)
+        gate.opened.set()
+    assert [task.result()[0] for task in waiting] == [0, 1, 2]
+
+
+async def test_a_worker_is_a_lane_with_threads_of_its_own() -> None:
+    worker = Worker("test")
+    assert isinstance(worker, Lane)
+    assert await worker.run(divmod, 7, 2) == (3, 1)
+    worker.close()
+    with pytest.raises(WalClosedError):
+        await worker.run(divmod, 7, 2)
+
+
+async def test_a_call_that_ends_after_its_loop_was_closed_disturbs_nobody(pool: Pool) -> None:
+    gate = Gate()
+
+    def leave_a_call_behind() -> None:
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(pool.lane().run(gate))
+        while not gate.entered.is_set():
+            loop.run_until_complete(asyncio.sleep(0))
+        task.cancel()
+        loop.run_until_complete(asyncio.wait([task]))
+        loop.close()
+
+    await asyncio.to_thread(leave_a_call_behind)
+    gate.opened.set()
+    lanes = [pool.lane() for _ in range(3)]
+    assert await asyncio.gather(*(lane.run(divmod, 1, 1) for lane in lanes)) == [(1, 0)] * 3

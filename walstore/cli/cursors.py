@@ -1,0 +1,173 @@
+"""walstore cursors: who has read how far, and moving or removing them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Annotated, Any
+
+import typer
+
+from walstore.cli.errors import UsageError
+from walstore.cli.location import to_directory
+from walstore.cli.options import AsJson, Confirm, Directory
+from walstore.cli.output import complain, print_json, print_table
+from walstore.clock import SystemClock
+from walstore.cursor_directory import CursorInfo, hold_cursors, list_cursors
+from walstore.cursor_file import TAG_BYTES, CursorState, check_name
+from walstore.errors import LogNotFoundError, OffsetNotWrittenError, OffsetTrimmedError
+from walstore.records import from_timestamp_us
+from walstore.view import LogView
+
+EXAMPLES = """\b
+Examples:
+  walstore cursors data/orders
+  walstore cursors data/orders --set billing 1200 --confirm
+  walstore cursors data/orders --delete old-job --confirm
+"""
+
+
+def cursors(
+    directory: Directory,
+    *,
+    move: Annotated[
+        tuple[str, int] | None,
+        typer.Option("--set", metavar="NAME OFFSET", help="Make the cursor stand at an offset."),
+    ] = None,
+    delete: Annotated[
+        str | None, typer.Option("--delete", metavar="NAME", help="Remove the cursor and its pin.")
+    ] = None,
+    confirm: Confirm = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the named cursors of a log, or move or remove one. May run beside the writer.
+
+    A cursor's position is the offset of the next record to read; nothing from there on is removed by
+    retention. With --set or --delete it is a dry run without --confirm. --set makes a cursor that is
+    not there; it keeps a lease, and extends it. Consumers that have the cursor open fail with their next
+    commit, and go on from where it was set once they are started again.
+    """
+    path = to_directory(directory, "cursors")
+    if move is not None and delete is not None:
+        raise UsageError("give --set or --delete, not both")
+    view = LogView.open(path)
+    if move is not None or delete is not None:
+        name = _checked(move[0] if move else delete or "")
+        if move is not None:
+            _check_offset(view, move[1])
+        before = _find(view, name)
+        if before is None and move is None:
+            raise LogNotFoundError(f"there is no cursor {name!r} in {path}", location=str(path))
+        if confirm:
+            _change(view, name, move[1] if move else None)
+        else:
+            complain(f"nothing was changed; give --confirm to {_verb(name, move, before)}")
+    _print(view, as_json=as_json)
+
+
+def _verb(name: str, move: tuple[str, int] | None, before: CursorInfo | None) -> str:
+    stands = "there is none yet" if before is None else f"it stands at {before.position}"
+    if move is None:
+        return f"remove cursor {name!r} ({stands})"
+    return f"set cursor {name!r} to {move[1]} ({stands})"
+
+
+def _checked(name: str) -> str:
+    try:
+        return check_name(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _check_offset(view: LogView, offset: int) -> None:
+    """Refuse a position that is not in the log (any more, or yet)."""
+    if offset > view.durable_limit:
+        raise OffsetNotWrittenError(
+            "the offset has not been written yet",
+            requested=offset,
+            head=view.head,
+            tail=view.durable_limit,
+        )
+    if offset < view.head:
+        raise OffsetTrimmedError(
+            "the offset was removed from the log",
+            requested=offset,
+            head=view.head,
+            tail=view.durable_limit,
+        )
+
+
+def _find(view: LogView, name: str) -> CursorInfo | None:
+    found = list_cursors(view.fs, view.path, SystemClock().now_us())
+    return next((one for one in found if one.name == name), None)
+
+
+def _change(view: LogView, name: str, offset: int | None) -> None:
+    """Move a cursor, or remove it if ``offset`` is None. Damaged ones are replaced."""
+    owner = f"walstore cursors, process {os.getpid()} on {socket.gethostname()}"
+    with hold_cursors(view.fs, view.path, owner=owner) as held:
+        if offset is None:
+            held.remove(name)
+        else:
+            if offset < held.head():
+                _check_offset(LogView.open(view.path), offset)
+            now_us = SystemClock().now_us()
+            info = _find(view, name)
+            state = info.state if info is not None else None
+            lease_us, revision = (state.lease_us, state.revision) if state else (0, 0)
+            deadline_us = now_us + lease_us if lease_us else 0
+            tag = os.urandom(TAG_BYTES)
+            made = CursorState(offset, revision + 1, tag, now_us, lease_us, deadline_us, owner)
+            held.write(name, made)
+        held.sync()
+
+
+def _print(view: LogView, *, as_json: bool) -> None:
+    found = list_cursors(view.fs, view.path, SystemClock().now_us())
+    entries = [_entry(view, one) for one in found]
+    if as_json:
+        print_json(
+            {
+                "location": str(view.path),
+                "head": view.head,
+                "durable_limit": view.durable_limit,
+                "cursors": entries,
+            }
+        )
+        return
+    if not entries:
+        complain(f"there are no cursors in {view.path}")
+        return
+    print_table(
+        ("name", "position", "behind", "pins", "updated", "owner"),
+        [
+            (
+                one["name"],
+                "-" if one["position"] is None else one["position"],
+                "-" if one["behind"] is None else one["behind"],
+                "yes" if one["pins"] else "no",
+                _time(one["updated_us"]),
+                one["problem"] or one["owner"],
+            )
+            for one in entries
+        ],
+    )
+
+
+def _entry(view: LogView, info: CursorInfo) -> dict[str, Any]:
+    state = info.state
+    return {
+        "name": info.name,
+        "position": state.position if state else None,
+        "behind": max(view.durable_limit - state.position, 0) if state else None,
+        "pins": not info.is_expired,
+        "lease_seconds": state.lease_us / 1e6 if state and state.lease_us else None,
+        "expires_us": state.deadline_us if state and state.deadline_us else None,
+        "updated_us": state.updated_us if state else None,
+        "owner": state.owner if state else None,
+        "problem": str(info.problem) if info.problem else None,
+    }
+
+
+def _time(timestamp_us: int | None) -> str:
+    return "-" if timestamp_us is None else f"{from_timestamp_us(timestamp_us):%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,176 @@
+"""Collection: all logs observed for one registry. Counts what they tell, reads the rest when asked.
+
+Pure but for one lock: it knows nothing of Prometheus. Logs attach, commit and close on their event loops,
+of which there may be several; looks come from any thread, mostly that of an HTTP server. So that neither
+waits for the other, a look takes the lock only to copy the list of logs, and reads each log afterwards
+without stopping it.
+
+Invariants (tests/walstore/metrics/test_collection.py)
+  M1  Counters never go back while a log with their label is open, also when others with it are closed.
+  M2  Counters about the process never go back.
+  M3  Nothing is kept of a label whose logs are all closed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from walstore.metrics.definitions import HISTOGRAMS, METRICS, Kind, Labels, Merge, Metric, Scope
+from walstore.metrics.histogram import Histogram
+from walstore.observer import ObservedLog
+
+Values = dict[Metric, dict[Labels, float]]
+"""Values of each metric by its own labels."""
+
+
+class Reading(NamedTuple):
+    """What one log, or several taken together, looked like at one moment."""
+
+    values: Values
+    histograms: Sequence[Histogram]
+    """One for each of ``HISTOGRAMS``, in the same order."""
+
+
+class Look(NamedTuple):
+    """What a collection looked like at one moment."""
+
+    process: Values
+    """Metrics about all logs."""
+    logs: dict[str, Reading]
+    """The others, by label."""
+
+
+class _Group(NamedTuple):
+    """The logs with one label. Replaced as a whole, so that a look may go on with an old one."""
+
+    live: tuple[Observation, ...]
+    retired: tuple[Reading, ...]
+    """Sum of the counters of those that were closed: one reading, or none yet."""
+
+
+class Observation:
+    """The observer of one log."""
+
+    __slots__ = ("_collection", "_log", "_samples", "label")
+
+    def __init__(self, collection: Collection, label: str, log: ObservedLog) -> None:
+        self._collection = collection
+        self._log = log
+        self._samples = tuple(Histogram(metric.bounds) for metric in HISTOGRAMS)
+        self.label = label
+        """Value of the label ``log``."""
+
+    def on_commit(
+        self, records: int, size_bytes: int, append_seconds: float, commit_seconds: float
+    ) -> None:
+        """Count a commit; see :class:`walstore.observer.Observer`."""
+        append, commit, _, count, size = self._samples
+        append.observe(append_seconds)
+        commit.observe(commit_seconds)
+        count.observe(records)
+        size.observe(size_bytes)
+
+    def on_sync(self, seconds: float) -> None:
+        """Count a sync."""
+        self._samples[2].observe(seconds)
+
+    def close(self) -> None:
+        """Keep nothing of the log but its part in the counters about the process."""
+        self._collection.detach(self)
+
+    def read(self) -> Reading:
+        """Look at the log. May be called on any thread."""
+        statistics = self._log.statistics()
+        return Reading(
+            {metric: dict(metric.read(statistics)) for metric in METRICS},
+            [histogram.copy() for histogram in self._samples],
+        )
+
+
+class Collection:
+    """Logs by label."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: dict[str, _Group] = {}
+        self._retired: tuple[Reading, ...] = ()
+
+    def attach(self, label: str, log: ObservedLog) -> Observation:
+        """Begin to observe a log. Several may have the same label; then their values are merged."""
+        found = Observation(self, label, log)
+        with self._lock:
+            live, retired = self._groups.get(label, _Group((), ()))
+            self._groups[label] = _Group((*live, found), retired)
+        return found
+
+    def detach(self, observation: Observation) -> None:
+        """End an observation; twice is allowed."""
+        last = _retire(observation.read())
+        label = observation.label
+        with self._lock:
+            live, retired = self._groups.get(label, _Group((), ()))
+            if observation not in live:
+                return
+            left = tuple(other for other in live if other is not observation)
+            if left:
+                self._groups[label] = _Group(left, (_retire(_merge((*retired, last))),))
+            else:
+                del self._groups[label]
+            self._retired = (_retire(_merge((*self._retired, last))),)
+
+    def look(self) -> Look:
+        """Read all logs. May be called on any thread; stops none of them."""
+        with self._lock:
+            groups = list(self._groups.items())
+            retired = self._retired
+        logs: dict[str, Reading] = {}
+        live: list[Reading] = []
+        for label, group in groups:
+            readings = [observation.read() for observation in group.live]
+            live += readings
+            together = (*group.retired, *readings)
+            logs[label] = readings[0] if len(together) == 1 else _merge(together)
+        return Look(_sum_process(live, retired), logs)
+
+
+def _merge(readings: Sequence[Reading]) -> Reading:
+    """Take several readings together, as each metric says."""
+    histograms = [Histogram(metric.bounds) for metric in HISTOGRAMS]
+    for at, histogram in enumerate(histograms):
+        histogram.merge(reading.histograms[at] for reading in readings)
+    values = {
+        metric: _merge_values(metric, [reading.values.get(metric, {}) for reading in readings])
+        for metric in METRICS
+    }
+    return Reading(values, histograms)
+
+
+def _merge_values(metric: Metric, many: Sequence[dict[Labels, float]]) -> dict[Labels, float]:
+    merged: dict[Labels, float] = {}
+    if metric.merge is Merge.LEAVE_OUT and sum(map(bool, many)) > 1:
+        return merged
+    for values in many:
+        for labels, value in values.items():
+            if labels not in merged:
+                merged[labels] = value
+            elif metric.merge is Merge.SUM:
+                merged[labels] += value
+            else:
+                merged[labels] = max(merged[labels], value)
+    return merged
+
+
+def _retire(reading: Reading) -> Reading:
+    """Return what outlives a log: its counters and histograms."""
+    counters = {m: values for m, values in reading.values.items() if m.kind is Kind.COUNTER}
+    return Reading(counters, reading.histograms)
+
+
+def _sum_process(live: list[Reading], retired: Sequence[Reading]) -> Values:
+    return {
+        metric: _merge_values(metric, [found.values.get(metric, {}) for found in (*retired, *live)])
+        for metric in METRICS
+        if metric.scope is Scope.PROCESS
+    }

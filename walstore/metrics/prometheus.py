@@ -1,0 +1,123 @@
+"""Metrics for Prometheus. The only module that imports prometheus_client, and only when it is used."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from walstore.errors import InvalidSettingsError
+from walstore.metrics.collection import Collection
+from walstore.metrics.definitions import (
+    HISTOGRAMS,
+    METRICS,
+    HistogramMetric,
+    Kind,
+    Metric,
+    Scope,
+)
+from walstore.observer import ObservedLog, Observer
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+    from prometheus_client.metrics_core import Metric as Family
+
+_collectors: Final[weakref.WeakKeyDictionary[CollectorRegistry, _Collector]] = (
+    weakref.WeakKeyDictionary()
+)
+_collectors_lock: Final = threading.Lock()
+
+
+class PrometheusMetrics:
+    """Shows logs to Prometheus; what ``Wal.open(..., metrics=...)`` takes. See docs/metrics.md.
+
+    One object may serve any number of logs, and any number of objects may share a registry: the metrics
+    are registered there once. Each log has the label ``log``; the metrics of a label are gone as soon as
+    all logs that have it are closed.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry | None = None, *, log: str | None = None
+    ) -> None:
+        """Register with ``registry``, by default the one that prometheus_client serves.
+
+        ``log`` is the label of every log opened with this object; None takes each log's own name: the
+        last part of its directory, or its name in its store. Logs with the same label are shown as one:
+        counts and sizes are added, of lags the largest is taken, and offsets are left out while there
+        are several. Raises InvalidSettingsError if prometheus_client is not installed.
+        """
+        try:
+            import prometheus_client
+        except ImportError as error:
+            raise InvalidSettingsError(
+                "metrics need the package of an extra: pip install 'walstore[metrics]'"
+            ) from error
+        self._registry = prometheus_client.REGISTRY if registry is None else registry
+        self._log = log
+        with _collectors_lock:
+            found = _collectors.get(self._registry)
+            if found is None:
+                found = _Collector()
+                self._registry.register(found)
+                _collectors[self._registry] = found
+        self._collection = found.collection
+
+    def attach(self, log: ObservedLog, name: str) -> Observer:
+        """Show a log from now on until its observer is closed."""
+        label = name if self._log is None else self._log
+        # A directory's name need not be text; what cannot be written would spoil the whole answer.
+        return self._collection.attach(label.encode(errors="replace").decode(), log)
+
+
+class _Collector:
+    """What a registry asks for its families. Called by the registry, on any thread."""
+
+    def __init__(self) -> None:
+        self.collection = Collection()
+
+    def describe(self) -> Iterator[Family]:
+        """Yield the families without samples; registering looks for names that are taken."""
+        for metric in METRICS:
+            yield _family(metric)
+        for histogram in HISTOGRAMS:
+            yield _histogram_family(histogram)
+
+    def collect(self) -> Iterator[Family]:
+        """Yield the families with the samples of all logs."""
+        look = self.collection.look()
+        for metric in METRICS:
+            family = _family(metric)
+            if metric.scope is Scope.PROCESS:
+                for labels, value in look.process[metric].items():
+                    family.add_metric(labels, value)
+            else:
+                for log, reading in look.logs.items():
+                    for labels, value in reading.values.get(metric, {}).items():
+                        family.add_metric((log, *labels), value)
+            yield family
+        for at, histogram in enumerate(HISTOGRAMS):
+            shown = _histogram_family(histogram)
+            for log, reading in look.logs.items():
+                counts = reading.histograms[at]
+                shown.add_metric((log,), counts.accumulated(), counts.total)
+            yield shown
+
+
+def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
+    make = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    labels = metric.labels if metric.scope is Scope.PROCESS else ("log", *metric.labels)
+    return make(metric.name, metric.help, labels=labels)
+
+
+def _histogram_family(metric: HistogramMetric) -> HistogramMetricFamily:
+    from prometheus_client.metrics_core import HistogramMetricFamily
+
+    return HistogramMetricFamily(metric.name, metric.help, labels=("log",))

@@ -1,0 +1,60 @@
+"""What had been synced and is gone from the end of a log, as far as its files tell. Reads only; blocking."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from walstore import frame, recovery, segment
+from walstore.checkpoint import Checkpoint
+from walstore.directory import list_segments, load_checkpoint, read_cell, walk_file
+from walstore.ports import File, FileSystem
+from walstore.recovery import Chain
+from walstore.segment import SegmentIndex
+from walstore.segment_file import read_footer, read_header
+
+
+def find_missing(fs: FileSystem, directory: Path) -> int | None:
+    """Return the first offset that had been durable and is cut off the end of the log, or None.
+
+    What the checkpoint and the durable cell promise is compared with where the last file ends. Damage
+    that left bytes behind is not meant; ``walstore verify`` finds that. May run beside a live writer.
+    Raises LogNotFoundError, CorruptionError and FormatVersionError if the last file cannot be read.
+    """
+    cell, hint = read_cell(fs, directory), load_checkpoint(fs, directory)
+    promised = max(cell.durable_limit if cell else 0, hint.next_offset if hint else 0)
+    starts = list_segments(fs, directory)
+    if not starts:
+        return None
+    path = directory / segment.file_name(starts[-1])
+    try:
+        file = fs.open(path, "r")
+    except FileNotFoundError:  # retention deleted it, so there are newer ones
+        return None
+    try:
+        limit = _find_limit(file, path, starts[-1], hint)
+    finally:
+        file.close()
+    return limit if limit is not None and limit < promised else None
+
+
+def _find_limit(file: File, path: Path, start: int, hint: Checkpoint | None) -> int | None:
+    """Return where the frames end, or None if bytes follow that are none."""
+    header = read_header(file, path)
+    footer = read_footer(file, start, path)
+    if footer is not None:
+        return footer[0].limit
+    chain, position = Chain(start, header.previous_crc, 0, header.epoch), segment.HEADER_BYTES
+    if hint is not None and hint.tail_start == start and _has_trailer(file, hint.tail_position):
+        chain = Chain(hint.next_offset, hint.previous_crc, 0, header.epoch)
+        position = hint.tail_position
+    end = walk_file(file, path, chain, SegmentIndex(), position)
+    rest = file.pread(max(file.size() - end, 0), end)
+    return None if recovery.any_nonzero(memoryview(rest)) else chain.next_offset
+
+
+def _has_trailer(file: File, position: int) -> bool:
+    """Return whether a frame seems to end at a place."""
+    if position < segment.HEADER_BYTES + frame.TRAILER.size:
+        return False
+    data = file.pread(frame.TRAILER.size, position - frame.TRAILER.size)
+    return len(data) == frame.TRAILER.size and frame.TRAILER.unpack(data)[1] == frame.TRAILER_MAGIC

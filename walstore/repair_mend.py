@@ -1,0 +1,61 @@
+"""Putting a single flipped bit of a batch right. Pure: bytes in, bytes out.
+
+A CRC-32C tells any two single flipped bits of a frame apart, so if one bit explains the damage it is found
+by trying. That other damage looks like one flipped bit is possible, though: by chance one in 2**32 for each
+bit tried. That is why bits of a body are only tried up to :data:`MOST_BYTES`, which keeps the odds below one
+in 100 000.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from walstore import frame
+from walstore.recovery import Chain
+
+MOST_BYTES: Final = 4096
+"""Length up to which bits behind a frame's header are tried."""
+
+
+class Mended(NamedTuple):
+    """A frame with one bit put right."""
+
+    data: bytes
+    header: frame.FrameHeader
+    position: int
+    """Which byte of the frame was wrong."""
+
+
+def mend(read: Callable[[int], bytes], chain: Chain) -> Mended | None:
+    """Return the frame that continues the log at ``chain`` if flipping one bit yields it, or None.
+
+    ``read(size)`` returns up to so many bytes from where the frame begins.
+    """
+    head = read(frame.HEADER_BYTES)
+    if len(head) < frame.HEADER_BYTES:
+        return None
+    for position, candidate in _flipped(head, 0):
+        header = frame.parse_header(memoryview(candidate), 0)
+        if header is None or not chain.follows(header):
+            continue
+        data = candidate + read(header.length)[frame.HEADER_BYTES :]
+        if frame.is_whole(memoryview(data), header):
+            return Mended(data, header, position)
+    header = frame.parse_header(memoryview(head), 0)
+    if header is None or not chain.follows(header) or header.length > MOST_BYTES:
+        return None
+    for position, candidate in _flipped(read(header.length), frame.HEADER_BYTES):
+        if frame.is_whole(memoryview(candidate), header):
+            return Mended(candidate, header, position)
+    return None
+
+
+def _flipped(data: bytes, begin: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the data with each one of its bits flipped, from byte ``begin`` on."""
+    changed = bytearray(data)
+    for position in range(begin, len(data)):
+        for bit in range(8):
+            changed[position] ^= 1 << bit
+            yield position, bytes(changed)
+            changed[position] ^= 1 << bit
