@@ -26,6 +26,8 @@ from walstore.segment_file import Segment
 
 PREFIX: Final = "transaction-"
 SUFFIX: Final = ".tmp"
+_SYNC_BYTES: Final = 32 << 20
+"""Synced on the way, since one sync of a gigabyte would hold up those of the writer."""
 
 
 class _Frame(NamedTuple):
@@ -46,6 +48,7 @@ class Spill:
         self._file = fs.open(self.path, "x")
         self._frames: list[_Frame] = []
         self._position = segment.HEADER_BYTES
+        self._synced_position = 0
         self._timestamp_us = 0
         self.count = 0
         """Records so far."""
@@ -68,6 +71,9 @@ class Spill:
         self._position += len(data)
         self._timestamp_us = last_us
         self.count += len(draft.values)
+        if self._position - self._synced_position >= _SYNC_BYTES:
+            self._file.datasync()
+            self._synced_position = self._position
 
     def finish(self) -> None:
         """Make all of it durable, so that little is left to sync at the commit; OSError."""
