@@ -3,6 +3,9 @@
 import logging
 
 from walstore.batch import Batch
+from walstore.consumer import Consumer
+from walstore.cursor import Cursor
+from walstore.cursor_directory import CursorInfo
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -47,6 +50,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     # the log
+    "Consumer",
+    "Cursor",
+    "CursorInfo",
     "Durability",
     "Fence",
     "Producer",
