@@ -15,8 +15,9 @@ Invariants (tests/walstore/test_channel.py)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from walstore.budgets import ChannelBudget
 from walstore.draft import BATCH_RECORDS, RECORD_OVERHEAD_BYTES, Draft, Group
@@ -30,6 +31,7 @@ from walstore.faults import fresh
 from walstore.ledger import Ledger, Marks
 from walstore.limits import Limit
 from walstore.settings import Settings
+from walstore.statistics import ErrorCounts
 from walstore.terms import TERMS_BYTES, stream_marks
 
 
@@ -44,8 +46,12 @@ class Channel:
         ledger: Ledger | None = None,
         *,
         budget: ChannelBudget | None = None,
+        monotonic: Callable[[], float] | None = None,
+        errors: ErrorCounts | None = None,
     ) -> None:
         self._loop = loop
+        self._monotonic = monotonic or loop.time
+        self._errors = errors or ErrorCounts()
         self.ledger = ledger or Ledger()
         """What the log remembers once everything accepted is written."""
         self.serial = 0
@@ -70,6 +76,7 @@ class Channel:
         self._sleeper: asyncio.Future[None] | None = None
         self._filling: asyncio.Future[None] | None = None
         self._poked = False
+        self._is_alert = True  # whether the next record must be noted: the fast path looks here
         self._room = self._room_given = 0
         self._share = None if budget is None else budget.share(self._admit)
         """Of what all logs of a store may hold."""
@@ -91,8 +98,8 @@ class Channel:
         self._append_value(value)
         offset = self.tail
         self.tail = offset + 1
-        if self._sleeper is not None:
-            self._wake()
+        if self._is_alert:
+            self._note_record()
         return offset
 
     def put(self, group: Group) -> int:
@@ -133,6 +140,7 @@ class Channel:
             self._poked = False
             return
         sleeper = self._sleeper = self._loop.create_future()
+        self._is_alert = True
         try:
             await sleeper
         finally:
@@ -230,6 +238,22 @@ class Channel:
         """Bytes and records accepted and not yet on disk."""
         return self._waiting_bytes(), self.tail - self._released
 
+    @property
+    def waiting_since(self) -> float | None:
+        """When the oldest record that is not written yet was accepted; None if there is none.
+
+        By the monotonic clock. May be asked on any thread.
+        """
+        for drafts in (self._taken, self._ready):
+            with contextlib.suppress(IndexError):
+                return drafts[0].accepted_at
+        return self._draft.accepted_at
+
+    @property
+    def blocked(self) -> int:
+        """How many callers wait for room."""
+        return len(self._admissions)
+
     def check_assigned(self, offset: int) -> None:
         """Raise OffsetNotWrittenError unless ``offset`` has been assigned to a record."""
         if not 0 < offset < self.tail:
@@ -275,18 +299,19 @@ class Channel:
         if self._closed is not None:
             raise fresh(self._closed)
         if self._refused is not None:
-            raise fresh(self._refused)
+            raise self._counted(fresh(self._refused))
         overhead = RECORD_OVERHEAD_BYTES * len(group.values)
         is_record = len(group.values) == 1
         limit = self._max_record_bytes if is_record else self._bytes_budget
         if group.size_bytes - overhead > limit:
             what = "record" if is_record else "atomic group"
             name = "max_record_bytes" if is_record else "channel_bytes"
-            raise RecordTooLargeError(
+            error = RecordTooLargeError(
                 f"the {what} has {group.size_bytes - overhead} bytes; {name} is {limit}",
                 size_bytes=group.size_bytes - overhead,
                 limit_bytes=limit,
             )
+            raise self._counted(error)
 
     def _has_room(self, group: Group) -> bool:
         waiting = self._waiting_bytes()
@@ -304,7 +329,10 @@ class Channel:
         marks = None
         terms = group.terms
         if terms is not None or group.streams is not None:
-            marks = self._apply_terms(group)
+            try:
+                marks = self._apply_terms(group)
+            except WalError as error:
+                raise self._counted(error) from None
             if terms is not None and terms.is_duplicate:
                 assert terms.span is not None
                 return terms.span.start
@@ -318,6 +346,8 @@ class Channel:
             self._close_draft()
             self._begin_draft()
         self._fold_room()
+        if self._draft.accepted_at is None:
+            self._draft.accepted_at = self._monotonic()
         if marks is not None:
             self._add_marks(marks)
         if group.spill is not None:
@@ -334,7 +364,7 @@ class Channel:
         if self.accepted.has_waiters:
             self.accepted.advance(self.tail)
         self._set_room()
-        self._wake()
+        self._note_record()
         return offset
 
     def _apply_terms(self, group: Group) -> Marks | None:
@@ -389,6 +419,7 @@ class Channel:
     def _begin_draft(self) -> None:
         self._draft = Draft(self.tail)
         self._append_value = self._draft.values.append
+        self._is_alert = True
         self._room = self._room_given = 0
         self._set_room()
 
@@ -441,11 +472,23 @@ class Channel:
             self._share.leave()
             self._serve_others()
 
+    def _counted(self, error: WalError) -> WalError:
+        self._errors.count(error)
+        return error
+
     def _waiting_bytes(self) -> int:
         return self._used_bytes + self._draft.size_bytes + self._room_given - self._room
 
+    def _note_record(self) -> None:
+        """Note when the open draft got its first record, and wake the writer if it sleeps."""
+        draft = self._draft
+        if draft.accepted_at is None and not draft.is_empty:
+            draft.accepted_at = self._monotonic()
+        self._is_alert = draft.accepted_at is None
+        self._wake()
+
     def _wake(self) -> None:
-        sleeper, self._sleeper = self._sleeper, None  # once is enough: the fast path looks here
+        sleeper, self._sleeper = self._sleeper, None  # once is enough
         if sleeper is not None and not sleeper.done():
             sleeper.set_result(None)
 

@@ -17,6 +17,7 @@ from walstore.cursor_directory import CursorInfo, HeldCursors, describe_cursor, 
 from walstore.cursor_file import TAG_BYTES, CursorState, check_name
 from walstore.cursor_queue import CursorQueue
 from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, WalClosedError
+from walstore.followers import Followers
 from walstore.ports import Clock, FileSystem
 from walstore.reader import Reader
 from walstore.records import Start
@@ -70,6 +71,7 @@ class CursorStore:
             fs=fs, clock=clock, worker=self._blocking, directory=log.path, owner=owner
         )
         self._desk = Desk(log, self._queue, clock, owner)
+        self._handles: Followers[Cursor] = Followers()
 
     async def open(
         self,
@@ -110,7 +112,17 @@ class CursorStore:
             return made
 
         state = await self._queue.perform(open_it)
-        return Cursor(name=name, state=state, desk=self._desk, writer=writer)
+        found = Cursor(name=name, state=state, desk=self._desk, writer=writer)
+        self._handles.add(found)
+        return found
+
+    def lags(self, limit: int) -> dict[str, int]:
+        """Return by name how far the cursors with a live handle are behind ``limit``. On any thread."""
+        lags: dict[str, int] = {}
+        for handle in self._handles.alive():
+            lag = max(limit - handle.position, 0)
+            lags[handle.name] = min(lag, lags.get(handle.name, lag))
+        return lags
 
     async def list(self) -> list[CursorInfo]:
         """Return the cursors by name, damaged ones included. Takes no lock."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -48,9 +49,20 @@ class DiskWatch:
     """Watches the space of a file system for the logs that lie on it."""
 
     def __init__(
-        self, *, fs: FileSystem, path: Path, min_free_bytes: int, worker: Lane, clock: Clock
+        self,
+        *,
+        fs: FileSystem,
+        path: Path,
+        min_free_bytes: int,
+        worker: Lane,
+        clock: Clock,
+        waiting_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """Watch the file system of ``path`` for at least ``min_free_bytes``; 0 watches nothing."""
+        """Watch the file system of ``path`` for at least ``min_free_bytes``; 0 watches nothing.
+
+        ``waiting_bytes()`` tells what all channels have accepted and not yet written; without it each
+        of them is asked, which takes long if they are thousands.
+        """
         self._fs = fs
         self._path = path
         self._min_free_bytes = min_free_bytes
@@ -59,6 +71,7 @@ class DiskWatch:
         self._step_bytes = min(max(min_free_bytes // _STEP_PART, 1), _MOST_STEP_BYTES)
         self._margin_bytes = max(self._step_bytes, min_free_bytes // _MARGIN_PART)
         self._channels: dict[Refusing, None] = {}
+        self._waiting_bytes = waiting_bytes or self._ask_channels
         self._unchecked_bytes = 0
         self._due = asyncio.Event()
         self.refusal: DiskFullError | None = None
@@ -87,7 +100,7 @@ class DiskWatch:
         if free_bytes is None or not self._min_free_bytes:
             return
         self.free_bytes = free_bytes
-        needed = self._min_free_bytes + sum(channel.waiting[0] for channel in self._channels)
+        needed = self._min_free_bytes + self._waiting_bytes()
         if self.refusal is not None:
             needed += self._margin_bytes  # else appends would come and go with every few bytes
         if free_bytes < needed:
@@ -111,6 +124,9 @@ class DiskWatch:
                 else:
                     await self._clock.sleep(RECHECK_SECONDS)
                 await self.check()
+
+    def _ask_channels(self) -> int:
+        return sum(channel.waiting[0] for channel in self._channels)
 
     def _stop(self, free_bytes: int, needed_bytes: int) -> None:
         if self.refusal is None:

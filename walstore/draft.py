@@ -45,6 +45,8 @@ class Draft:
     """Number of the last append in it that changes the ledger; see ``Channel.serial``."""
     spill: Spill | None = None
     """The records, if they wait in a file of their own."""
+    accepted_at: float | None = None
+    """When the first of its records was accepted, by the monotonic clock; None if it is empty."""
 
     @property
     def limit(self) -> int:

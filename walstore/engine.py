@@ -91,7 +91,13 @@ class Engine:
             shows_written=settings.sync == "os",
         )
         self.channel = Channel(
-            tail.durable_limit, settings, loop, tail.ledger.copy(), budget=host.channel
+            tail.durable_limit,
+            settings,
+            loop,
+            tail.ledger.copy(),
+            budget=host.channel,
+            monotonic=clock.monotonic,
+            errors=self.state.errors,
         )
         self.source = TieredSource(
             state=self.state, channel=self.channel, fs=fs, worker=self.reading, tier=tier
@@ -121,7 +127,8 @@ class Engine:
             clock=clock,
         )
         self.disk_watch.add(self.channel)
-        self.disk_watch.judge(opened.free_bytes)
+        if host.disk_watch is None:
+            self.disk_watch.judge(opened.free_bytes)
         self.state.on_written = self.disk_watch.note_written
         self.syncs_always = settings.sync == "batch"
         self._lead_us = int(settings.max_timestamp_lead_seconds * 1e6)
@@ -225,6 +232,14 @@ class Engine:
         number = next(self._spill_numbers)
         return Spill(self.fs, self.path, number, compress=self.settings.compression is not None)
 
+    @property
+    def durable_lag_seconds(self) -> float:
+        """Time since the oldest record that is not synced was accepted. May be asked on any thread."""
+        since = self.writer.unsynced_since
+        if since is None:
+            since = self.channel.waiting_since
+        return 0.0 if since is None else max(self.clock.monotonic() - since, 0.0)
+
     # -- closing -----------------------------------------------------------------------------
 
     @property
@@ -281,6 +296,7 @@ class Engine:
         except OSError as error:
             raise describe_open(error, self.path) from error
         finally:
+            self.writer.observer.close()
             self.disk_watch.remove(self.channel)
             self.opened.lock.release()
             self.host.close()
@@ -310,6 +326,7 @@ class Engine:
     def _fail_tier(self, error: WalError) -> None:
         """Tell those who wait for the cloud; what they wait for is on disk, see :meth:`wait`."""
         self.tier_failure = error
+        self.state.errors.count(error)
 
         def make_error(_: int) -> WalError:
             twin = fresh(error)

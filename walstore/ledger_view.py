@@ -7,14 +7,15 @@ synced it; a second look goes on where the first one ended.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 from walstore import segment
 from walstore.directory import read_cell, walk_file
 from walstore.errors import StorageUnavailableError
 from walstore.extent import measure
 from walstore.ledger import Ledger
-from walstore.ports import File, FileSystem
+from walstore.log_files import cut_at
+from walstore.ports import FileSystem
 from walstore.recovery import Chain
 from walstore.segment import SegmentIndex
 from walstore.segment_file import read_header
@@ -64,7 +65,7 @@ class LedgerView:
                 header = read_header(file, path)
                 self._chain = Chain(start, header.previous_crc, 0, header.epoch, Ledger())
                 self._start, self._position = start, segment.HEADER_BYTES
-            source = file if end is None else cast(File, _Cut(file, end))
+            source = file if end is None else cut_at(file, end)
             chain, self._chain = self._chain, None  # in case that the next line does not return
             self._position = walk_file(source, path, chain, SegmentIndex(), self._position)
         finally:
@@ -73,17 +74,3 @@ class LedgerView:
             return None
         self._chain = chain
         return chain.ledger
-
-
-class _Cut:
-    """A file that seems to end early; has what :func:`walk_file` asks of one."""
-
-    def __init__(self, file: File, end: int) -> None:
-        self._file = file
-        self._end = end
-
-    def pread(self, size: int, position: int) -> bytes:
-        return self._file.pread(max(min(size, self._end - position), 0), position)
-
-    def size(self) -> int:
-        return self._end

@@ -7,10 +7,10 @@ last reads ended, since those who follow the log go on exactly there.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from walstore import segment
 from walstore.batch import Batch
@@ -37,6 +37,25 @@ class Place(NamedTuple):
     """Byte in its file."""
 
 
+def cut_at(file: File, end: int) -> File:
+    """Return the file as if it ended at byte ``end``, for those who only read it."""
+    return cast(File, _Cut(file, end))
+
+
+class _Cut:
+    """A file that seems to end early: what is reserved behind need not be read."""
+
+    def __init__(self, file: File, end: int) -> None:
+        self._file = file
+        self._end = end
+
+    def pread(self, size: int, position: int) -> bytes:
+        return self._file.pread(max(min(size, self._end - position), 0), position)
+
+    def size(self) -> int:
+        return min(self._end, self._file.size())
+
+
 class LogFiles:
     """The files of one log. Make it from a first look, and tell it what later looks find."""
 
@@ -45,6 +64,7 @@ class LogFiles:
         self._directory = directory
         self._starts: list[int] = []
         self._segments: dict[int, Segment] = {}
+        self._ordered: list[Segment] = []
         # Sealed segments whose index is loaded, the one used last at the end.
         self._indexed: OrderedDict[int, int] = OrderedDict()
         self._indexed_bytes = 0
@@ -55,8 +75,8 @@ class LogFiles:
     def update(self, extent: Extent) -> None:
         """Take over what a look found."""
         self._take(extent.starts)
-        last = self._segments[self._starts[-1]]
-        if last.index is None:
+        last = self._ordered[-1]
+        if last.index is None or not last.index.starts:
             last.index = extent.tail_index
         if extent.hint is not None:
             for summary in extent.hint.sealed:
@@ -65,22 +85,31 @@ class LogFiles:
                     found.summary = summary
 
     def read(
-        self, position: int, limit: int, max_bytes: int, tail_start: int, place: Place | None
+        self,
+        position: int,
+        limit: int,
+        max_bytes: int,
+        tail_start: int,
+        place: Place | None = None,
+        end_place: Place | None = None,
     ) -> list[Batch]:
         """Return consecutive batches from exactly ``position``; at least one record.
 
         The caller knows that offsets up to ``limit > position`` may be seen, and that the last of them
-        lie in the segment ``tail_start`` or before; ``place`` is where ``position`` lies, if it knows
-        that, too. Raises OffsetTrimmedError if the position was removed, CorruptionError,
-        StorageUnavailableError.
+        lie in the segment ``tail_start`` or before. ``place`` is where ``position`` lies and
+        ``end_place`` where ``limit`` or something behind it does, if the caller knows that, too.
+        Raises OffsetTrimmedError if the position was removed, CorruptionError, StorageUnavailableError.
         """
         self._require(tail_start)
         if place is not None:
             self._note(position, place)
         source, end = self._segment_of(position, limit)
+        end_position = None
+        if end_place is not None and end_place.start == source.start:
+            end_position = end_place.position
         try:
             try:
-                return self._read(source, position, end, max_bytes)
+                return self._read(source, position, end, max_bytes, end_position)
             except CorruptionError:
                 # Whatever was remembered may be outdated; what the files say decides.
                 self._forget(source)
@@ -94,12 +123,20 @@ class LogFiles:
         Arguments and errors as :meth:`read`.
         """
         self._require(tail_start)
+        is_repeated = False
         while True:
-            segments = [self._segments[start] for start in self._starts if start < limit]
+            segments = self._ordered[: bisect_left(self._starts, limit)]
             try:
                 if segments and segments[-1].start == self._starts[-1]:
                     self._extend(segments[-1], limit)
                 found = find_offset(self._fs, segments, timestamp_us, limit)
+            except CorruptionError:
+                if is_repeated:
+                    raise
+                is_repeated = True
+                for source in segments:
+                    self._forget(source)
+                continue
             except OSError as error:
                 before = self._starts
                 self._take(list_segments(self._fs, self._directory))
@@ -134,6 +171,7 @@ class LogFiles:
             if start not in self._segments:
                 path = self._directory / segment.file_name(start)
                 self._segments[start] = Segment(path, start)
+        self._ordered = [self._segments[start] for start in starts]
         if before is not None and before != self._starts[-1] and before in self._segments:
             self._segments[before].index = None  # its footer has a better one
         last = self._segments[self._starts[-1]]
@@ -146,13 +184,21 @@ class LogFiles:
         if at < 0:
             raise self._trimmed(position, self._starts[0], limit)
         end = min(limit, self._starts[at + 1]) if at + 1 < len(self._starts) else limit
-        return self._segments[self._starts[at]], end
+        return self._ordered[at], end
 
-    def _read(self, source: Segment, position: int, limit: int, max_bytes: int) -> list[Batch]:
+    def _read(
+        self,
+        source: Segment,
+        position: int,
+        limit: int,
+        max_bytes: int,
+        end_position: int | None = None,
+    ) -> list[Batch]:
         file = self._fs.open(source.path, "r")
         try:
             at = self._locate(file, source, position)
-            for chunk in iter_chunks(file, source, at, limit, max_bytes):
+            frames = file if end_position is None else cut_at(file, end_position)
+            for chunk in iter_chunks(frames, source, at, limit, max_bytes):
                 found: list[Batch] = []
                 for batch in chunk:
                     if batch.limit > limit:  # its rest is read when it is asked for

@@ -24,7 +24,7 @@ from walstore.ports import CellView, Clock, FileSystem
 
 SHORTEST_POLL_SECONDS: Final = 0.0005
 LONGEST_POLL_SECONDS: Final = 0.05
-_IDLE_SHARE: Final = 0.25
+_IDLE_SHARE: Final = 0.125
 """A record is noticed at most so much later, as a share of the time for which nothing had come."""
 _CHECK_SECONDS: Final = 1.0
 """How often the poller makes sure that the mapped cell is still the log's."""
@@ -158,6 +158,14 @@ class LogWatch:
         self.written_limit = extent.written_limit
         self._advance(extent.limit)
         self.observe()
+
+    @property
+    def end_place(self) -> Place | None:
+        """Where the durable frames end, if that is where :attr:`limit` lies."""
+        cell = self._cell
+        if cell is None or not self.limit == cell.durable_limit == cell.visible_limit:
+            return None
+        return Place(cell.tail_start, cell.tail_position)
 
     def place_of(self, offset: int) -> Place | None:
         """Return where a record lies that somebody has waited for, if that is known."""

@@ -125,9 +125,9 @@ class Reader:
     def position(self) -> int:
         """Offset of the next record to be delivered. For a start by time: before the first read or
         ``async with``, the head; while no record is late enough, the next one to be looked at."""
-        if self._next_record < len(self._records):
-            return self._records[self._next_record].offset
-        return self._position
+        # Looked at once each: metrics ask on another thread while records are delivered.
+        records, at = self._records, self._next_record
+        return records[at].offset if at < len(records) else self._position
 
     @property
     def is_caught_up(self) -> bool:

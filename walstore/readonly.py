@@ -210,10 +210,10 @@ class ReadonlyWal:
         """
         watch = self._watch
         watch.check()
-        place = watch.place_of(position)
+        place, end_place = watch.place_of(position), watch.end_place
         try:
             return await self._run(
-                self._files.read, position, limit, max_bytes, watch.tail_start, place
+                self._files.read, position, limit, max_bytes, watch.tail_start, place, end_place
             )
         except OffsetTrimmedError as error:
             watch.head = max(watch.head, error.head)

@@ -19,8 +19,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from walstore.directory import LOCK_NAME
 from walstore.errors import DiskFullError, InvalidSettingsError, WalError
+from walstore.locks import lock_log
 from walstore.ports import FileSystem
 from walstore.posix import PosixFileSystem
 from walstore.repair_apply import load_interrupted, run_actions
@@ -90,7 +90,7 @@ def apply_repair(
             f"the damage leaves several stretches, {stretches}: plan again with keep='before', "
             "'after', or an offset in the one to keep"
         )
-    lock = fs.lock(path / LOCK_NAME, f"repair, process {os.getpid()} on {socket.gethostname()}")
+    lock = lock_log(fs, path, f"repair, process {os.getpid()} on {socket.gethostname()}")
     try:
         interrupted = load_interrupted(fs, path)
         if interrupted is not None:

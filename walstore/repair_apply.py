@@ -147,10 +147,17 @@ def _copy(fs: FileSystem, source: Path, target: File, output: Output) -> None:
             data = file.pread(min(_CHUNK_BYTES, output.end - at), at)
             if not data:
                 raise CorruptionError("the file became shorter", path=str(source), position=at)
+            for patch in output.patches:
+                if at <= patch.position < at + len(data):
+                    data = _patched(data, patch.position - at, patch.value)
             target.pwrite([data], segment.HEADER_BYTES + at - output.position)
             at += len(data)
     finally:
         file.close()
+
+
+def _patched(data: bytes, position: int, value: int) -> bytes:
+    return data[:position] + bytes([value]) + data[position + 1 :]
 
 
 def _ledger_frame(output: Output, actions: Actions) -> bytearray:

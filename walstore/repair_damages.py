@@ -7,8 +7,8 @@ from typing import Final
 
 from walstore import segment
 from walstore.repair_plan import JOURNAL_NAME, Damage
+from walstore.repair_run import SegmentSurvey, Survey
 from walstore.repair_stretches import Situation, summary_of
-from walstore.repair_survey import SegmentSurvey, Survey
 
 _FOREIGN: Final = {
     JOURNAL_NAME: "the plan of an interrupted repair is damaged",
@@ -84,6 +84,8 @@ def _inside(
             yield end, _damaged(offset)
         elif run.start != offset or end > segment.HEADER_BYTES:
             yield run.position, f"a batch at offset {run.start} does not continue the log"
+        for patch in run.patches:
+            yield patch.position, "a bit is flipped"
         end, offset = run.end, run.limit
     yield from _at_the_end(one, end, offset, is_last=is_last)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from walstore import checkpoint, segment
 from walstore.repair_damages import find_damages
+from walstore.repair_notes import general_notes, loss_notes
 from walstore.repair_plan import (
     JOURNAL_NAME,
     Actions,
@@ -21,8 +22,8 @@ from walstore.repair_plan import (
     RepairPlan,
     Step,
 )
+from walstore.repair_run import Run, SegmentSurvey, Survey
 from walstore.repair_stretches import Keep, Stretch, summary_of, understand
-from walstore.repair_survey import Run, SegmentSurvey, Survey
 
 
 def decide(survey: Survey, keep: Keep | None, kept_names: Iterable[str]) -> RepairPlan:
@@ -77,7 +78,7 @@ class _Decision:
             epoch=situation.epoch + 1 if damages else situation.epoch,
             uploaded_limit=hint.uploaded_limit if hint else 0,
             tier_url=self._survey.hint.tier_url if self._survey.hint else None,
-            notes=tuple(self._notes(lost, limit, needs_choice=needs_choice)),
+            notes=() if not damages else tuple(self._notes(lost, is_decided=not needs_choice)),
             actions=actions,
         )
 
@@ -172,6 +173,9 @@ class _Decision:
             and not source.header_error
             and header.previous_crc == run.previous_crc
         )
+        for patch in run.patches:
+            text = f"put the flipped bit at byte {patch.position} of {name} right"
+            self._step(RepairKind.CORRECT_BIT, source.name, text)
         if source.name != name and not begins_late:
             self._step(RepairKind.RENAME, source.name, f"name {source.name} {name}")
         if not is_header_good and not begins_late:
@@ -205,6 +209,7 @@ class _Decision:
                 previous_crc=run.previous_crc,
                 last_crc=run.last_crc,
                 timestamp_us=run.timestamp_us,
+                patches=run.patches,
                 is_sealed=is_sealed,
                 needs_ledger=begins_late and not is_sealed and bool(ledger),
             )
@@ -227,6 +232,7 @@ class _Decision:
                 previous_crc=0,
                 last_crc=0,
                 timestamp_us=0,
+                patches=(),
                 is_sealed=False,
                 needs_ledger=bool(ledger),
             )
@@ -268,56 +274,13 @@ class _Decision:
         self._taken.add(make(number))
         return make(number)
 
-    def _notes(
-        self, lost: tuple[Interval, ...], limit: int, *, needs_choice: bool
-    ) -> Iterable[str]:
-        survey, situation = self._survey, self._situation
-        hint = survey.hint
-        if hint is not None and hint.tier_url and lost:
-            yield from _tier_notes(hint.tier_url, hint.uploaded_limit, lost, limit)
-        if situation.log_id is None:
-            yield "the log's identity is lost; it gets a new one, which its cloud tier refuses"
-        torn = any(one.torn_bytes for one in situation.segments)
-        if torn and not situation.is_hint_trusted and survey.cell is None:
-            yield (
-                "whether the bytes behind the last batch had been acknowledged cannot be told without "
-                "checkpoint and durable cell"
-            )
-        if needs_choice or not lost:
-            return
-        if self._chosen is None or limit < situation.limit or self._head > situation.head:
-            yield from self._transaction_notes()
-        if limit < situation.limit:
-            yield (
-                f"appends will use the offsets [{limit}, {situation.limit}) again for other records: "
-                f"set back cursors and consumers that stand beyond {limit}"
-            )
-        if not self._ledger()[1]:
-            yield (
-                "registers, producers and streams that changed in the damaged batches have their "
-                "older values"
-            )
-
-    def _transaction_notes(self) -> Iterable[str]:
-        """A large transaction is a segment of its own, all of whose batches were synced at once."""
-        for source, run in self._chosen.pieces if self._chosen else ():
-            is_whole = source.footer is not None and source.footer == summary_of(run)
-            if not is_whole and source.was_sealed and run.last_synced_limit == source.start:
+    def _notes(self, lost: tuple[Interval, ...], *, is_decided: bool) -> Iterable[str]:
+        yield from general_notes(self._survey, self._situation)
+        if is_decided and lost:
+            kept = Interval(self._head, self._limit)
+            yield from loss_notes(self._survey, self._situation, self._chosen, kept, lost)
+            if not self._ledger()[1]:
                 yield (
-                    f"[{run.start}, {run.limit}) may be a part of one transaction, the rest of which "
-                    "is lost"
+                    "registers, producers and streams that changed in the damaged batches have their "
+                    "older values"
                 )
-
-
-def _tier_notes(
-    url: str, uploaded_limit: int, lost: tuple[Interval, ...], limit: int
-) -> Iterable[str]:
-    for one in lost:
-        if one.start < uploaded_limit:
-            held = Interval(one.start, min(one.limit, uploaded_limit))
-            yield f"of what is lost here, {url} holds {held}: 'walstore dump' reads it from there"
-    if limit < uploaded_limit:
-        yield (
-            f"{url} holds offsets up to {uploaded_limit}, beyond the end of the repaired log: it "
-            "cannot be opened with that tier; keep what lies behind the damage, or restore the log"
-        )

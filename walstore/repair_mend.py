@@ -27,25 +27,28 @@ class Mended(NamedTuple):
     """Which byte of the frame was wrong."""
 
 
-def mend(read: Callable[[int], bytes], chain: Chain) -> Mended | None:
+def mend(read: Callable[[int], bytes], size_bytes: int, chain: Chain) -> Mended | None:
     """Return the frame that continues the log at ``chain`` if flipping one bit yields it, or None.
 
-    ``read(size)`` returns up to so many bytes from where the frame begins.
+    ``read(size)`` returns so many bytes from where the frame begins, of which there are ``size_bytes``.
     """
-    head = read(frame.HEADER_BYTES)
-    if len(head) < frame.HEADER_BYTES:
+    if size_bytes < frame.HEADER_BYTES + frame.TRAILER.size:
         return None
+    data = read(min(size_bytes, MOST_BYTES))
+    head = data[: frame.HEADER_BYTES]
     for position, candidate in _flipped(head, 0):
         header = frame.parse_header(memoryview(candidate), 0)
-        if header is None or not chain.follows(header):
+        if header is None or not chain.follows(header) or header.length > size_bytes:
             continue
-        data = candidate + read(header.length)[frame.HEADER_BYTES :]
-        if frame.is_whole(memoryview(data), header):
-            return Mended(data, header, position)
+        if header.length > len(data):
+            data = read(header.length)
+        whole = candidate + data[frame.HEADER_BYTES : header.length]
+        if frame.is_whole(memoryview(whole), header):
+            return Mended(whole, header, position)
     header = frame.parse_header(memoryview(head), 0)
-    if header is None or not chain.follows(header) or header.length > MOST_BYTES:
+    if header is None or not chain.follows(header) or header.length > min(size_bytes, MOST_BYTES):
         return None
-    for position, candidate in _flipped(read(header.length), frame.HEADER_BYTES):
+    for position, candidate in _flipped(data[: header.length], frame.HEADER_BYTES):
         if frame.is_whole(memoryview(candidate), header):
             return Mended(candidate, header, position)
     return None

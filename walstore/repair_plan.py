@@ -39,6 +39,8 @@ class RepairKind(StrEnum):
     """Write a segment's header again from what its batches and the rest of the log say."""
     REBUILD_FOOTER = "rebuild-footer"
     """Write a sealed segment's footer again from its batches."""
+    CORRECT_BIT = "correct-bit"
+    """Put the one flipped bit of a batch right that its checksum shows."""
     CUT_TAIL = "cut-tail"
     """Cut bytes behind the last batch off that hold no acknowledged record."""
     SET_ASIDE = "set-aside"
@@ -103,6 +105,15 @@ class Move:
     """Its name in the directory of what was set aside."""
 
 
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A byte that is wrong in a file."""
+
+    position: int
+    value: int
+    """What it should be."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """A segment that is written anew from whole frames of one that was set aside."""
@@ -120,6 +131,8 @@ class Output:
     previous_crc: int
     last_crc: int
     timestamp_us: int
+    patches: tuple[Patch, ...]
+    """Bytes of the source to be put right on the way."""
     is_sealed: bool
     needs_ledger: bool
     """Whether it must end with the ledger because it does not begin with it."""
@@ -232,11 +245,15 @@ def decode_plan(data: bytes, path: str) -> RepairPlan | None:
 def _decode_actions(fields: dict[str, Any]) -> Actions:
     return Actions(
         moves=tuple(Move(**one) for one in fields.pop("moves")),
-        outputs=tuple(Output(**one) for one in fields.pop("outputs")),
+        outputs=tuple(_decode_output(one) for one in fields.pop("outputs")),
         segments=tuple(fields.pop("segments")),
         ledger=base64.b64decode(fields.pop("ledger")),
         **fields,
     )
+
+
+def _decode_output(fields: dict[str, Any]) -> Output:
+    return Output(patches=tuple(Patch(**one) for one in fields.pop("patches")), **fields)
 
 
 def _intervals(items: list[dict[str, int]]) -> tuple[Interval, ...]:

@@ -11,7 +11,7 @@ from walstore import checkpoint
 from walstore.errors import InvalidSettingsError
 from walstore.ledger import Marks
 from walstore.repair_plan import Damage, Interval
-from walstore.repair_survey import Run, SegmentSurvey, Survey
+from walstore.repair_run import Run, SegmentSurvey, Survey
 from walstore.segment import SegmentSummary
 
 Keep = Literal["before", "after"] | int

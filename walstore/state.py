@@ -18,6 +18,7 @@ from walstore.errors import WalError
 from walstore.faults import fresh
 from walstore.limits import Limit
 from walstore.segment_file import Segment
+from walstore.statistics import ErrorCounts
 from walstore.tail import Commit
 
 
@@ -54,6 +55,7 @@ class LogState:
         self.segments: SortedDict = SortedDict({s.start: s for s in (*sealed, active)})
         self._written_limit = durable_limit
         self._head_to_come = head
+        self.errors = ErrorCounts()
         self.appended_bytes = 0
         self.appended_records = 0
         self.on_written: Callable[[int], None] = lambda _: None
@@ -128,6 +130,7 @@ class LogState:
         make_settled_error: Callable[[int], WalError],
     ) -> None:
         """Tell every waiter what became of its records."""
+        self.errors.count(make_error(durable_limit + 1))
         self.durable.advance(durable_limit)
         self.durable.fail(make_error)
         self.settled.fail(make_settled_error)

@@ -77,6 +77,9 @@ class Statistics:
     """Live readers that follow the log."""
     reader_lag_records: int = 0
     """Durable records that the slowest of them has not delivered yet."""
+    cursor_lag_records: Mapping[str, int] = field(default_factory=dict)
+    """By name, for each cursor of which this process has a handle: records that readers see and it has
+    not passed."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """Errors by the name of their type; see :class:`ErrorCounts` for which."""
     failure: str | None = None

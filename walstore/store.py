@@ -1,7 +1,7 @@
 """WalStore: many logs in one directory and one process, with shared threads, budgets and descriptors.
 
-Opens, closes, lists and deletes logs; what happens in a log is the log's own affair. It has no task and no
-timer of its own while it is open: an idle log costs memory, nothing else.
+Opens, closes, lists and deletes logs; what happens in a log is the log's own affair. One task watches the
+space on disk for all of them, asleep until megabytes were written. An idle log costs memory, nothing else.
 
 Invariants (tests/scenarios/test_store.py)
   S1  While a store is open, nobody else writes to any of its logs.
@@ -22,11 +22,13 @@ from typing import Final, Self
 
 from walstore.budgets import CacheBudget, ChannelBudget
 from walstore.clock import SystemClock
+from walstore.disk_watch import DiskWatch, look
 from walstore.errors import LogNotFoundError, WalClosedError, WalError
 from walstore.faults import describe_open
 from walstore.gates import Gates
 from walstore.host import FileLane, Host
 from walstore.locks import lock_in_store, lock_store
+from walstore.observer import Metrics
 from walstore.open_files import OpenFiles
 from walstore.ports import Clock, FileSystem, Lock, Tier
 from walstore.posix import PosixFileSystem
@@ -63,12 +65,14 @@ class WalStore:
         tier: MakeTier | None = None,
         fs: FileSystem | None = None,
         clock: Clock | None = None,
+        metrics: Metrics | None = None,
     ) -> Opening[WalStore]:
         """Open the store in directory ``path``, creating it if there is none. Opens no log yet.
 
         Use as ``async with WalStore.open(p) as store`` or ``store = await WalStore.open(p)`` with a
         later ``await store.aclose()``. ``settings`` are those of each log. ``tier`` is called with a
-        log's name when it is opened and makes its tier, a new one for each.
+        log's name when it is opened and makes its tier, a new one for each. ``metrics`` shows each log
+        by its name.
 
         Raises WalLockedError if the store, or one of its logs by itself, is open elsewhere,
         DiskFullError, and StorageUnavailableError for a directory that cannot be written.
@@ -82,6 +86,7 @@ class WalStore:
                 tier,
                 fs or PosixFileSystem(),
                 clock or SystemClock(),
+                metrics,
             )
 
         return Opening(open_it)
@@ -95,8 +100,10 @@ class WalStore:
         tier: MakeTier | None,
         fs: FileSystem,
         clock: Clock,
+        metrics: Metrics | None,
         pools: tuple[Pool, Pool],
         lock: Lock,
+        free_bytes: int | None,
     ) -> None:
         """Not for callers; see :meth:`open`."""
         # Set once at open.
@@ -109,18 +116,30 @@ class WalStore:
         self._tier = tier
         self._fs = fs
         self._clock = clock
+        self._metrics = metrics
         self._writing, self._reading = pools
         self._lock = lock
         self._lane = self._reading.lane()
         self._cache = CacheBudget(store_settings.cache_bytes)
         self._channel = ChannelBudget(store_settings.channel_bytes)
         self._files = OpenFiles(store_settings.max_open_logs)
-        self._owner = owner()
+        self._disk_watch = DiskWatch(
+            fs=fs,
+            path=path,
+            min_free_bytes=settings.min_free_bytes,
+            worker=self._reading.lane(),
+            clock=clock,
+            waiting_bytes=lambda: self._channel.used_bytes,
+        )
+        self._disk_watch.judge(free_bytes)
         # Owned by the event loop. Logs and gates by the names of their directories.
         self._logs: dict[str, Wal] = {}
         self._gates = Gates(store_settings.max_concurrent_opens)
         self._opened = 0
         self._closing: asyncio.Task[None] | None = None
+        loop = asyncio.get_running_loop()
+        # Ended by aclose().
+        self._watching = loop.create_task(self._disk_watch.run(), name=f"walstore {path} space")
 
     # -- logs --------------------------------------------------------------------------------
 
@@ -241,8 +260,11 @@ class WalStore:
                     take_lock=lock_in_store,
                     cache=self._cache,
                     channel=self._channel,
+                    disk_watch=self._disk_watch,
                     on_closed=partial(self._forget, directory),
                 ),
+                metrics=self._metrics,
+                name=name,
             )
         self._logs[directory] = wal
         self._opened += 1
@@ -278,6 +300,7 @@ class WalStore:
                 for _ in range(self.store_settings.max_concurrent_opens):
                     group.create_task(close_some())
         finally:
+            await self._end_watch()
             self._lane.close()
             self._writing.close()
             self._reading.close()
@@ -286,6 +309,12 @@ class WalStore:
             for other in errors[1:]:
                 errors[0].add_note(f"and: {other}")
             raise errors[0]
+
+    async def _end_watch(self) -> None:
+        self._watching.cancel()
+        (result,) = await asyncio.gather(self._watching, return_exceptions=True)
+        if isinstance(result, Exception):
+            logger.error("watching the space of %s had failed", self.path, exc_info=result)
 
 
 def owner() -> str:
@@ -300,12 +329,13 @@ async def _open(
     tier: MakeTier | None,
     fs: FileSystem,
     clock: Clock,
+    metrics: Metrics | None,
 ) -> WalStore:
     writing = Pool("writer", store_settings.writer_threads)
     reading = Pool("reader", store_settings.reader_threads)
     try:
-        lock = await writing.lane().run_owned(
-            lambda: _lock_and_sweep(fs, path), lambda found: found.release()
+        lock, free_bytes = await writing.lane().run_owned(
+            lambda: _lock_and_sweep(fs, path), lambda found: found[0].release()
         )
     except BaseException as error:
         writing.close()
@@ -320,13 +350,15 @@ async def _open(
         tier=tier,
         fs=fs,
         clock=clock,
+        metrics=metrics,
         pools=(writing, reading),
         lock=lock,
+        free_bytes=free_bytes,
     )
 
 
-def _lock_and_sweep(fs: FileSystem, path: Path) -> Lock:
-    """Take the store's lock and finish deletions that a crash interrupted."""
+def _lock_and_sweep(fs: FileSystem, path: Path) -> tuple[Lock, int | None]:
+    """Take the store's lock, finish deletions that a crash interrupted, and look at the free space."""
     fs.make_directory(path)
     lock = lock_store(fs, path, owner())
     try:
@@ -336,7 +368,7 @@ def _lock_and_sweep(fs: FileSystem, path: Path) -> Lock:
     except BaseException:
         lock.release()
         raise
-    return lock
+    return lock, look(fs, path)
 
 
 def _delete(fs: FileSystem, path: Path, directory: str, name: str) -> None:

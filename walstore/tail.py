@@ -56,6 +56,8 @@ class Commit:
     """First retained offset."""
     registers: Mapping[str, str] | None
     """All registers, if some changed."""
+    sync_seconds: float | None = None
+    """How long the sync at its end took; None if there was none."""
 
 
 class CommitError(Exception):
@@ -171,11 +173,11 @@ class Tail:
         except OSError as error:
             raise CommitError(error, self.durable_limit, self._current_outcome()) from error
 
-    def sync(self) -> None:
-        """Make all that was written durable; CommitError if that failed."""
+    def sync(self) -> float:
+        """Make all that was written durable and return the seconds it took; CommitError if it failed."""
         self._outcome = None
         try:
-            self._sync()
+            return self._sync()
         except OSError as error:
             raise CommitError(error, self.durable_limit, self._file.outcome) from error
 
@@ -300,11 +302,12 @@ class Tail:
             if draft.marks is not None and draft.marks.registers:
                 has_new_registers = True
         written += self._write(frames)
+        seconds = None
         if sync:
-            self._sync()
+            seconds = self._sync()
         elif self._shows_written:
             self._store_cell()
-        return self._commit(drafts, batches, sealed, written, has_new_registers)
+        return self._commit(drafts, batches, sealed, written, has_new_registers, seconds)
 
     def _place(self, draft: Draft) -> Commit:
         """Commit a large transaction: its file becomes the next sealed segment."""
@@ -340,7 +343,7 @@ class Tail:
         self._begin_segment()
         self._store_cell()
         has_new_registers = draft.marks is not None and bool(draft.marks.registers)
-        return self._commit([draft], [], sealed, spill.size_bytes, has_new_registers)
+        return self._commit([draft], [], sealed, spill.size_bytes, has_new_registers, None)
 
     def _commit(
         self,
@@ -349,6 +352,7 @@ class Tail:
         sealed: list[Segment],
         size_bytes: int,
         has_new_registers: bool,  # noqa: FBT001
+        sync_seconds: float | None,
     ) -> Commit:
         return Commit(
             batches=batches,
@@ -359,6 +363,7 @@ class Tail:
             sealed=sealed,
             active=self.active,
             size_bytes=size_bytes,
+            sync_seconds=sync_seconds,
             head=self.head,
             registers=dict(self.ledger.registers) if has_new_registers else None,
         )
@@ -424,10 +429,14 @@ class Tail:
         self._since_checkpoint_bytes += size
         return size
 
-    def _sync(self) -> None:
+    def _sync(self) -> float:
+        """Sync the active segment; return how long that took, in seconds."""
+        began = self._clock.monotonic()
         self._file.sync()
+        seconds = self._clock.monotonic() - began
         self.durable_limit = self._chain.next_offset
         self._store_cell()
+        return seconds
 
     def _seal(self) -> Segment:
         """Seal the active segment, which holds records."""

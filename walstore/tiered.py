@@ -6,6 +6,8 @@ the tiers may change under it at any time, by commits, rotation, upload and dele
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from walstore.batch import Batch
 from walstore.channel import Channel
 from walstore.errors import (
@@ -41,8 +43,12 @@ class TieredSource:
         self._channel = channel
         self.closed: WalError | None = None
         """Why reading ended, once the log is closed."""
+        # Bytes of the batches that reads returned, by where they were.
+        self.cache_read_bytes = 0
         self.file_reads = 0
+        self.file_read_bytes = 0
         self.tier_reads = 0
+        self.tier_read_bytes = 0
 
     @property
     def head(self) -> int:
@@ -77,6 +83,13 @@ class TieredSource:
         The caller keeps ``position < limit <= self.limit``. Raises OffsetTrimmedError if no tier
         holds the position any more, CorruptionError, StorageUnavailableError.
         """
+        try:
+            return await self._read(position, limit, max_bytes)
+        except WalError as error:
+            self._state.errors.count(error)
+            raise
+
+    async def _read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         while True:
             self._check_open()
             found = await self._read_local(position, limit, max_bytes)
@@ -87,7 +100,9 @@ class TieredSource:
                 if tier is None or not tier.head <= position < tier.limit:
                     raise self._trimmed(position)
                 self.tier_reads += 1
-                return await tier.read(position, min(limit, tier.limit), max_bytes)
+                found = await tier.read(position, min(limit, tier.limit), max_bytes)
+                self.tier_read_bytes += _size(found)
+                return found
 
     async def skip_stream(self, name: str, position: int, limit: int) -> int:
         """Return an offset of ``[position, limit]`` before which no record of a stream lies.
@@ -138,7 +153,7 @@ class TieredSource:
                 return found
         while True:
             limit, head = self.limit, self._state.head
-            segments = list(self._state.segments.values())
+            segments = self._segments_at(timestamp_us)
             self.file_reads += 1
             try:
                 found = await self._worker.run(find_offset, self._fs, segments, timestamp_us, limit)
@@ -166,6 +181,18 @@ class TieredSource:
             raise self._trimmed(offset)
         return (await self.read(offset, offset + 1, SEARCH_BYTES))[0].timestamps_us[0]
 
+    def _segments_at(self, timestamp_us: int) -> list[Segment]:
+        """Return the few segments among which is the first record that is not older than a time.
+
+        All, if there are some whose times are not in memory.
+        """
+        sources = self._state.segments.values()
+        try:
+            at = bisect_left(sources, timestamp_us, 0, len(sources) - 1, key=_latest_us)
+        except LookupError:
+            return list(sources)
+        return list(sources[at : at + 2])
+
     def _trimmed(self, position: int) -> OffsetTrimmedError:
         return OffsetTrimmedError(
             "the offset was removed from the log",
@@ -182,6 +209,7 @@ class TieredSource:
         """Return batches from cache or files; nothing if the files were deleted meanwhile."""
         cached = self._state.cache.read(position, limit, max_bytes)
         if cached:
+            self.cache_read_bytes += _size(cached)
             return cached
         segment: Segment | None = self._state.segment_of(position)
         if segment is None:
@@ -190,10 +218,22 @@ class TieredSource:
             limit = min(limit, segment.summary.limit)
         self.file_reads += 1
         try:
-            return await self._worker.run(
+            found = await self._worker.run(
                 read_batches, self._fs, segment, position, limit, max_bytes
             )
         except OSError as error:
             if position < self._state.head:
                 return []
             raise describe_read(error, segment.path) from error
+        self.file_read_bytes += _size(found)
+        return found
+
+
+def _latest_us(source: Segment) -> int:
+    if source.summary is None:
+        raise LookupError(source.start)
+    return source.summary.max_timestamp_us
+
+
+def _size(batches: list[Batch]) -> int:
+    return sum(batch.nbytes for batch in batches)

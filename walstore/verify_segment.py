@@ -20,6 +20,7 @@ from walstore.ports import File
 from walstore.recovery import Chain
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_file import decode, read_footer
+from walstore.segment_streams import SegmentStreams
 from walstore.verify_frames import FrameScan
 from walstore.verify_report import Findings
 
@@ -60,7 +61,8 @@ def verify_segment(
     indexes = [IndexCheck(path, footer[1], "index")] if footer else []
     if task.hint is not None and task.hint.tail_start == task.start:
         indexes.append(IndexCheck(path, task.hint.tail_index, "checkpoint's index"))
-    end = _walk(scan, task, chain, indexes, findings, is_sealed=is_sealed)
+    streams = footer[1].streams if footer else SegmentStreams.unknown()
+    end = _walk(scan, task, chain, indexes, streams, findings, is_sealed=is_sealed)
     for index in indexes:
         index.finish(findings)
     if footer is not None:
@@ -164,6 +166,7 @@ def _walk(
     task: SegmentTask,
     chain: Chain,
     indexes: list[IndexCheck],
+    streams: SegmentStreams,
     findings: Findings,
     *,
     is_sealed: bool,
@@ -183,7 +186,14 @@ def _walk(
             at = resume
             continue
         header, view = found
-        _check_frame(header, view, task.path, at, chain, findings)
+        batch = _check_frame(header, view, task.path, at, chain, findings)
+        denied = [name for name in batch.stream_names if not streams.may_hold(name)]
+        if denied:
+            findings.add(
+                task.path,
+                f"the footer denies stream {denied[0]!r}, which the batch at offset {header.start} has",
+                at,
+            )
         for index in indexes:
             index.see(header, at, findings)
         chain.advance(header)
@@ -253,7 +263,7 @@ def _adopt(scan: FrameScan, at: int, chain: Chain) -> None:
 
 def _check_frame(
     header: FrameHeader, view: memoryview, path: Path, at: int, chain: Chain, findings: Findings
-) -> None:
+) -> FrameBatch:
     if header.start != chain.next_offset:
         findings.add(
             path, f"batch begins at offset {header.start}, expected {chain.next_offset}", at
@@ -273,10 +283,9 @@ def _check_frame(
     batch = decode(view, header, path, at)
     if why := _marks_disagree(view, header):
         findings.add(path, f"batch at offset {header.start}: {why}", at)
-    if not header.count:
-        return
-    if why := _columns_disagree(batch):
+    if header.count and (why := _columns_disagree(batch)):
         findings.add(path, f"batch at offset {header.start}: {why}", at)
+    return batch
 
 
 def _marks_disagree(view: memoryview, header: FrameHeader) -> str | None:

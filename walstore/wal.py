@@ -19,9 +19,11 @@ from walstore.draft import Group
 from walstore.engine import Engine, open_engine
 from walstore.errors import WouldBlock
 from walstore.fence import Fence, take_fence
+from walstore.followers import Followers
 from walstore.group import make_group, make_record
 from walstore.host import Host
 from walstore.ledger import StreamInfo
+from walstore.observer import Metrics
 from walstore.opening import Recovery
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.posix import PosixFileSystem
@@ -51,11 +53,13 @@ class Wal:
         tier: Tier | None = None,
         fs: FileSystem | None = None,
         clock: Clock | None = None,
+        metrics: Metrics | None = None,
     ) -> Opening[Wal]:
         """Open the log in directory ``path``, creating it if there is none, and recover it.
 
         Use as ``async with Wal.open(p) as wal`` or ``wal = await Wal.open(p)`` with a later
         ``await wal.aclose()``. ``tier`` ships the log to object storage (``uploader.CloudTier``).
+        ``metrics`` shows it to a monitoring system (``walstore.metrics.PrometheusMetrics``).
 
         Raises WalLockedError if it is open elsewhere, CorruptionError if synced records are damaged
         (nothing is changed then), FormatVersionError for files of a newer version, DiskFullError,
@@ -63,7 +67,7 @@ class Wal:
         """
 
         async def open_it() -> Wal:
-            return cls(
+            wal = cls(
                 await open_engine(
                     Path(path),
                     settings or Settings(),
@@ -72,6 +76,7 @@ class Wal:
                     clock or SystemClock(),
                 )
             )
+            return await wal._observed_by(metrics, wal.path.name or str(wal.path))
 
         return Opening(open_it)
 
@@ -85,9 +90,22 @@ class Wal:
         fs: FileSystem,
         clock: Clock,
         host: Host,
+        metrics: Metrics | None = None,
+        name: str = "",
     ) -> Wal:
         """Open a log that lives in a store; for :class:`walstore.WalStore`."""
-        return cls(await open_engine(path, settings, tier, fs, clock, host))
+        wal = cls(await open_engine(path, settings, tier, fs, clock, host))
+        return await wal._observed_by(metrics, name)
+
+    async def _observed_by(self, metrics: Metrics | None, name: str) -> Self:
+        """Let metrics observe this log; if they refuse, close it again."""
+        if metrics is not None:
+            try:
+                self._engine.writer.observer = metrics.attach(self, name)
+            except BaseException:
+                await self.aclose()
+                raise
+        return self
 
     def __init__(self, engine: Engine) -> None:
         """Not for callers; see :meth:`open`."""
@@ -106,6 +124,7 @@ class Wal:
         self._channel = engine.channel
         self._put_value = engine.channel.put_value
         self._durability = engine.settings.durability
+        self._followers: Followers[Reader] = Followers()
 
     @property
     def _cursors(self) -> CursorStore:
@@ -341,7 +360,7 @@ class Wal:
         source: ReadSource = engine.source
         if visibility == "accepted":
             source = AcceptedSource(engine.source, engine.channel, engine.clock)
-        return Reader(
+        reader = Reader(
             source,
             start=start,
             stop=stop,
@@ -349,6 +368,9 @@ class Wal:
             follow=follow,
             read_bytes=self.settings.read_ahead_bytes,
         )
+        if follow and stop is None:
+            self._followers.add(reader)
+        return reader
 
     # -- cursors and consumers ---------------------------------------------------------------
 
@@ -444,8 +466,10 @@ class Wal:
         return head if head < self._state.head else None
 
     def statistics(self) -> Statistics:
-        """Return a snapshot of the log's counters."""
+        """Return a snapshot of the log's counters. May be called on any thread, also after closing."""
         engine = self._engine
+        source, failure = engine.source, engine.writer.failure
+        readers, reader_lag = self._followers.look(self.visible_limit)
         state, cache, (waiting_bytes, waiting) = (
             self._state,
             self._state.cache,
@@ -465,6 +489,19 @@ class Wal:
             appended_bytes=state.appended_bytes,
             commits=self._engine.writer.commits,
             rotations=self._engine.writer.rotations,
+            recovery_truncated_bytes=self.recovery.truncated_bytes,
+            durable_lag_seconds=engine.durable_lag_seconds,
+            blocked_appends=self._channel.blocked,
+            cache_read_bytes=source.cache_read_bytes,
+            file_read_bytes=source.file_read_bytes,
+            tier_read_bytes=source.tier_read_bytes,
+            readers=readers,
+            reader_lag_records=reader_lag,
+            cursor_lag_records=(
+                engine.cursors.lags(self.visible_limit) if engine.cursors is not None else {}
+            ),
+            errors=state.errors.snapshot(),
+            failure=str(failure) if failure else None,
             cache_bytes=cache.size_bytes,
             cache_hits=cache.hits,
             cache_evictions=cache.evictions,

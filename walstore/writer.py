@@ -20,6 +20,7 @@ from walstore.channel import Channel
 from walstore.draft import Draft
 from walstore.errors import Outcome, WalClosedError, WalError
 from walstore.faults import describe, fresh
+from walstore.observer import UNOBSERVED, Observer
 from walstore.ports import Clock
 from walstore.segment_file import Segment
 from walstore.settings import Settings
@@ -91,6 +92,10 @@ class Writer:
         self._has_records = asyncio.Event()
         if not tail.is_empty:
             self._has_records.set()
+        self.observer: Observer = UNOBSERVED
+        """Told how long commits and syncs take; set before the first append."""
+        self.unsynced_since: float | None = None
+        """When the oldest record that was written and not synced was accepted; monotonic."""
         self.failure: WalError | None = None
         self.commits = 0
         self.rotations = 0
@@ -194,6 +199,7 @@ class Writer:
 
     async def _commit(self, drafts: list[Draft]) -> None:
         sync = self._syncs_always or self._listener.wants_disk
+        began = self._clock.monotonic()
         try:
             commit = await self._worker.run(partial(self._tail.commit, drafts, sync=sync))
         except CommitError as error:
@@ -206,30 +212,47 @@ class Writer:
         self.rotations += len(commit.sealed)
         self._listener.on_commit(commit)
         self._channel.release(drafts)
+        self._observe(drafts, commit, began)
         if commit.sealed or not self._has_records.is_set():
             self._aging_from = self._clock.monotonic()
         if self._tail.is_empty:
             self._has_records.clear()
         else:
             self._has_records.set()
-        if not commit.is_synced:
+        if commit.is_synced:
+            self._has_unsynced.clear()
+            self.unsynced_since = None
+        else:
             self._has_unsynced.set()
+            if self.unsynced_since is None:
+                self.unsynced_since = drafts[0].accepted_at
         if self._tail.wants_checkpoint or commit.sealed:
             await self._guarded(self._checkpoint)
+
+    def _observe(self, drafts: list[Draft], commit: Commit, began: float) -> None:
+        now, accepted_at = self._clock.monotonic(), drafts[0].accepted_at
+        assert accepted_at is not None
+        self.observer.on_commit(
+            commit.limit - drafts[0].start, commit.size_bytes, now - accepted_at, now - began
+        )
+        if commit.sync_seconds is not None:
+            self.observer.on_sync(commit.sync_seconds)
 
     async def _sync(self) -> None:
         """Sync what was written without."""
         if not self._tail.has_unsynced:
             return
         try:
-            await self._worker.run(self._tail.sync)
+            seconds = await self._worker.run(self._tail.sync)
         except CommitError as error:
             self._fail(error.cause, error.durable_limit, error.outcome)
             return
+        self.observer.on_sync(seconds)
         self._note_synced()
 
     def _note_synced(self) -> None:
         self._has_unsynced.clear()
+        self.unsynced_since = None
         self._listener.on_sync(self._tail.durable_limit)
 
     async def _checkpoint(self) -> None:

@@ -36,7 +36,7 @@ STRIDES = [pytest.param(13, id="some"), pytest.param(1, id="all", marks=pytest.m
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Segments [1, 6), [6, 11), [11, 16), of which the second has lost its footer, and of the third
-    batch [12, 13) is damaged; a log that remembers something."""
+    batch [12, 13) is damaged and a bit of [14, 15) flipped; a log that remembers something."""
     path = tmp_path_factory.mktemp("damaged") / "log"
 
     async def make() -> None:
@@ -51,7 +51,8 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _, second, third = sorted(path.glob("*.wal"))
     second.write_bytes(second.read_bytes()[:-4])
     data = bytearray(third.read_bytes())
-    data[data.index(b"12" * 100)] ^= 1
+    data[data.index(b"12" * 100)] ^= 0xFF
+    data[data.index(b"14" * 100)] ^= 1
     third.write_bytes(data)
     return path
 

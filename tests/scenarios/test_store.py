@@ -16,6 +16,7 @@ import pytest
 from tests.local import UnsyncedFileSystem, contents, open_descriptors, read_values
 from tests.waiting import until
 from walstore import (
+    DiskFullError,
     InvalidSettingsError,
     LogNotFoundError,
     OutcomeUnknownError,
@@ -29,9 +30,11 @@ from walstore import (
     WalStore,
     WouldBlock,
 )
+from walstore.cli.holder import find_holder
 from walstore.posix import PosixFileSystem
+from walstore.repair import apply_repair, plan_repair
 from walstore.settings import KIB, MIB
-from walstore.testing import FaultyFileSystem
+from walstore.testing import FaultyFileSystem, ManualClock, PowerLossFileSystem
 
 ROOT = Path(__file__).parents[2]
 SEGMENT = "[0n]*"
@@ -317,6 +320,23 @@ async def test_S1_a_link_to_a_log_is_no_way_around(scratch: Path) -> None:
             await Wal.open(scratch / "link")
 
 
+async def test_S1_a_log_of_an_open_store_is_not_repaired(scratch: Path) -> None:
+    async with WalStore.open(scratch) as store:
+        await (await store.wal("a")).append(b"1")
+        await store.close_log("a")
+        (segment,) = (scratch / "a").glob("*.wal")
+        os.remove(segment)
+        plan = await asyncio.to_thread(plan_repair, scratch / "a")
+        assert plan.is_needed
+        with pytest.raises(WalLockedError):
+            await asyncio.to_thread(apply_repair, plan)
+        found = find_holder(scratch / "a")
+        assert found is not None
+        assert found.pid == os.getpid()
+    assert find_holder(scratch / "a") is None
+    await asyncio.to_thread(apply_repair, plan)
+
+
 async def test_a_log_outside_of_stores_needs_no_store(scratch: Path) -> None:
     async with Wal.open(scratch / "a"), Wal.open(scratch / "a" / "b"):
         assert not (scratch / ".store").exists()
@@ -393,6 +413,26 @@ async def test_parked_logs_survive_a_crash(scratch: Path, tmp_path: Path) -> Non
     async with WalStore.open(tmp_path / "crashed") as store:
         for n in range(5):
             assert await read_values(await store.wal(str(n))) == [b"0", b"1", b"2"]
+
+
+async def test_parked_logs_survive_a_power_loss(scratch: Path, tmp_path: Path) -> None:
+    (scratch / "store").mkdir()
+    power = PowerLossFileSystem(scratch / "store", PosixFileSystem())
+    few = StoreSettings(max_open_logs=1)
+    store = await WalStore.open(scratch / "store", store_settings=few, fs=power)
+    acknowledged: dict[str, list[bytes]] = {str(n): [] for n in range(4)}
+    for turn in range(4):
+        for name, values in acknowledged.items():
+            value = b"%d" % turn
+            await (await store.wal(name)).append(value)
+            values.append(value)
+    for seed in range(6):
+        await asyncio.to_thread(power.crash, seed, tmp_path / f"crashed {seed}")
+        async with WalStore.open(tmp_path / f"crashed {seed}") as crashed:
+            for name, values in acknowledged.items():
+                assert await read_values(await crashed.wal(name)) == values
+    with pytest.raises(StorageUnavailableError):
+        await store.aclose()  # there is no power left to close with
 
 
 async def test_a_parked_log_whose_file_was_cut_fails_instead_of_leaving_a_hole(
@@ -552,6 +592,28 @@ async def test_a_log_that_fails_gives_its_share_back(scratch: Path) -> None:
         await asyncio.gather(waiting, return_exceptions=True)
         assert store.statistics().channel_bytes == 0
         await store.wal("bad")
+
+
+async def test_one_watch_looks_after_the_space_for_all_logs(scratch: Path) -> None:
+    faulty, clock = FaultyFileSystem(UnsyncedFileSystem()), ManualClock()
+    settings = Settings(min_free_bytes=1 * MIB, segment_bytes=64 * KIB)
+    async with WalStore.open(scratch, settings=settings, fs=faulty, clock=clock) as store:
+        logs = [await store.wal(str(n)) for n in range(5)]
+        faulty.limit_space(1 * MIB + 200 * KIB)
+        with pytest.raises(DiskFullError) as found:
+            for _ in range(100):
+                await logs[0].append(bytes(50 * KIB))
+        assert (found.value.outcome, found.value.retriable) == ("not_written", True)
+        for wal in [*logs, await store.wal("opened later")]:
+            with pytest.raises(DiskFullError):
+                wal.append_nowait(b"x")
+        faulty.heal()
+        await clock.wait_for_sleepers()
+        clock.advance(1)
+        await until(lambda: not store._disk_watch.refusal)
+        for wal in logs:
+            await wal.append(b"x")
+        assert clock.sleepers == 0
 
 
 # -- many ---------------------------------------------------------------------------------------

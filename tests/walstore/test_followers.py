@@ -17,7 +17,7 @@ class Place:
 
 
 def test_the_slowest_counts() -> None:
-    followers = Followers()
+    followers: Followers[Place] = Followers()
     assert followers.look(100) == (0, 0)
     readers = [Place(100), Place(40), Place(90)]
     for reader in readers:

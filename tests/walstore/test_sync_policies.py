@@ -78,6 +78,9 @@ async def test_at_once_for_who_waits_for_the_disk(log_directory, faulty, clock, 
         async with wal.transaction(update={"a": "1"}, durability="disk"):
             pass
         assert wal.registers == {"a": "1"}
+        clock.advance(5)
+        await turns(50)
+        assert clock.sleepers == 0, "everything is synced, so nothing is waited for"
 
 
 async def test_left_to_the_system_readers_see_what_is_written(log_directory, faulty) -> None:

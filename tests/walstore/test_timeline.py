@@ -133,7 +133,8 @@ async def play(directory: Path, actions) -> None:
                     await wal.aclose()
                     wal = await Wal.open(directory, settings=SMALL, clock=clock, fs=fs)
                 else:
-                    model.head = await drop_before(wal, numbers[0])
+                    before = min(numbers[0], len(model.times) + 1)
+                    model.head = await drop_before(wal, before)
             await check(model, wal, aside, directory)
     finally:
         await wal.aclose()

@@ -12,6 +12,7 @@ import pytest
 
 from walstore import FormatVersionError, LogNotFoundError, Settings, Wal, frame, segment
 from walstore.checkpoint import CELL_FILE_NAME, FILE_NAME
+from walstore.segment_streams import SegmentStreams
 from walstore.verify import VerifyReport, verify_directory
 from walstore.verify_report import MAX_PROBLEMS
 
@@ -134,6 +135,23 @@ def test_each_of_several_damaged_places_is_named(log_directory: Path) -> None:
     assert [(p.path, p.position) for p in report.problems] == expected
     assert report.problem_count == len(expected)
     assert f"{expected[0][0]} at byte {expected[0][1]}: batch at offset" in str(report.problems[0])
+
+
+def test_a_footer_that_denies_a_stream_is_found(log_directory: Path) -> None:
+    """Readers of that stream would pass over its records."""
+    _fill(log_directory)
+    path = _segments(log_directory)[1]
+    data = path.read_bytes()
+    at = segment.parse_seal(data[-segment.SEAL.size :])
+    assert at is not None
+    summary, index = segment.decode_footer(data[at:], int(path.stem), str(path))
+    for names, is_right in ((["other"], False), (["s", "other"], True)):
+        index.streams = SegmentStreams()
+        index.streams.add(names)
+        path.write_bytes(data[:at] + segment.encode_footer(summary, index))
+        problems = verify_directory(log_directory).problems
+        assert not problems if is_right else all("denies stream 's'" in p.message for p in problems)
+        assert is_right or len(problems) > 3
 
 
 def test_damage_to_synced_batches_of_the_active_segment_is_found(log_directory: Path) -> None:

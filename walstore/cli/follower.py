@@ -52,7 +52,7 @@ class DirectoryFollower:
                 head=self._head,
                 tail=self._limit,
             )
-        found = files.read(self._position, limit, CHUNK_BYTES, self._tail_start, None)
+        found = files.read(self._position, limit, CHUNK_BYTES, self._tail_start)
         self._position = found[-1].limit
         return found
 

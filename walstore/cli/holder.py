@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from walstore.directory import LOCK_NAME
+from walstore.locks import STORE_NAME
 
 _LOCKS: Final = Path("/proc/locks")
 
@@ -23,12 +24,19 @@ class Holder:
 
 
 def find_holder(directory: Path, *, locks: Path = _LOCKS) -> Holder | None:
-    """Return who holds the lock of the log in ``directory``, or None if nobody does.
+    """Return who holds the log in ``directory``, by its lock or that of its store; None if nobody does.
 
     Asks the kernel's table of locks; taking the lock to see whether it is free could make a writer
     that opens at that moment fail. Without such a table nobody is found.
     """
-    path = directory / LOCK_NAME
+    for path in (directory / LOCK_NAME, directory / ".." / STORE_NAME):
+        found = _find_exclusive(path, locks)
+        if found is not None:
+            return found
+    return None
+
+
+def _find_exclusive(path: Path, locks: Path) -> Holder | None:
     try:
         inode = path.stat().st_ino
         note = path.read_bytes()[:256].decode("utf-8", "replace").strip()
@@ -37,7 +45,7 @@ def find_holder(directory: Path, *, locks: Path = _LOCKS) -> Holder | None:
         return None
     for line in table.splitlines():
         fields = line.split()
-        if len(fields) < 6 or fields[1] != "FLOCK" or "->" in fields:
+        if len(fields) < 6 or fields[1] != "FLOCK" or fields[3] != "WRITE" or "->" in fields:
             continue
         # Some file systems show another device number here than stat does, so the note, which names
         # the process, decides between files of the same number.

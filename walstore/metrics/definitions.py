@@ -235,6 +235,14 @@ _LOG: Final = (
         Merge.MAX,
     ),
     Metric(
+        "walstore_cursor_lag_records",
+        Kind.GAUGE,
+        "Records that readers see and a cursor has not passed; for cursors with a handle in this process.",
+        lambda statistics: {(name,): lag for name, lag in statistics.cursor_lag_records.items()},
+        labels=("cursor",),
+        merge=Merge.MAX,
+    ),
+    Metric(
         "walstore_transactions",
         Kind.COUNTER,
         "Transactions by how they ended: `committed` or `rolled_back`.",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from walstore import segment
 from walstore.directory import read_cell, walk_file
-from walstore.errors import LogNotFoundError, WalError
+from walstore.errors import LogNotFoundError, OffsetTrimmedError, WalError
 from walstore.recovery import Chain
 from walstore.segment import INDEX_INTERVAL_BYTES, SegmentIndex
 from walstore.segment_file import Segment, read_header
@@ -62,7 +62,15 @@ class DirectoryLog:
             found = self._tier.offset_at(timestamp_us)
             if found is not None and found < self._view.head:
                 return found
-        offset = self._view.offset_at(timestamp_us)
+        try:
+            offset = self._view.offset_at(timestamp_us)
+        except OffsetTrimmedError as error:
+            raise OffsetTrimmedError(
+                f"a segment in {self._directory} was deleted while the read was planned; try again",
+                requested=error.requested,
+                head=error.head,
+                tail=error.tail,
+            ) from None
         return offset if offset < self.limit else None
 
     def partitions(self, start: int, limit: int, most_bytes: int) -> list[LogPartition]:

@@ -95,7 +95,9 @@ class PowerLossFileSystem:
         known = frozenset(self._names.keys() | self._durable_names.keys())
         shutil.copytree(self._root, into, ignore=lambda where, found: _among(known, where, found))
         for path in sorted(names):
-            (into / path.relative_to(self._root)).write_bytes(names[path].survivors(keep))
+            target = into / path.relative_to(self._root)
+            target.parent.mkdir(parents=True, exist_ok=True)  # maybe of a tree that was removed
+            target.write_bytes(names[path].survivors(keep))
 
     def open(self, path: Path, mode: str) -> File:
         """Open a file; see :class:`walstore.ports.FileSystem`."""

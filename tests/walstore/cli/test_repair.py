@@ -19,7 +19,9 @@ def _damage_the_middle(log: Path) -> Path:
     """Damage the batch [101, 111) of the log."""
     _two_batches_and_more(log)
     (path,) = log.glob("*.wal")
-    flip(path, path.read_bytes().index(b"value 105"))
+    place = path.read_bytes().index(b"value 105")
+    for position in (place, place + 3):  # one flipped bit alone would be put right
+        flip(path, position)
     return path
 
 
@@ -81,6 +83,13 @@ def test_as_json(cli: Cli, log: Path) -> None:
     assert (found["head"], found["limit"], found["reassigned"]) == (111, 121, None)
     (step,) = found["steps"]
     assert (step["kind"], step["lossy"]) == ("advance-head", True)
+
+
+def test_a_flipped_bit_is_put_right(cli: Cli, damaged: Path) -> None:
+    assert "correct-bit: put the flipped bit at byte" in cli("repair", damaged).out.decode()
+    assert cli("repair", damaged, "--confirm").code == 0
+    assert cli("verify", damaged).code == 0
+    assert len(cli("dump", damaged).lines) == 100
 
 
 def test_harmless_damage_needs_only_a_confirmation(cli: Cli, log: Path) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from walstore.repair import RepairKind
 
 PAGE = (Path(__file__).parents[3] / "docs" / "repair.md").read_text()
@@ -29,6 +31,7 @@ def _run(command: list[str], directory: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_commands_run_in_order(tmp_path: Path) -> None:
     """Lines that follow a block directly are among what it prints."""
     found = re.findall(r"```(sh|python)\n(.*?)```\n(?:\n```\n(.*?)```)?", PAGE, re.DOTALL)

@@ -37,8 +37,8 @@ def test_every_field_of_the_statistics_is_shown() -> None:
         if field.name in hidden:
             continue
         other: object = 7
-        if field.name == "errors":
-            other = {"DiskFullError": 7}
+        if field.name in ("errors", "cursor_lag_records"):
+            other = {"name": 7}
         if field.name.endswith("failure"):
             other = "no space left"
         changed = NumbersLog(**{field.name: other}).statistics()
@@ -47,7 +47,9 @@ def test_every_field_of_the_statistics_is_shown() -> None:
 
 
 def test_values_have_as_many_labels_as_names() -> None:
-    statistics = NumbersLog(errors={"DiskFullError": 1}).statistics()
+    statistics = NumbersLog(
+        errors={"DiskFullError": 1}, cursor_lag_records={"billing": 1}
+    ).statistics()
     for metric in METRICS:
         values = metric.read(statistics)
         assert values

@@ -26,7 +26,7 @@ def registry() -> CollectorRegistry:
 
 
 def test_a_log_has_every_metric(registry: CollectorRegistry) -> None:
-    log = NumbersLog(errors={"DiskFullError": 1})
+    log = NumbersLog(errors={"DiskFullError": 1}, cursor_lag_records={"billing": 4})
     observer = PrometheusMetrics(registry).attach(log, "orders")
     observer.on_commit(10, 4096, 0.003, 0.002)
     shown = {family.name: family for family in registry.collect()}
@@ -37,6 +37,7 @@ def test_a_log_has_every_metric(registry: CollectorRegistry) -> None:
     assert get("walstore_commits_total", {"log": "orders"}) == 5
     assert get("walstore_reads_total", {"log": "orders", "tier": "cloud"}) == 2
     assert get("walstore_errors_total", {"type": "DiskFullError"}) == 1
+    assert get("walstore_cursor_lag_records", {"log": "orders", "cursor": "billing"}) == 4
     assert get("walstore_append_seconds_sum", {"log": "orders"}) == 0.003
     assert get("walstore_append_seconds_bucket", {"log": "orders", "le": "0.0025"}) == 0
     assert get("walstore_append_seconds_bucket", {"log": "orders", "le": "0.005"}) == 1

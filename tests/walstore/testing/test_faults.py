@@ -279,3 +279,30 @@ def test_it_can_stand_on_another_fake(tmp_path: Path) -> None:
     outer.fail("list")
     with failing(errno.EIO):
         outer.list(tmp_path)
+
+
+def test_calls_on_directories_and_shared_locks_can_fail(
+    faulty: FaultyFileSystem, tmp_path: Path
+) -> None:
+    faulty.make_directory(tmp_path / "a")
+    faulty.open(tmp_path / "a" / "file", "x").close()
+    for kind, call in {
+        "list_directories": lambda: faulty.list_directories(tmp_path),
+        "remove_tree": lambda: faulty.remove_tree(tmp_path / "a"),
+        "lock_shared": lambda: faulty.lock_shared(tmp_path / "a" / "file"),
+    }.items():
+        faulty.fail(kind)
+        with failing(errno.EIO):
+            call()
+    assert list(faulty.list_directories(tmp_path)) == ["a"]
+    lock = faulty.lock_shared(tmp_path / "a" / "file")
+    assert lock is not None
+    lock.release()
+    faulty.fail("lock_shared", happened=True)
+    with failing(errno.EIO):
+        faulty.lock_shared(tmp_path / "a" / "file")
+    faulty.lock(tmp_path / "a" / "file", "me").release()  # what was taken was given back
+    assert faulty.lock_shared(tmp_path / "b") is None
+    faulty.limit_space(0)
+    faulty.remove_tree(tmp_path / "a")
+    assert list(faulty.list_directories(tmp_path)) == []

@@ -245,3 +245,16 @@ def test_a_file_open_for_reading_is_only_read(system, root) -> None:
     with pytest.raises(OSError, match="Errno 9"):
         file.pwrite([b"x"], 0)
     assert system.read(root / "a") == b"abc"
+
+
+def test_a_removed_tree_may_come_back_until_its_parents_are_synced(
+    system: PowerLossFileSystem, root: Path, crash
+) -> None:
+    system.make_directory(root / "a")
+    make_durable(system, root / "a" / "file", b"x").close()
+    assert list(system.list_directories(root)) == ["a"]
+    assert system.lock_shared(root / "LOCK") is None
+    system.remove_tree(root / "a")
+    assert list(system.list_directories(root)) == []
+    assert crash(KEEP_ALL) == {}
+    assert crash(LOSE_ALL) == {"a/file": b"x"}
