@@ -121,6 +121,7 @@ class Tail:
         else:
             self.active, file, position = active
             path = self.active.path
+            self._first_position = segment.HEADER_BYTES
             self._file = ActiveFile(fs, path, file, position, settings.segment_bytes)
         try:
             self.checkpoint()  # makes the new epoch durable before any frame carries it
@@ -382,7 +383,7 @@ class Tail:
     def _is_full(self, draft: Draft, pending_bytes: int) -> bool:
         end = self._file.position + pending_bytes
         too_large = end + draft.size_bytes > self._settings.segment_bytes
-        return too_large and end > segment.HEADER_BYTES
+        return too_large and end > self._first_position
 
     def _frame(
         self, draft: Draft, now_us: int, position: int, frames: list[bytearray]
@@ -483,6 +484,7 @@ class Tail:
             pieces.append(data)
             index.add(chain.next_offset, segment.HEADER_BYTES, chain.timestamp_us)
         path = self._directory / segment.file_name(chain.next_offset)
+        self._first_position = sum(map(len, pieces))
         self._file = ActiveFile.create(self._fs, path, pieces, self._settings.segment_bytes)
         self.active = Segment(path, chain.next_offset, None, index)
 

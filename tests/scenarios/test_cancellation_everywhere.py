@@ -1,7 +1,8 @@
 """L14: every public coroutine, cancelled at each of its suspensions.
 
-A coroutine is driven by :class:`tests.interrupted.Interrupted`, which cancels it at its n-th suspension, for every n until it
-completes. ``at``: while it waits. ``late``: in the moment in which what it waits for has come. Afterwards
+A coroutine is driven by :class:`tests.interrupted.Interrupted`, which cancels it at its n-th suspension, for
+every n until it completes. ``at``: while it waits. ``late``: in the moment in which what it waits for has
+come. Afterwards
 
   * what it would have appended is there as a whole or not at all, and its registers say the same;
   * no offset is burnt, and others that waited before and behind it have their records and their acks;

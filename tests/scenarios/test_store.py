@@ -330,10 +330,10 @@ async def test_S1_a_log_of_an_open_store_is_not_repaired(scratch: Path) -> None:
         assert plan.is_needed
         with pytest.raises(WalLockedError):
             await asyncio.to_thread(apply_repair, plan)
-        found = find_holder(scratch / "a")
+        found = await asyncio.to_thread(find_holder, scratch / "a")
         assert found is not None
         assert found.pid == os.getpid()
-    assert find_holder(scratch / "a") is None
+    assert await asyncio.to_thread(find_holder, scratch / "a") is None
     await asyncio.to_thread(apply_repair, plan)
 
 

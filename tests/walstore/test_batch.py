@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.frames import batch_of, build, record_lists, values_only
+from tests.frames import batch_of, build, columns_of, record_lists, values_only
 from walstore import frame
 from walstore.batch import FrameBatch
 from walstore.frame import Column, Kind
@@ -113,6 +113,37 @@ def test_a_slice_shares_the_frame_and_the_decoded_values() -> None:
     assert batch.slice(10, 14) is batch
     assert len(batch.slice(12, 12)) == 0
     assert batch.slice(12, 12).records() == []
+
+
+def test_a_view_keeps_what_it_decodes_to_itself() -> None:
+    batch = batch_of(build(MIXED))
+    view = batch.view(11, 14)
+    assert (view.start, view.limit, view.records()) == (11, 14, MIXED[1:])
+    assert view.slice(12, 13).values[0] is view.values[1]
+    assert not batch.has_decoded_values
+    assert batch.view(10, 14) is not batch
+    with pytest.raises(ValueError, match="not inside"):
+        batch.view(9, 14)
+
+
+def test_the_size_counts_what_compressed_columns_take_in_memory() -> None:
+    pytest.importorskip("zstandard")
+    records = values_only(*[bytes(1000)] * 20)
+    data, _ = frame.encode(
+        columns_of(records),
+        start=1,
+        count=20,
+        base_timestamp_us=0,
+        max_timestamp_us=0,
+        epoch=1,
+        previous_crc=0,
+        synced_limit=1,
+        compress=True,
+    )
+    batch = batch_of(bytes(data))
+    assert batch.records() == records
+    assert len(data) < 1000
+    assert batch.nbytes == len(data) + batch.header.body_bytes > 20_000
 
 
 @pytest.mark.parametrize(("start", "limit"), [(9, 12), (11, 15), (13, 12), (15, 15)])

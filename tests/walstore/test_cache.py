@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import frames
+from walstore import frame
 from walstore.batch import FrameBatch
 from walstore.budgets import CacheBudget
 from walstore.cache import Cache
@@ -75,6 +76,36 @@ def test_a_batch_larger_than_the_capacity_empties_it_since_a_gap_would_be_worse(
     cache.insert(batch(41, 10))
     assert covered(cache.read(41, 51, 1000)) == [(41, 51)]
     assert cache.read(31, 51, 1000) == []
+
+
+def test_what_readers_decode_does_not_stay_in_the_cache() -> None:
+    """It would not be counted, and takes more than the batch itself."""
+    cache = filled()
+    for _ in range(2):
+        for part in cache.read(1, 31, 1 << 20):
+            assert not part.has_decoded_values
+            assert part.values is part.values, "a reader decodes once"
+            assert part.slice(part.start, part.limit - 1).has_decoded_values
+    assert not any(held.has_decoded_values for held in cache._batches.values())
+
+
+def test_marks_without_records_are_not_kept() -> None:
+    cache = filled()
+    size = cache.size_bytes
+    data, _ = frame.encode(
+        [],
+        start=31,
+        count=0,
+        base_timestamp_us=0,
+        max_timestamp_us=0,
+        epoch=1,
+        previous_crc=0,
+        synced_limit=31,
+    )
+    cache.insert(frames.batch_of(bytes(data)))
+    cache.insert(batch(31, 10))
+    assert cache.size_bytes == size + batch(31, 10).nbytes
+    assert covered(cache.read(31, 41, 1)) == [(31, 41)]
 
 
 def test_no_capacity_keeps_nothing() -> None:

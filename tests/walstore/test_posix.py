@@ -295,6 +295,30 @@ sys.stdin.read()
         system.lock(tmp_path / "LOCK", "me").release()
 
 
+def test_a_cell_is_viewed_without_being_changed(system: PosixFileSystem, tmp_path: Path) -> None:
+    path = tmp_path / "cell"
+    with pytest.raises(FileNotFoundError):
+        system.view_cell(path, 16)
+    path.write_bytes(b"short")  # its writer is just making it
+    with pytest.raises(FileNotFoundError):
+        system.view_cell(path, 16)
+    cell = system.cell(path, 16)
+    view = system.view_cell(path, 16)
+    cell.store(b"abc")
+    assert view.load() == b"abcrt" + bytes(11)
+    assert view.is_current()
+    path.rename(tmp_path / "moved")
+    assert not view.is_current()
+    path.write_bytes(bytes(16))
+    assert not view.is_current(), "another file of that name"
+    cell.store(b"x")
+    assert view.load() == b"xbcrt" + bytes(11), "what was mapped stays mapped"
+    view.close()
+    view.close()
+    assert view.load() == b""
+    cell.close()
+
+
 def test_a_cell_is_seen_by_others(system: PosixFileSystem, tmp_path: Path) -> None:
     cell = system.cell(tmp_path / "cell", 16)
     assert (tmp_path / "cell").read_bytes() == bytes(16)

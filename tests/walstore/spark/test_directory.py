@@ -70,6 +70,23 @@ def test_intervals_inside_batches(log_directory, records, count):
         assert found == records[start - 1 : limit - 1]
 
 
+@pytest.mark.parametrize("count", [1, 8])
+def test_frames_without_records_are_passed_over(log_directory, count):
+    async def append() -> list[Record]:
+        async with Wal.open(log_directory, settings=local.SMALL) as wal:
+            for number in range(60):
+                await wal.open_stream(f"s{number}")
+                await wal.append(bytes(3000), stream=f"s{number}")
+            await wal.open_stream("last")
+            return await local.read_all(wal)
+
+    records = asyncio.run(append())
+    assert read_records(log_directory, minPartitions=count) == records
+    for start, limit in [(1, 2), (20, 41), (60, 61)]:
+        found = read_records(log_directory, startingOffsets=start, endingOffsets=limit)
+        assert found == records[start - 1 : limit - 1]
+
+
 def test_files_outside_the_interval_are_not_read(log_directory, records):
     first, second, *_ = local.segments(log_directory)
     start = int(second.stem)

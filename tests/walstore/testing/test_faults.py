@@ -125,6 +125,7 @@ def test_every_call_on_names_can_fail(faulty: FaultyFileSystem, path: Path) -> N
         "sync_directory": lambda: faulty.sync_directory(path.parent),
         "lock": lambda: faulty.lock(path.parent / "LOCK", "me"),
         "cell": lambda: faulty.cell(path.parent / "DURABLE", 8),
+        "view_cell": lambda: faulty.view_cell(path.parent / "DURABLE", 8),
         "free_bytes": lambda: faulty.free_bytes(path.parent),
     }
     for kind, act in acts.items():

@@ -209,6 +209,7 @@ def test_without_power_every_call_fails_and_nothing_changes(system, root, crash)
         lambda: system.sync_directory(root),
         lambda: system.lock(root / "LOCK2", "me"),
         lambda: system.cell(root / "cell", 8),
+        lambda: system.view_cell(root / "cell", 8),
         lambda: system.free_bytes(root),
         lambda: file.pwrite([b"x"], 0),
         lambda: file.pread(1, 0),
