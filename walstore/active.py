@@ -196,11 +196,11 @@ class ActiveCell:
     """The durable cell of an open log: mapped when it is stored to, until it is parked."""
 
     def __init__(self, fs: FileSystem, path: Path, size: int) -> None:
-        """Map it, creating the file if needed."""
+        """Take the file at ``path``, which the first store creates if needed."""
         self._fs = fs
         self._path = path
         self._size = size
-        self._mapped: Cell | None = fs.cell(path, size)
+        self._mapped: Cell | None = None
         self._is_closed = False
 
     def store(self, data: bytes) -> None:

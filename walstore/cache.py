@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from sortedcontainers import SortedDict
 
 from walstore.batch import Batch, FrameBatch
 from walstore.budgets import CacheBudget
+
+MOST_BATCHES: Final = 1024
+"""Read at once, so that very small batches do not hold up the event loop."""
 
 
 class Cache:
@@ -62,6 +67,8 @@ class Cache:
         for start in batches.islice(at):
             batch: FrameBatch = batches[start]
             if start >= limit or (found and size + batch.nbytes > max_bytes):
+                break
+            if len(found) == MOST_BATCHES:
                 break
             if batch.limit > position:
                 # A view: what readers decode is not counted here, so it must not stay here.

@@ -298,6 +298,7 @@ class Engine:
         finally:
             self.writer.observer.close()
             self.disk_watch.remove(self.channel)
+            self.channel.drop()  # it is empty, unless a defect ended the tasks
             self.opened.lock.release()
             self.host.close()
             if self._spilling is not None:
@@ -369,6 +370,7 @@ async def open_engine(
             settings=settings,
             owner=OWNER,
             take_lock=host.take_lock,
+            defers_epoch=host.defers_epoch,
             make_log_id=lambda: (tier.log_id if tier else None) or os.urandom(16),
             tier_limit=tier.limit if tier else 1,
             tier_url=tier.url if tier else None,

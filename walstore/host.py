@@ -30,6 +30,8 @@ class Host:
     make_spilling: Callable[[], Lane]
     """Makes the lane for files of large transactions, when there is the first."""
     take_lock: Callable[[FileSystem, Path, str], Lock] = lock_log
+    defers_epoch: bool = False
+    """Whether a log that was closed cleanly is opened without writing; see :func:`open_log`."""
     cache: CacheBudget | None = None
     channel: ChannelBudget | None = None
     disk_watch: DiskWatch | None = None

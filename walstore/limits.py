@@ -9,7 +9,6 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
-
 _NOBODY: Final[deque[tuple[int, asyncio.Future[None]]]] = deque(maxlen=0)
 """Queue of a limit for which nobody has waited yet: an own one has 0.7 KiB."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from walstore import checkpoint, frame, recovery, segment
 from walstore.active import ActiveCell
-from walstore.checkpoint import Checkpoint
+from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.directory import (
     list_segments,
     load_checkpoint,
@@ -94,6 +94,7 @@ def open_log(
     settings: Settings,
     owner: str,
     take_lock: Callable[[FileSystem, Path, str], Lock] = lock_log,
+    defers_epoch: bool = False,
     make_log_id: Callable[[], bytes],
     tier_limit: int,
     tier_url: str | None,
@@ -104,11 +105,24 @@ def open_log(
     tier). A new log begins there, so that offsets are never used twice; an existing log that ends
     before it is refused with ContentionError. Raises WalLockedError, CorruptionError,
     FormatVersionError, OSError.
+
+    ``defers_epoch``: a log that was closed cleanly is opened without writing anything. Its new epoch
+    becomes durable with the first write; if there is none, the next opening has the same.
     """
     fs.make_directory(directory)
     lock = take_lock(fs, directory, owner)
     try:
-        return _open_locked(directory, fs, clock, settings, lock, make_log_id, tier_limit, tier_url)
+        return _open_locked(
+            directory,
+            fs,
+            clock,
+            settings,
+            lock,
+            make_log_id,
+            tier_limit,
+            tier_url,
+            defers_epoch=defers_epoch,
+        )
     except BaseException:
         lock.release()
         raise
@@ -131,6 +145,8 @@ def _open_locked(
     make_log_id: Callable[[], bytes],
     tier_limit: int,
     tier_url: str | None,
+    *,
+    defers_epoch: bool,
 ) -> Opened:
     hint = load_checkpoint(fs, directory)
     cell = read_cell(fs, directory)
@@ -170,6 +186,9 @@ def _open_locked(
             cell=shared,
             uploaded_limit=hint.uploaded_limit if hint and not created else 0,
             tier_url=tier_url or (hint.tier_url if hint else None),
+            is_as_checkpointed=defers_epoch
+            and active is not None
+            and _is_as_checkpointed(hint, cell, found.chain, recovered, tier_url),
         )
     except BaseException:
         if shared is not None:
@@ -182,6 +201,24 @@ def _open_locked(
         for summary in found.sealed
     ]
     return Opened(tail, lock, found.log_id, sealed, recovered, look(fs, directory))
+
+
+def _is_as_checkpointed(
+    hint: Checkpoint | None,
+    cell: DurableCell | None,
+    chain: Chain,
+    recovered: Recovery,
+    tier_url: str | None,
+) -> bool:
+    """Return whether a log was closed cleanly, so that there is nothing to write but the epoch."""
+    return (
+        hint is not None
+        and cell is not None
+        and recovered == Recovery()
+        and hint.next_offset == cell.durable_limit == chain.next_offset
+        and (hint.head, hint.tail_start) == (cell.head, cell.tail_start)
+        and tier_url in (None, hint.tier_url)
+    )
 
 
 def _find(
@@ -377,7 +414,7 @@ def _recover_active(
         verdict, why = recovery.judge(memoryview(rest), found.chain, durable_limit)
         if verdict is Verdict.CORRUPT:
             raise CorruptionError(
-                f"{why}; nothing was changed, see 'walstore verify'",
+                f"{why}; nothing was changed, see 'walstore repair'",
                 path=str(path),
                 position=position,
                 expected=found.chain.next_offset,
@@ -385,8 +422,7 @@ def _recover_active(
         torn = recovery.used_bytes(rest)
         copy = None
         if torn:
-            copy = path.with_suffix(".broken")
-            write_durably(fs, copy, rest[:torn])
+            copy = _keep(fs, path, rest[:torn])
             logger.warning(
                 "cut %d bytes off %s at %d: %s; copy: %s", torn, path, position, why, copy
             )
@@ -412,6 +448,19 @@ def _recover_active(
         missing_from=missing,
     )
     return (Segment(path, found.active_start, None, index), file, position), state
+
+
+def _keep(fs: FileSystem, path: Path, torn: bytes) -> Path:
+    """Keep a torn tail in a file that is not there yet, unless an opening that died just did."""
+    copy, number = path.with_suffix(".broken"), 1
+    taken = set(fs.list(path.parent))
+    while copy.name in taken:
+        if fs.read(copy) == torn:
+            return copy
+        number += 1
+        copy = path.with_suffix(f".broken.{number}")
+    write_durably(fs, copy, torn)
+    return copy
 
 
 def _missing(chain: Chain, durable_limit: int) -> int | None:

@@ -9,12 +9,15 @@ from datetime import datetime
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
-from walstore.batch import Batch, ConcatBatch, EmptyBatch
+from walstore.batch import Batch
 from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError, WalError
+from walstore.joined import ConcatBatch, EmptyBatch
 from walstore.records import Record, Start, to_timestamp_us
-from walstore.selection import keep_stream, spanning
+from walstore.selection import covering, spanning
 
 MIB = 1 << 20
+_TURN_SECONDS = 0.002
+"""After so much work on records that are not delivered a reader lets others have their turn."""
 _SETTLE_BYTES = 64 << 10
 """How much is read at once to see whether records are as late as a start by time asks for."""
 
@@ -92,6 +95,8 @@ class Reader:
         self._next_record = 0
         # Size of the batches of other streams that the last read has found instead of any.
         self._passed_bytes = 0
+        # When to let others have their turn while batches of other streams are passed over.
+        self._turn_at = 0.0
         self._position = self._resolve(start)
 
     def _resolve(self, start: Start | str | int | datetime) -> int:
@@ -284,6 +289,7 @@ class Reader:
                 return False
             if not await self._wait(self._position + 1, deadline):
                 return False
+            self._turn_at = asyncio.get_running_loop().time() + _TURN_SECONDS
         if self._position < source.head:
             raise OffsetTrimmedError(
                 "the offset was removed from the log",
@@ -321,15 +327,30 @@ class Reader:
         batches: list[Batch] = []
         if position == self._position:
             found = await self._source.read(position, limit, self._read_bytes)
-            batches = keep_stream(found, name, position)
+            batches = await self._select(found, name)
             position = found[-1].limit
         if not batches:
             self._position = position
             self._passed_bytes = sum(batch.nbytes for batch in found)
-            if position < limit:
-                # What is cached is read without waiting, and there may be much of it.
-                await asyncio.sleep(0)  # noqa: TID251 - no wait is meant: others get their turn
-        return batches
+        return covering(batches, self._position, position)
+
+    async def _select(self, batches: Sequence[Batch], name: str) -> list[Batch]:
+        """Return what batches hold of a stream, without those that hold nothing.
+
+        What is cached was read without waiting, and there may be much of it to pass over: others get
+        their turn every few milliseconds.
+        """
+        time = asyncio.get_running_loop().time
+        found: list[Batch] = []
+        for batch in batches:
+            if batch.may_hold_stream(name):
+                part = batch.select_stream(name)
+                if len(part):
+                    found.append(part)
+            if time() >= self._turn_at:
+                await asyncio.sleep(0)  # noqa: TID251 - no wait is meant
+                self._turn_at = time() + _TURN_SECONDS
+        return found
 
     async def _settle(self, *, follow: bool, max_wait: float | None = None) -> bool:
         """Turn a start by time into the offset of the first record that is not older.

@@ -31,7 +31,7 @@ def loss_notes(
     """Yield what the loss of records means for the tier, transactions, consumers and cursors."""
     hint = survey.hint
     if hint is not None and hint.tier_url:
-        yield from _tier(hint.tier_url, hint.uploaded_limit, kept.limit, lost)
+        yield from _tier(hint.tier_url, hint.uploaded_limit, kept, lost)
     if chosen is not None:
         yield from _transactions(chosen)
     if kept.limit < situation.limit:
@@ -47,12 +47,18 @@ def loss_notes(
             )
 
 
-def _tier(url: str, uploaded_limit: int, limit: int, lost: Iterable[Interval]) -> Iterator[str]:
+def _tier(url: str, uploaded_limit: int, kept: Interval, lost: Iterable[Interval]) -> Iterator[str]:
     for one in lost:
         if one.start < uploaded_limit:
             held = Interval(one.start, min(one.limit, uploaded_limit))
             yield f"of what is lost here, {url} holds {held}: 'walstore dump' reads it from there"
-    if limit < uploaded_limit:
+    if kept.start > uploaded_limit:
+        yield (
+            f"{url} holds offsets below {uploaded_limit} only; what lies between that and "
+            f"{kept.start} is lost to it, so the log cannot be shipped there any more: give it a new "
+            "prefix"
+        )
+    if kept.limit < uploaded_limit:
         yield (
             f"{url} holds offsets up to {uploaded_limit}, beyond the end of the repaired log: it "
             "cannot be opened with that tier; keep what lies behind the damage, or restore the log"

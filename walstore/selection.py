@@ -186,19 +186,15 @@ def spanning(batch: Batch, start: int, limit: int) -> Batch:
     return SelectedBatch(batch, range(len(batch)), start, limit)
 
 
-def keep_stream(batches: Sequence[Batch], name: str, start: int) -> list[Batch]:
-    """Return the batches that hold records of a stream, reduced to those.
+def covering(batches: Sequence[Batch], start: int, limit: int) -> list[Batch]:
+    """Return the batches, which are in order, so that they follow each other from ``start`` to ``limit``.
 
-    ``batches`` follow each other from ``start`` on. What is returned does so too and covers the same
-    interval, unless there is nothing at all.
+    Each gets what lies between it and the one before, the last one what lies behind it, too.
     """
     found: list[Batch] = []
     for batch in batches:
-        if batch.may_hold_stream(name):
-            part = batch.select_stream(name)
-            if len(part):
-                found.append(spanning(part, start, part.limit))
-                start = part.limit
+        found.append(spanning(batch, start, batch.limit))
+        start = batch.limit
     if found:
-        found[-1] = spanning(found[-1], found[-1].start, batches[-1].limit)
+        found[-1] = spanning(found[-1], found[-1].start, limit)
     return found

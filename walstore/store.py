@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,19 +21,20 @@ from typing import Final, Self
 
 from walstore.budgets import CacheBudget, ChannelBudget
 from walstore.clock import SystemClock
-from walstore.disk_watch import DiskWatch, look
-from walstore.errors import LogNotFoundError, WalClosedError, WalError
+from walstore.disk_watch import DiskWatch
+from walstore.errors import WalClosedError, WalError
 from walstore.faults import describe_open
 from walstore.gates import Gates
 from walstore.host import FileLane, Host
-from walstore.locks import lock_in_store, lock_store
+from walstore.locks import lock_in_store
 from walstore.observer import Metrics
 from walstore.open_files import OpenFiles
 from walstore.ports import Clock, FileSystem, Lock, Tier
 from walstore.posix import PosixFileSystem
 from walstore.resource import Opening
 from walstore.settings import Settings
-from walstore.store_names import directory_of, name_of
+from walstore.store_directory import delete_log, list_logs, open_store
+from walstore.store_names import directory_of
 from walstore.store_settings import StoreSettings
 from walstore.store_statistics import StoreStatistics
 from walstore.threads import Pool
@@ -42,7 +42,6 @@ from walstore.wal import Wal
 
 logger = logging.getLogger("walstore")
 
-_DELETED_PREFIX: Final = ".deleted-"
 _READS_OF_ONE_LOG: Final = 2
 
 MakeTier = Callable[[str], Tier | None]
@@ -170,11 +169,9 @@ class WalStore:
         """Return the names of all logs on disk, open or not, in order."""
         self._check_open()
         try:
-            found = await self._lane.run(self._fs.list_directories, self.path)
+            return await self._lane.run(list_logs, self._fs, self.path)
         except OSError as error:
             raise describe_open(error, self.path) from error
-        names = map(name_of, found)
-        return sorted(name for name in names if name is not None)
 
     async def close_log(self, name: str) -> None:
         """Drain and close the log ``name`` if it is open; see :meth:`walstore.Wal.aclose`."""
@@ -199,7 +196,10 @@ class WalStore:
             if found is not None:
                 await self._close(directory, found)
             try:
-                await self._lane.run(_delete, self._fs, self.path, directory, name)
+                # Owned: nobody may open the log before this has ended, even if the caller has gone.
+                await self._lane.run_owned(
+                    partial(delete_log, self._fs, self.path, directory), _nothing
+                )
             except OSError as error:
                 raise describe_open(error, self.path / directory) from error
 
@@ -258,6 +258,7 @@ class WalStore:
                     reading=self._reading.lane(_READS_OF_ONE_LOG),
                     make_spilling=self._writing.lane,
                     take_lock=lock_in_store,
+                    defers_epoch=True,
                     cache=self._cache,
                     channel=self._channel,
                     disk_watch=self._disk_watch,
@@ -317,11 +318,6 @@ class WalStore:
             logger.error("watching the space of %s had failed", self.path, exc_info=result)
 
 
-def owner() -> str:
-    """Return the note that tells others who holds a lock."""
-    return f"process {os.getpid()} on {socket.gethostname()}"
-
-
 async def _open(
     path: Path,
     settings: Settings,
@@ -335,7 +331,7 @@ async def _open(
     reading = Pool("reader", store_settings.reader_threads)
     try:
         lock, free_bytes = await writing.lane().run_owned(
-            lambda: _lock_and_sweep(fs, path), lambda found: found[0].release()
+            lambda: open_store(fs, path), lambda found: found[0].release()
         )
     except BaseException as error:
         writing.close()
@@ -357,29 +353,5 @@ async def _open(
     )
 
 
-def _lock_and_sweep(fs: FileSystem, path: Path) -> tuple[Lock, int | None]:
-    """Take the store's lock, finish deletions that a crash interrupted, and look at the free space."""
-    fs.make_directory(path)
-    lock = lock_store(fs, path, owner())
-    try:
-        for name in fs.list_directories(path):
-            if name.startswith(_DELETED_PREFIX):
-                fs.remove_tree(path / name)
-    except BaseException:
-        lock.release()
-        raise
-    return lock, look(fs, path)
-
-
-def _delete(fs: FileSystem, path: Path, directory: str, name: str) -> None:
-    found = fs.list_directories(path)
-    if directory not in found:
-        raise LogNotFoundError(f"there is no log {name!r} in {path}", location=str(path))
-    lock_in_store(fs, path / directory, owner()).release()
-    number = 1
-    while f"{_DELETED_PREFIX}{number}" in found:
-        number += 1
-    deleted = path / f"{_DELETED_PREFIX}{number}"
-    fs.replace(path / directory, deleted)
-    fs.sync_directory(path)
-    fs.remove_tree(deleted)
+def _nothing(_: None) -> None:
+    """A deletion leaves nothing that would have to be released."""

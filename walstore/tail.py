@@ -88,7 +88,13 @@ class Tail:
         cell: ActiveCell,
         uploaded_limit: int,
         tier_url: str | None,
+        is_as_checkpointed: bool = False,
     ) -> None:
+        """Go on with a log that was recovered.
+
+        ``is_as_checkpointed`` says that checkpoint and cell describe it but for the new epoch, which is
+        then made durable by the first call that needs it.
+        """
         assert chain.ledger is not None
         # Set once at open.
         self._fs = fs
@@ -123,9 +129,12 @@ class Tail:
             path = self.active.path
             self._first_position = segment.HEADER_BYTES
             self._file = ActiveFile(fs, path, file, position, settings.segment_bytes)
+        self._is_announced = False
+        if is_as_checkpointed:
+            self._checkpointed = self._place_of_checkpoint()
+            return
         try:
-            self.checkpoint()  # makes the new epoch durable before any frame carries it
-            self._store_cell()
+            self._announce()
         except BaseException:
             self._file.close()
             raise
@@ -168,6 +177,7 @@ class Tail:
         self.attempted_limit = drafts[-1].limit
         self.attempted_serial = max([self.attempted_serial, *(d.serial for d in drafts)])
         try:
+            self._announce()
             if drafts[0].spill is not None:
                 return self._place(drafts[0])
             return self._append(drafts, sync=sync)
@@ -187,6 +197,7 @@ class Tail:
 
         Unsynced frames become durable on the way. OSError if a call failed; then the log is failed.
         """
+        self._announce()
         finished = self._seal()
         self._begin_segment()
         self._store_cell()
@@ -217,6 +228,7 @@ class Tail:
         write_durably(self._fs, self._directory / checkpoint.FILE_NAME, data)
         self._since_checkpoint_bytes = 0
         self._checkpointed = self._place_of_checkpoint()
+        self._is_announced = True
 
     def advance_head(self, limit: int) -> list[int]:
         """Make ``limit`` the head, durably, and give up the sealed segments wholly below it.
@@ -229,6 +241,7 @@ class Tail:
         dropped = [summary for summary in self._sealed if summary.limit <= limit]
         kept = self._sealed[len(dropped) :]
         if limit > self.head:
+            self._announce()
             if limit > (kept[0].start if kept else self.active.start):
                 self._write_marks(Marks(head=limit))
                 self._sync()
@@ -368,6 +381,12 @@ class Tail:
             head=self.head,
             registers=dict(self.ledger.registers) if has_new_registers else None,
         )
+
+    def _announce(self) -> None:
+        """Make the new epoch durable before any frame carries it."""
+        if not self._is_announced:
+            self.checkpoint()
+            self._store_cell()
 
     def _place_of_checkpoint(self) -> tuple[int, ...]:
         """Return what tells one checkpoint of this opening from the next."""

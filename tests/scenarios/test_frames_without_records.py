@@ -12,8 +12,9 @@ import pytest
 from tests.local import SMALL, check_contiguous
 from walstore import Wal, segment
 from walstore.arrow import SCHEMA
-from walstore.batch import Batch, ConcatBatch, FrameBatch
+from walstore.batch import Batch, FrameBatch
 from walstore.cli.follower import DirectoryFollower
+from walstore.joined import ConcatBatch
 from walstore.readonly import ReadonlyWal
 from walstore.segment_file import iter_chunks
 from walstore.view import LogView

@@ -30,6 +30,7 @@ class Child:
         self.process = process
         self.tail = 0
         self.acknowledged: dict[int, bytes] = {}
+        self._is_dead = False
         self._listening = asyncio.create_task(self._listen())
 
     @classmethod
@@ -61,10 +62,11 @@ class Child:
 
     def delete_before(self, offset: int) -> None:
         assert self.process.stdin is not None
-        with contextlib.suppress(ConnectionError):
+        if not self._is_dead:
             self.process.stdin.write(b"%d\n" % offset)
 
     async def kill(self) -> None:
+        self._is_dead = True
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         assert await self.process.wait() == -signal.SIGKILL, "it died of nothing else"
@@ -92,10 +94,12 @@ class Life:
         self.records: list[Record] = []
         self.acknowledged: dict[int, bytes] = {}
         self.child: Child | None = None
+        self.log: ReadonlyWal | None = None
         self.largest_head = 1
 
     async def read(self) -> None:
         async with await open_soon(self.directory) as log:
+            self.log = log
             async for record in log.reader():
                 assert record.offset == len(self.records) + 1, "each once, in order"
                 self.records.append(record)
@@ -106,11 +110,12 @@ class Life:
                     self.child.delete_before(record.offset)
 
     async def live(self, name: str, *, records: int, pause: float = 0.0) -> None:
-        """Let a child append so many more records, then kill it."""
-        before = len(self.records)
+        """Let a child append so many more records and delete old ones, then kill it."""
+        before, head = len(self.records), self.largest_head
         self.child = child = await Child.start(self.directory, name, pause=pause)
         assert child.tail > before, "what was seen is there when the next writer has recovered"
         await until(lambda: len(self.records) >= before + records)
+        await until(lambda: self.log is not None and self.log.head > head)
         await child.kill()
         self.acknowledged |= child.acknowledged
 
@@ -166,7 +171,7 @@ async def test_a_slow_reader_is_told_what_retention_took(tmp_path: Path) -> None
     async with ReadonlyWal.open(directory) as log:
         reader = log.reader()
         reader._read_bytes = 4096
-        position = 1
+        position = reader.position
         while overtaken < 2:
             try:
                 record = await anext(reader)

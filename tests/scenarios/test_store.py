@@ -274,6 +274,24 @@ async def test_S3_a_deletion_that_fails_half_way_is_whole(
             assert await read_values(await store.wal("a")) == [b"1"]
 
 
+async def test_nobody_opens_a_log_while_it_is_deleted(scratch: Path) -> None:
+    faulty = FaultyFileSystem(PosixFileSystem())
+    async with WalStore.open(scratch, fs=faulty) as store:
+        await (await store.wal("a")).append(b"1")
+        with faulty.hold("replace", name=".deleted-*") as held:
+            deleting = asyncio.create_task(store.delete("a"))
+            await held.wait_entered()
+            opening = asyncio.create_task(store.wal("a"))
+            deleting.cancel()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not deleting.done()
+            assert not opening.done()
+        with pytest.raises(asyncio.CancelledError):
+            await deleting
+        assert (await opening).tail == 1
+
+
 # -- locks --------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from tests import frames
 from walstore import frame
 from walstore.batch import FrameBatch
 from walstore.budgets import CacheBudget
-from walstore.cache import Cache
+from walstore.cache import MOST_BATCHES, Cache
 
 
 def batch(start: int, count: int, size: int = 10) -> FrameBatch:
@@ -76,6 +76,14 @@ def test_a_batch_larger_than_the_capacity_empties_it_since_a_gap_would_be_worse(
     cache.insert(batch(41, 10))
     assert covered(cache.read(41, 51, 1000)) == [(41, 51)]
     assert cache.read(31, 51, 1000) == []
+
+
+def test_it_returns_only_so_many_batches_at_once() -> None:
+    cache = Cache(1 << 30)
+    for start in range(1, MOST_BATCHES + 3):
+        cache.insert(batch(start, 1))
+    assert covered(cache.read(1, 1 << 40, 1 << 30))[-1] == (MOST_BATCHES, MOST_BATCHES + 1)
+    assert covered(cache.read(3, 1 << 40, 1 << 30))[-1] == (MOST_BATCHES + 2, MOST_BATCHES + 3)
 
 
 def test_what_readers_decode_does_not_stay_in_the_cache() -> None:

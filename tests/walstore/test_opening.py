@@ -251,6 +251,20 @@ def test_a_group_is_there_as_a_whole_or_not_at_all(log_directory) -> None:
         assert read(log_directory) == [b"before"]
 
 
+def test_each_torn_tail_keeps_its_own_copy(log_directory) -> None:
+    write(log_directory, b"one")
+    (path,) = log_directory.glob("*.wal")
+    copies = []
+    for torn in (b"first torn tail", b"second torn tail", b"second torn tail"):
+        path.write_bytes(path.read_bytes() + torn)
+        opened = open_blocking(log_directory)
+        copies.append(Path(opened.recovery.broken_copy))
+        assert copies[-1].read_bytes() == torn
+        close_opened(opened)
+    assert copies[0] != copies[1] == copies[2]
+    assert copies[0].read_bytes() == b"first torn tail"
+
+
 def test_torn_twice_in_one_segment(log_directory) -> None:
     for round_ in range(3):
         write(log_directory, b"kept %d" % round_, b"torn")

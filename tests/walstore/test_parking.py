@@ -9,10 +9,12 @@ import pytest
 
 from tests.local import SMALL, close_opened, draft_of, open_blocking, open_descriptors, read_opened
 from walstore.active import ActiveCell, ActiveFile
-from walstore.directory import read_cell
+from walstore.directory import load_checkpoint, read_cell
+from walstore.opening import Opened, open_log
+from walstore.ports import FileSystem
 from walstore.posix import PosixFileSystem
 from walstore.tail import CommitError
-from walstore.testing import FaultyFileSystem
+from walstore.testing import FaultyFileSystem, ManualClock
 
 
 def test_a_parked_log_has_nothing_open_and_goes_on(log_directory: Path) -> None:
@@ -79,6 +81,92 @@ def test_opening_what_was_closed_cleanly_syncs_the_checkpoint_only(log_directory
     close_opened(opened)  # something to remember
     opened = open_blocking(log_directory, settings=SMALL)
     assert opened.tail.uploaded_limit == 2
+    close_opened(opened)
+
+
+def open_deferring(directory: Path, fs: FileSystem | None = None) -> Opened:
+    return open_log(
+        directory,
+        fs=fs or PosixFileSystem(),
+        clock=ManualClock(),
+        settings=SMALL,
+        owner="test",
+        defers_epoch=True,
+        make_log_id=lambda: b"identity of log ",
+        tier_limit=1,
+        tier_url=None,
+    )
+
+
+def changes(faulty: FaultyFileSystem) -> list[str]:
+    harmless = ("read", "list", "open", "pread", "size", "close", "lock", "lock_shared")
+    quiet = (*harmless, "make_directory", "free_bytes")
+    return [call.kind for call in faulty.calls if call.kind not in quiet]
+
+
+def make_log(directory: Path) -> None:
+    opened = open_deferring(directory)
+    opened.tail.commit([draft_of(1, b"1")], sync=True)
+    opened.tail.rotate()
+    opened.tail.commit([draft_of(2, b"2")], sync=True)
+    close_opened(opened)
+
+
+def test_a_clean_log_is_opened_and_closed_without_writing(log_directory: Path) -> None:
+    make_log(log_directory)
+    faulty = FaultyFileSystem(PosixFileSystem())
+    opened = open_deferring(log_directory, faulty)
+    assert (opened.tail.epoch, opened.tail.durable_limit) == (2, 3)
+    close_opened(opened)
+    assert changes(faulty) == []
+    opened = open_deferring(log_directory)
+    assert opened.tail.epoch == 2  # nobody ever saw the one before
+    close_opened(opened)
+
+
+@pytest.mark.parametrize("first", ["commit", "rotate", "advance_head", "checkpoint"])
+def test_the_epoch_is_durable_before_anything_carries_it(log_directory: Path, first: str) -> None:
+    make_log(log_directory)
+    faulty = FaultyFileSystem(PosixFileSystem())
+    opened = open_deferring(log_directory, faulty)
+    tail = opened.tail
+    act = {
+        "commit": lambda: tail.commit([draft_of(3, b"3")], sync=True),
+        "rotate": tail.rotate,
+        "advance_head": lambda: tail.advance_head(3),
+        "checkpoint": tail.checkpoint,
+    }[first]
+    act()
+    assert next(call.path.name for call in faulty.calls if call.kind == "replace") == "CHECKPOINT"
+    found = load_checkpoint(PosixFileSystem(), log_directory)
+    assert found is not None
+    assert found.epoch == 2
+    close_opened(opened)
+    opened = open_deferring(log_directory)
+    assert opened.tail.epoch == 3
+    close_opened(opened)
+
+
+def test_what_was_not_closed_cleanly_is_announced_at_once(log_directory: Path) -> None:
+    make_log(log_directory)
+    opened = open_deferring(log_directory)
+    opened.tail.commit([draft_of(3, b"3")], sync=True)
+    close_opened(opened, clean=False)
+    faulty = FaultyFileSystem(PosixFileSystem())
+    opened = open_deferring(log_directory, faulty)
+    assert (opened.tail.epoch, opened.tail.durable_limit) == (3, 4)
+    assert "replace" in changes(faulty)
+    close_opened(opened)
+
+
+@pytest.mark.parametrize("name", ["CHECKPOINT", "DURABLE"])
+def test_a_log_without_checkpoint_or_cell_is_announced_at_once(
+    log_directory: Path, name: str
+) -> None:
+    make_log(log_directory)
+    (log_directory / name).unlink()
+    opened = open_deferring(log_directory)
+    assert (opened.tail.durable_limit, (log_directory / name).exists()) == (3, True)
     close_opened(opened)
 
 

@@ -296,8 +296,9 @@ async def test_a_follower_gets_only_its_records_and_moves_past_the_others() -> N
     assert reader.position == 15
 
 
-async def test_cached_records_of_others_do_not_starve_the_loop() -> None:
-    """Reads that never suspend: between two of them the loop must turn."""
+async def test_cached_records_of_others_do_not_starve_the_loop(monkeypatch) -> None:
+    """Reads that never suspend: every so often the loop must turn."""
+    monkeypatch.setattr("walstore.reader._TURN_SECONDS", 0)
     source = StreamSource(make("b" * 500 + "a"), cuts=set(range(502)), per_read=1)
     source.suspends = False
     ticks = 0

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frames import batch_of, build, record_lists, values_only
-from walstore.batch import Batch, ConcatBatch, EmptyBatch, FrameBatch
+from walstore.batch import Batch, FrameBatch
+from walstore.joined import ConcatBatch, EmptyBatch
 from walstore.records import NO_HEADERS, Record
-from walstore.selection import FrameSelection, SelectedBatch, keep_stream, select, spanning
+from walstore.selection import FrameSelection, SelectedBatch, covering, select, spanning
 
 MIXED = [
     Record(10, b"one", b"k1", "eu", {"h": b"1"}, 100),
@@ -124,7 +125,8 @@ def test_what_is_kept_of_batches_covers_what_was_looked_at(lists, name: str) -> 
         batches.append(batch_of(build(numbered)))
         records += numbered
         position += len(numbered)
-    kept = keep_stream(batches, name, 5)
+    parts = [batch.select_stream(name) for batch in batches]
+    kept = covering([part for part in parts if len(part)], 5, position)
     if not of_stream(records, name):
         assert kept == []
         return
@@ -138,7 +140,7 @@ def test_a_batch_of_one_stream_is_left_as_it_is() -> None:
     records = [record._replace(stream="eu") for record in MIXED]
     batch = batch_of(build(records))
     assert batch.select_stream("eu") is batch
-    assert keep_stream([batch], "eu", 10) == [batch]
+    assert covering([batch], 10, 15) == [batch]
     mixed = batch_of(build(MIXED))
     assert type(mixed.slice(13, 15).select_stream("eu")) is FrameBatch
     assert select(batch, range(5)) is batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from typing import Annotated, Any
@@ -12,9 +13,11 @@ from walstore.cli.errors import UsageError
 from walstore.cli.location import to_directory
 from walstore.cli.options import AsJson, Confirm, Directory
 from walstore.cli.output import complain, print_json, print_table
+from walstore.cli.running import run_async
 from walstore.clock import SystemClock
 from walstore.cursor_directory import CursorInfo, hold_cursors, list_cursors
 from walstore.cursor_file import TAG_BYTES, CursorState, check_name
+from walstore.cursor_queue import patiently
 from walstore.errors import LogNotFoundError, OffsetNotWrittenError, OffsetTrimmedError
 from walstore.records import from_timestamp_us
 from walstore.view import LogView
@@ -25,6 +28,8 @@ Examples:
   walstore cursors data/orders --set billing 1200 --confirm
   walstore cursors data/orders --delete old-job --confirm
 """
+
+_PATIENCE_SECONDS = 2.0
 
 
 def cursors(
@@ -59,7 +64,7 @@ def cursors(
         if before is None and move is None:
             raise LogNotFoundError(f"there is no cursor {name!r} in {path}", location=str(path))
         if confirm:
-            _change(view, name, move[1] if move else None)
+            run_async(_change_patiently(view, name, move[1] if move else None))
         else:
             complain(f"nothing was changed; give --confirm to {_verb(name, move, before)}")
     _print(view, as_json=as_json)
@@ -100,6 +105,15 @@ def _check_offset(view: LogView, offset: int) -> None:
 def _find(view: LogView, name: str) -> CursorInfo | None:
     found = list_cursors(view.fs, view.path, SystemClock().now_us())
     return next((one for one in found if one.name == name), None)
+
+
+async def _change_patiently(view: LogView, name: str, offset: int | None) -> None:
+    """Change a cursor; wait for others, who hold the cursors for milliseconds."""
+    await patiently(
+        SystemClock(),
+        lambda: asyncio.to_thread(_change, view, name, offset),
+        seconds=_PATIENCE_SECONDS,
+    )
 
 
 def _change(view: LogView, name: str, offset: int | None) -> None:

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from walstore.arrow import HEADERS_TYPE, SCHEMA, offsets_of
-from walstore.batch import Batch, ConcatBatch
+from walstore.batch import Batch
+from walstore.joined import ConcatBatch
 from walstore.spark.schema import HEADERS, HEADERS_ARROW, arrow_schema
 
 MOST_ROWS: Final = 128 * 1024

@@ -117,9 +117,7 @@ class FaultyFileSystem(FaultScript):
     def lock_shared(self, path: Path) -> Lock | None:
         """Take a shared lock if the file exists."""
         call = Call("lock_shared", path)
-        return self.run(
-            call, lambda: self._inner.lock_shared(path), _release_found
-        )
+        return self.run(call, lambda: self._inner.lock_shared(path), _release_found)
 
     def cell(self, path: Path, size: int) -> Cell:
         """Map a small file. It does not count against the limit."""

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.walstore.cli.conftest import Cli, flip
+from walstore.cli import cursors
+from walstore.cursor_directory import hold_cursors
+from walstore.posix import PosixFileSystem
 
 
 def _set(cli: Cli, log: Path, name: str, offset: int) -> None:
@@ -98,6 +101,15 @@ async def test_beside_a_writer(log: Path) -> None:
         out, _ = await process.communicate()
     assert process.returncode == 0
     assert out.splitlines()[1].split()[:3] == [b"x", b"102", b"0"]
+
+
+def test_somebody_holds_the_cursors(cli: Cli, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursors, "_PATIENCE_SECONDS", 0.02)
+    with hold_cursors(PosixFileSystem(), log, owner="a stuck process"):
+        done = cli("cursors", log, "--set", "billing", "5", "--confirm")
+    assert done.code == 4
+    assert "held by a stuck process" in done.error
+    assert cli("cursors", log, "--set", "billing", "5", "--confirm").code == 0
 
 
 def test_no_log(cli: Cli, tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from uploader.cloud_log import CloudLog
-from walstore.batch import Batch, ConcatBatch
+from walstore.batch import Batch
 from walstore.cli.demo.checks import Claim, Ledger, compare_batches
 from walstore.errors import CorruptionError
+from walstore.joined import ConcatBatch
 from walstore.verify import verify_directory
 from walstore.view import LogView
 
