@@ -49,6 +49,9 @@ class StillLog:
         cell = DurableCell(**numbers | {"head": head, "durable_limit": self.visible_limit})
         (self.path / CELL_FILE_NAME).write_bytes(encode_cell(cell))
 
+    async def wait_durable(self, offset: int) -> None:
+        pass
+
     def reader(self, start: Any, /) -> Reader:
         return Reader(_Source(self), start=start)
 
@@ -72,6 +75,9 @@ class OpenLog:
     def __init__(self, wal: Wal) -> None:
         self.wal = wal
         self.tier_head = None
+
+    async def wait_durable(self, offset: int) -> None:
+        await self.wal.wait_durable(offset)
 
     @property
     def path(self) -> Path:

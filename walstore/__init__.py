@@ -37,6 +37,7 @@ from walstore.fence import Fence
 from walstore.ledger import StreamInfo
 from walstore.producer import Producer
 from walstore.reader import Reader
+from walstore.readonly import ReadonlyWal
 from walstore.records import Durability, Record, Start
 from walstore.settings import Settings
 from walstore.statistics import Statistics
@@ -57,6 +58,7 @@ __all__ = [
     "Fence",
     "Producer",
     "Reader",
+    "ReadonlyWal",
     "Settings",
     "Start",
     "Statistics",

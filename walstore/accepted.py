@@ -59,6 +59,7 @@ class AcceptedSource:
 
     async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return consecutive batches from exactly ``position``; at least one record."""
+        self._channel.check_readable()
         written = self._channel.written_limit
         if position < written:
             return await self._source.read(position, min(limit, written), max_bytes)
@@ -73,6 +74,8 @@ class AcceptedSource:
             found.append(part)
             size += part.nbytes
             position = part.limit
+            if position < draft.limit:
+                break  # the rest of this draft comes before the next
         return found
 
     async def offset_at(self, timestamp_us: int) -> int:

@@ -138,13 +138,18 @@ class ChannelShare:
         Nothing while somebody waits.
         """
         budget = self._budget
-        budget.used_bytes -= self._lease_bytes
-        self._lease_bytes = 0
+        self.end_lease()
         if not budget.waiting:
             free_bytes = max(budget.capacity_bytes - budget.used_bytes, 0)
             self._lease_bytes = min(most_bytes, LEASE_BYTES, free_bytes)
             budget.used_bytes += self._lease_bytes
         return self._lease_bytes
+
+    def end_lease(self) -> None:
+        """Hold nothing in advance."""
+        if self._lease_bytes:
+            self._budget.used_bytes -= self._lease_bytes
+            self._lease_bytes = 0
 
     def give(self, size_bytes: int) -> None:
         """Give back room of what is durable; call :meth:`serve` afterwards. No more than is held."""
@@ -167,7 +172,7 @@ class ChannelShare:
     def close(self) -> None:
         """Give back everything and wait no more, for good; serves those who wait."""
         self.leave()
-        self.lease(0)
+        self.end_lease()
         self.give(self._held_bytes)
         self._budget.serve()
 

@@ -72,6 +72,7 @@ class Channel:
         # Who waits for room, in order.
         self._admissions: OrderedDict[asyncio.Future[int], Group] = OrderedDict()
         self._closed: WalError | None = None
+        self._is_dropped = False
         self._refused: WalError | None = None
         self._sleeper: asyncio.Future[None] | None = None
         self._filling: asyncio.Future[None] | None = None
@@ -218,6 +219,7 @@ class Channel:
 
     def drop(self) -> None:
         """Forget everything accepted, after a failure: nobody will take it."""
+        self._is_dropped = True
         self._ready.clear()
         self._begin_draft()
         if self._share is not None:
@@ -276,6 +278,12 @@ class Channel:
             if draft.spill is not None:
                 return draft.start
         return self.tail
+
+    def check_readable(self) -> None:
+        """Raise why the log failed, if it did: what was accepted and not written is forgotten then."""
+        if self._is_dropped:
+            assert self._closed is not None
+            raise fresh(self._closed)
 
     def drafts(self) -> Iterator[Draft]:
         """Yield what is accepted and not written, in order; the last one is still growing."""
@@ -441,6 +449,12 @@ class Channel:
 
     def _set_room(self) -> None:
         self._fold_room()
+        share = self._share
+        if share is not None and self._draft.is_empty:
+            # Leased only while something is being accepted, so that idle logs hold nothing.
+            share.end_lease()
+            self._room = self._room_given = 0
+            return
         room = (
             min(self._batch_bytes, self._bytes_budget - self._used_bytes) - self._draft.size_bytes
         )
@@ -454,9 +468,8 @@ class Channel:
         is_watched = self._admissions or self.accepted.has_waiters
         if self._closed is not None or self._refused is not None or is_watched or room < 0:
             room = 0
-        if self._share is not None:
-            # Leased only while something is being accepted, so that idle logs hold nothing.
-            room = self._share.lease(0 if self._draft.is_empty else room)
+        if share is not None:
+            room = share.lease(room)
         self._room = self._room_given = room
 
     def _serve_others(self) -> None:

@@ -34,6 +34,10 @@ class CursorLimits(Protocol):
     def visible_limit(self) -> int:
         """Offset after the last record that readers see; no cursor may stand above it."""
 
+    async def wait_durable(self, offset: int) -> None:
+        """Return when no crash takes the record back, if this process can see to that: a durable cursor
+        must not stand beyond what is durable."""
+
 
 @dataclass(frozen=True, slots=True)
 class Desk:
@@ -117,6 +121,8 @@ class Cursor:
                 f"commit({offset}) would move cursor {self.name!r} back from {target}; "
                 "use rewind() if that is meant"
             )
+        if offset > 1:
+            await self._desk.limits.wait_durable(offset - 1)
         if offset == self._seen.position == target and not self._is_unsure:
             tier_head = self._desk.limits.tier_head
             await self._perform(lambda held: self._renew(held, tier_head))
@@ -126,6 +132,8 @@ class Cursor:
     async def rewind(self, offset: int) -> None:
         """Move to ``offset``, also back, so that records are read again. Else as :meth:`commit`."""
         self._check(offset)
+        if offset > 1:
+            await self._desk.limits.wait_durable(offset - 1)
         await self._move(offset, is_checked=True)
 
     async def renew(self) -> None:

@@ -10,10 +10,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 from itertools import count
 from pathlib import Path
-from typing import Final
 
 from walstore import codec
 from walstore.channel import Channel
@@ -32,6 +30,7 @@ from walstore.errors import (
 )
 from walstore.faults import describe_open, fresh
 from walstore.host import Host
+from walstore.locks import this_process
 from walstore.opening import Opened, close_log, open_log
 from walstore.pins import LogPins, ReaderPins
 from walstore.ports import Clock, FileSystem, Tier
@@ -47,8 +46,6 @@ from walstore.tiered import TieredSource
 from walstore.writer import Writer
 
 logger = logging.getLogger("walstore")
-OWNER: Final = f"process {os.getpid()} on {socket.gethostname()}"
-"""Names this process in locks and cursors."""
 
 
 class Engine:
@@ -70,7 +67,7 @@ class Engine:
         tail = opened.tail
         # Set once at open.
         self.path = path
-        self.owner = OWNER
+        self.owner = this_process()
         self.settings = settings
         self.fs = fs
         self.clock = clock
@@ -368,7 +365,7 @@ async def open_engine(
             fs=fs,
             clock=clock,
             settings=settings,
-            owner=OWNER,
+            owner=this_process(),
             take_lock=host.take_lock,
             defers_epoch=host.defers_epoch,
             make_log_id=lambda: (tier.log_id if tier else None) or os.urandom(16),

@@ -11,6 +11,8 @@ Of two openers one wins, whichever way they come:
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 from typing import Final
 
@@ -75,3 +77,8 @@ class _Locks:
         """Give all of them back; twice is allowed."""
         for lock in self._locks:
             lock.release()
+
+
+def this_process() -> str:
+    """Name this process in locks and cursors, for people."""
+    return f"process {os.getpid()} on {socket.gethostname()}"

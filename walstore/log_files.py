@@ -20,7 +20,7 @@ from walstore.extent import Extent
 from walstore.faults import describe_read
 from walstore.ports import File, FileSystem
 from walstore.segment import SegmentIndex
-from walstore.segment_file import CHUNK_BYTES, Segment, iter_chunks, load_index
+from walstore.segment_file import CHUNK_BYTES, Segment, iter_chunks, load_index, load_streams
 from walstore.timeline import find_offset
 
 INDEX_BYTES: Final = 8 << 20
@@ -116,6 +116,26 @@ class LogFiles:
                 return self._read(source, position, end, max_bytes)
         except (OSError, CorruptionError) as error:
             raise self._judge(error, source, position, limit) from error
+
+    def skip_stream(self, name: str, position: int, limit: int, tail_start: int) -> int:
+        """Return an offset of ``[position, limit]`` before which no record of a stream lies.
+
+        Passes over the sealed segments, from the one at ``position`` on, that say of themselves that
+        they hold none. Looks at their footers, once. Arguments and errors as :meth:`read`.
+        """
+        self._require(tail_start)
+        while position < limit:
+            source, end = self._segment_of(position, limit)
+            if source.start == self._starts[-1]:
+                break
+            try:
+                streams = load_streams(self._fs, source)
+            except (OSError, CorruptionError):
+                break  # reading there says what it is
+            if streams.may_hold(name):
+                break
+            position = end
+        return position
 
     def find_offset(self, timestamp_us: int, limit: int, tail_start: int) -> int | None:
         """Return the first offset below ``limit`` that is not older than a time; None if all are older.
@@ -276,7 +296,7 @@ class LogFiles:
         self._indexed_bytes -= self._indexed.pop(source.start, 0)
         is_last = bool(self._starts) and source.start == self._starts[-1]
         source.index = SegmentIndex() if is_last else None
-        source.summary = None
+        source.summary = source.streams = None
         for offset in [o for o, place in self._places.items() if place.start == source.start]:
             del self._places[offset]
 

@@ -15,6 +15,8 @@ from typing import Self, TypeVar
 
 from walstore.batch import Batch
 from walstore.clock import SystemClock
+from walstore.cursor_store import CursorStore
+from walstore.cursored import Cursored
 from walstore.errors import (
     InvalidSettingsError,
     OffsetNotWrittenError,
@@ -24,6 +26,7 @@ from walstore.errors import (
 from walstore.faults import describe_read
 from walstore.ledger import StreamInfo
 from walstore.ledger_view import LedgerView
+from walstore.locks import this_process
 from walstore.log_files import LogFiles
 from walstore.log_watch import (
     LONGEST_POLL_SECONDS,
@@ -43,7 +46,7 @@ from walstore.threads import Worker
 _T = TypeVar("_T")
 
 
-class ReadonlyWal:
+class ReadonlyWal(Cursored):
     """A log in a directory of this machine, open for reading beside its writer, or without one.
 
     Make one with :meth:`open`. All methods belong to the event loop that opened it. ``head``, ``limit``
@@ -107,7 +110,9 @@ class ReadonlyWal:
         self.log_id = look.extent.log_id.hex()
         """Identity of the log; 32 hex digits."""
         self._fs = fs
+        self._clock = clock
         self._worker = worker
+        self._cursors: CursorStore | None = None  # made on first use
         self._watch = LogWatch(path=path, clock=clock, look=look, poll_seconds=poll_seconds)
         # Used on the thread only.
         self._files = LogFiles(fs, path, look.extent)
@@ -132,6 +137,24 @@ class ReadonlyWal:
     def durable_limit(self) -> int:
         """Same as :attr:`limit`."""
         return self.limit
+
+    @property
+    def visible_limit(self) -> int:
+        """Same as :attr:`limit`: no cursor may stand above it."""
+        return self.limit
+
+    async def wait_durable(self, offset: int) -> None:
+        """Return when the record at ``offset`` can be read: then it is durable.
+
+        Unless the writer leaves syncing to the system: only it can sync, so a crash of the machine may
+        take the record back and leave a cursor behind the log's end.
+        """
+        await self.wait_limit(offset + 1)
+
+    @property
+    def tier_head(self) -> int | None:
+        """None: what the writer shipped and deleted here is not read."""
+        return None
 
     @property
     def tail(self) -> int:
@@ -219,6 +242,15 @@ class ReadonlyWal:
             watch.head = max(watch.head, error.head)
             raise
 
+    async def skip_stream(self, name: str, position: int, limit: int) -> int:
+        """Return an offset of ``[position, limit]`` before which no record of a stream lies, as far as
+        the footers of sealed segments tell. Raises as :meth:`read`."""
+        watch = self._watch
+        watch.check()
+        if position >= watch.tail_start:
+            return position
+        return await self._run(self._files.skip_stream, name, position, limit, watch.tail_start)
+
     # -- time --------------------------------------------------------------------------------
 
     async def offset_at(self, timestamp_us: int) -> int:
@@ -267,9 +299,16 @@ class ReadonlyWal:
         if not isinstance(self._watch.failure, WalClosedError):
             self._watch.fail(WalClosedError(f"the log at {self.path} is closed"))
         try:
+            if self._cursors is not None:
+                await self._cursors.aclose()
             await self._watch.aclose()
         finally:
             self._worker.close()
+
+    def _cursor_store(self) -> tuple[CursorStore, Clock]:
+        if self._cursors is None:
+            self._cursors = CursorStore(self, fs=self._fs, clock=self._clock, owner=this_process())
+        return self._cursors, self._clock
 
     async def __aenter__(self) -> Self:
         return self

@@ -23,6 +23,7 @@ from walstore.ports import FileSystem
 from walstore.recovery import Chain
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_file import Segment
+from walstore.segment_streams import SegmentStreams
 
 PREFIX: Final = "transaction-"
 SUFFIX: Final = ".tmp"
@@ -47,11 +48,14 @@ class Spill:
         self._compress = compress
         self._file = fs.open(self.path, "x")
         self._frames: list[_Frame] = []
+        self._streams = SegmentStreams()
         self._position = segment.HEADER_BYTES
         self._synced_position = 0
         self._timestamp_us = 0
         self.count = 0
         """Records so far."""
+        self.is_placed = False
+        """Whether it is a segment; then nothing is left to discard."""
         self.outcome: Outcome = "not_written"
         """What becomes of the transaction if the call of :meth:`place` that is now made fails."""
 
@@ -70,6 +74,7 @@ class Spill:
         self._frames.append(_Frame(self._position, body, base_us, last_us))
         self._position += len(data)
         self._timestamp_us = last_us
+        self._streams.add({name for name in draft.streams or () if name is not None})
         self.count += len(draft.values)
         if self._position - self._synced_position >= _SYNC_BYTES:
             self._file.datasync()
@@ -89,7 +94,7 @@ class Spill:
         """
         start, synced_limit = chain.next_offset, chain.next_offset
         header = SegmentHeader(log_id, start, chain.epoch, now_us, chain.previous_crc)
-        index = SegmentIndex()
+        index = SegmentIndex(self._streams)
         for found in self._frames:
             base_us = max(found.base_us, chain.timestamp_us)
             self._give_place(found, chain, base_us, synced_limit)
@@ -108,6 +113,8 @@ class Spill:
         self.outcome = "unknown"
         self._fs.replace(self.path, path)
         self._fs.sync_directory(directory)
+        self.is_placed = True
+        self._frames.clear()
         return Segment(path, start, summary, index)
 
     def discard(self) -> None:

@@ -30,6 +30,7 @@ from walstore.ports import Clock, File, FileSystem
 from walstore.recovery import Chain
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_file import Segment
+from walstore.segment_streams import SegmentStreams
 from walstore.settings import Settings
 
 
@@ -435,7 +436,9 @@ class Tail:
         view = memoryview(data).toreadonly()
         header = frame.parse_header(view, 0)
         assert header is not None
-        return FrameBatch(view, header)
+        batch = FrameBatch(view, header)
+        self.active.index.streams.add(batch.stream_names)
+        return batch
 
     def _write_marks(self, marks: Marks) -> None:
         """Write a frame that holds nothing but marks."""
@@ -488,7 +491,7 @@ class Tail:
             chain.previous_crc,
         )
         pieces: list[bytes | bytearray] = [segment.encode_header(header)]
-        index = SegmentIndex()
+        index = SegmentIndex(SegmentStreams())
         if not self.ledger.is_empty:
             data, chain.previous_crc = frame.encode(
                 [marks_column(self.ledger.whole())],

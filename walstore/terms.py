@@ -143,7 +143,7 @@ def stream_marks(ledger: Ledger, names: Iterable[str | None], start: int) -> Mar
     StreamClosedError if one is closed.
     """
     opened: dict[str, StreamInfo] = {}
-    for name in set(names):
+    for name in dict.fromkeys(names):
         if name is None:
             continue
         info = ledger.streams.get(name)

@@ -7,6 +7,7 @@ sees them, and other appends go on.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -47,7 +48,7 @@ class Transaction:
         # Owned by the task that uses it.
         self._draft = Draft(0)
         self._spill: Spill | None = None
-        self._names: set[str | None] = set()  # streams of records in the file
+        self._names: dict[str | None, None] = {}  # streams of records in the file, in order
         self._count = 0
         self._is_open = False
         self._failure: WalError | None = None
@@ -97,7 +98,15 @@ class Transaction:
         self._count = place + 1
         threshold = self._memory_bytes if self._spill is None else self._frame_bytes
         if self._draft.size_bytes > threshold:
-            await self._write_out()
+            try:
+                await self._write_out()
+            except asyncio.CancelledError:
+                # Part of it may be missing in the file, and the caller may go on.
+                self._failure = WalClosedError(
+                    "adding to the transaction was cancelled, so it was rolled back"
+                )
+                await self.rollback()
+                raise
         return place
 
     async def rollback(self) -> None:
@@ -162,8 +171,6 @@ class Transaction:
                 self._terms,
             )
         await self._engine.submit(group, self._level)
-        if group.spill is not None and not self._terms.is_duplicate:
-            self._engine.spills.discard(group.spill)  # it is a segment now
 
     async def _write_out(self) -> None:
         """Move what is in memory to the file, in batches of a size that readers can hold."""
@@ -174,7 +181,7 @@ class Transaction:
             raise fresh(refusal)
         draft, self._draft = self._draft, Draft(0)
         draft.pad()
-        self._names.update(draft.streams or ())
+        self._names.update(dict.fromkeys(draft.streams or ()))
         if self._spill is None:
             await self._open_spill()
         spill = self._spill
@@ -193,6 +200,7 @@ class Transaction:
         except OSError as error:
             await self._fail(error)
             raise AssertionError from error  # _fail raises
+        engine.spills = {other for other in engine.spills if not other.is_placed}
         engine.spills.add(spill)
         self._spill = spill
 

@@ -10,25 +10,24 @@ from typing import Literal, Self
 
 from walstore.accepted import AcceptedSource
 from walstore.clock import SystemClock
-from walstore.consumer import Consumer
-from walstore.consumer_register import OutputLog, OutputT
-from walstore.cursor import Cursor
-from walstore.cursor_directory import CursorInfo
 from walstore.cursor_store import CursorStore
+from walstore.cursored import Cursored
 from walstore.draft import Group
 from walstore.engine import Engine, open_engine
-from walstore.errors import WouldBlock
+from walstore.errors import StreamClosedError, WouldBlock
 from walstore.fence import Fence, take_fence
 from walstore.followers import Followers
 from walstore.group import make_group, make_record
 from walstore.host import Host
 from walstore.ledger import StreamInfo
+from walstore.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
 from walstore.observer import Metrics
 from walstore.opening import Recovery
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.posix import PosixFileSystem
 from walstore.producer import Producer
 from walstore.reader import Reader, ReadSource
+from walstore.readonly import ReadonlyWal
 from walstore.records import Durability, Start
 from walstore.resource import Opening
 from walstore.settings import Settings
@@ -37,7 +36,7 @@ from walstore.terms import Terms, check_metadata, check_name, check_registers
 from walstore.transaction import Transaction
 
 
-class Wal:
+class Wal(Cursored):
     """A write-ahead log in one directory, for one writing process.
 
     Make one with :meth:`open`. All methods belong to the event loop that opened it. Appends from any
@@ -79,6 +78,34 @@ class Wal:
             return await wal._observed_by(metrics, wal.path.name or str(wal.path))
 
         return Opening(open_it)
+
+    @classmethod
+    def open_readonly(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+        shortest_poll_seconds: float = SHORTEST_POLL_SECONDS,
+        longest_poll_seconds: float = LONGEST_POLL_SECONDS,
+    ) -> Opening[ReadonlyWal]:
+        """Open the log in directory ``path`` for reading, beside its writer and without its lock.
+
+        For other processes on the machine: sees what is durable, follows the log through rotation,
+        trim, and crash and restart of its writer, and changes nothing but cursors. While somebody waits
+        for records it looks for them every ``shortest_poll_seconds`` at first and every
+        ``longest_poll_seconds`` once nothing came for a while; else nothing runs. See docs/readonly.md.
+
+        Raises LogNotFoundError if there is no log, CorruptionError, FormatVersionError,
+        StorageUnavailableError, InvalidSettingsError.
+        """
+        return ReadonlyWal.open(
+            path,
+            fs=fs,
+            clock=clock,
+            shortest_poll_seconds=shortest_poll_seconds,
+            longest_poll_seconds=longest_poll_seconds,
+        )
 
     @classmethod
     async def open_in(
@@ -126,19 +153,6 @@ class Wal:
         self._durability = engine.settings.durability
         self._followers: Followers[Reader] = Followers()
 
-    @property
-    def _cursors(self) -> CursorStore:
-        engine = self._engine
-        if engine.cursors is None:
-            engine.cursors = CursorStore(
-                self,
-                fs=engine.fs,
-                clock=engine.clock,
-                owner=engine.owner,
-                make_worker=engine.host.make_spilling,
-            )
-        return engine.cursors
-
     # -- appending ---------------------------------------------------------------------------
 
     async def append(
@@ -166,7 +180,11 @@ class Wal:
             offset = self.append_nowait(value, key, stream, headers, timestamp_us)
         except WouldBlock:
             times = self._engine.timestamp(timestamp_us)
-            offset = await self._channel.put_wait(make_record(value, key, stream, headers, times))
+            group = make_record(value, key, stream, headers, times)
+            offset = (await self._engine.submit(group, Durability.MEMORY)).start
+        except StreamClosedError:
+            await self._engine.settle()  # else a crash might take back what the caller is told
+            raise
         if level is Durability.DISK and self._engine.syncs_always:
             await self._state.durable.waiter(offset + 1)
         elif level is not Durability.MEMORY:
@@ -346,8 +364,8 @@ class Wal:
         """Return a reader of durable records.
 
         ``start`` is ``"earliest"``, ``"latest"`` (the next record to become durable), an offset, or an
-        aware datetime (the first record at or after it). ``stop`` is an exclusive last offset.
-        ``follow`` waits for new records at the end; without it the iteration ends at the durable
+        aware datetime: the first record at or after it, waited for if that time has not come. ``stop``
+        is an exclusive last offset. ``follow`` waits for new records at the end; without it the iteration ends at the durable
         limit seen when it is reached. ``stream`` delivers only the records of that stream.
 
         With ``visibility="accepted"`` records are delivered as soon as they are accepted, for the
@@ -372,60 +390,19 @@ class Wal:
             self._followers.add(reader)
         return reader
 
-    # -- cursors and consumers ---------------------------------------------------------------
+    async def offset_at(self, timestamp_us: int) -> int:
+        """Return the first offset at or after a time, or the visible limit if all records are older.
 
-    async def cursor(
-        self,
-        name: str,
-        *,
-        start: Start | str | int | datetime = Start.EARLIEST,
-        lease_seconds: float | None = None,
-    ) -> Cursor:
-        """Return a handle on the named cursor: a durable position that retention never passes.
-
-        A new one stands at ``start``. With ``lease_seconds`` it holds retention back only for that
-        long after its last commit. Details and errors: :meth:`walstore.cursor_store.CursorStore.open`.
+        ``timestamp_us`` counts microseconds since 1970 UTC. Costs one binary search.
         """
-        return await self._cursors.open(name, start=start, lease_seconds=lease_seconds)
+        return await self._engine.source.offset_at(timestamp_us)
 
-    async def cursors(self) -> list[CursorInfo]:
-        """Return all cursors of the log by name, whoever made them; damaged ones say so."""
-        return await self._cursors.list()
+    async def timestamp_at(self, offset: int) -> int:
+        """Return the timestamp of a visible record, in microseconds since 1970 UTC.
 
-    async def delete_cursor(self, name: str) -> bool:
-        """Remove a cursor, whoever uses it, so that retention may pass; return whether there was one."""
-        return await self._cursors.delete(name)
-
-    def consumer(
-        self,
-        name: str,
-        *,
-        start: Start | str | int | datetime = Start.EARLIEST,
-        auto_commit_seconds: float | None = 5.0,
-        lease_seconds: float | None = None,
-        stream: str | None = None,
-        follow: bool = True,
-        output: OutputLog[OutputT] | None = None,
-    ) -> Consumer[OutputT]:
-        """Return a consumer: a reader that keeps its place in the cursor of that name.
-
-        ``async with wal.consumer("billing") as consumer: async for record in consumer: ...``. It begins
-        at ``start`` the first time. What was processed is committed every ``auto_commit_seconds`` and at
-        the end of the block; None leaves it to :meth:`Consumer.commit`. With ``output``, a log, its
-        ``transaction()`` changes the position and the output together: exactly once.
+        Raises OffsetTrimmedError, OffsetNotWrittenError, and as a reader does.
         """
-        return Consumer(
-            self,
-            self._cursors,
-            name,
-            clock=self._engine.clock,
-            start=start,
-            auto_commit_seconds=auto_commit_seconds,
-            lease_seconds=lease_seconds,
-            stream=stream,
-            follow=follow,
-            output=output,
-        )
+        return await self._engine.source.timestamp_at(offset)
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -534,6 +511,18 @@ class Wal:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    def _cursor_store(self) -> tuple[CursorStore, Clock]:
+        engine = self._engine
+        if engine.cursors is None:
+            engine.cursors = CursorStore(
+                self,
+                fs=engine.fs,
+                clock=engine.clock,
+                owner=engine.owner,
+                make_worker=engine.host.make_spilling,
+            )
+        return engine.cursors, engine.clock
 
     def __repr__(self) -> str:
         return f"<Wal {self.path} [{self.head}, {self.tail})>"

@@ -494,6 +494,17 @@ class LogMachine(RuleBasedStateMachine):
         assert caught.value.outcome == ("not_written" if number > last else "durable")
         self._acknowledge()
 
+    @rule(name=st.sampled_from("pqrs"), count=st.integers(1, 7), level=LEVELS)
+    def produce_more(self, name: str, count: int, level: str | None) -> None:
+        """Fill the window, each number twice."""
+        producer = self.wal.producer(name)
+        for number in range(self.model.last_sequence(name) + 1, count + 1):
+            item = (b"produced %d" % number, {})
+            call = producer.append_many([item[0]], sequence=number, durability=level)
+            self._expect(call, Op([item], producer=name), level, None)
+            span = self.run(producer.append_many([b"again"], sequence=number, durability=level))
+            assert span == self.model.producers[name][number]
+
     @rule(name=STREAMS, metadata=st.dictionaries(NAMES, NAMES, max_size=2))
     def open_stream(self, name: str, metadata: dict[str, str]) -> None:
         self.run(self.wal.open_stream(name, metadata=metadata))
@@ -687,11 +698,6 @@ class LogMachine(RuleBasedStateMachine):
             assert not list(self.root.glob("*/log/transaction-*"))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="at level memory Transaction._commit forgets its file when it is accepted, not when it is placed",
-)
 async def test_a_large_transaction_that_never_reached_the_disk_leaves_no_open_file(
     log_directory: Path, faulty: FaultyFileSystem
 ) -> None:

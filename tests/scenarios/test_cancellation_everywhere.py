@@ -342,11 +342,6 @@ async def test_L14_cancelled_at_every_suspension(
         assert (wal.tail, dict(wal.registers), wal.streams()) == last
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="Transaction._write_out forgets the draft when it is cancelled, and the commit goes on",
-)
 @pytest.mark.parametrize("size", [500, 1900], ids=["many", "few"])
 @pytest.mark.parametrize("late", [False, True], ids=["at", "late"])
 async def test_a_cancelled_append_to_a_transaction_loses_none_before_it(
