@@ -70,7 +70,7 @@ class AcceptedSource:
                 continue
             if position >= limit or draft.spill is not None:
                 break
-            part = DraftBatch(draft, position, min(draft.limit, limit), self._clock.now_us())
+            part = DraftBatch.of(draft, position, min(draft.limit, limit), self._clock.now_us())
             found.append(part)
             size += part.nbytes
             position = part.limit
@@ -91,19 +91,40 @@ class DraftBatch(Batch):
 
     __slots__ = ("_headers", "_keys", "_now_us", "_streams", "_times", "_values")
 
-    def __init__(self, draft: Draft, start: int, limit: int, now_us: int) -> None:
+    def __init__(
+        self,
+        start: int,
+        values: list[bytes],
+        keys: list[bytes | None],
+        streams: list[str | None],
+        headers: list[bytes | None],
+        times: list[int | None],
+        now_us: int,
+    ) -> None:
+        """Wrap columns of the same length."""
+        self.start = start
+        self.limit = start + len(values)
+        self._values = values
+        self._keys = keys
+        self._streams = streams
+        self._headers = headers
+        self._times = times
+        self._now_us = now_us
+
+    @classmethod
+    def of(cls, draft: Draft, start: int, limit: int, now_us: int) -> DraftBatch:
         """Take ``[start, limit)``, or the first few thousand records of it."""
         limit = min(limit, start + _MOST_RECORDS)
-        low, high = start - draft.start, limit - draft.start
-        self.start = start
-        self.limit = limit
-        self._now_us = now_us
-        self._values = draft.values[low:high]
-        rows = high - low
-        self._keys = _part(draft.keys, low, rows)
-        self._streams = _part(draft.streams, low, rows)
-        self._headers = _part(draft.headers, low, rows)
-        self._times = _part(draft.timestamps_us, low, rows)
+        low, rows = start - draft.start, limit - start
+        return cls(
+            start,
+            draft.values[low : low + rows],
+            _part(draft.keys, low, rows),
+            _part(draft.streams, low, rows),
+            _part(draft.headers, low, rows),
+            _part(draft.timestamps_us, low, rows),
+            now_us,
+        )
 
     @property
     def values(self) -> Sequence[bytes]:
@@ -143,15 +164,16 @@ class DraftBatch(Batch):
     def slice(self, start: int, limit: int) -> DraftBatch:
         """Return the part in ``[start, limit)``; ValueError if outside."""
         self._check_inside(start, limit)
-        part = DraftBatch.__new__(DraftBatch)
         low, high = start - self.start, limit - self.start
-        part.start, part.limit, part._now_us = start, limit, self._now_us
-        part._values = self._values[low:high]
-        part._keys = self._keys[low:high]
-        part._streams = self._streams[low:high]
-        part._headers = self._headers[low:high]
-        part._times = self._times[low:high]
-        return part
+        return DraftBatch(
+            start,
+            self._values[low:high],
+            self._keys[low:high],
+            self._streams[low:high],
+            self._headers[low:high],
+            self._times[low:high],
+            self._now_us,
+        )
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return a pyarrow RecordBatch; the values are copied."""

@@ -2,8 +2,8 @@
 
 The file is a segment in the making: frames back to back, complete but for their headers, because offset,
 time and chain are known only at the commit. Then 80 bytes a frame are rewritten, a footer is added, and the
-file gets its name among the segments. That rename is the commit: a crash leaves all of the transaction or none, and
-however large it is, nobody waits behind it.
+file gets its name among the segments. That rename is the commit: a crash leaves all of the transaction or
+none, and however large it is, nobody waits behind it.
 
 One thread at a time; no method may be called after ``discard`` or ``place``.
 """

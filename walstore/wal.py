@@ -365,8 +365,9 @@ class Wal(Cursored):
 
         ``start`` is ``"earliest"``, ``"latest"`` (the next record to become durable), an offset, or an
         aware datetime: the first record at or after it, waited for if that time has not come. ``stop``
-        is an exclusive last offset. ``follow`` waits for new records at the end; without it the iteration ends at the durable
-        limit seen when it is reached. ``stream`` delivers only the records of that stream.
+        is an exclusive last offset. ``follow`` waits for new records at the end; without it the
+        iteration ends at the durable limit seen when it is reached. ``stream`` delivers only the records
+        of that stream.
 
         With ``visibility="accepted"`` records are delivered as soon as they are accepted, for the
         lowest latency: before their sync, so a crash may take back what was read, and another record

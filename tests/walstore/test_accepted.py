@@ -72,6 +72,17 @@ async def test_each_record_once_through_drafts_cache_and_files(wal) -> None:
     assert found == sent
 
 
+async def test_large_drafts_are_read_in_parts(log_directory, faulty) -> None:
+    async with Wal.open(log_directory, fs=faulty) as wal:
+        with faulty.hold("datasync") as hold:
+            wal.append_nowait(b"1")
+            await hold.wait_entered()
+            for n in range(2, 40_001):
+                wal.append_nowait(b"%d" % n)
+            reader = wal.reader(visibility="accepted", stop=40_001, follow=False)
+            assert [int(record.value) async for record in reader] == list(range(1, 40_001))
+
+
 async def test_a_large_transaction_is_seen_once_it_is_a_segment(wal, faulty) -> None:
     reader = wal.reader(visibility="accepted")
     async with wal.transaction() as transaction:

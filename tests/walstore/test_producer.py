@@ -154,7 +154,9 @@ async def test_a_number_can_be_used_up_without_records(wal) -> None:
     assert await wal.producer("p").append(b"x", sequence=2) == 1
 
 
-@pytest.mark.parametrize(("sequence", "error"), [(0, ValueError), (-1, ValueError), ("1", TypeError), (True, TypeError)])
+@pytest.mark.parametrize(
+    ("sequence", "error"), [(0, ValueError), (-1, ValueError), ("1", TypeError), (True, TypeError)]
+)
 async def test_bad_numbers_and_names(wal, sequence, error) -> None:
     with pytest.raises(error):
         await wal.producer("p").append(b"x", sequence=sequence)
@@ -173,12 +175,15 @@ def test_whatever_the_order_each_number_is_accepted_once(attempts: list[tuple[st
         accepted = model[name]
         sequence = max(1, len(accepted) + behind)
         terms = Terms(producer=name, sequence=sequence)
+        refused: SequenceMismatchError | None = None
         try:
             terms.check(ledger, tail)
         except SequenceMismatchError as error:
+            refused = error
+        if refused is not None:
             is_gap = sequence > len(accepted) + 1
             assert is_gap or sequence <= len(accepted) - 3
-            assert error.outcome == ("not_written" if is_gap else "durable")
+            assert refused.outcome == ("not_written" if is_gap else "durable")
             continue
         if terms.is_duplicate:
             assert terms.span == range(accepted[sequence - 1], accepted[sequence - 1] + 1)

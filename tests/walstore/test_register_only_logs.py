@@ -78,8 +78,9 @@ async def test_the_power_may_go_while_it_is_begun_anew(tmp_path: Path, seed: int
                 acknowledged = 99
                 calls = fs.count("*")
                 fs.before_each(
-                    lambda _, fs=fs, power=power, last=calls + nth: fs.count("*") >= last
-                    and power.cut()
+                    lambda _, fs=fs, power=power, last=calls + nth: (
+                        fs.count("*") >= last and power.cut()
+                    )
                 )
                 for number in range(100, 140):
                     await beat(wal, 1, number)

@@ -27,7 +27,11 @@ async def wal(log_directory: Path, faulty):
     assert len(segments(log_directory)) == 4
     yield opened
     faulty.heal()
-    with contextlib.nullcontext() if opened._engine.writer.failure is None else pytest.raises(WalError):
+    with (
+        contextlib.nullcontext()
+        if opened._engine.writer.failure is None
+        else pytest.raises(WalError)
+    ):
         await opened.aclose()
 
 

@@ -77,7 +77,9 @@ async def test_segments_are_found_by_offset(state) -> None:
 
 async def test_a_failure_reaches_every_waiter_with_its_own_error(state) -> None:
     waiters = [state.durable.waiter(2), state.durable.waiter(5), state.uploaded.waiter(2)]
-    state.on_failure(2, lambda target: RuntimeError(str(target)), lambda serial: RuntimeError(str(serial)))
+    state.on_failure(
+        2, lambda target: RuntimeError(str(target)), lambda serial: RuntimeError(str(serial))
+    )
     await waiters[0]
     for waiter, target in ((waiters[1], "5"), (waiters[2], "2")):
         with pytest.raises(RuntimeError, match=target):
