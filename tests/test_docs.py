@@ -51,6 +51,39 @@ def test_readme_snippets_run_in_order(tmp_path: Path) -> None:
             assert printed == output
 
 
+PAGES = {
+    "consumers": 4,
+    "messages": 2,
+    "metrics": 1,
+    "readonly": 2,
+    "retention": 2,
+    "store": 2,
+    "streams": 1,
+    "transactions": 5,
+}
+"""How many programs each page has."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_the_programs_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
+    """Each runs on what the ones before left, and prints what the page says."""
+    found = snippets((ROOT / "docs" / f"{page}.md").read_text())
+    assert len(found) == PAGES[page]
+    for number, (code, output) in enumerate(found):
+        directory = tmp_path if page != "readonly" else tmp_path / str(number)
+        directory.mkdir(exist_ok=True)
+        assert run(code, directory) == output
+
+
+def test_no_page_with_programs_is_forgotten() -> None:
+    """All but those whose commands are run by tests of their own."""
+    found = {
+        path.stem for path in (ROOT / "docs").glob("*.md") if "```python" in path.read_text()
+    }
+    assert found - {"repair"} == PAGES.keys()
+
+
 def test_readme_is_short() -> None:
     """A newcomer reads it to its end."""
     assert len(README.splitlines()) <= 200
@@ -65,10 +98,13 @@ def test_guarantees_name_tests_that_exist() -> None:
         assert f"def {name}" in tests, name
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/operations.md"])
-def test_links_lead_somewhere(page: str) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")],
+    ids=lambda path: path.name,
+)
+def test_links_lead_somewhere(path: Path) -> None:
     """Relative links name files of the repository."""
-    path = ROOT / page
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
         assert (path.parent / target).exists(), target
 

@@ -231,6 +231,13 @@ async def anext_of_a_reader(log: Log, tag: str) -> None:
     log.results = [await anext(log.reader)]
 
 
+@case("Wal.offset_at Wal.timestamp_at")
+async def look_up_times(log: Log, tag: str) -> None:
+    last = log.start - 1
+    time_us = await log.wal.timestamp_at(last)
+    assert await log.wal.offset_at(time_us) <= last
+
+
 @case("Reader.__aenter__ Reader.__aexit__ Reader.fetch")
 async def other_readers(log: Log, tag: str) -> None:
     moment = from_timestamp_us(log.clock.now_us())

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 
-import pytest
-
-from tests.test_docs import ROOT, run, snippets
+from tests.test_docs import ROOT
 from walstore import StoreSettings
 from walstore.settings import MIB
 from walstore.store_names import directory_of
 
 PAGE = (ROOT / "docs/store.md").read_text()
-
-
-@pytest.mark.slow
-def test_the_snippets_run_in_order(tmp_path: Path) -> None:
-    found = snippets(PAGE)
-    assert len(found) == 2
-    for code, output in found:
-        assert run(code, tmp_path) == output
 
 
 def test_the_table_has_every_setting_with_its_default() -> None:
