@@ -78,9 +78,7 @@ def test_the_programs_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
 
 def test_no_page_with_programs_is_forgotten() -> None:
     """All but those whose commands are run by tests of their own."""
-    found = {
-        path.stem for path in (ROOT / "docs").glob("*.md") if "```python" in path.read_text()
-    }
+    found = {path.stem for path in (ROOT / "docs").glob("*.md") if "```python" in path.read_text()}
     assert found - {"repair"} == PAGES.keys()
 
 

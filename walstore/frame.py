@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+import msgpack
 from crc32c import crc32c
 
 from walstore import codec
@@ -347,6 +348,13 @@ def directory(buffer: memoryview, header: FrameHeader) -> dict[int, tuple[int, m
         entry += DIRECTORY_ENTRY.size
         data += size
     return columns
+
+
+def stream_names(buffer: memoryview, header: FrameHeader) -> list[str]:
+    """Return the streams of which a verified frame has records; ValueError as :func:`directory`."""
+    found = directory(buffer, header).get(Kind.STREAM_NAMES)
+    names: list[str] = [] if found is None else msgpack.unpackb(found[1])
+    return names
 
 
 def marks_of(buffer: memoryview, header: FrameHeader) -> memoryview | None:

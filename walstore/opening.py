@@ -29,6 +29,7 @@ from walstore.directory import (
     walk_file,
 )
 from walstore.disk_watch import look
+from walstore.durable_file import write_durably
 from walstore.errors import ContentionError, CorruptionError
 from walstore.ledger import Ledger, Marks
 from walstore.locks import lock_log
@@ -38,7 +39,7 @@ from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_file import Segment, read_footer, read_header
 from walstore.settings import Settings
 from walstore.spill import remove_leftovers
-from walstore.tail import Tail, write_durably
+from walstore.tail import Tail
 
 logger = logging.getLogger("walstore")
 

@@ -70,6 +70,8 @@ def walk(buffer: memoryview, chain: Chain, index: SegmentIndex, position: int) -
         if header is None or not chain.follows(header) or not frame.is_whole(buffer, header):
             return at
         index.add(header.start, position + at, header.base_timestamp_us)
+        if index.streams.is_known:
+            index.streams.add(frame.stream_names(buffer, header))
         chain.advance(header)
         if chain.ledger is not None:
             marks = frame.marks_of(buffer, header)

@@ -23,6 +23,7 @@ from typing import Final
 from walstore import checkpoint, frame, segment
 from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.directory import walk_file
+from walstore.durable_file import write_durably
 from walstore.errors import CorruptionError
 from walstore.frame import Kind
 from walstore.ports import File, FileSystem
@@ -38,7 +39,7 @@ from walstore.repair_plan import (
 )
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_file import read_footer, read_header
-from walstore.tail import write_durably
+from walstore.segment_streams import SegmentStreams
 
 _SPARE_NAME: Final = "repair.tmp"
 _CHUNK_BYTES: Final = 1 << 20
@@ -112,7 +113,7 @@ def _write_segment(
         file.pwrite([segment.encode_header(header)], 0)
         if output.source is not None:
             _copy(fs, kept / output.source, file, output)
-        index = SegmentIndex()
+        index = SegmentIndex(SegmentStreams())
         chain = Chain(output.start, output.previous_crc, 0, 0)
         end = walk_file(file, spare, chain, index, segment.HEADER_BYTES)
         found = (chain.next_offset, chain.previous_crc, end)

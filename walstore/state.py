@@ -14,12 +14,12 @@ from sortedcontainers import SortedDict
 
 from walstore.budgets import CacheBudget
 from walstore.cache import Cache
+from walstore.commit import Commit
 from walstore.errors import WalError
 from walstore.faults import fresh
 from walstore.limits import Limit
 from walstore.segment_file import Segment
 from walstore.statistics import ErrorCounts
-from walstore.tail import Commit
 
 
 class LogState:

@@ -15,16 +15,18 @@ Invariants (tests/walstore/test_tail.py, tests/scenarios)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from walstore import checkpoint, frame, segment
+from walstore import checkpoint, segment
 from walstore.active import ActiveCell, ActiveFile
 from walstore.batch import FrameBatch
 from walstore.checkpoint import Checkpoint, DurableCell
-from walstore.draft import Draft, marks_column
+from walstore.commit import Commit, CommitError
+from walstore.draft import Draft
+from walstore.durable_file import write_durably
 from walstore.errors import Outcome
+from walstore.framer import Framer
 from walstore.ledger import Marks
 from walstore.ports import Clock, File, FileSystem
 from walstore.recovery import Chain
@@ -32,43 +34,6 @@ from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_file import Segment
 from walstore.segment_streams import SegmentStreams
 from walstore.settings import Settings
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """What one commit did."""
-
-    batches: list[FrameBatch]
-    """Batches with records, in order. A large transaction has none here: it is a segment of its own."""
-    limit: int
-    """Offset after the last record written."""
-    durable_limit: int
-    """Every offset below it is synced."""
-    is_synced: bool
-    """Whether all of it is."""
-    serial: int
-    """Highest number of an append that changed the ledger; 0 if none did."""
-    sealed: list[Segment]
-    """Segments that were sealed on the way, oldest first."""
-    active: Segment
-    size_bytes: int
-    """Bytes of frames written."""
-    head: int
-    """First retained offset."""
-    registers: Mapping[str, str] | None
-    """All registers, if some changed."""
-    sync_seconds: float | None = None
-    """How long the sync at its end took; None if there was none."""
-
-
-class CommitError(Exception):
-    """A commit failed: below ``durable_limit`` all is safe; ``outcome`` holds for the rest."""
-
-    def __init__(self, cause: OSError, durable_limit: int, outcome: Outcome) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-        self.durable_limit = durable_limit
-        self.outcome = outcome
 
 
 class Tail:
@@ -104,10 +69,10 @@ class Tail:
         self._directory = directory
         self._log_id = log_id
         self._cell = cell
-        self._compress = settings.compression is not None
         self._shows_written = settings.sync == "os"
         # Owned by the writer thread.
         self._chain = chain
+        self._framer = Framer(chain, compress=settings.compression is not None)
         self.ledger = chain.ledger
         self._sealed = list(sealed)
         self._since_checkpoint_bytes = 0
@@ -409,34 +374,15 @@ class Tail:
         self, draft: Draft, now_us: int, position: int, frames: list[bytearray]
     ) -> FrameBatch | None:
         """Frame a draft that comes to lie at ``position``; None if it holds only marks."""
-        chain = self._chain
-        base_us, last_us, deltas = draft.times(now_us, chain.timestamp_us)
-        data, crc = frame.encode(
-            draft.columns(deltas),
-            start=draft.start,
-            count=len(draft.values),
-            base_timestamp_us=base_us,
-            max_timestamp_us=last_us,
-            epoch=chain.epoch,
-            previous_crc=chain.previous_crc,
-            synced_limit=self.durable_limit,
-            compress=self._compress,
-        )
         assert self.active.index is not None
+        data, base_us = self._framer.frame(draft, now_us, self.durable_limit)
         self.active.index.add(draft.start, position, base_us)
-        chain.next_offset = draft.limit
-        chain.previous_crc = crc
-        chain.timestamp_us = last_us
         frames.append(data)
         if draft.marks is not None:
-            self.ledger.apply(draft.marks)
             self.head = max(self.head, self.ledger.head)
-            if not draft.values:
-                return None
-        view = memoryview(data).toreadonly()
-        header = frame.parse_header(view, 0)
-        assert header is not None
-        batch = FrameBatch(view, header)
+        if not draft.values:
+            return None
+        batch = self._framer.batch(data)
         self.active.index.streams.add(batch.stream_names)
         return batch
 
@@ -493,17 +439,7 @@ class Tail:
         pieces: list[bytes | bytearray] = [segment.encode_header(header)]
         index = SegmentIndex(SegmentStreams())
         if not self.ledger.is_empty:
-            data, chain.previous_crc = frame.encode(
-                [marks_column(self.ledger.whole())],
-                start=chain.next_offset,
-                count=0,
-                base_timestamp_us=chain.timestamp_us,
-                max_timestamp_us=chain.timestamp_us,
-                epoch=chain.epoch,
-                previous_crc=chain.previous_crc,
-                synced_limit=self.durable_limit,
-            )
-            pieces.append(data)
+            pieces.append(self._framer.frame_ledger(self.durable_limit))
             index.add(chain.next_offset, segment.HEADER_BYTES, chain.timestamp_us)
         path = self._directory / segment.file_name(chain.next_offset)
         self._first_position = sum(map(len, pieces))
@@ -532,18 +468,3 @@ class Tail:
                 )
             )
         )
-
-
-def write_durably(fs: FileSystem, path: Path, data: bytes) -> None:
-    """Replace a small file so that a crash leaves either the old or the new content."""
-    spare = path.with_name(path.name + ".tmp")
-    with contextlib.suppress(FileNotFoundError):
-        fs.remove(spare)
-    file = fs.open(spare, "x")
-    try:
-        file.pwrite([data], 0)
-        file.datasync()
-    finally:
-        file.close()
-    fs.replace(spare, path)
-    fs.sync_directory(path.parent)

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Protocol
 
 from walstore.channel import Channel
+from walstore.commit import Commit, CommitError
 from walstore.draft import Draft
 from walstore.errors import Outcome, WalClosedError, WalError
 from walstore.faults import describe, fresh
@@ -24,7 +25,7 @@ from walstore.observer import UNOBSERVED, Observer
 from walstore.ports import Clock
 from walstore.segment_file import Segment
 from walstore.settings import Settings
-from walstore.tail import Commit, CommitError, Tail
+from walstore.tail import Tail
 from walstore.threads import Lane
 
 _LEAST_SLEEP_SECONDS = 1e-6

@@ -315,6 +315,11 @@ def check_delivered(log: Log, found: list[Any]) -> None:
     assert log.reader.position == log.start + len(delivered)
 
 
+def unplaced(wal: Wal) -> set[Any]:
+    """Return the files of transactions that are no segments; the log deletes them when it closes."""
+    return {spill for spill in wal._engine.spills if not spill.is_placed}
+
+
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 @pytest.mark.parametrize("late", [False, True], ids=["at", "late"])
 @pytest.mark.parametrize("name", CASES)
@@ -330,6 +335,7 @@ async def test_L14_cancelled_at_every_suspension(
         for nth in count(1):
             clock.advance(1)
             log.reader.seek(wal.tail)
+            files = unplaced(wal)
             is_over = await one_turn(log, run, f"{name}{nth}", nth, late=late, busy=busy)
             await until(lambda: asyncio.all_tasks() <= tasks)
             assert wal._channel.waiting == (0, 0)
@@ -337,6 +343,7 @@ async def test_L14_cancelled_at_every_suspension(
             assert not wal._state.durable.has_waiters
             assert not wal._state.settled.has_waiters
             if is_over:
+                assert unplaced(wal) <= files, "left to itself it takes its file away at once"
                 break
             assert nth < 200, "it never ends"
         await wal.append(b"works")

@@ -19,9 +19,9 @@ from tests.local import (
     open_descriptors,
     read_opened,
 )
+from walstore.commit import CommitError
 from walstore.opening import Opened
 from walstore.settings import KIB
-from walstore.tail import CommitError
 from walstore.testing import Call, FaultyFileSystem, PowerLossFileSystem
 
 FS = UnsyncedFileSystem()

@@ -9,11 +9,11 @@ import pytest
 
 from tests.local import SMALL, close_opened, draft_of, open_blocking, open_descriptors, read_opened
 from walstore.active import ActiveCell, ActiveFile
+from walstore.commit import CommitError
 from walstore.directory import load_checkpoint, read_cell
 from walstore.opening import Opened, open_log
 from walstore.ports import FileSystem
 from walstore.posix import PosixFileSystem
-from walstore.tail import CommitError
 from walstore.testing import FaultyFileSystem, ManualClock
 
 

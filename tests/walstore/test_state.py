@@ -10,10 +10,10 @@ import pytest
 from tests import frames
 from tests.local import turns
 from walstore import WalClosedError
+from walstore.commit import Commit
 from walstore.segment import SegmentSummary
 from walstore.segment_file import Segment
 from walstore.state import LogState
-from walstore.tail import Commit
 
 
 def segment(start: int, limit: int | None = None) -> Segment:

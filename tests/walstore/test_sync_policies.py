@@ -26,7 +26,7 @@ def syncs(faulty: FaultyFileSystem) -> int:
 
 async def written(wal: Wal, limit: int) -> None:
     """Wait until the writer handed everything below ``limit`` to the system."""
-    await until(lambda: wal._engine.writer._tail.written_limit >= limit)
+    await until(lambda: wal._channel.written_limit >= limit)
     await turns(50)
 
 

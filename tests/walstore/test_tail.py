@@ -19,11 +19,12 @@ from tests.local import (
 )
 from walstore import checkpoint, segment
 from walstore.checkpoint import DurableCell
+from walstore.commit import CommitError
 from walstore.draft import Draft
 from walstore.opening import Opened
 from walstore.segment_file import read_batches
 from walstore.settings import KIB
-from walstore.tail import CommitError, Tail
+from walstore.tail import Tail
 from walstore.testing import Call, FaultyFileSystem, ManualClock
 
 ACTIVE = "next.tmp"

@@ -1,0 +1,23 @@
+"""Replacing a small file so that a crash leaves either the old or the new content. Blocking."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from walstore.ports import FileSystem
+
+
+def write_durably(fs: FileSystem, path: Path, data: bytes) -> None:
+    """Replace a small file so that a crash leaves either the old or the new content."""
+    spare = path.with_name(path.name + ".tmp")
+    with contextlib.suppress(FileNotFoundError):
+        fs.remove(spare)
+    file = fs.open(spare, "x")
+    try:
+        file.pwrite([data], 0)
+        file.datasync()
+    finally:
+        file.close()
+    fs.replace(spare, path)
+    fs.sync_directory(path.parent)
