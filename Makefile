@@ -11,6 +11,9 @@ ARGS ?=
 
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(VENV)/bin/python -m pytest
+# On all processors, unless told otherwise: make test WORKERS=0
+WORKERS ?= auto
+PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
 RUN := $(VENV)/.ready-to-run
 DEV := $(VENV)/.ready-to-develop
 
@@ -24,15 +27,15 @@ demo: $(if $(wildcard $(DEV)),$(DEV),$(RUN)) ## Run the whole path once on real 
 
 .PHONY: test
 test: $(DEV) ## Run the quick tests
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(PARALLEL) $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(DEV) ## Run the tests that take longer than two seconds each
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) -m slow $(PARALLEL) $(ARGS)
 
 .PHONY: test-debug
 test-debug: $(DEV) ## Run the quick tests of the local log with asyncio's debug mode
-	PYTHONASYNCIODEBUG=1 $(PYTEST) -m "not slow and not spark and not s3" tests/walstore \
+	PYTHONASYNCIODEBUG=1 $(PYTEST) $(PARALLEL) -m "not slow and not spark and not s3" tests/walstore \
 		--ignore=tests/walstore/cli --ignore=tests/walstore/spark $(ARGS)
 
 .PHONY: test-all

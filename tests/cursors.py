@@ -14,16 +14,16 @@ from typing import Any
 from walstore import Wal
 from walstore.checkpoint import CELL_FILE_NAME, DurableCell, encode_cell
 from walstore.clock import SystemClock
-from walstore.consumer import Consumer
-from walstore.cursor_directory import (
+from walstore.consumers.consumer import Consumer
+from walstore.cursors.directory import (
     DIRECTORY_NAME,
     HeldCursors,
     hold_cursors,
     list_cursors,
     lowest_pin,
 )
-from walstore.cursor_file import CursorState, decode_cursor
-from walstore.cursor_store import CursorStore
+from walstore.cursors.file import CursorState, decode_cursor
+from walstore.cursors.store import CursorStore
 from walstore.ports import Clock, FileSystem
 from walstore.posix import PosixFileSystem
 from walstore.reader import Reader

@@ -3,9 +3,9 @@
 import logging
 
 from walstore.batch import Batch
-from walstore.consumer import Consumer
-from walstore.cursor import Cursor
-from walstore.cursor_directory import CursorInfo
+from walstore.consumers.consumer import Consumer
+from walstore.cursors.cursor import Cursor
+from walstore.cursors.directory import CursorInfo
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -41,9 +41,9 @@ from walstore.readonly import ReadonlyWal
 from walstore.records import Durability, Record, Start
 from walstore.settings import Settings
 from walstore.statistics import Statistics
-from walstore.store import WalStore
-from walstore.store_settings import StoreSettings
-from walstore.store_statistics import StoreStatistics
+from walstore.store.settings import StoreSettings
+from walstore.store.statistics import StoreStatistics
+from walstore.store.wal_store import WalStore
 from walstore.transaction import Transaction
 from walstore.wal import Wal
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from walstore import codec
 from walstore.channel import Channel
-from walstore.cursor_store import CursorStore
+from walstore.cursors.store import CursorStore
 from walstore.directory import peek_log_id
 from walstore.disk_watch import DiskWatch
 from walstore.draft import Group

@@ -2,7 +2,7 @@
 
 Two kinds of pins hold retention back: named cursors, which lie in files and may be moved by other processes,
 and readers of this process that asked for it. A pin that is made while retention decides must be either
-seen by it or told the new head. For cursors the lock of ``cursor_directory.py`` sees to that, held until the
+seen by it or told the new head. For cursors the lock of ``cursors/directory.py`` sees to that, held until the
 new head is durable; for readers a lock in memory, held for the decision only, since the event loop takes it.
 
 Never deletes anything, and decides nothing by itself; see ``retention.py``.
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from walstore import cursor_directory
+from walstore.cursors import directory as cursor_directory
 from walstore.faults import describe_read
 from walstore.ports import FileSystem
 from walstore.retention import Pin, Plan

@@ -15,8 +15,8 @@ from typing import Self, TypeVar
 
 from walstore.batch import Batch
 from walstore.clock import SystemClock
-from walstore.cursor_store import CursorStore
-from walstore.cursored import Cursored
+from walstore.cursors.cursored import Cursored
+from walstore.cursors.store import CursorStore
 from walstore.errors import (
     InvalidSettingsError,
     OffsetNotWrittenError,

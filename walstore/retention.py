@@ -9,7 +9,7 @@ The active segment never goes. Once its newest record has expired, and nothing h
 it to be sealed; the next plan then drops it. So an age limit also empties a log that nobody appends to.
 The newest record of a segment decides, so no record goes before its time.
 
-Who carries a plan out is ``retention_task.py``; who pins is ``pins.py`` and ``cursor_file.py``.
+Who carries a plan out is ``retention_task.py``; who pins is ``pins.py`` and ``cursors/file.py``.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Literal, Self
 
 from walstore.accepted import AcceptedSource
 from walstore.clock import SystemClock
-from walstore.cursor_store import CursorStore
-from walstore.cursored import Cursored
+from walstore.cursors.cursored import Cursored
+from walstore.cursors.store import CursorStore
 from walstore.draft import Group
 from walstore.engine import Engine, open_engine
 from walstore.errors import StreamClosedError, WouldBlock

@@ -10,7 +10,7 @@ import pytest
 from tests.golden.regenerate_log import DIRECTORY, expected
 from walstore import Wal
 from walstore.checkpoint import CELL_FILE_NAME, FILE_NAME
-from walstore.verify import verify_directory
+from walstore.verify.verifying import verify_directory
 from walstore.view import LogView
 
 

@@ -10,7 +10,7 @@ come. Afterwards
   * the log works.
 
 ``Wal.open`` and ``Wal.aclose`` are in tests/walstore/test_wal.py (L14), the commit of a cursor in
-tests/walstore/test_cursor.py, many callers at once in test_local_cancellation.py.
+tests/walstore/cursors/test_cursor.py, many callers at once in test_local_cancellation.py.
 """
 
 from __future__ import annotations

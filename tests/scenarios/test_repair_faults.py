@@ -19,7 +19,7 @@ from walstore import Wal
 from walstore.errors import CorruptionError, WalError
 from walstore.ports import FileSystem
 from walstore.posix import PosixFileSystem
-from walstore.repair import Keep, apply_repair, plan_repair
+from walstore.repair.repairing import Keep, apply_repair, plan_repair
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 

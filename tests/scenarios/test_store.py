@@ -32,7 +32,7 @@ from walstore import (
 )
 from walstore.cli.holder import find_holder
 from walstore.posix import PosixFileSystem
-from walstore.repair import apply_repair, plan_repair
+from walstore.repair.repairing import apply_repair, plan_repair
 from walstore.settings import KIB, MIB
 from walstore.testing import FaultyFileSystem, ManualClock, PowerLossFileSystem
 

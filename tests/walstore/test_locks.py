@@ -11,7 +11,7 @@ import pytest
 from walstore.errors import WalLockedError
 from walstore.locks import STORE_NAME, lock_in_store, lock_log, lock_store
 from walstore.posix import PosixFileSystem
-from walstore.store_names import name_of
+from walstore.store.names import name_of
 from walstore.testing import FaultyFileSystem
 
 

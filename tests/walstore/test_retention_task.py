@@ -23,8 +23,8 @@ from walstore import (
     WalError,
     WalLockedError,
 )
-from walstore.cursor_directory import HeldCursors, hold_cursors
-from walstore.cursor_file import CursorState
+from walstore.cursors.directory import HeldCursors, hold_cursors
+from walstore.cursors.file import CursorState
 from walstore.posix import PosixFileSystem
 from walstore.retention import Hold
 from walstore.settings import KIB

@@ -11,7 +11,7 @@ from tests.local import SMALL
 from walstore import Wal
 from walstore.readonly import ReadonlyWal
 from walstore.segment_file import load_streams
-from walstore.verify import verify_directory
+from walstore.verify.verifying import verify_directory
 
 UNCACHED = SMALL.replace(cache_bytes=0)
 

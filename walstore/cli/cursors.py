@@ -15,9 +15,9 @@ from walstore.cli.options import AsJson, Confirm, Directory
 from walstore.cli.output import complain, print_json, print_table
 from walstore.cli.running import run_async
 from walstore.clock import SystemClock
-from walstore.cursor_directory import CursorInfo, hold_cursors, list_cursors
-from walstore.cursor_file import TAG_BYTES, CursorState, check_name
-from walstore.cursor_queue import patiently
+from walstore.cursors.directory import CursorInfo, hold_cursors, list_cursors
+from walstore.cursors.file import TAG_BYTES, CursorState, check_name
+from walstore.cursors.queue import patiently
 from walstore.errors import LogNotFoundError, OffsetNotWrittenError, OffsetTrimmedError
 from walstore.records import from_timestamp_us
 from walstore.view import LogView

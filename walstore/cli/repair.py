@@ -14,8 +14,8 @@ from walstore.cli.location import to_directory
 from walstore.cli.options import AsJson, Confirm, Directory
 from walstore.cli.output import complain, print_fields, print_json, terminal
 from walstore.errors import WalLockedError
-from walstore.repair import Interval, Keep, RepairPlan, apply_repair, plan_repair
-from walstore.repair_plan import KEPT_NAME
+from walstore.repair.plan import KEPT_NAME
+from walstore.repair.repairing import Interval, Keep, RepairPlan, apply_repair, plan_repair
 
 EXAMPLES = """\b
 Examples:

@@ -16,7 +16,7 @@ from walstore.cli.running import run_async
 from walstore.cli.source import open_location
 from walstore.cli.start import parse_place
 from walstore.clock import SystemClock
-from walstore.cursor_directory import list_cursors
+from walstore.cursors.directory import list_cursors
 from walstore.retention import Pin, plan_trim
 from walstore.view import LogView
 from walstore.wal import Wal

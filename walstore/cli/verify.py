@@ -13,7 +13,7 @@ from walstore.cli.options import AsJson, Location
 from walstore.cli.output import complain, format_bytes, print_fields, print_json, terminal
 from walstore.cli.running import run_async
 from walstore.errors import CorruptionError
-from walstore.verify import verify_directory
+from walstore.verify.verifying import verify_directory
 
 EXAMPLES = """\b
 Examples:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.walstore.cli.conftest import Cli, flip
 from walstore.cli import cursors
-from walstore.cursor_directory import hold_cursors
+from walstore.cursors.directory import hold_cursors
 from walstore.posix import PosixFileSystem
 
 

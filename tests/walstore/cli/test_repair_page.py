@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from walstore.repair import RepairKind
+from walstore.repair.repairing import RepairKind
 
 PAGE = (Path(__file__).parents[3] / "docs" / "repair.md").read_text()
 SOURCES = Path(__file__).parents[3] / "walstore"
@@ -52,7 +52,7 @@ def test_every_step_is_in_the_table() -> None:
 
 def test_the_messages_are_those_of_the_program() -> None:
     """Each quoted message, up to its first number, stands in the sources."""
-    texts = "".join(path.read_text() for path in SOURCES.glob("*.py"))
+    texts = "".join(path.read_text() for path in SOURCES.rglob("*.py"))
     sources = re.sub(r'"\s*\n\s*f?"', "", texts)
     table = PAGE.partition("| message |")[2].partition("\n\n")[0]
     for row in table.splitlines()[2:]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.walstore.cli.conftest import SMALL, Cli, flip
 from uploader import CloudTier, UploadSettings
 from walstore import Wal
-from walstore.verify import VerifyReport, verify_directory
+from walstore.verify.verifying import VerifyReport, verify_directory
 
 
 def _stored_files(url: str, pattern: str) -> list[Path]:
@@ -68,7 +68,7 @@ def test_a_damaged_manifest(cli: Cli, stored: str) -> None:
 
 
 def test_more_problems_than_are_listed(cli: Cli, log_directory: Path) -> None:
-    from walstore import verify_report
+    from walstore.verify import report as verify_report
 
     for number in range(verify_report.MAX_PROBLEMS + 5):
         log_directory.mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ from walstore.batch import Batch
 from walstore.cli.demo.checks import Claim, Ledger, compare_batches
 from walstore.errors import CorruptionError
 from walstore.joined import ConcatBatch
-from walstore.verify import verify_directory
+from walstore.verify.verifying import verify_directory
 from walstore.view import LogView
 
 

@@ -1,0 +1,1 @@
+"""Readers that keep their place in a cursor, or in the output."""

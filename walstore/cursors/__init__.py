@@ -1,0 +1,1 @@
+"""Named, durable positions in a log."""

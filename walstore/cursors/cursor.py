@@ -1,0 +1,289 @@
+"""Cursor: a handle on a named position in a log, kept durably, moved by compare-and-swap.
+
+A handle remembers what the file said when it last read or wrote it, and changes the file only while it
+still says so. Changes are made by the log's :class:`CursorQueue`, one at a time for each handle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from walstore.cursors.directory import HeldCursors
+from walstore.cursors.file import CursorState
+from walstore.cursors.queue import Act, CursorQueue, Request
+from walstore.errors import CursorMovedError, OffsetNotWrittenError, OffsetTrimmedError, WalError
+from walstore.ports import Clock
+
+_MICROSECONDS: Final = 1_000_000
+
+
+class CursorLimits(Protocol):
+    """Where cursors of a log may stand. Belongs to the event loop."""
+
+    @property
+    def head(self) -> int:
+        """First retained offset, in whichever tier it lies."""
+
+    @property
+    def tier_head(self) -> int | None:
+        """First offset that can be read from a tier below the local head; None if there is none."""
+
+    @property
+    def visible_limit(self) -> int:
+        """Offset after the last record that readers see; no cursor may stand above it."""
+
+    async def wait_durable(self, offset: int) -> None:
+        """Return when no crash takes the record back, if this process can see to that: a durable cursor
+        must not stand beyond what is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What all cursors of a log share in one process."""
+
+    limits: CursorLimits
+    queue: CursorQueue
+    clock: Clock
+    owner: str
+    """Names this process in the files."""
+
+
+@dataclass(slots=True)
+class _Move:
+    """A move that no round has taken yet."""
+
+    request: Request[CursorState]
+    position: int
+    is_checked: bool
+    """Whether the position may lie below the head, by being a rewind."""
+
+
+class Cursor:
+    """A named position: the offset of the next record to read. Made by :meth:`walstore.Wal.cursor`.
+
+    Retention keeps everything from there on, unless the cursor has a lease that ended. Any number of
+    handles, also in other processes, may be on one cursor; a commit fails if another handle committed
+    since this one last looked. All methods belong to the event loop on which the handle was made.
+    """
+
+    def __init__(self, *, name: str, state: CursorState, desk: Desk, writer: bytes) -> None:
+        """Not for callers; see :meth:`walstore.Wal.cursor`."""
+        # Set once; the acts below read them on the worker's thread.
+        self.name = name
+        """Its name; unique in the log."""
+        self._desk = desk
+        self._writer = writer
+        # What the file said when this handle last read or wrote it. Changes only between rounds.
+        self._seen = state
+        # Whether a change by this handle ended without telling what became of it.
+        self._is_unsure = False
+        # The move that the next round takes, and where the one under way goes.
+        self._waiting: _Move | None = None
+        self._underway: int | None = None
+
+    @property
+    def position(self) -> int:
+        """Offset of the next record to read, as this handle last read or committed it."""
+        return self._seen.position
+
+    @property
+    def target(self) -> int:
+        """Where the cursor will be once the commits under way are done, if they succeed."""
+        if self._waiting is not None:
+            return self._waiting.position
+        return self.position if self._underway is None else self._underway
+
+    @property
+    def lease_seconds(self) -> float | None:
+        """For how long a commit or :meth:`renew` keeps the pin; None: for good."""
+        return self._seen.lease_us / _MICROSECONDS or None
+
+    async def commit(self, offset: int) -> None:
+        """Move to ``offset``, the offset of the next record to read; durable when it returns.
+
+        Also extends the lease. Commits made while another is being written are done with one write;
+        the latest wins. One to the position that the cursor has already only looks whether that is
+        still so, unless there is a lease to extend.
+
+        Cancelled, the move may happen all the same. Raises CursorMovedError if somebody else committed
+        since (see :meth:`refresh`) or the cursor is gone, ValueError if ``offset`` lies before the
+        position (see :meth:`rewind`), OffsetNotWrittenError beyond what readers see,
+        OffsetTrimmedError below the head, WalLockedError if another process holds the cursors for
+        half a minute, DiskFullError, StorageUnavailableError, and OutcomeUnknownError. After the last
+        four the commit may simply be tried again.
+        """
+        self._check(offset)
+        target = self.target
+        if offset < target:
+            raise ValueError(
+                f"commit({offset}) would move cursor {self.name!r} back from {target}; "
+                "use rewind() if that is meant"
+            )
+        if offset > 1:
+            await self._desk.limits.wait_durable(offset - 1)
+        if offset == self._seen.position == target and not self._is_unsure:
+            tier_head = self._desk.limits.tier_head
+            await self._perform(lambda held: self._renew(held, tier_head))
+        else:
+            await self._move(offset, is_checked=False)
+
+    async def rewind(self, offset: int) -> None:
+        """Move to ``offset``, also back, so that records are read again. Else as :meth:`commit`."""
+        self._check(offset)
+        if offset > 1:
+            await self._desk.limits.wait_durable(offset - 1)
+        await self._move(offset, is_checked=True)
+
+    async def renew(self) -> None:
+        """Extend the lease to its full length from now; nothing to do without one.
+
+        Raises CursorMovedError if somebody else committed since, OffsetTrimmedError if the lease had
+        ended and the position was removed meanwhile, and what :meth:`commit` raises for the disk.
+        """
+        if self._seen.lease_us:
+            tier_head = self._desk.limits.tier_head
+            await self._perform(lambda held: self._renew(held, tier_head))
+
+    async def refresh(self) -> int:
+        """Read the cursor as others may have left it, and return its position.
+
+        The next commit then only fails if somebody commits after this. Raises CursorMovedError if the
+        cursor is gone.
+        """
+        await self._perform(self._present)
+        return self.position
+
+    async def delete(self) -> None:
+        """Remove the cursor and its pin; nothing to do if it is gone already.
+
+        Raises CursorMovedError if somebody else committed since. The handle is of no use afterwards.
+        """
+        await self._perform(self._remove)
+
+    def __repr__(self) -> str:
+        return f"<Cursor {self.name!r} at {self.position}>"
+
+    # -- on the event loop -------------------------------------------------------------------
+
+    def _check(self, offset: int) -> None:
+        if isinstance(offset, bool) or not isinstance(offset, int):
+            raise TypeError(f"an offset is an int, not {type(offset).__name__}")
+        limits = self._desk.limits
+        if offset > limits.visible_limit:
+            raise OffsetNotWrittenError(
+                "no cursor may stand beyond what readers see",
+                requested=offset,
+                head=limits.head,
+                tail=limits.visible_limit,
+            )
+
+    async def _move(self, offset: int, *, is_checked: bool) -> None:
+        if self._waiting is None:
+            request = Request(self, self._begin_move, self._end)
+            self._desk.queue.put(request)
+            self._waiting = _Move(request, offset, is_checked)
+        else:
+            self._waiting.position = offset
+            self._waiting.is_checked |= is_checked
+        await self._desk.queue.wait(self._waiting.request)
+
+    def _begin_move(self) -> Act[CursorState]:
+        move, self._waiting = self._waiting, None
+        assert move is not None
+        self._underway = move.position
+        tier_head = self._desk.limits.tier_head
+        return lambda held: self._write(held, move, tier_head)
+
+    async def _perform(self, act: Act[CursorState]) -> None:
+        request = Request(self, lambda: act, self._end)
+        self._desk.queue.put(request)
+        await self._desk.queue.wait(request)
+
+    def _end(self, outcome: CursorState | BaseException) -> None:
+        """Take note of what became of a request, whether or not somebody waits for it."""
+        self._underway = None
+        if isinstance(outcome, CursorState):
+            self._seen = outcome
+            self._is_unsure = False
+        elif not isinstance(outcome, WalError) or outcome.outcome == "unknown":
+            self._is_unsure = True
+
+    # -- on the worker's thread, under the lock of the cursors -------------------------------
+
+    def _write(self, held: HeldCursors, move: _Move, tier_head: int | None) -> CursorState:
+        found = self._known(held)
+        now_us = self._desk.clock.now_us()
+        if move.is_checked or found.is_expired(now_us):
+            check_retained(held, self.name, move.position, tier_head)
+        made = dataclasses.replace(
+            found.renewed(now_us, self._desk.owner),
+            position=move.position,
+            revision=found.revision + 1,
+            writer=self._writer,
+        )
+        held.write(self.name, made)
+        return made
+
+    def _renew(self, held: HeldCursors, tier_head: int | None) -> CursorState:
+        found = self._known(held)
+        if not found.lease_us:
+            return found
+        now_us = self._desk.clock.now_us()
+        if found.is_expired(now_us):
+            check_retained(held, self.name, found.position, tier_head)
+        made = found.renewed(now_us, self._desk.owner)
+        held.write(self.name, made)
+        return made
+
+    def _remove(self, held: HeldCursors) -> CursorState:
+        if held.read(self.name) is not None:
+            self._known(held)
+            held.remove(self.name)
+        return self._seen
+
+    def _present(self, held: HeldCursors) -> CursorState:
+        found = held.read(self.name)
+        if found is None:
+            raise CursorMovedError(
+                f"cursor {self.name!r} was deleted",
+                expected=self._seen.position,
+                actual=None,
+                cursor=self.name,
+            )
+        return found
+
+    def _known(self, held: HeldCursors) -> CursorState:
+        """Return what the file says; CursorMovedError unless this handle made or read that."""
+        found, seen = self._present(held), self._seen
+        if found.tag == seen.tag:
+            return found
+        if found.writer == self._writer and found.revision > seen.revision:
+            return found  # written by us, although the call reported otherwise
+        raise CursorMovedError(
+            f"cursor {self.name!r} was moved from {seen.position} to {found.position} "
+            f"by {found.owner}; refresh() it to go on from there",
+            expected=seen.position,
+            actual=found.position,
+            cursor=self.name,
+        )
+
+
+def check_retained(held: HeldCursors, name: str, position: int, tier_head: int | None) -> None:
+    """Raise OffsetTrimmedError if a position lies below the head, which nobody moves meanwhile."""
+    head = first_retained(held, tier_head)
+    if position < head:
+        raise OffsetTrimmedError(
+            f"the position of cursor {name!r} was removed from the log; commit the head to go on "
+            "there, or delete the cursor",
+            requested=position,
+            head=head,
+            tail=head,
+        )
+
+
+def first_retained(held: HeldCursors, tier_head: int | None) -> int:
+    """Return the first offset that can be read: the local head, or the tier's if that is lower."""
+    local = held.head()
+    return local if tier_head is None else min(local, tier_head)

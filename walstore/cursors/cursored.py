@@ -1,0 +1,81 @@
+"""Cursored: the methods of a log, open for writing or for reading, that have to do with cursors."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from datetime import datetime
+from typing import cast
+
+from walstore.consumers.consumer import Consumer, ConsumerLog
+from walstore.consumers.register import OutputLog, OutputT
+from walstore.cursors.cursor import Cursor
+from walstore.cursors.directory import CursorInfo
+from walstore.cursors.store import CursorStore
+from walstore.ports import Clock
+from walstore.records import Start
+
+
+class Cursored:
+    """Named cursors, and consumers that keep their place in one. For logs that have ``log_id`` and
+    ``reader()``."""
+
+    @abstractmethod
+    def _cursor_store(self) -> tuple[CursorStore, Clock]:
+        """Return the log's cursors, made on first use, and its clock."""
+
+    async def cursor(
+        self,
+        name: str,
+        *,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        lease_seconds: float | None = None,
+    ) -> Cursor:
+        """Return a handle on the named cursor: a durable position that retention never passes.
+
+        A new one stands at ``start``. With ``lease_seconds`` it holds retention back only for that
+        long after its last commit. Details and errors: :meth:`walstore.cursor_store.CursorStore.open`.
+        """
+        cursors, _ = self._cursor_store()
+        return await cursors.open(name, start=start, lease_seconds=lease_seconds)
+
+    async def cursors(self) -> list[CursorInfo]:
+        """Return all cursors of the log by name, whoever made them; damaged ones say so."""
+        cursors, _ = self._cursor_store()
+        return await cursors.list()
+
+    async def delete_cursor(self, name: str) -> bool:
+        """Remove a cursor, whoever uses it, so that retention may pass; return whether there was one."""
+        cursors, _ = self._cursor_store()
+        return await cursors.delete(name)
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        auto_commit_seconds: float | None = 5.0,
+        lease_seconds: float | None = None,
+        stream: str | None = None,
+        follow: bool = True,
+        output: OutputLog[OutputT] | None = None,
+    ) -> Consumer[OutputT]:
+        """Return a consumer: a reader that keeps its place in the cursor of that name.
+
+        ``async with log.consumer("billing") as consumer: async for record in consumer: ...``. It begins
+        at ``start`` the first time. What was processed is committed every ``auto_commit_seconds`` and at
+        the end of the block; None leaves it to :meth:`Consumer.commit`. With ``output``, a log, its
+        ``transaction()`` changes the position and the output together: exactly once.
+        """
+        cursors, clock = self._cursor_store()
+        return Consumer(
+            cast(ConsumerLog, self),
+            cursors,
+            name,
+            clock=clock,
+            start=start,
+            auto_commit_seconds=auto_commit_seconds,
+            lease_seconds=lease_seconds,
+            stream=stream,
+            follow=follow,
+            output=output,
+        )

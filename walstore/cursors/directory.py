@@ -1,0 +1,215 @@
+"""Cursor directory: where a log's named cursors lie, and the lock that all who change them take.
+
+Owns every call on the directory ``cursors``. Knows no handles, no event loop and no log: whoever reads,
+compares and writes under :func:`hold_cursors` does so atomically, in whichever process. Blocking; only
+ever called on a worker's thread.
+
+Invariants (tests/walstore/cursors/test_directory.py)
+  C1  A file with a cursor's name is whole: it gets that name only after its content was synced.
+  C2  What :func:`pins` returns under the lock is durable, so retention never relies on a position
+      that a crash could take back.
+  C3  A file that cannot be read pins everything, until somebody removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from walstore.cursors.file import NAME, CursorState, decode_cursor, encode_cursor
+from walstore.directory import list_segments, load_checkpoint, read_cell
+from walstore.errors import (
+    CorruptionError,
+    DiskFullError,
+    FormatVersionError,
+    Outcome,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+    WalError,
+)
+from walstore.ports import FileSystem
+
+DIRECTORY_NAME: Final = "cursors"
+LOCK_NAME: Final = ".lock"
+SPARE_NAME: Final = ".next"
+"""Names with a leading dot are ours: no cursor can have one."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class CursorInfo:
+    """A cursor as retention and listings see it."""
+
+    name: str
+    position: int
+    """Nothing at or above it may be removed while it pins. 0 if the file is unreadable."""
+    is_expired: bool
+    """Whether the cursor's lease has ended, so that it pins nothing."""
+    state: CursorState | None
+    """All that the file says; None if it is unreadable."""
+    problem: WalError | None = None
+    """Why the file is unreadable: CorruptionError or FormatVersionError."""
+
+
+class HeldCursors:
+    """The cursors of a log while their lock is held. Made by :func:`hold_cursors`."""
+
+    def __init__(self, fs: FileSystem, directory: Path) -> None:
+        self._fs = fs
+        self._cursors = directory / DIRECTORY_NAME
+        self._directory = directory
+        self._dirty = False
+
+    def read(self, name: str) -> CursorState | None:
+        """Return what a cursor's file says, or None if there is no such cursor."""
+        return read_cursor(self._fs, self._directory, name)
+
+    def write(self, name: str, state: CursorState) -> None:
+        """Replace a cursor's file. It is durable after :meth:`sync`.
+
+        Raises DiskFullError, StorageUnavailableError or OutcomeUnknownError; an ``outcome`` of
+        ``"not_written"`` means that the old file is still there.
+        """
+        spare = self._cursors / SPARE_NAME
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.remove(spare)
+            file = self._fs.open(spare, "x")
+            try:
+                file.pwrite([encode_cursor(state)], 0)
+                file.datasync()
+            finally:
+                file.close()
+        except OSError as error:
+            raise describe_cursor(error, self._cursors / name, "not_written") from error
+        self._dirty = True
+        try:
+            self._fs.replace(spare, self._cursors / name)
+        except OSError as error:
+            raise describe_cursor(error, self._cursors / name, "unknown") from error
+
+    def remove(self, name: str) -> bool:
+        """Delete a cursor's file; return whether there was one. Durable after :meth:`sync`.
+
+        Raises as :meth:`write`.
+        """
+        self._dirty = True
+        try:
+            self._fs.remove(self._cursors / name)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise describe_cursor(error, self._cursors / name, "unknown") from error
+        return True
+
+    def sync(self) -> None:
+        """Make all that was written and removed durable; raises as :meth:`write`."""
+        if not self._dirty:
+            return
+        try:
+            self._fs.sync_directory(self._cursors)
+        except OSError as error:
+            raise describe_cursor(error, self._cursors, "unknown") from error
+        self._dirty = False
+
+    def head(self) -> int:
+        """Return the first offset on local disk, as it is durable now.
+
+        Nobody moves it while the lock is held.
+        """
+        cell = read_cell(self._fs, self._directory)
+        hint = load_checkpoint(self._fs, self._directory)
+        known = max(cell.head if cell else 0, hint.head if hint else 0)
+        return known or next(iter(list_segments(self._fs, self._directory)), 1)
+
+
+@contextlib.contextmanager
+def hold_cursors(
+    fs: FileSystem, directory: Path, *, owner: str = "retention"
+) -> Iterator[HeldCursors]:
+    """Hold the lock of a log's cursors: none is made, moved or removed by anybody else meanwhile.
+
+    Retention holds it from before it reads the :func:`pins` until its new head is durable. The
+    directory ``cursors`` is made if there is none, since the lock lies in it.
+
+    Raises WalLockedError at once if somebody else holds it: they do for some milliseconds, so try again
+    (``walstore.cursor_queue.patiently``), but never on a thread that others wait for.
+    """
+    cursors = directory / DIRECTORY_NAME
+    fs.make_directory(cursors)
+    lock = fs.lock(cursors / LOCK_NAME, owner)
+    try:
+        yield HeldCursors(fs, directory)
+    finally:
+        lock.release()
+
+
+def pins(fs: FileSystem, directory: Path, now_us: int) -> list[CursorInfo]:
+    """Return the cursors of a log by name, as retention must heed them. Only under the lock.
+
+    First makes durable what they say: whoever committed may have died before it was.
+    """
+    fs.sync_directory(directory / DIRECTORY_NAME)
+    return list_cursors(fs, directory, now_us)
+
+
+def lowest_pin(found: Sequence[CursorInfo]) -> int | None:
+    """Return the offset at and above which everything must stay; None if nothing is pinned."""
+    return min((info.position for info in found if not info.is_expired), default=None)
+
+
+def list_cursors(fs: FileSystem, directory: Path, now_us: int) -> list[CursorInfo]:
+    """Return the cursors of a log by name, without the lock. Each is whole; together they may never
+    have been true at the same moment."""
+    try:
+        names = fs.list(directory / DIRECTORY_NAME)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = []
+    for name in sorted(filter(NAME.fullmatch, names)):
+        try:
+            state = read_cursor(fs, directory, name)
+        except (CorruptionError, FormatVersionError) as error:
+            found.append(CursorInfo(name, 0, is_expired=False, state=None, problem=error))
+            continue
+        if state is not None:  # else deleted meanwhile
+            found.append(CursorInfo(name, state.position, state.is_expired(now_us), state))
+    return found
+
+
+def read_cursor(fs: FileSystem, directory: Path, name: str) -> CursorState | None:
+    """Return what a cursor's file says, or None if there is no such cursor.
+
+    Raises CorruptionError and FormatVersionError.
+    """
+    path = directory / DIRECTORY_NAME / name
+    try:
+        data = fs.read(path)
+    except FileNotFoundError:
+        return None
+    return decode_cursor(data, str(path))
+
+
+def describe_cursor(cause: OSError, path: Path, outcome: Outcome) -> WalError:
+    """Return the error for a failed call on a cursor's file.
+
+    Unlike a log, a cursor does not stay failed: each commit writes a new file, so it may be tried again.
+    """
+    error: WalError
+    if outcome == "unknown":
+        error = OutcomeUnknownError(
+            f"cursor may or may not have moved; refresh it and try again: {path}: {cause}",
+            retriable=True,
+        )
+    elif cause.errno in _FULL:
+        error = DiskFullError(
+            f"no space left for a cursor; free some and try again: {path}: {cause}", retriable=True
+        )
+    else:
+        error = StorageUnavailableError(f"cursor cannot be read or written: {path}: {cause}")
+    error.__cause__ = cause
+    return error

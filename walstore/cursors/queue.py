@@ -1,0 +1,218 @@
+"""CursorQueue: changes the cursor files of one log for one process, a round at a time.
+
+Owns the one task that does so, which is there only while there is something to change. What is asked for
+while a round is under way is done in the next, under one lock and with one sync of the directory. No
+caller's cancellation reaches that task: what was begun is finished, and whoever asked for it is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from walstore.cursors.directory import HeldCursors, describe_cursor, hold_cursors
+from walstore.errors import OutcomeUnknownError, WalClosedError, WalError, WalLockedError
+from walstore.faults import fresh
+from walstore.ports import Clock, FileSystem
+from walstore.threads import Lane
+
+logger = logging.getLogger("walstore")
+
+_T = TypeVar("_T")
+
+Act = Callable[[HeldCursors], _T]
+"""Reads, compares and writes cursors while their lock is held; raises WalError or OSError."""
+
+PATIENCE_SECONDS: Final = 30.0
+"""How long to wait for whoever holds the lock of the cursors; everybody holds it for milliseconds."""
+_FIRST_PAUSE_SECONDS: Final = 0.0005
+_LONGEST_PAUSE_SECONDS: Final = 0.005
+
+
+class Request(Generic[_T]):
+    """Something to be done with the cursors of a log: begun and ended on the loop, done on a thread."""
+
+    __slots__ = ("_begin", "_end", "done", "key")
+
+    def __init__(
+        self,
+        key: Hashable,
+        begin: Callable[[], Act[_T]],
+        end: Callable[[_T | BaseException], None] | None = None,
+    ) -> None:
+        """Ask for what ``begin()`` returns once its turn has come; ``end`` hears what became of it.
+
+        Requests with the same key are never in the same round: the later one begins when the earlier
+        one has ended.
+        """
+        self.key = key
+        self.done: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._begin = begin
+        self._end = end
+
+    def begin(self) -> Act[_T]:
+        """Return what is to be done; it cannot be changed any more."""
+        return self._begin()
+
+    def end(self, outcome: _T | BaseException) -> None:
+        """Pass the outcome on to whoever waits, if anybody still does."""
+        if self._end is not None:
+            self._end(outcome)
+        if self.done.done():
+            return
+        if isinstance(outcome, BaseException):
+            self.done.set_exception(outcome)
+            self.done.exception()  # everybody who waited may be gone
+        else:
+            self.done.set_result(outcome)
+
+
+class CursorQueue:
+    """What waits to be done with the cursors of a log. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        *,
+        fs: FileSystem,
+        clock: Clock,
+        worker: Callable[[], Lane],
+        directory: Path,
+        owner: str,
+    ) -> None:
+        """``worker()`` returns where to block; ``owner`` names this process to who waits for the lock."""
+        self._fs = fs
+        self._clock = clock
+        self._worker = worker
+        self._directory = directory
+        self._owner = owner
+        self._requests: list[Request[object]] = []
+        # Its task, while there is something to do; waited for by aclose().
+        self._draining: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self.rounds = 0
+        """How often the files were locked."""
+
+    def put(self, request: Request[_T]) -> None:
+        """Take a request; WalClosedError if the queue is closed."""
+        if self._is_closed:
+            raise WalClosedError("the log is closed")
+        self._requests.append(request)  # type: ignore[arg-type]
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(
+                self._drain(), name=f"walstore cursors {self._directory}"
+            )
+
+    async def wait(self, request: Request[_T]) -> _T:
+        """Return the outcome of a request, or raise it. Cancelling changes nothing for the request."""
+        try:
+            return await asyncio.shield(request.done)
+        except WalError as error:
+            raise fresh(error) from error.__cause__
+
+    async def perform(self, act: Act[_T], *, key: Hashable = None) -> _T:
+        """Do something in the next round and return its result; as :meth:`put` and :meth:`wait`.
+
+        Without a ``key`` it is in a round with anything.
+        """
+        request: Request[_T] = Request(object() if key is None else key, lambda: act)
+        self.put(request)
+        return await self.wait(request)
+
+    async def aclose(self) -> None:
+        """Refuse requests from now on, and return when those taken are done."""
+        self._is_closed = True
+        if self._draining is not None:
+            await asyncio.shield(self._draining)
+
+    async def _drain(self) -> None:
+        try:
+            while self._requests:
+                await self._round(self._take())
+        finally:
+            self._draining = None
+            # Nothing is left, unless the whole loop is being stopped.
+            left, self._requests = self._requests, []
+            for request in left:
+                request.begin()
+                request.end(WalClosedError("the event loop is stopping"))
+
+    def _take(self) -> list[Request[object]]:
+        """Take what may go together, in order; the first request of each key."""
+        taken: dict[Hashable, Request[object]] = {}
+        left: list[Request[object]] = []
+        for request in self._requests:
+            if request.key in taken:
+                left.append(request)
+            else:
+                taken[request.key] = request
+        self._requests = left
+        return list(taken.values())
+
+    async def _round(self, requests: Sequence[Request[object]]) -> None:
+        self.rounds += 1
+        acts = [request.begin() for request in requests]
+        outcomes: Sequence[object | BaseException]
+        try:
+            outcomes = await patiently(self._clock, lambda: self._worker().run(self._perform, acts))
+        except Exception as error:
+            if not isinstance(error, WalError):
+                logger.exception("a defect while cursors of %s were changed", self._directory)
+            outcomes = [error] * len(requests)
+        except BaseException:
+            for request in requests:
+                request.end(OutcomeUnknownError("the event loop stopped while a cursor moved"))
+            raise
+        for request, outcome in zip(requests, outcomes, strict=True):
+            request.end(outcome)
+
+    def _perform(self, acts: Sequence[Act[object]]) -> list[object | WalError]:
+        """Do all acts under the lock. One that fails does not keep the others from being done."""
+        try:
+            with hold_cursors(self._fs, self._directory, owner=self._owner) as held:
+                outcomes = [self._try(act, held) for act in acts]
+                try:
+                    held.sync()
+                except WalError as error:
+                    outcomes = [
+                        found if isinstance(found, WalError) else error for found in outcomes
+                    ]
+                return outcomes
+        except OSError as error:
+            raise describe_cursor(error, self._directory, "not_written") from error
+
+    def _try(self, act: Act[object], held: HeldCursors) -> object | WalError:
+        try:
+            return act(held)
+        except WalError as error:
+            return error
+        except OSError as error:
+            return describe_cursor(error, self._directory, "not_written")
+
+
+async def patiently(
+    clock: Clock, attempt: Callable[[], Awaitable[_T]], *, seconds: float = PATIENCE_SECONDS
+) -> _T:
+    """Return what ``attempt()`` returns, trying again while the cursors are locked by others.
+
+    Raises WalLockedError (retriable) when they still are after ``seconds``.
+    """
+    deadline = clock.monotonic() + seconds
+    pause_seconds = _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return await attempt()
+        except WalLockedError as error:
+            if clock.monotonic() >= deadline:
+                busy = WalLockedError(
+                    f"the cursors at {error.path} are held by {error.owner or 'somebody'} "
+                    f"for more than {seconds:g} s; see whether that process is stopped",
+                    path=error.path,
+                    owner=error.owner,
+                )
+                busy.retriable = True
+                raise busy from error
+        await clock.sleep(pause_seconds)
+        pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)

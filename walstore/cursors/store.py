@@ -1,0 +1,180 @@
+"""CursorStore: the named cursors of one log, for one process. Makes, lists and deletes them.
+
+Stands beside the writer and, with a view of the log, in other processes. It never changes a file
+itself; that is for the :class:`CursorQueue`, which it owns.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from walstore.cursors.cursor import Cursor, CursorLimits, Desk, check_retained, first_retained
+from walstore.cursors.directory import CursorInfo, HeldCursors, describe_cursor, list_cursors
+from walstore.cursors.file import TAG_BYTES, CursorState, check_name
+from walstore.cursors.queue import CursorQueue
+from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, WalClosedError
+from walstore.followers import Followers
+from walstore.ports import Clock, FileSystem
+from walstore.reader import Reader
+from walstore.records import Start
+from walstore.threads import Lane, Worker
+
+_MOST_LEASE_SECONDS = 10 * 365 * 86_400
+
+
+def _make_worker() -> Lane:
+    return Worker("cursors")
+
+
+class CursorLog(CursorLimits, Protocol):
+    """What cursors ask of their log. Belongs to the event loop."""
+
+    @property
+    def path(self) -> Path:
+        """The log's directory."""
+
+    def reader(self, start: Start | str | int | datetime, /) -> Reader:
+        """Return a reader of durable records."""
+
+
+class CursorStore:
+    """The cursors of one log, as one process sees them. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        log: CursorLog,
+        *,
+        fs: FileSystem,
+        clock: Clock,
+        owner: str,
+        make_worker: Callable[[], Lane] = _make_worker,
+        make_tag: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        """Work on the directory of ``log``.
+
+        ``owner`` names this process in the files. ``make_worker()`` is called when there is the first
+        thing to do that blocks, and what it made is closed with the store; others must not wait for
+        it, since commits sync. ``make_tag(8)`` returns a name for a handle that no other ever has.
+        """
+        self._log = log
+        self._fs = fs
+        self._clock = clock
+        self._make_worker = make_worker
+        self._worker: Lane | None = None
+        self._is_closed = False
+        self._make_tag = make_tag
+        self._queue = CursorQueue(
+            fs=fs, clock=clock, worker=self._blocking, directory=log.path, owner=owner
+        )
+        self._desk = Desk(log, self._queue, clock, owner)
+        self._handles: Followers[Cursor] = Followers()
+
+    async def open(
+        self,
+        name: str,
+        *,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        lease_seconds: float | None = None,
+    ) -> Cursor:
+        """Return a handle on the cursor ``name``; a new one stands at ``start``.
+
+        ``start`` is ``"earliest"``, ``"latest"`` (behind what readers see), an offset, or an aware datetime.
+        ``lease_seconds`` (more than 0) gives the cursor a lease of that length, or another length,
+        from now; None leaves it as it is, and gives a new one none: then it pins until it is deleted.
+        A lease that the cursor has already is extended in any case.
+
+        Cancelled, the cursor may be made all the same. Raises ValueError for a bad name,
+        OffsetNotWrittenError or OffsetTrimmedError for a ``start`` outside the log,
+        OffsetTrimmedError also for a cursor whose position was removed after its lease ended (delete
+        it to begin anew), CorruptionError, FormatVersionError, and what a commit raises for the disk.
+        """
+        check_name(name)
+        lease_us = None if lease_seconds is None else _lease_us(lease_seconds)
+        offset = await self._resolve(start)
+        tier_head = self._log.tier_head
+        writer = self._make_tag(TAG_BYTES)
+
+        def open_it(held: HeldCursors) -> CursorState:
+            found = held.read(name)
+            if found is None:
+                position = first_retained(held, tier_head) if offset is None else offset
+                found = CursorState(position, 1, writer, 0, 0, 0, "")
+            elif not (lease_us or found.lease_us):
+                check_retained(held, name, found.position, tier_head)
+                return found
+            check_retained(held, name, found.position, tier_head)
+            made = found.renewed(self._clock.now_us(), self._desk.owner, lease_us)
+            held.write(name, made)
+            return made
+
+        state = await self._queue.perform(open_it)
+        found = Cursor(name=name, state=state, desk=self._desk, writer=writer)
+        self._handles.add(found)
+        return found
+
+    def lags(self, limit: int) -> dict[str, int]:
+        """Return by name how far the cursors with a live handle are behind ``limit``. On any thread."""
+        lags: dict[str, int] = {}
+        for handle in self._handles.alive():
+            lag = max(limit - handle.position, 0)
+            lags[handle.name] = min(lag, lags.get(handle.name, lag))
+        return lags
+
+    async def list(self) -> list[CursorInfo]:
+        """Return the cursors by name, damaged ones included. Takes no lock."""
+        try:
+            return await self._blocking().run(
+                list_cursors, self._fs, self._log.path, self._clock.now_us()
+            )
+        except OSError as error:
+            raise describe_cursor(error, self._log.path, "not_written") from error
+
+    async def delete(self, name: str) -> bool:
+        """Remove a cursor and its pin, whoever moved it and also if it is damaged.
+
+        Returns whether there was one. Its handles fail with CursorMovedError from then on.
+        """
+        check_name(name)
+        return await self._queue.perform(lambda held: held.remove(name))
+
+    async def aclose(self) -> None:
+        """Return when what was asked for is done; refuse everything from now on."""
+        await self._queue.aclose()
+        self._is_closed = True
+        if self._worker is not None:
+            self._worker.close()
+
+    def _blocking(self) -> Lane:
+        if self._worker is None:
+            if self._is_closed:
+                raise WalClosedError("the log is closed")
+            self._worker = self._make_worker()
+        return self._worker
+
+    async def _resolve(self, start: Start | str | int | datetime) -> int | None:
+        """Return the offset that is meant; None for the head, which is known under the lock only."""
+        if start == Start.EARLIEST:
+            return None
+        async with self._log.reader(start) as reader:
+            offset = reader.position
+        limit = self._log.visible_limit
+        if offset > limit:
+            raise OffsetNotWrittenError(
+                "no cursor may stand beyond what readers see",
+                requested=offset,
+                head=self._log.head,
+                tail=limit,
+            )
+        return offset
+
+
+def _lease_us(seconds: float) -> int:
+    if not 0 < seconds <= _MOST_LEASE_SECONDS:
+        raise InvalidSettingsError(
+            f"lease_seconds must be more than 0 and at most ten years, not {seconds!r}"
+        )
+    return max(1, round(seconds * 1e6))

@@ -1,0 +1,1 @@
+"""Repairing a log that does not open."""

@@ -1,0 +1,233 @@
+"""Applying a repair plan: a redo log, so that it can be killed at any call and started again. Blocking.
+
+The order is fixed:
+
+  1. the plan becomes durable as ``repair.wal``; a log in which that file lies does not open, because it is
+     named like a segment and is none;
+  2. every file that is replaced or given up moves into the directory of what is set aside;
+  3. segments that consist of parts of those are written beside them, synced, and renamed to their place;
+  4. checkpoint and durable cell are written from what is there now;
+  5. the plan itself moves to what was set aside, as the record of what was done. Now the log opens.
+
+Every step finds out whether it was done already. Nothing is ever deleted but files of step 3 that a crash
+left unfinished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Final
+
+from walstore import checkpoint, frame, segment
+from walstore.checkpoint import Checkpoint, DurableCell
+from walstore.directory import walk_file
+from walstore.durable_file import write_durably
+from walstore.errors import CorruptionError
+from walstore.frame import Kind
+from walstore.ports import File, FileSystem
+from walstore.recovery import Chain
+from walstore.repair.plan import (
+    JOURNAL_NAME,
+    KEPT_NAME,
+    Actions,
+    Output,
+    RepairPlan,
+    decode_plan,
+    encode_plan,
+)
+from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
+from walstore.segment_file import read_footer, read_header
+from walstore.segment_streams import SegmentStreams
+
+_SPARE_NAME: Final = "repair.tmp"
+_CHUNK_BYTES: Final = 1 << 20
+
+
+def load_interrupted(fs: FileSystem, directory: Path) -> RepairPlan | None:
+    """Return the plan of a repair that was interrupted, or None; a damaged one counts as none."""
+    path = directory / JOURNAL_NAME
+    try:
+        return decode_plan(fs.read(path), str(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def run_actions(fs: FileSystem, directory: Path, plan: RepairPlan, new_log_id: str) -> None:
+    """Do what a plan says, or the rest of it if it was interrupted. Under the log's lock; OSError."""
+    actions = plan.actions
+    assert actions is not None
+    if not actions.log_id:
+        actions = dataclasses.replace(actions, log_id=new_log_id)
+        plan = dataclasses.replace(plan, actions=actions)
+    kept = directory / KEPT_NAME
+    fs.make_directory(kept)
+    if load_interrupted(fs, directory) is None:
+        _begin(fs, directory, kept, plan)
+    _set_aside(fs, directory, kept, actions)
+    for output in actions.outputs:
+        _write_segment(fs, directory, kept, output, actions)
+    _write_hints(fs, directory, actions)
+    fs.replace(directory / JOURNAL_NAME, kept / actions.record_name)
+    fs.sync_directory(kept)
+    fs.sync_directory(directory)
+
+
+def _begin(fs: FileSystem, directory: Path, kept: Path, plan: RepairPlan) -> None:
+    """Make the plan durable. One that is damaged is in its place perhaps; a copy of that is kept."""
+    if JOURNAL_NAME in fs.list(directory):
+        number = sum(name.startswith(JOURNAL_NAME) for name in fs.list(kept)) + 1
+        old = fs.read(directory / JOURNAL_NAME)
+        write_durably(fs, kept / f"{JOURNAL_NAME}.{number}", old)
+    write_durably(fs, directory / JOURNAL_NAME, encode_plan(plan))
+
+
+def _set_aside(fs: FileSystem, directory: Path, kept: Path, actions: Actions) -> None:
+    present, done = set(fs.list(directory)), set(fs.list(kept))
+    for move in actions.moves:
+        if move.kept_as not in done and move.name in present:
+            fs.replace(directory / move.name, kept / move.kept_as)
+    fs.sync_directory(kept)
+    fs.sync_directory(directory)
+
+
+def _write_segment(
+    fs: FileSystem, directory: Path, kept: Path, output: Output, actions: Actions
+) -> None:
+    """Make a segment from the frames of one that was set aside, unless that is done."""
+    if output.name in fs.list(directory):
+        return
+    spare = directory / _SPARE_NAME
+    with contextlib.suppress(FileNotFoundError):
+        fs.remove(spare)
+    header = SegmentHeader(
+        bytes.fromhex(actions.log_id),
+        output.start,
+        output.header_epoch,
+        output.created_us,
+        output.previous_crc,
+    )
+    file = fs.open(spare, "x")
+    try:
+        file.pwrite([segment.encode_header(header)], 0)
+        if output.source is not None:
+            _copy(fs, kept / output.source, file, output)
+        index = SegmentIndex(SegmentStreams())
+        chain = Chain(output.start, output.previous_crc, 0, 0)
+        end = walk_file(file, spare, chain, index, segment.HEADER_BYTES)
+        found = (chain.next_offset, chain.previous_crc, end)
+        wanted = segment.HEADER_BYTES + output.end - output.position
+        if found != (output.limit, output.last_crc, wanted):
+            raise CorruptionError(
+                "the batches of a segment changed since the repair was planned; plan it again",
+                path=str(kept / (output.source or "")),
+                expected=(output.limit, output.last_crc, wanted),
+                found=found,
+            )
+        if output.is_sealed:
+            summary = SegmentSummary(
+                output.start, output.limit, end, output.last_crc, output.timestamp_us
+            )
+            file.pwrite([segment.encode_footer(summary, index)], end)
+        elif output.needs_ledger:
+            file.pwrite([_ledger_frame(output, actions)], end)
+        file.datasync()
+    finally:
+        file.close()
+    fs.sync_directory(directory)
+    fs.replace(spare, directory / output.name)
+    fs.sync_directory(directory)
+
+
+def _copy(fs: FileSystem, source: Path, target: File, output: Output) -> None:
+    file = fs.open(source, "r")
+    try:
+        at = output.position
+        while at < output.end:
+            data = file.pread(min(_CHUNK_BYTES, output.end - at), at)
+            if not data:
+                raise CorruptionError("the file became shorter", path=str(source), position=at)
+            for patch in output.patches:
+                if at <= patch.position < at + len(data):
+                    data = _patched(data, patch.position - at, patch.value)
+            target.pwrite([data], segment.HEADER_BYTES + at - output.position)
+            at += len(data)
+    finally:
+        file.close()
+
+
+def _patched(data: bytes, position: int, value: int) -> bytes:
+    return data[:position] + bytes([value]) + data[position + 1 :]
+
+
+def _ledger_frame(output: Output, actions: Actions) -> bytearray:
+    """Return a frame without records that holds what the log remembers."""
+    column = frame.blob_column(Kind.MARKS, [actions.ledger], len(actions.ledger))
+    data, _ = frame.encode(
+        [column],
+        start=output.limit,
+        count=0,
+        base_timestamp_us=output.timestamp_us,
+        max_timestamp_us=output.timestamp_us,
+        epoch=actions.epoch,
+        previous_crc=output.last_crc,
+        synced_limit=output.limit,
+    )
+    return data
+
+
+def _write_hints(fs: FileSystem, directory: Path, actions: Actions) -> None:
+    """Write the checkpoint and the cell, from the segments as they are now."""
+    *before, last = actions.segments
+    sealed = []
+    for start in before:
+        summary, _, _ = _end_of(fs, directory, start)
+        sealed.append(summary)
+    summary, index, epoch = _end_of(fs, directory, last)
+    hint = Checkpoint(
+        log_id=bytes.fromhex(actions.log_id),
+        epoch=max(actions.epoch, epoch),
+        head=actions.head,
+        sealed=tuple(sealed),
+        tail_start=last,
+        tail_position=summary.data_bytes,
+        tail_index=index,
+        next_offset=summary.limit,
+        previous_crc=summary.last_crc,
+        timestamp_us=summary.max_timestamp_us,
+        uploaded_limit=actions.uploaded_limit,
+        tier_url=actions.tier_url,
+        ledger=actions.ledger,
+    )
+    cell = DurableCell(
+        head=hint.head,
+        durable_limit=hint.next_offset,
+        epoch=hint.epoch,
+        tail_start=last,
+        tail_position=hint.tail_position,
+        visible_limit=hint.next_offset,
+    )
+    data = checkpoint.encode_cell(cell).ljust(checkpoint.CELL_BYTES, b"\0")
+    write_durably(fs, directory / checkpoint.CELL_FILE_NAME, data)
+    write_durably(fs, directory / checkpoint.FILE_NAME, checkpoint.encode_checkpoint(hint))
+
+
+def _end_of(
+    fs: FileSystem, directory: Path, start: int
+) -> tuple[SegmentSummary, SegmentIndex, int]:
+    """Return what is known of a good segment, its index, and its epoch as far as known."""
+    path = directory / segment.file_name(start)
+    file = fs.open(path, "r")
+    try:
+        header = read_header(file, path)
+        footer = read_footer(file, start, path)
+        if footer is not None:
+            return *footer, header.epoch
+        index = SegmentIndex()
+        chain = Chain(start, header.previous_crc, 0, header.epoch)
+        end = walk_file(file, path, chain, index, segment.HEADER_BYTES)
+    finally:
+        file.close()
+    summary = SegmentSummary(start, chain.next_offset, end, chain.previous_crc, chain.timestamp_us)
+    return summary, index, chain.epoch

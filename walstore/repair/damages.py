@@ -1,0 +1,117 @@
+"""Naming every damaged place of a surveyed log. Pure: no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from walstore import segment
+from walstore.repair.plan import JOURNAL_NAME, Damage
+from walstore.repair.run import SegmentSurvey, Survey
+from walstore.repair.stretches import Situation, summary_of
+
+_FOREIGN: Final = {
+    JOURNAL_NAME: "the plan of an interrupted repair is damaged",
+    "": "a foreign file is named like a segment",
+}
+
+
+def find_damages(survey: Survey, situation: Situation) -> list[Damage]:
+    """Return what is not as it was written, in the order of the log."""
+    damages = list(situation.damages)
+    for name in survey.foreign:
+        damages.append(Damage(str(survey.path / name), None, _FOREIGN.get(name, _FOREIGN[""])))
+    damages += [
+        Damage(str(survey.path / one.name), 0, "the segment belongs to another log")
+        for one in situation.strangers
+    ]
+    expected = situation.head
+    previous_crc: int | None = None
+    for at, one in enumerate(situation.segments):
+        is_last = at + 1 == len(situation.segments)
+        path = str(survey.path / one.name)
+        if max(one.first_offset, one.start) > expected and one.start > expected:
+            damages.append(_missing(survey, expected, one.start))
+            previous_crc = None
+        damages += [
+            Damage(path, position, message)
+            for position, message in _inside(one, previous_crc, is_last=is_last)
+        ]
+        if one.runs:
+            expected = max(expected, one.runs[-1].limit)
+            previous_crc = one.runs[-1].last_crc
+        if one.footer is not None and one.footer.limit > expected:
+            expected = one.footer.limit
+            previous_crc = None
+        following = situation.segments[at + 1].start if not is_last else situation.limit
+        is_torn_off = one.rest_bytes > one.torn_bytes and one.footer is None
+        if is_torn_off and expected < following:
+            position = one.runs[-1].end if one.runs else segment.HEADER_BYTES
+            damages.append(Damage(path, position, _damaged(expected)))
+            expected, previous_crc = following, None
+    if expected < situation.limit:
+        damages.append(
+            Damage(
+                str(survey.path),
+                None,
+                f"the log ends at offset {expected}, but offsets below {situation.limit} had been "
+                "synced",
+            )
+        )
+    if not damages and (situation.unreadable or len(situation.readable) > 1):
+        damages.append(Damage(str(survey.path), None, "the batches do not continue each other"))
+    return damages
+
+
+def _inside(
+    one: SegmentSurvey, previous_crc: int | None, *, is_last: bool
+) -> Iterator[tuple[int | None, str]]:
+    """Yield position and description of each damage in one segment."""
+    first = one.runs[0] if one.runs else None
+    if one.header_error:
+        yield 0, one.header_error
+    elif one.header is not None and one.header.start != one.start:
+        yield 0, f"the segment begins at offset {one.header.start}, unlike its name"
+    if (
+        first is not None
+        and first.position == segment.HEADER_BYTES
+        and first.previous_crc != (first.previous_crc if previous_crc is None else previous_crc)
+    ):
+        yield 0, "the segment does not continue the one before"
+    end, offset = segment.HEADER_BYTES, one.start
+    for run in one.runs:
+        if run.position > end:
+            yield end, _damaged(offset)
+        elif run.start != offset or end > segment.HEADER_BYTES:
+            yield run.position, f"a batch at offset {run.start} does not continue the log"
+        for patch in run.patches:
+            yield patch.position, "a bit is flipped"
+        end, offset = run.end, run.limit
+    yield from _at_the_end(one, end, offset, is_last=is_last)
+
+
+def _at_the_end(
+    one: SegmentSurvey, end: int, offset: int, *, is_last: bool
+) -> Iterator[tuple[int | None, str]]:
+    """Yield the damages behind the last whole batch, which ends at byte ``end`` and ``offset``."""
+    footer = one.footer
+    if one.footer_error:
+        yield None, one.footer_error
+    elif footer is not None and footer.data_bytes > end:
+        yield end, _damaged(offset)
+    elif footer is not None and one.runs and footer != summary_of(one.runs[-1]):
+        yield footer.data_bytes, f"the footer ends at {footer.limit}, the batches at {offset}"
+    elif footer is None and not is_last:
+        yield end, "the sealed segment has lost its footer"
+    if one.torn_bytes:
+        yield end, f"{one.torn_bytes} bytes that hold no acknowledged record"
+
+
+def _damaged(offset: int) -> str:
+    return f"the batch at offset {offset} is damaged"
+
+
+def _missing(survey: Survey, start: int, limit: int) -> Damage:
+    return Damage(
+        str(survey.path), None, f"the offsets [{start}, {limit}) are missing: a segment is gone"
+    )

@@ -1,0 +1,266 @@
+"""Repair plans as values: what is damaged, what would be done, what would be lost. Pure: no I/O.
+
+A plan also travels through the file that makes a repair restartable (``repair/apply.py``), as JSON with
+a CRC over it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from crc32c import crc32c
+
+from walstore.directory import REPAIR_NAME
+from walstore.errors import FormatVersionError
+
+VERSION: Final = 1
+JOURNAL_NAME: Final = REPAIR_NAME
+"""The file in which a plan lies while it is carried out."""
+KEPT_NAME: Final = "damaged"
+"""Directory of what was set aside, inside the log's."""
+
+
+class RepairKind(StrEnum):
+    """What a step of a repair does, from harmless to lossy."""
+
+    FINISH = "finish"
+    """Finish a repair that was interrupted."""
+    REBUILD_CHECKPOINT = "rebuild-checkpoint"
+    """Write a checkpoint that agrees with the segments."""
+    REBUILD_CELL = "rebuild-cell"
+    """Write a durable cell that agrees with the segments."""
+    RENAME = "rename"
+    """Give a segment the name that its batches say."""
+    REBUILD_HEADER = "rebuild-header"
+    """Write a segment's header again from what its batches and the rest of the log say."""
+    REBUILD_FOOTER = "rebuild-footer"
+    """Write a sealed segment's footer again from its batches."""
+    CORRECT_BIT = "correct-bit"
+    """Put the one flipped bit of a batch right that its checksum shows."""
+    CUT_TAIL = "cut-tail"
+    """Cut bytes behind the last batch off that hold no acknowledged record."""
+    SET_ASIDE = "set-aside"
+    """Move a file that is not part of the log (any more) away."""
+    TRUNCATE = "truncate"
+    """End the log before the damage. Lossy."""
+    ADVANCE_HEAD = "advance-head"
+    """Begin the log behind the damage. Lossy."""
+
+
+LOSSY: Final = frozenset({RepairKind.TRUNCATE, RepairKind.ADVANCE_HEAD})
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Something in the log's directory that is not as it was written."""
+
+    path: str
+    position: int | None
+    """Byte in that file; None if it is the file as a whole."""
+    message: str
+
+    def __str__(self) -> str:
+        where = self.path if self.position is None else f"{self.path} at byte {self.position}"
+        return f"{where}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that a repair does."""
+
+    kind: RepairKind
+    path: str
+    message: str
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether records are given up by it."""
+        return self.kind in LOSSY
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Offsets ``[start, limit)``."""
+
+    start: int
+    limit: int
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.limit})"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A file of the log's directory that is set aside."""
+
+    name: str
+    kept_as: str
+    """Its name in the directory of what was set aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A byte that is wrong in a file."""
+
+    position: int
+    value: int
+    """What it should be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """A segment that is written anew from whole frames of one that was set aside."""
+
+    name: str
+    source: str | None
+    """Name under which the old segment is kept; None for a segment without records."""
+    position: int
+    end: int
+    """The frames lie in ``[position, end)`` of the source."""
+    start: int
+    limit: int
+    header_epoch: int
+    created_us: int
+    previous_crc: int
+    last_crc: int
+    timestamp_us: int
+    patches: tuple[Patch, ...]
+    """Bytes of the source to be put right on the way."""
+    is_sealed: bool
+    needs_ledger: bool
+    """Whether it must end with the ledger because it does not begin with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actions:
+    """What applying a plan does to the files. Every part may be done again after it was done."""
+
+    log_id: str
+    epoch: int
+    head: int
+    limit: int
+    moves: tuple[Move, ...]
+    outputs: tuple[Output, ...]
+    segments: tuple[int, ...]
+    """First offsets of the segments of the repaired log."""
+    ledger: bytes
+    uploaded_limit: int
+    tier_url: str | None
+    record_name: str
+    """Name under which the plan itself is kept afterwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairPlan:
+    """What :func:`walstore.repair.plan_repair` found and what would be done about it."""
+
+    path: str
+    log_id: str | None
+    """Identity of the log, 32 hex digits; None if it is lost."""
+    keep: str | None
+    """The choice that was given to ``plan_repair``."""
+    damages: tuple[Damage, ...]
+    unreadable: tuple[Interval, ...]
+    """Offsets that the log should hold and whose records are damaged or missing."""
+    choices: tuple[Interval, ...]
+    """Unbroken stretches of records, in order; a repaired log consists of one of them."""
+    needs_choice: bool
+    """Whether ``keep`` must say which of several stretches to keep; then there are no steps."""
+    steps: tuple[Step, ...]
+    head: int
+    """First offset of the repaired log."""
+    limit: int
+    """Its end: the next offset that an append gets."""
+    lost: tuple[Interval, ...]
+    """Offsets that the log should hold and will not hold after the repair: the unreadable ones and
+    those that are given up with them. Whole batches of them are kept in files that are set aside."""
+    reassigned: Interval | None
+    """Offsets that records had before the repair and that appends after it will use again."""
+    epoch: int
+    """Epoch of the repaired log; higher than any found."""
+    uploaded_limit: int
+    """Every offset below it was in the cloud tier at the last checkpoint; 0 if unknown."""
+    tier_url: str | None
+    notes: tuple[str, ...]
+    """What else the operator should know."""
+    actions: Actions | None
+    """None if nothing is to be done, or a choice is missing."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything is to be repaired."""
+        return bool(self.damages)
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether records are lost, be it by the damage or by the repair."""
+        return bool(self.lost)
+
+
+def encode_plan(plan: RepairPlan) -> bytes:
+    """Return a plan as a line of JSON, preceded by a line with its CRC."""
+    body = json.dumps(
+        {"version": VERSION, **asdict(plan)}, ensure_ascii=False, indent=1, default=_to_json
+    ).encode()
+    return b"%08x\n%s\n" % (crc32c(body), body)
+
+
+def decode_plan(data: bytes, path: str) -> RepairPlan | None:
+    """Parse :func:`encode_plan`; None if it is damaged, FormatVersionError if it is newer."""
+    first, _, rest = data.partition(b"\n")
+    body = rest.removesuffix(b"\n")
+    if first != b"%08x" % crc32c(body):
+        return None
+    fields: dict[str, Any] = json.loads(body)
+    version = fields.pop("version")
+    if version != VERSION:
+        raise FormatVersionError(
+            "the repair was begun by another version", path=path, found=version, supported=VERSION
+        )
+    actions = fields.pop("actions")
+    reassigned = fields.pop("reassigned")
+    return RepairPlan(
+        damages=tuple(Damage(**one) for one in fields.pop("damages")),
+        unreadable=_intervals(fields.pop("unreadable")),
+        choices=_intervals(fields.pop("choices")),
+        lost=_intervals(fields.pop("lost")),
+        steps=tuple(
+            Step(RepairKind(one["kind"]), one["path"], one["message"])
+            for one in fields.pop("steps")
+        ),
+        reassigned=Interval(**reassigned) if reassigned else None,
+        notes=tuple(fields.pop("notes")),
+        actions=_decode_actions(actions) if actions else None,
+        **fields,
+    )
+
+
+def _decode_actions(fields: dict[str, Any]) -> Actions:
+    return Actions(
+        moves=tuple(Move(**one) for one in fields.pop("moves")),
+        outputs=tuple(_decode_output(one) for one in fields.pop("outputs")),
+        segments=tuple(fields.pop("segments")),
+        ledger=base64.b64decode(fields.pop("ledger")),
+        **fields,
+    )
+
+
+def _decode_output(fields: dict[str, Any]) -> Output:
+    return Output(patches=tuple(Patch(**one) for one in fields.pop("patches")), **fields)
+
+
+def _intervals(items: list[dict[str, int]]) -> tuple[Interval, ...]:
+    return tuple(Interval(**one) for one in items)
+
+
+def _to_json(value: object) -> str:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    raise TypeError(f"not for JSON: {value!r}")

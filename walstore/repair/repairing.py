@@ -1,0 +1,142 @@
+"""Repairing a log that does not open: first a plan that says what would be lost, then doing it. Blocking.
+
+For operators, through ``walstore repair``; the page is docs/repair.md. What is never done: inventing
+records, moving a record to another offset, deleting a file. What is replaced or given up lies in the
+directory ``damaged`` of the log afterwards, together with the plan.
+
+Invariants (tests/walstore/repair/test_repairing.py)
+  R1  A repaired log opens, and holds exactly the records of ``[plan.head, plan.limit)`` unchanged.
+  R2  Whatever the log should hold and does not hold any more is in ``plan.lost``.
+  R3  An interrupted repair leaves a log that does not open until the repair is finished.
+  R4  Every byte that was there before is there afterwards, in the log or in ``damaged``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from walstore.errors import DiskFullError, InvalidSettingsError, WalError
+from walstore.locks import lock_log
+from walstore.ports import FileSystem
+from walstore.posix import PosixFileSystem
+from walstore.repair.apply import load_interrupted, run_actions
+from walstore.repair.decide import decide
+from walstore.repair.plan import (
+    JOURNAL_NAME,
+    KEPT_NAME,
+    Damage,
+    Interval,
+    RepairKind,
+    RepairPlan,
+    Step,
+)
+from walstore.repair.stretches import Keep
+from walstore.repair.survey import survey_log
+
+__all__ = [
+    "Damage",
+    "Interval",
+    "Keep",
+    "RepairKind",
+    "RepairPlan",
+    "Step",
+    "apply_repair",
+    "plan_repair",
+]
+
+
+def plan_repair(
+    directory: str | Path, *, keep: Keep | None = None, fs: FileSystem | None = None
+) -> RepairPlan:
+    """Look at every byte of the log in ``directory`` and say how to repair it. Changes nothing.
+
+    Takes no lock, but judges what a live writer is adding as unfinished: ask when nobody writes.
+    ``keep`` chooses where the damage leaves several readable stretches of records, of which a
+    repaired log can hold one: ``"before"`` the first, ``"after"`` the last, an offset the one that
+    holds it. Without a choice the plan names the stretches and has no steps.
+
+    Raises LogNotFoundError, InvalidSettingsError if ``keep`` is an offset that cannot be read,
+    FormatVersionError if a file was written by a newer version, and OSError.
+    """
+    path, fs = Path(directory), fs or PosixFileSystem()
+    interrupted = load_interrupted(fs, path)
+    if interrupted is not None:
+        return _to_finish(interrupted, path)
+    return _plan(path, keep, fs)
+
+
+def apply_repair(
+    plan: RepairPlan,
+    *,
+    fs: FileSystem | None = None,
+    make_log_id: Callable[[], bytes] = lambda: os.urandom(16),
+) -> None:
+    """Do what ``plan`` says, under the log's lock. If it is killed, plan and apply again to finish.
+
+    Does nothing if nothing is needed. Raises WalLockedError if the log is open for writing,
+    InvalidSettingsError if the plan lacks a choice, WalError if the log is not the one any more for
+    which it was made, DiskFullError before anything is changed, CorruptionError and OSError.
+    """
+    path, fs = Path(plan.path), fs or PosixFileSystem()
+    if not plan.is_needed:
+        return
+    if plan.actions is None:
+        stretches = " or ".join(str(one) for one in plan.choices)
+        raise InvalidSettingsError(
+            f"the damage leaves several stretches, {stretches}: plan again with keep='before', "
+            "'after', or an offset in the one to keep"
+        )
+    lock = lock_log(fs, path, f"repair, process {os.getpid()} on {socket.gethostname()}")
+    try:
+        interrupted = load_interrupted(fs, path)
+        if interrupted is not None:
+            current = _to_finish(interrupted, path)
+        else:
+            current = _plan(path, _parse_keep(plan.keep), fs)
+        if current != plan:
+            raise WalError(f"the log changed since the repair was planned; plan again: {path}")
+        _check_space(fs, path, plan)
+        run_actions(fs, path, interrupted or plan, make_log_id().hex())
+    finally:
+        lock.release()
+
+
+def _plan(path: Path, keep: Keep | None, fs: FileSystem) -> RepairPlan:
+    survey = survey_log(fs, path)
+    kept = fs.list(path / KEPT_NAME) if KEPT_NAME in survey.names else []
+    return decide(survey, keep, kept)
+
+
+def _to_finish(interrupted: RepairPlan, path: Path) -> RepairPlan:
+    """Return an interrupted plan as one whose only step is to finish it."""
+    damage = Damage(str(path / JOURNAL_NAME), None, "a repair was interrupted")
+    step = Step(
+        RepairKind.FINISH, str(path / JOURNAL_NAME), "finish the repair that was interrupted"
+    )
+    return dataclasses.replace(
+        interrupted,
+        path=str(path),
+        damages=(damage, *interrupted.damages),
+        steps=(step, *interrupted.steps),
+    )
+
+
+def _parse_keep(keep: str | None) -> Keep | None:
+    if keep is None or keep in ("before", "after"):
+        return keep  # type: ignore[return-value]
+    return int(keep)
+
+
+def _check_space(fs: FileSystem, path: Path, plan: RepairPlan) -> None:
+    """Refuse to begin what would fill the disk."""
+    assert plan.actions is not None
+    needed = sum(output.end - output.position for output in plan.actions.outputs) + (1 << 20)
+    free = fs.free_bytes(path)
+    if free < needed:
+        raise DiskFullError(
+            f"the repair writes {needed} bytes beside what is there, but {path} has {free} free"
+        )

@@ -1,0 +1,105 @@
+"""What surveying a damaged log finds: runs of whole batches in segment files. Pure values."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from walstore.checkpoint import Checkpoint, DurableCell
+from walstore.repair.plan import Patch
+from walstore.segment import SegmentHeader, SegmentSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Whole frames of one segment, each of which continues the one before."""
+
+    position: int
+    """Where they begin in the file."""
+    end: int
+    """Where they end."""
+    start: int
+    limit: int
+    previous_crc: int
+    """CRC of the frame to which the first one is chained."""
+    last_crc: int
+    first_epoch: int
+    epoch: int
+    timestamp_us: int
+    """Of the last record."""
+    created_us: int
+    """Of the first record."""
+    ledger: bytes
+    """What the log remembers behind them, as marks; empty if nothing."""
+    ledger_is_exact: bool
+    """Whether no change of it can have been lost with damaged frames before."""
+    last_synced_limit: int
+    """What the last frame says had been synced when it was written; 0 if there is no frame."""
+    patches: tuple[Patch, ...] = ()
+    """Bytes that are wrong in the file, with what they should be."""
+
+    def joined(self, later: Run) -> Run:
+        """Return both runs as one; ``later`` must follow directly in the same file."""
+        return dataclasses.replace(
+            later,
+            position=self.position,
+            start=self.start,
+            previous_crc=self.previous_crc,
+            first_epoch=self.first_epoch,
+            created_us=self.created_us,
+            patches=self.patches + later.patches,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class SegmentSurvey:
+    """What one segment file holds."""
+
+    name: str
+    start: int
+    """Offset in its name."""
+    size_bytes: int
+    header: SegmentHeader | None = None
+    header_error: str = ""
+    """What is wrong with the header; empty if it can be read."""
+    footer: SegmentSummary | None = None
+    footer_error: str = ""
+    """What is wrong with the footer, if there seems to be one."""
+    runs: list[Run] = field(default_factory=list)
+    torn_bytes: int = 0
+    """Bytes behind the last frame that were never acknowledged."""
+    rest_bytes: int = 0
+    """Bytes behind the last frame that are not zero, whatever they are; those included."""
+    contradicts: str = ""
+    """How the checkpoint contradicts these frames; empty if it does not."""
+
+    @property
+    def first_offset(self) -> int:
+        """Offset of its first whole frame; that of the name if there is none."""
+        return self.runs[0].start if self.runs else self.start
+
+    @property
+    def was_sealed(self) -> bool:
+        """Whether the file ends, or ended, like a sealed one."""
+        return self.footer is not None or bool(self.footer_error)
+
+
+@dataclass(slots=True, kw_only=True)
+class Survey:
+    """What lies in a log's directory."""
+
+    path: Path
+    segments: list[SegmentSurvey]
+    """In the order of their first offsets."""
+    foreign: list[str]
+    """Files that are named like segments and are none."""
+    names: frozenset[str]
+    """Everything that lies in the directory."""
+    hint: Checkpoint | None
+    hint_error: str
+    """What is wrong with the checkpoint; empty if nothing is, or there is none."""
+    cell: DurableCell | None
+    cell_error: str
+    cursors: tuple[tuple[str, int], ...]
+    """Name and position of each cursor that can be read."""

@@ -1,0 +1,130 @@
+"""Surveying a damaged log: what lies in its directory. Reads every byte and changes nothing. Blocking.
+
+What is found is judged elsewhere (``repair/stretches.py``, ``repair/decide.py``). Memory for one batch and a
+few megabytes, and for what lies behind the last batch of an unsealed segment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from walstore import checkpoint, segment
+from walstore.checkpoint import Checkpoint, DurableCell
+from walstore.cursors.directory import list_cursors
+from walstore.errors import CorruptionError, FormatVersionError, LogNotFoundError
+from walstore.ports import FileSystem
+from walstore.repair.run import SegmentSurvey, Survey
+from walstore.repair.walk import SegmentWalk
+from walstore.segment import SegmentHeader
+from walstore.segment_file import read_footer
+
+
+def survey_log(fs: FileSystem, directory: Path) -> Survey:
+    """Read all of the log in ``directory``.
+
+    Raises LogNotFoundError, FormatVersionError if a file was written by a newer version, and OSError.
+    """
+    try:
+        names = frozenset(fs.list(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        names = frozenset()
+    starts = {name: segment.parse_file_name(name) for name in names}
+    is_log = checkpoint.FILE_NAME in names or any(start is not None for start in starts.values())
+    if not is_log:
+        raise LogNotFoundError(f"there is no log at {directory}", location=str(directory))
+    hint, hint_error = _read_hint(fs, directory, names)
+    cell, cell_error = _read_cell(fs, directory, names)
+    durable_limit = max(hint.next_offset if hint else 0, cell.durable_limit if cell else 0)
+    found = sorted((start, name) for name, start in starts.items() if start is not None)
+    segments = [
+        _survey_segment(
+            fs, directory / name, start, hint, durable_limit, is_last=name == found[-1][1]
+        )
+        for start, name in found
+    ]
+    return Survey(
+        path=directory,
+        segments=sorted(segments, key=lambda one: (one.first_offset, one.name)),
+        foreign=sorted(
+            name for name, start in starts.items() if start is None and _is_foreign(name)
+        ),
+        names=names,
+        hint=hint,
+        hint_error=hint_error,
+        cell=cell,
+        cell_error=cell_error,
+        cursors=tuple(
+            (one.name, one.position)
+            for one in list_cursors(fs, directory, now_us=0)
+            if one.state is not None
+        ),
+    )
+
+
+def _is_foreign(name: str) -> bool:
+    return name.endswith(segment.SUFFIX)
+
+
+def _read_hint(
+    fs: FileSystem, directory: Path, names: frozenset[str]
+) -> tuple[Checkpoint | None, str]:
+    if checkpoint.FILE_NAME not in names:
+        return None, ""
+    path = directory / checkpoint.FILE_NAME
+    found = checkpoint.decode_checkpoint(fs.read(path), str(path))
+    return found, "" if found else "the checkpoint is damaged"
+
+
+def _read_cell(
+    fs: FileSystem, directory: Path, names: frozenset[str]
+) -> tuple[DurableCell | None, str]:
+    if checkpoint.CELL_FILE_NAME not in names:
+        return None, ""
+    found = checkpoint.decode_cell(fs.read(directory / checkpoint.CELL_FILE_NAME))
+    return found, "" if found else "the durable cell is damaged"
+
+
+def _survey_segment(
+    fs: FileSystem,
+    path: Path,
+    start: int,
+    hint: Checkpoint | None,
+    durable_limit: int,
+    *,
+    is_last: bool,
+) -> SegmentSurvey:
+    file = fs.open(path, "r")
+    try:
+        found = SegmentSurvey(name=path.name, start=start, size_bytes=file.size())
+        data = file.pread(segment.HEADER_BYTES, 0)
+        try:
+            found.header = segment.decode_header(data, str(path))
+        except CorruptionError as error:
+            found.header = _with_one_bit_flipped(data, start, path)
+            found.header_error = _bare(error)
+        try:
+            footer = read_footer(file, start, path)
+            found.footer = footer[0] if footer else None
+        except CorruptionError as error:
+            found.footer_error = _bare(error)
+        SegmentWalk(file, path, found, hint, durable_limit, is_last=is_last).run()
+        return found
+    finally:
+        file.close()
+
+
+def _bare(error: CorruptionError) -> str:
+    return str(error).partition(f": {error.path}")[0]
+
+
+def _with_one_bit_flipped(data: bytes, start: int, path: Path) -> SegmentHeader | None:
+    """Return the header as it was if one flipped bit explains the damage, which its CRC then shows."""
+    for at in range(8 * len(data)):
+        mended = bytearray(data)
+        mended[at // 8] ^= 1 << at % 8
+        try:
+            header = segment.decode_header(bytes(mended), str(path))
+        except (CorruptionError, FormatVersionError):
+            continue
+        return header if header.start == start else None
+    return None

@@ -1,0 +1,252 @@
+"""Walking over one segment of a damaged log: which frames are whole, and which of them abut. Blocking."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from walstore import frame, recovery, segment
+from walstore.checkpoint import Checkpoint
+from walstore.errors import FormatVersionError
+from walstore.ledger import Ledger, Marks
+from walstore.ports import File
+from walstore.recovery import Chain, Verdict
+from walstore.repair.mend import mend
+from walstore.repair.plan import Patch
+from walstore.repair.run import Run, SegmentSurvey
+from walstore.segment import SegmentIndex
+from walstore.verify.frames import FrameScan
+
+_CHUNK_BYTES: Final = 8 << 20
+_PRODUCER_WINDOW: Final = 10_000
+_PRODUCERS: Final = 1 << 40
+"""A repair forgets nothing; the log's own settings bound what is remembered when it is opened."""
+_MOST_ATTEMPTS: Final = 16
+"""Damaged batches of a segment of which a single flipped bit is looked for; each may take 0.2 s."""
+
+
+class SegmentWalk:
+    """One pass over the frames of a segment."""
+
+    def __init__(
+        self,
+        file: File,
+        path: Path,
+        found: SegmentSurvey,
+        hint: Checkpoint | None,
+        durable_limit: int,
+        *,
+        is_last: bool,
+    ) -> None:
+        """Survey ``file`` into ``found``, whose header and footer are known.
+
+        ``durable_limit`` is what the log's hints know to have been synced.
+        """
+        self._file = file
+        self._path = path
+        self._found = found
+        self._hint = hint if hint is not None and hint.tail_start == found.start else None
+        self._durable_limit = durable_limit
+        self._is_last = is_last
+        self._end = found.footer.data_bytes if found.footer else found.size_bytes
+        self._scan = FrameScan(file, self._end)
+        self._ledger = Ledger(window=_PRODUCER_WINDOW, max_producers=_PRODUCERS)
+        self._is_exact = True
+        self._attempts = _MOST_ATTEMPTS
+
+    def run(self) -> None:
+        """Find all runs, and say what lies behind the last one."""
+        found, header = self._found, self._found.header
+        at = segment.HEADER_BYTES
+        chain = Chain(found.start, header.previous_crc if header else 0, 0, 0, self._ledger)
+        first = frame.parse_header(memoryview(self._file.pread(frame.HEADER_BYTES, at)), 0)
+        if first is None or self._scan.whole_at(at) is None:
+            # The place where a log that holds nothing (or nothing whole) in this file goes on.
+            rest = self._scan.used_limit(at) > at
+            if header is not None and not rest:
+                epoch = header.epoch
+                found.runs.append(_empty_run(found.start, header.previous_crc, epoch))
+                return
+        while at < self._end:
+            whole = self._scan.whole_at(at)
+            if whole is not None:
+                at, chain = self._follow(at, whole[0])
+                continue
+            if self._is_unfinished(at, chain):
+                found.torn_bytes = self._scan.used_limit(at) - at
+                break
+            if self._mend(at, chain):
+                at = found.runs[-1].end
+                continue
+            following = self._behind(at, chain)
+            if following is None:
+                break
+            at = following
+            self._is_exact = False
+        found.rest_bytes = self._scan.used_limit(at) - at
+
+    def _follow(self, at: int, first: frame.FrameHeader) -> tuple[int, Chain]:
+        """Note the run that begins at ``at``."""
+        chain = Chain(
+            first.start, first.previous_crc, first.base_timestamp_us, first.epoch, self._ledger
+        )
+        mark = self._hint.tail_position if self._hint else 0
+        end = at
+        if at <= mark <= self._end:
+            end = self._walk(chain, end, mark)
+            self._compare(chain, end)
+        end = self._walk(chain, end, self._end)
+        self._add(at, end, first, chain, self._last_synced_limit(end))
+        return end, chain
+
+    def _add(
+        self,
+        at: int,
+        end: int,
+        first: frame.FrameHeader,
+        chain: Chain,
+        synced_limit: int,
+        patches: tuple[Patch, ...] = (),
+    ) -> None:
+        """Note the frames in ``[at, end)``, behind which the log stands at ``chain``."""
+        run = Run(
+            position=at,
+            end=end,
+            start=first.start,
+            limit=chain.next_offset,
+            previous_crc=first.previous_crc,
+            last_crc=chain.previous_crc,
+            first_epoch=first.epoch,
+            epoch=chain.epoch,
+            timestamp_us=chain.timestamp_us,
+            created_us=first.base_timestamp_us,
+            ledger=b"" if self._ledger.is_empty else self._ledger.whole().encode(),
+            ledger_is_exact=self._is_exact,
+            last_synced_limit=synced_limit,
+            patches=patches,
+        )
+        runs = self._found.runs
+        before = runs[-1] if runs else None
+        if (
+            before is not None
+            and (before.end, before.limit, before.last_crc) == (at, run.start, run.previous_crc)
+            and (before.patches or patches)
+        ):
+            runs[-1] = before.joined(run)
+        else:
+            runs.append(run)
+
+    def _mend(self, at: int, chain: Chain) -> bool:
+        """Note the frame at ``at`` with one bit put right, if that is what is wrong with it."""
+        if self._found.header is None or not self._attempts:
+            return False
+        self._attempts -= 1
+        mended = mend(lambda size: self._file.pread(size, at), self._end - at, chain)
+        if mended is None:
+            return False
+        self._follow_buffer(memoryview(mended.data), chain, at)
+        patch = Patch(at + mended.position, mended.data[mended.position])
+        header = mended.header
+        self._add(at, at + header.length, header, chain, header.synced_limit, (patch,))
+        return True
+
+    def _follow_buffer(self, view: memoryview, chain: Chain, at: int) -> int:
+        """Follow the whole frames at the beginning of a buffer; return their size."""
+        try:
+            return recovery.walk(view, chain, SegmentIndex(), at)
+        except ValueError as error:
+            raise FormatVersionError(
+                "batch uses a feature of a newer version",
+                path=str(self._path),
+                found=str(error),
+                supported=frame.FRAME_VERSION,
+            ) from None
+
+    def _walk(self, chain: Chain, at: int, end: int) -> int:
+        """Follow frames that lie below byte ``end``; return where they end."""
+        wanted = _CHUNK_BYTES
+        while True:
+            view = memoryview(self._file.pread(min(wanted, end - at), at))
+            used = self._follow_buffer(view, chain, at)
+            at += used
+            needed = recovery.needed_bytes(view[used:])
+            if not used and (needed <= len(view) or at + needed > end):
+                return at
+            wanted = max(_CHUNK_BYTES, 0 if used else needed)
+
+    def _compare(self, chain: Chain, end: int) -> None:
+        """Compare the checkpoint with the frames up to the place that it names."""
+        hint = self._hint
+        assert hint is not None
+        follows = frame.parse_header(memoryview(self._file.pread(frame.HEADER_BYTES, end)), 0)
+        if end < hint.tail_position and (follows is None or self._scan.whole_at(end) is None):
+            return  # damage lies before it
+        expected = (hint.tail_position, hint.next_offset, hint.previous_crc)
+        if expected != (end, chain.next_offset, chain.previous_crc):
+            self._found.contradicts = (
+                f"the checkpoint says that offset {hint.next_offset} follows at byte "
+                f"{hint.tail_position}, but the batch there ends at byte {end} and offset "
+                f"{chain.next_offset}"
+            )
+        elif not self._is_exact:
+            self._ledger = chain.ledger = Ledger(window=_PRODUCER_WINDOW, max_producers=_PRODUCERS)
+            if hint.ledger:
+                self._ledger.apply(Marks.decode(hint.ledger))
+            self._is_exact = True
+
+    def _last_synced_limit(self, end: int) -> int:
+        trailer = self._file.pread(frame.TRAILER.size, end - frame.TRAILER.size)
+        (length, _) = frame.TRAILER.unpack(trailer)
+        header = frame.parse_header(
+            memoryview(self._file.pread(frame.HEADER_BYTES, end - length)), 0
+        )
+        return header.synced_limit if header is not None else 0
+
+    def _is_unfinished(self, at: int, chain: Chain) -> bool:
+        """Return whether the bytes at ``at`` are what opening the log would cut off, or nothing."""
+        if not self._is_last or self._found.was_sealed:
+            return False
+        rest = memoryview(self._file.pread(self._end - at, at))
+        verdict, _ = recovery.judge(rest, chain, self._durable_limit)
+        return verdict is not Verdict.CORRUPT
+
+    def _behind(self, at: int, chain: Chain) -> int | None:
+        """Return where whole frames go on behind the damage at ``at``, or None."""
+        later = self._scan.next_whole(self._least(at))
+        while later is not None:
+            whole = self._scan.whole_at(later)
+            assert whole is not None
+            header = whole[0]
+            if header.start >= chain.next_offset and header.epoch >= chain.epoch:
+                return later
+            later = self._scan.next_whole(later + frame.ALIGNMENT)
+        return None
+
+    def _least(self, at: int) -> int:
+        """Return where to look for the next frame: behind the damaged one, if its length is confirmed
+        by what follows there, because its values may themselves look like frames."""
+        header = frame.parse_header(memoryview(self._file.pread(frame.HEADER_BYTES, at)), 0)
+        if header is not None and at + header.length < self._end:
+            following = self._scan.whole_at(at + header.length)
+            if following is not None and following[0].previous_crc == header.crc:
+                return at + header.length
+        return at + frame.ALIGNMENT
+
+
+def _empty_run(start: int, previous_crc: int, epoch: int) -> Run:
+    at = segment.HEADER_BYTES
+    return Run(
+        position=at,
+        end=at,
+        start=start,
+        limit=start,
+        previous_crc=previous_crc,
+        last_crc=previous_crc,
+        first_epoch=epoch,
+        epoch=epoch,
+        timestamp_us=0,
+        created_us=0,
+        ledger=b"",
+        ledger_is_exact=True,
+        last_synced_limit=0,
+    )

@@ -1,0 +1,69 @@
+"""What lies in a store's directory: the lock, the logs, and what is left of deleted ones. Blocking.
+
+.store            the lock; marks the directory as a store
+orders%2F0/       a log, see store/names.py
+.deleted-1/       a log that was deleted, until its files are removed
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+from walstore.disk_watch import look
+from walstore.errors import LogNotFoundError
+from walstore.locks import lock_in_store, lock_store
+from walstore.ports import FileSystem, Lock
+from walstore.store.names import name_of
+
+_DELETED_PREFIX: Final = ".deleted-"
+
+
+def open_store(fs: FileSystem, path: Path) -> tuple[Lock, int | None]:
+    """Make the directory if needed, lock it, and finish deletions that a crash interrupted.
+
+    Returns the lock and the free space, if that is known. Raises WalLockedError, OSError.
+    """
+    fs.make_directory(path)
+    lock = lock_store(fs, path, _owner())
+    try:
+        for name in fs.list_directories(path):
+            if name.startswith(_DELETED_PREFIX):
+                fs.remove_tree(path / name)
+    except BaseException:
+        lock.release()
+        raise
+    return lock, look(fs, path)
+
+
+def list_logs(fs: FileSystem, path: Path) -> list[str]:
+    """Return the names of the logs in the store, in order."""
+    names = map(name_of, fs.list_directories(path))
+    return sorted(name for name in names if name is not None)
+
+
+def delete_log(fs: FileSystem, path: Path, directory: str) -> None:
+    """Rename a log that is closed away, durably, then remove it.
+
+    Raises LogNotFoundError, WalLockedError if it is open by itself, and OSError.
+    """
+    found = fs.list_directories(path)
+    if directory not in found:
+        raise LogNotFoundError(
+            f"there is no log {name_of(directory)!r} in {path}", location=str(path / directory)
+        )
+    lock_in_store(fs, path / directory, _owner()).release()
+    number = 1
+    while f"{_DELETED_PREFIX}{number}" in found:
+        number += 1
+    deleted = path / f"{_DELETED_PREFIX}{number}"
+    fs.replace(path / directory, deleted)
+    fs.sync_directory(path)
+    fs.remove_tree(deleted)
+
+
+def _owner() -> str:
+    """Return the note that tells others who holds a lock."""
+    return f"process {os.getpid()} on {socket.gethostname()}"

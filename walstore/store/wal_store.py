@@ -1,0 +1,357 @@
+"""WalStore: many logs in one directory and one process, with shared threads, budgets and descriptors.
+
+Opens, closes, lists and deletes logs; what happens in a log is the log's own affair. One task watches the
+space on disk for all of them, asleep until megabytes were written. An idle log costs memory, nothing else.
+
+Invariants (tests/scenarios/test_store.py)
+  S1  While a store is open, nobody else writes to any of its logs.
+  S2  A log has at most one open object; everybody who asks for it gets that one.
+  S3  A deleted log is gone as a whole, also after a crash: it is renamed away durably, then removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final, Self
+
+from walstore.budgets import CacheBudget, ChannelBudget
+from walstore.clock import SystemClock
+from walstore.disk_watch import DiskWatch
+from walstore.errors import WalClosedError, WalError
+from walstore.faults import describe_open
+from walstore.gates import Gates
+from walstore.host import FileLane, Host
+from walstore.locks import lock_in_store
+from walstore.observer import Metrics
+from walstore.open_files import OpenFiles
+from walstore.ports import Clock, FileSystem, Lock, Tier
+from walstore.posix import PosixFileSystem
+from walstore.resource import Opening
+from walstore.settings import Settings
+from walstore.store.directory import delete_log, list_logs, open_store
+from walstore.store.names import directory_of
+from walstore.store.settings import StoreSettings
+from walstore.store.statistics import StoreStatistics
+from walstore.threads import Pool
+from walstore.wal import Wal
+
+logger = logging.getLogger("walstore")
+
+_READS_OF_ONE_LOG: Final = 2
+
+MakeTier = Callable[[str], Tier | None]
+"""Makes the tier of a log from its name; None for a log without."""
+
+
+class WalStore:
+    """Many logs in one directory, for one writing process.
+
+    Make one with :meth:`open`. All methods belong to the event loop that opened it.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        settings: Settings | None = None,
+        store_settings: StoreSettings | None = None,
+        tier: MakeTier | None = None,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+        metrics: Metrics | None = None,
+    ) -> Opening[WalStore]:
+        """Open the store in directory ``path``, creating it if there is none. Opens no log yet.
+
+        Use as ``async with WalStore.open(p) as store`` or ``store = await WalStore.open(p)`` with a
+        later ``await store.aclose()``. ``settings`` are those of each log. ``tier`` is called with a
+        log's name when it is opened and makes its tier, a new one for each. ``metrics`` shows each log
+        by its name.
+
+        Raises WalLockedError if the store, or one of its logs by itself, is open elsewhere,
+        DiskFullError, and StorageUnavailableError for a directory that cannot be written.
+        """
+
+        async def open_it() -> WalStore:
+            return await _open(
+                Path(path),
+                settings or Settings(),
+                store_settings or StoreSettings(),
+                tier,
+                fs or PosixFileSystem(),
+                clock or SystemClock(),
+                metrics,
+            )
+
+        return Opening(open_it)
+
+    def __init__(
+        self,
+        *,
+        path: Path,
+        settings: Settings,
+        store_settings: StoreSettings,
+        tier: MakeTier | None,
+        fs: FileSystem,
+        clock: Clock,
+        metrics: Metrics | None,
+        pools: tuple[Pool, Pool],
+        lock: Lock,
+        free_bytes: int | None,
+    ) -> None:
+        """Not for callers; see :meth:`open`."""
+        # Set once at open.
+        self.path = path
+        """The store's directory."""
+        self.settings = settings
+        """Settings of each log, as given to :meth:`open`."""
+        self.store_settings = store_settings
+        """As given to :meth:`open`."""
+        self._tier = tier
+        self._fs = fs
+        self._clock = clock
+        self._metrics = metrics
+        self._writing, self._reading = pools
+        self._lock = lock
+        self._lane = self._reading.lane()
+        self._cache = CacheBudget(store_settings.cache_bytes)
+        self._channel = ChannelBudget(store_settings.channel_bytes)
+        self._files = OpenFiles(store_settings.max_open_logs)
+        self._disk_watch = DiskWatch(
+            fs=fs,
+            path=path,
+            min_free_bytes=settings.min_free_bytes,
+            worker=self._reading.lane(),
+            clock=clock,
+            waiting_bytes=lambda: self._channel.used_bytes,
+        )
+        self._disk_watch.judge(free_bytes)
+        # Owned by the event loop. Logs and gates by the names of their directories.
+        self._logs: dict[str, Wal] = {}
+        self._gates = Gates(store_settings.max_concurrent_opens)
+        self._opened = 0
+        self._closing: asyncio.Task[None] | None = None
+        loop = asyncio.get_running_loop()
+        # Ended by aclose().
+        self._watching = loop.create_task(self._disk_watch.run(), name=f"walstore {path} space")
+
+    # -- logs --------------------------------------------------------------------------------
+
+    async def wal(self, name: str) -> Wal:
+        """Return the log ``name``, opened or created if it is not open: the same object for all.
+
+        A log that failed is closed and opened again. The store closes its logs; ``aclose()`` of the
+        log does so earlier. Names are parts with ``/`` between them, see ``docs/store.md``.
+
+        Raises InvalidSettingsError for what is no name, WalClosedError once the store is closed, and
+        what :meth:`walstore.Wal.open` raises. Cancelled, the log stays as it was.
+        """
+        directory = directory_of(name)
+        found = self._logs.get(directory)
+        if found is not None and not found.is_closing:
+            return found
+        self._check_open()
+        async with self._gates.pass_through(directory):
+            found = self._logs.get(directory)
+            if found is not None:
+                if not found.is_closing:
+                    return found
+                await self._close(directory, found)
+            self._check_open()
+            return await self._open_log(name, directory)
+
+    async def logs(self) -> list[str]:
+        """Return the names of all logs on disk, open or not, in order."""
+        self._check_open()
+        try:
+            return await self._lane.run(list_logs, self._fs, self.path)
+        except OSError as error:
+            raise describe_open(error, self.path) from error
+
+    async def close_log(self, name: str) -> None:
+        """Drain and close the log ``name`` if it is open; see :meth:`walstore.Wal.aclose`."""
+        directory = directory_of(name)
+        async with self._gates.pass_through(directory):
+            found = self._logs.get(directory)
+            if found is not None:
+                await found.aclose()
+
+    async def delete(self, name: str) -> None:
+        """Close the log ``name`` and delete it with all its records from this disk.
+
+        It is gone for good once this returns; after a crash or an error on the way, it is there as a
+        whole or gone. What a tier holds stays there. Cancelled, it may be deleted or not.
+
+        Raises LogNotFoundError if there is no such log, WalLockedError if it is open by itself.
+        """
+        directory = directory_of(name)
+        async with self._gates.pass_through(directory):
+            self._check_open()
+            found = self._logs.get(directory)
+            if found is not None:
+                await self._close(directory, found)
+            try:
+                # Owned: nobody may open the log before this has ended, even if the caller has gone.
+                await self._lane.run_owned(
+                    partial(delete_log, self._fs, self.path, directory), _nothing
+                )
+            except OSError as error:
+                raise describe_open(error, self.path / directory) from error
+
+    # -- looking -----------------------------------------------------------------------------
+
+    def statistics(self) -> StoreStatistics:
+        """Return a snapshot of what the logs share. Those of one log: ``(await wal(n)).statistics()``."""
+        return StoreStatistics(
+            open_logs=len(self._logs),
+            opened_logs=self._opened,
+            logs_with_files=len(self._files),
+            parkings=self._files.parkings,
+            cache_bytes=self._cache.size_bytes,
+            channel_bytes=self._channel.used_bytes,
+            waiting_logs=self._channel.waiting,
+        )
+
+    # -- closing -----------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Close all logs, several at a time, and the store.
+
+        Twice is allowed. Cancelling the wait does not stop the closing. If logs failed, raises the
+        error of one, with the others noted on it; every log is closed all the same.
+        """
+        if self._closing is None:
+            loop = asyncio.get_running_loop()
+            self._closing = loop.create_task(self._close_all(), name=f"walstore {self.path}")
+        await asyncio.shield(self._closing)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<WalStore {self.path} with {len(self._logs)} open logs>"
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise WalClosedError("the store is closed")
+
+    async def _open_log(self, name: str, directory: str) -> Wal:
+        async with self._gates.few:
+            wal = await Wal.open_in(
+                self.path / directory,
+                settings=self.settings,
+                tier=self._tier(name) if self._tier is not None else None,
+                fs=self._fs,
+                clock=self._clock,
+                host=Host(
+                    writing=FileLane(self._writing, self._files),
+                    reading=self._reading.lane(_READS_OF_ONE_LOG),
+                    make_spilling=self._writing.lane,
+                    take_lock=lock_in_store,
+                    defers_epoch=True,
+                    cache=self._cache,
+                    channel=self._channel,
+                    disk_watch=self._disk_watch,
+                    on_closed=partial(self._forget, directory),
+                ),
+                metrics=self._metrics,
+                name=name,
+            )
+        self._logs[directory] = wal
+        self._opened += 1
+        return wal
+
+    def _forget(self, directory: str) -> None:
+        self._logs.pop(directory, None)
+
+    async def _close(self, directory: str, wal: Wal) -> None:
+        """Close a log whose failure, if any, its users have been told."""
+        try:
+            async with self._gates.few:
+                await wal.aclose()
+        except WalError as error:
+            logger.warning("log %s had failed: %s", self.path / directory, error)
+
+    async def _close_all(self) -> None:
+        errors: list[Exception] = []
+        waiting = iter({*self._logs, *self._gates.busy})
+
+        async def close_some() -> None:
+            for directory in waiting:
+                async with self._gates.pass_through(directory):
+                    found = self._logs.get(directory)
+                    try:
+                        if found is not None:
+                            await found.aclose()
+                    except Exception as error:  # noqa: BLE001 - the others are closed all the same
+                        errors.append(error)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self.store_settings.max_concurrent_opens):
+                    group.create_task(close_some())
+        finally:
+            await self._end_watch()
+            self._lane.close()
+            self._writing.close()
+            self._reading.close()
+            self._lock.release()
+        if errors:
+            for other in errors[1:]:
+                errors[0].add_note(f"and: {other}")
+            raise errors[0]
+
+    async def _end_watch(self) -> None:
+        self._watching.cancel()
+        (result,) = await asyncio.gather(self._watching, return_exceptions=True)
+        if isinstance(result, Exception):
+            logger.error("watching the space of %s had failed", self.path, exc_info=result)
+
+
+async def _open(
+    path: Path,
+    settings: Settings,
+    store_settings: StoreSettings,
+    tier: MakeTier | None,
+    fs: FileSystem,
+    clock: Clock,
+    metrics: Metrics | None,
+) -> WalStore:
+    writing = Pool("writer", store_settings.writer_threads)
+    reading = Pool("reader", store_settings.reader_threads)
+    try:
+        lock, free_bytes = await writing.lane().run_owned(
+            lambda: open_store(fs, path), lambda found: found[0].release()
+        )
+    except BaseException as error:
+        writing.close()
+        reading.close()
+        if isinstance(error, OSError):
+            raise describe_open(error, path) from error
+        raise
+    return WalStore(
+        path=path,
+        settings=settings,
+        store_settings=store_settings,
+        tier=tier,
+        fs=fs,
+        clock=clock,
+        metrics=metrics,
+        pools=(writing, reading),
+        lock=lock,
+        free_bytes=free_bytes,
+    )
+
+
+def _nothing(_: None) -> None:
+    """A deletion leaves nothing that would have to be released."""

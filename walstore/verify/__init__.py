@@ -1,0 +1,1 @@
+"""Verifying a log: every byte of it, with every damaged place named."""

@@ -1,0 +1,335 @@
+"""Verifying one segment: header, every frame, the chain, the index and the footer. Blocking.
+
+Nothing is changed, no lock is taken. The frames that a live writer is adding meanwhile lie behind the
+durable limit that the caller read before, and are not judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from walstore import frame, segment
+from walstore.batch import FrameBatch
+from walstore.checkpoint import FILE_NAME, Checkpoint
+from walstore.errors import CorruptionError
+from walstore.frame import FrameHeader, Kind
+from walstore.ledger import Marks
+from walstore.ports import File
+from walstore.recovery import Chain
+from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
+from walstore.segment_file import decode, read_footer
+from walstore.segment_streams import SegmentStreams
+from walstore.verify.frames import FrameScan
+from walstore.verify.report import Findings
+
+_EVERYTHING: Final = 1 << 63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentTask:
+    """One segment to verify, and what the rest of the log says about it."""
+
+    path: Path
+    start: int
+    """Offset in its name."""
+    is_last: bool
+    """Whether it may be the active segment; any other must be sealed."""
+    durable_limit: int
+    """Every offset below had been synced when verifying began; 0 if unknown."""
+    hint: Checkpoint | None
+
+    @property
+    def noted(self) -> SegmentSummary | None:
+        """What the checkpoint says of the segment, if it knows it as a sealed one."""
+        sealed = self.hint.sealed if self.hint is not None else ()
+        return next((summary for summary in sealed if summary.start == self.start), None)
+
+
+def verify_segment(
+    file: File, header: SegmentHeader, task: SegmentTask, chain: Chain, findings: Findings
+) -> Chain:
+    """Check the segment in ``file`` whose header was read before; return where the log stands behind it."""
+    path = task.path
+    findings.segments += 1
+    _check_header(header, task, chain, findings)
+    chain = Chain(task.start, header.previous_crc, chain.timestamp_us, header.epoch)
+    problems_before = findings.problem_count
+    footer, is_sealed = _read_footer(file, task, findings)
+    scan = FrameScan(file, footer[0].data_bytes if footer else file.size())
+    indexes = [IndexCheck(path, footer[1], "index")] if footer else []
+    if task.hint is not None and task.hint.tail_start == task.start:
+        indexes.append(IndexCheck(path, task.hint.tail_index, "checkpoint's index"))
+    streams = footer[1].streams if footer else SegmentStreams.unknown()
+    end = _walk(scan, task, chain, indexes, streams, findings, is_sealed=is_sealed)
+    for index in indexes:
+        index.finish(findings)
+    if footer is not None:
+        if findings.problem_count == problems_before:
+            _check_footer(footer[0], chain, end, path, findings)
+        summary = footer[0]
+        return Chain(summary.limit, summary.last_crc, summary.max_timestamp_us, chain.epoch)
+    return chain
+
+
+class IndexCheck:
+    """Compares a sparse index with the frames as they pass by."""
+
+    def __init__(self, path: Path, index: SegmentIndex, name: str) -> None:
+        """``name`` says in messages which index it is."""
+        self._path = path
+        self._index = index
+        self._name = name
+        self._next = 0
+
+    def see(self, header: FrameHeader, position: int, findings: Findings) -> None:
+        """Take a whole frame at ``position`` into account."""
+        index = self._index
+        self._skip_below(position, findings)
+        if self._next == len(index.positions) or index.positions[self._next] != position:
+            return
+        noted = (index.starts[self._next], index.timestamps_us[self._next])
+        found = (header.start, header.base_timestamp_us)
+        if noted != found:
+            findings.add(
+                self._path,
+                f"the {self._name} says offset {noted[0]} and time {noted[1]}, the batch there "
+                f"{found[0]} and {found[1]}",
+                position,
+            )
+        self._next += 1
+
+    def pass_over(self, limit: int) -> None:
+        """Leave out the entries below ``limit``: what they name is known to be damaged."""
+        while self._next < len(self._index.positions) and self._index.positions[self._next] < limit:
+            self._next += 1
+
+    def finish(self, findings: Findings) -> None:
+        """All frames have passed by."""
+        self._skip_below(_EVERYTHING, findings)
+
+    def _skip_below(self, position: int, findings: Findings) -> None:
+        positions = self._index.positions
+        while self._next < len(positions) and positions[self._next] < position:
+            findings.add(
+                self._path, f"the {self._name} names a batch where none is", positions[self._next]
+            )
+            self._next += 1
+
+
+def _check_header(
+    header: SegmentHeader, task: SegmentTask, chain: Chain, findings: Findings
+) -> None:
+    if header.start != task.start:
+        findings.add(
+            task.path, f"the header says first offset {header.start}, the name {task.start}", 0
+        )
+    if chain.next_offset and chain.next_offset != task.start:
+        findings.add(
+            task.path,
+            f"begins at offset {task.start}, but the log continues at {chain.next_offset}",
+            0,
+        )
+    elif chain.next_offset and chain.previous_crc != header.previous_crc:
+        findings.add(
+            task.path,
+            f"does not continue the segment before (CRC {header.previous_crc:#010x}, expected "
+            f"{chain.previous_crc:#010x})",
+            0,
+        )
+    if header.epoch < chain.epoch:
+        findings.add(task.path, f"epoch {header.epoch} after epoch {chain.epoch}", 0)
+
+
+def _read_footer(
+    file: File, task: SegmentTask, findings: Findings
+) -> tuple[tuple[SegmentSummary, SegmentIndex] | None, bool]:
+    """Return the footer if it can be read, and whether the segment is sealed."""
+    try:
+        footer = read_footer(file, task.start, task.path)
+    except CorruptionError as error:
+        findings.add_error(task.path, error)
+        return None, True
+    if footer is None and not task.is_last:
+        findings.add(task.path, "sealed segment has lost its footer", file.size())
+        return None, True
+    if footer is not None and task.noted not in (None, footer[0]):
+        findings.add(
+            task.path.with_name(FILE_NAME), f"says {task.noted}, the segment itself {footer[0]}"
+        )
+    return footer, footer is not None
+
+
+def _walk(
+    scan: FrameScan,
+    task: SegmentTask,
+    chain: Chain,
+    indexes: list[IndexCheck],
+    streams: SegmentStreams,
+    findings: Findings,
+    *,
+    is_sealed: bool,
+) -> int:
+    """Check all frames; return the place behind the last one."""
+    hint = task.hint if task.hint is not None and task.hint.tail_start == task.start else None
+    mark = hint.tail_position if hint is not None else 0
+    at = segment.HEADER_BYTES
+    while at < scan.end:
+        found = scan.whole_at(at)
+        if found is None:
+            resume = _behind_damage(scan, at, task, chain, findings, is_sealed=is_sealed)
+            for index in indexes:
+                index.pass_over(scan.end if resume is None else resume)
+            if resume is None:
+                break
+            at = resume
+            continue
+        header, view = found
+        batch = _check_frame(header, view, task.path, at, chain, findings)
+        denied = [name for name in batch.stream_names if not streams.may_hold(name)]
+        if denied:
+            findings.add(
+                task.path,
+                f"the footer denies stream {denied[0]!r}, which the batch at offset {header.start} has",
+                at,
+            )
+        for index in indexes:
+            index.see(header, at, findings)
+        chain.advance(header)
+        findings.batches += 1
+        findings.records += header.count
+        findings.size_bytes += header.length
+        at += header.length
+        if hint is not None and at >= mark > at - header.length:
+            _check_mark(hint, chain, at, task.path, findings)
+    if not is_sealed:  # what is named behind the end is missed as a whole, by its offsets
+        for index in indexes:
+            index.pass_over(_EVERYTHING)
+    return at
+
+
+def _behind_damage(
+    scan: FrameScan,
+    at: int,
+    task: SegmentTask,
+    chain: Chain,
+    findings: Findings,
+    *,
+    is_sealed: bool,
+) -> int | None:
+    """Say what the bytes at ``at`` are; return where to go on, or None if the segment ends here."""
+    if not is_sealed:
+        scan.forget()
+    later = scan.next_whole(at)
+    if not is_sealed and later == at:
+        return at  # a live writer finished it between two looks
+    if later is None and scan.begins_with(segment.FOOTER_MAGIC, at):
+        return None
+    if is_sealed or _was_synced(scan, at, later, task, chain):
+        findings.add(task.path, f"batch at offset {chain.next_offset} is damaged", at)
+        if later is not None:
+            _adopt(scan, later, chain)
+        return later
+    findings.unfinished_bytes += scan.used_limit(at) - at
+    return None
+
+
+def _was_synced(
+    scan: FrameScan, at: int, later: int | None, task: SegmentTask, chain: Chain
+) -> bool:
+    """Return whether bytes at ``at`` that are no whole batch had been one that reached the disk."""
+    if task.durable_limit > chain.next_offset:
+        return scan.used_limit(at) > at
+    while later is not None:
+        found = scan.whole_at(later)
+        if found is None:
+            return False
+        header = found[0]
+        if header.synced_limit > chain.next_offset:
+            return True
+        later = scan.next_whole(later + header.length)
+    return False
+
+
+def _adopt(scan: FrameScan, at: int, chain: Chain) -> None:
+    """Continue the chain at the frame at ``at``, whatever came before it."""
+    found = scan.whole_at(at)
+    if found is not None:
+        header = found[0]
+        chain.next_offset = header.start
+        chain.previous_crc = header.previous_crc
+
+
+def _check_frame(
+    header: FrameHeader, view: memoryview, path: Path, at: int, chain: Chain, findings: Findings
+) -> FrameBatch:
+    if header.start != chain.next_offset:
+        findings.add(
+            path, f"batch begins at offset {header.start}, expected {chain.next_offset}", at
+        )
+    elif header.previous_crc != chain.previous_crc:
+        findings.add(path, f"batch at offset {header.start} does not continue the one before", at)
+    if header.epoch < chain.epoch:
+        findings.add(path, f"batch of epoch {header.epoch} after epoch {chain.epoch}", at)
+    if header.base_timestamp_us < chain.timestamp_us:
+        findings.add(path, f"batch at offset {header.start} is older than the one before", at)
+    if header.max_timestamp_us < header.base_timestamp_us:
+        findings.add(path, f"batch at offset {header.start} ends before it begins in time", at)
+    if header.synced_limit > header.start:
+        findings.add(
+            path, f"batch at offset {header.start} says that later offsets were synced", at
+        )
+    batch = decode(view, header, path, at)
+    if why := _marks_disagree(view, header):
+        findings.add(path, f"batch at offset {header.start}: {why}", at)
+    if header.count and (why := _columns_disagree(batch)):
+        findings.add(path, f"batch at offset {header.start}: {why}", at)
+    return batch
+
+
+def _marks_disagree(view: memoryview, header: FrameHeader) -> str | None:
+    """Return what is wrong with the marks of a batch whose CRC is right, or None."""
+    data = frame.marks_of(view, header)
+    if data is None:
+        return None if header.count else "it holds neither records nor marks"
+    try:
+        Marks.decode(data)
+    except (ValueError, TypeError) as error:
+        return f"marks that cannot be read: {error}"
+    return None
+
+
+def _columns_disagree(batch: FrameBatch) -> str | None:
+    """Return what is wrong with the columns of a batch whose CRC is right, or None."""
+    if not batch.has(Kind.VALUES) or not batch.has(Kind.VALUE_LENGTHS):
+        return "the column of values is missing"
+    try:
+        blob, lengths = batch.value_buffer()
+    except ValueError as error:
+        return str(error)
+    if sum(lengths) != len(blob):
+        return f"values of {len(blob)} bytes whose lengths add up to {sum(lengths)}"
+    return None
+
+
+def _check_mark(hint: Checkpoint, chain: Chain, at: int, path: Path, findings: Findings) -> None:
+    """Compare the checkpoint with the log at the place that it names."""
+    expected = (hint.tail_position, hint.next_offset, hint.previous_crc)
+    if expected != (at, chain.next_offset, chain.previous_crc):
+        findings.add(
+            path,
+            f"the checkpoint says that offset {hint.next_offset} follows here, but a batch up to "
+            f"offset {chain.next_offset} ends at byte {at}",
+            hint.tail_position,
+        )
+
+
+def _check_footer(
+    summary: SegmentSummary, chain: Chain, end: int, path: Path, findings: Findings
+) -> None:
+    found = SegmentSummary(
+        summary.start, chain.next_offset, end, chain.previous_crc, chain.timestamp_us
+    )
+    if summary != found:
+        findings.add(path, f"the footer says {summary}, the batches {found}", summary.data_bytes)

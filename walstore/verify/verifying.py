@@ -1,0 +1,188 @@
+"""Verifying a log directory: every header, batch, chain, index, footer, and the checkpoint.
+
+Read-only, without the lock, also beside a live writer: what is judged was durable when verifying began.
+Blocking, for the command line and for executor threads. Memory is bounded by the largest batch and a
+few megabytes, whatever the size of the log. Repairs nothing; opening the log does that, where it may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from walstore import checkpoint, segment
+from walstore.checkpoint import Checkpoint, DurableCell
+from walstore.directory import read_cell
+from walstore.errors import CorruptionError, LogNotFoundError
+from walstore.ports import FileSystem
+from walstore.posix import PosixFileSystem
+from walstore.recovery import Chain
+from walstore.segment_file import read_header
+from walstore.verify.report import Findings, Problem, VerifyReport
+from walstore.verify.segment import SegmentTask, verify_segment
+
+__all__ = ["Problem", "VerifyReport", "verify_directory"]
+
+
+def verify_directory(
+    path: str | Path,
+    *,
+    fs: FileSystem | None = None,
+    on_progress: Callable[[Path], None] | None = None,
+) -> VerifyReport:
+    """Check the log in directory ``path`` and report all problems found.
+
+    Damage is reported, not raised: one run names every damaged place. ``on_progress`` is called with
+    each segment before it is read. Raises LogNotFoundError if there is no log, FormatVersionError for
+    files of a newer version, and OSError if the disk does not answer.
+    """
+    return _Verification(Path(path), fs or PosixFileSystem(), on_progress).run()
+
+
+class _Verification:
+    """One run over one directory."""
+
+    def __init__(
+        self, path: Path, fs: FileSystem, on_progress: Callable[[Path], None] | None
+    ) -> None:
+        self._path = path
+        self._fs = fs
+        self._on_progress = on_progress
+        self._findings = Findings()
+        self._log_id: bytes | None = None
+
+    def run(self) -> VerifyReport:
+        # In this order: what the checkpoint names had been durable when the cell was stored, and what
+        # the cell names is listed, even if a writer goes on meanwhile.
+        hint = self._load_checkpoint()
+        cell = read_cell(self._fs, self._path)
+        starts = self._list(hint)
+        head = max(starts[0], cell.head if cell else 0, hint.head if hint else 0)
+        durable_limit = max(cell.durable_limit if cell else 0, hint.next_offset if hint else 0)
+        self._check_beginning(starts[0], hint, cell)
+        chain = _unknown()
+        limit = starts[0]
+        for start in starts:
+            task = SegmentTask(
+                path=self._path / segment.file_name(start),
+                start=start,
+                is_last=start == starts[-1],
+                durable_limit=durable_limit,
+                hint=hint,
+            )
+            chain = self._verify(task, chain)
+            limit = max(limit, chain.next_offset)
+        self._check_end(starts[-1], chain, durable_limit, hint)
+        found = self._findings
+        return VerifyReport(
+            path=str(self._path),
+            log_id=self._log_id.hex() if self._log_id else None,
+            head=head,
+            limit=limit,
+            segments=found.segments,
+            batches=found.batches,
+            records=found.records,
+            size_bytes=found.size_bytes,
+            unfinished_bytes=found.unfinished_bytes,
+            problems=tuple(found.problems),
+            problem_count=found.problem_count,
+        )
+
+    def _load_checkpoint(self) -> Checkpoint | None:
+        path = self._path / checkpoint.FILE_NAME
+        try:
+            data = self._fs.read(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        found = checkpoint.decode_checkpoint(data, str(path))
+        if found is None:
+            self._findings.add(path, "the checkpoint is damaged; opening the log rebuilds it", 0)
+        return found
+
+    def _list(self, hint: Checkpoint | None) -> list[int]:
+        """Return the first offsets of the segments that belong to the log."""
+        try:
+            names = self._fs.list(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            names = []
+        starts = []
+        for name in names:
+            start = segment.parse_file_name(name)
+            if start is not None:
+                starts.append(start)
+            elif name.endswith(segment.SUFFIX):
+                self._findings.add(self._path / name, "a foreign file is named like a segment")
+        if not starts and hint is None:
+            raise LogNotFoundError(f"there is no log at {self._path}", location=str(self._path))
+        if not starts:
+            raise CorruptionError(
+                "the checkpoint names segments that are gone; restore them",
+                path=str(self._path),
+            )
+        starts.sort()
+        # Files wholly below the head are left over from a deletion that a crash interrupted.
+        while hint is not None and len(starts) > 1 and starts[1] <= hint.head:
+            starts.pop(0)
+        return starts
+
+    def _check_beginning(
+        self, first: int, hint: Checkpoint | None, cell: DurableCell | None
+    ) -> None:
+        head = max(cell.head if cell else 0, hint.head if hint else 0)
+        if head and first > head and not self._is_below_head(first):
+            self._findings.add(
+                self._path, f"the log begins at offset {head}, but its first segment at {first}"
+            )
+
+    def _verify(self, task: SegmentTask, chain: Chain) -> Chain:
+        if self._on_progress is not None:
+            self._on_progress(task.path)
+        try:
+            file = self._fs.open(task.path, "r")
+        except FileNotFoundError:
+            if not self._is_below_head(task.start + 1):
+                self._findings.add(task.path, "the segment vanished while it was to be verified")
+            return _unknown()
+        try:
+            try:
+                header = read_header(file, task.path)
+            except CorruptionError as error:
+                self._findings.add_error(task.path, error, 0)
+                return _unknown()
+            if self._log_id is None:
+                self._log_id = header.log_id
+            elif header.log_id != self._log_id:
+                self._findings.add(
+                    task.path,
+                    f"belongs to log {header.log_id.hex()}, the segments before to "
+                    f"{self._log_id.hex()}",
+                    0,
+                )
+            return verify_segment(file, header, task, chain, self._findings)
+        finally:
+            file.close()
+
+    def _check_end(
+        self, last: int, chain: Chain, durable_limit: int, hint: Checkpoint | None
+    ) -> None:
+        if hint is not None and hint.tail_start > last:
+            name = segment.file_name(hint.tail_start)
+            self._findings.add(self._path / name, "the checkpoint names this segment; it is gone")
+        path = self._path / segment.file_name(last)
+        told = any(problem.path == str(path) for problem in self._findings.problems)
+        if chain.next_offset and durable_limit > chain.next_offset and not told:
+            self._findings.add(
+                path,
+                f"the log ends at offset {chain.next_offset}, but offsets below {durable_limit} had "
+                "been synced",
+            )
+
+    def _is_below_head(self, limit: int) -> bool:
+        """Return whether offsets below ``limit`` were removed by retention meanwhile."""
+        cell = read_cell(self._fs, self._path)
+        return cell is not None and cell.head >= limit
+
+
+def _unknown() -> Chain:
+    """Return a chain that any segment continues."""
+    return Chain(0, 0, 0, 0)
