@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections.abc import Iterable, Mapping
 from itertools import count
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.faults import describe_open, fresh
+from walstore.group import make_group
 from walstore.host import Host
 from walstore.locks import this_process
 from walstore.opening import Opened, close_log, open_log
@@ -41,6 +43,7 @@ from walstore.shipping import Shipping
 from walstore.spill import Spill
 from walstore.state import LogState
 from walstore.tail import Tail
+from walstore.terms import Terms
 from walstore.threads import Lane
 from walstore.tiered import TieredSource
 from walstore.writer import Writer
@@ -144,6 +147,21 @@ class Engine:
         self._supervisor = loop.create_task(self._supervise(), name=f"walstore {path}")
 
     # -- appending ---------------------------------------------------------------------------
+
+    async def append_group(
+        self,
+        values: Iterable[bytes],
+        key: bytes | None,
+        stream: str | None,
+        headers: Mapping[str, bytes] | None,
+        timestamp_us: int | None,
+        durability: Durability | str | None,
+        terms: Terms | None,
+    ) -> range:
+        """Check what a caller passed, and append it as one atomic group."""
+        level = self.level(durability)
+        times = self.timestamp(timestamp_us)
+        return await self.submit(make_group(values, key, stream, headers, times, terms), level)
 
     async def submit(self, group: Group, level: Durability) -> range:
         """Accept a group, wait until it is as safe as ``level`` says, and return its offsets.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from walstore.draft import Group
 from walstore.errors import RegisterMismatchError
-from walstore.group import make_group
 from walstore.records import Durability
 from walstore.terms import Terms, check_name, check_registers
 from walstore.transaction import Transaction
@@ -74,11 +73,10 @@ class Fence:
 
         Else as :meth:`walstore.Wal.append_many`.
         """
-        engine = self._engine
-        level = engine.level(durability)
-        times = engine.timestamp(timestamp_us)
-        group = make_group(values, key, stream, headers, times, self._terms(None, None))
-        return await engine.submit(group, level)
+        terms = self._terms(None, None)
+        return await self._engine.append_group(
+            values, key, stream, headers, timestamp_us, durability, terms
+        )
 
     def transaction(
         self,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from walstore.group import make_group
 from walstore.records import Durability
 from walstore.terms import Terms
 from walstore.transaction import Transaction
@@ -79,11 +78,10 @@ class Producer:
         time are returned once they are as safe as ``durability`` says. SequenceMismatchError if the number
         leaves a gap, or is older than what the log remembers. Else as :meth:`walstore.Wal.append_many`.
         """
-        engine = self._engine
-        level = engine.level(durability)
-        times = engine.timestamp(timestamp_us)
-        group = make_group(values, key, stream, headers, times, self._terms(sequence))
-        return await engine.submit(group, level)
+        terms = self._terms(sequence)
+        return await self._engine.append_group(
+            values, key, stream, headers, timestamp_us, durability, terms
+        )
 
     def transaction(
         self,

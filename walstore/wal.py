@@ -17,7 +17,7 @@ from walstore.engine import Engine, open_engine
 from walstore.errors import StreamClosedError, WouldBlock
 from walstore.fence import Fence, take_fence
 from walstore.followers import Followers
-from walstore.group import make_group, make_record
+from walstore.group import make_record
 from walstore.host import Host
 from walstore.ledger import StreamInfo
 from walstore.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
@@ -216,14 +216,13 @@ class Wal(Cursored):
         with the records. Conditions are checked and the offsets given at one moment, so nothing can
         come between; a group that is refused takes no offset. Else as :meth:`append`.
         """
-        level = self._engine.level(durability)
-        times = self._engine.timestamp(timestamp_us)
         terms = None
         if expect_offset is not None or expect or update:
             check_registers(expect, update)
             terms = Terms(expect_offset=expect_offset, expect=expect, update=update)
-        group = make_group(values, key, stream, headers, times, terms)
-        return await self._engine.submit(group, level)
+        return await self._engine.append_group(
+            values, key, stream, headers, timestamp_us, durability, terms
+        )
 
     def append_nowait(
         self,
