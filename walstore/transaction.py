@@ -52,6 +52,7 @@ class Transaction:
         self._count = 0
         self._is_open = False
         self._failure: WalError | None = None
+        self._has_failed = False  # rather than rolled back by its user
 
     @property
     def span(self) -> range | None:
@@ -102,10 +103,9 @@ class Transaction:
                 await self._write_out()
             except asyncio.CancelledError:
                 # Part of it may be missing in the file, and the caller may go on.
-                self._failure = WalClosedError(
-                    "adding to the transaction was cancelled, so it was rolled back"
+                await self._roll_back_for(
+                    WalClosedError("adding to the transaction was cancelled, so it was rolled back")
                 )
-                await self.rollback()
                 raise
         return place
 
@@ -133,11 +133,15 @@ class Transaction:
         trace: TracebackType | None,
     ) -> None:
         if not self._is_open:
+            if error is None and self._has_failed:
+                assert self._failure is not None
+                raise fresh(
+                    self._failure
+                )  # else whoever caught it inside would believe it committed
             return
         if error is not None:
             await self.rollback()
             return
-        self._check_open()
         try:
             await self._commit()
         finally:
@@ -176,8 +180,7 @@ class Transaction:
         """Move what is in memory to the file, in batches of a size that readers can hold."""
         refusal = self._engine.disk_watch.refusal
         if refusal is not None:
-            self._failure = fresh(refusal)
-            await self.rollback()
+            await self._roll_back_for(fresh(refusal))
             raise fresh(refusal)
         draft, self._draft = self._draft, Draft(0)
         draft.pad()
@@ -212,9 +215,15 @@ class Transaction:
 
     async def _fail(self, cause: OSError) -> None:
         """Roll back because the disk refused; the log itself is not affected."""
-        self._failure = describe_spill(cause)
+        failure = describe_spill(cause)
+        await self._roll_back_for(failure)
+        raise fresh(failure) from cause
+
+    async def _roll_back_for(self, failure: WalError) -> None:
+        """Roll back because of a failure, which every later use is told, leaving the block included."""
+        self._failure = failure
+        self._has_failed = True
         await self.rollback()
-        raise fresh(self._failure) from cause
 
     async def _discard(self) -> None:
         """Delete the file; one left behind is deleted when the log closes or is opened again."""

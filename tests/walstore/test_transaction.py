@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from pathlib import Path
 
@@ -370,6 +371,51 @@ async def test_a_disk_that_refuses_its_file_rolls_back_and_does_not_fail_the_log
     faulty.heal()
     assert await wal.append(b"works") == 1
     assert leftovers(log_directory) == []
+
+
+async def test_who_catches_a_failure_inside_is_told_when_the_block_ends(wal, faulty) -> None:
+    """Else it would look as if it had committed."""
+    faulty.fail("pwrite", name="transaction-*", error=errno.ENOSPC)
+    with pytest.raises(DiskFullError):
+        async with wal.transaction() as transaction:
+            for value in LARGE:
+                with contextlib.suppress(DiskFullError):
+                    await transaction.append(value)
+    assert transaction.span is None
+    assert wal.tail == 1
+
+
+async def test_who_catches_a_cancellation_inside_is_told_when_the_block_ends(wal, faulty) -> None:
+    with pytest.raises(WalClosedError, match="cancelled, so it was rolled back"):
+        async with wal.transaction() as transaction:
+            with faulty.hold("pwrite", name="transaction-*") as hold:
+                filling = asyncio.create_task(fill(transaction, LARGE))
+                await hold.wait_entered()
+                filling.cancel()
+                hold.release()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await filling
+    assert transaction.span is None
+    assert wal.tail == 1
+
+
+async def test_closing_beside_many_that_roll_back(wal, log_directory) -> None:
+    """Their files go, whoever is first to delete them."""
+
+    async def abandon() -> None:
+        async with wal.transaction() as transaction:
+            await fill(transaction, LARGE[:500])
+            await started.wait()
+            await transaction.rollback()
+
+    started = asyncio.Event()
+    abandoning = [asyncio.create_task(abandon()) for _ in range(8)]
+    await until(lambda: len(wal._engine.spills) == 8)
+    closing = asyncio.create_task(wal.aclose())
+    started.set()
+    await asyncio.gather(*abandoning, closing)
+    assert leftovers(log_directory) == []
+    assert open_descriptors(log_directory) == []
 
 
 async def test_leftovers_of_a_crash_are_removed(log_directory: Path) -> None:
