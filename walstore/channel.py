@@ -231,11 +231,6 @@ class Channel:
         return not self._ready and self._draft.is_empty
 
     @property
-    def has_full_batch(self) -> bool:
-        """Whether waiting longer would not make the next batch larger."""
-        return bool(self._ready)
-
-    @property
     def waiting(self) -> tuple[int, int]:
         """Bytes and records accepted and not yet on disk."""
         return self._waiting_bytes(), self.tail - self._released

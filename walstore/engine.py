@@ -304,7 +304,7 @@ class Engine:
         try:
             if self.cursors is not None:
                 await self.cursors.aclose()
-            for spill in self.spills:
+            for spill in list(self.spills):  # transactions that roll back meanwhile shorten it
                 with contextlib.suppress(OSError):  # deleted when the log is opened again
                     await self.spilling.run(spill.discard)
             await self.writer.close()

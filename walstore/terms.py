@@ -51,8 +51,6 @@ class Terms:
     open_streams: Mapping[str, Mapping[str, str]] | None = None
     """Streams to open, with their metadata."""
     close_streams: Iterable[str] = ()
-    head: int = 0
-    """New head of the log; 0 to leave it."""
     span: range | None = None
     """Offsets it got; those of the first time if the producer had appended it before."""
     is_duplicate: bool = False
@@ -101,11 +99,11 @@ class Terms:
         }
         for name in self.close_streams:
             streams[name] = ledger.streams[name]._replace(is_open=False)
-        marks = Marks(registers=dict(self.update or {}), streams=streams, head=self.head)
+        marks = Marks(registers=dict(self.update or {}), streams=streams)
         if self.producer is not None:
             assert self.sequence is not None
             marks.producers.append((self.producer, Run(self.sequence, start, count, 1)))
-        has_any = marks.registers or marks.streams or marks.head or marks.producers
+        has_any = marks.registers or marks.streams or marks.producers
         return marks if has_any else None
 
     def _check_sequence(self, producer: str, ledger: Ledger) -> bool:

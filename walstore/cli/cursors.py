@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +18,7 @@ from walstore.cursors.directory import CursorInfo, hold_cursors, list_cursors
 from walstore.cursors.file import TAG_BYTES, CursorState, check_name
 from walstore.cursors.queue import patiently
 from walstore.errors import LogNotFoundError, OffsetNotWrittenError, OffsetTrimmedError
+from walstore.locks import this_process
 from walstore.records import from_timestamp_us
 from walstore.view import LogView
 
@@ -118,7 +118,7 @@ async def _change_patiently(view: LogView, name: str, offset: int | None) -> Non
 
 def _change(view: LogView, name: str, offset: int | None) -> None:
     """Move a cursor, or remove it if ``offset`` is None. Damaged ones are replaced."""
-    owner = f"walstore cursors, process {os.getpid()} on {socket.gethostname()}"
+    owner = f"walstore cursors, {this_process()}"
     with hold_cursors(view.fs, view.path, owner=owner) as held:
         if offset is None:
             held.remove(name)

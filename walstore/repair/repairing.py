@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from walstore.errors import DiskFullError, InvalidSettingsError, WalError
-from walstore.locks import lock_log
+from walstore.locks import lock_log, this_process
 from walstore.ports import FileSystem
 from walstore.posix import PosixFileSystem
 from walstore.repair.apply import load_interrupted, run_actions
@@ -90,7 +89,7 @@ def apply_repair(
             f"the damage leaves several stretches, {stretches}: plan again with keep='before', "
             "'after', or an offset in the one to keep"
         )
-    lock = lock_log(fs, path, f"repair, process {os.getpid()} on {socket.gethostname()}")
+    lock = lock_log(fs, path, f"repair, {this_process()}")
     try:
         interrupted = load_interrupted(fs, path)
         if interrupted is not None:

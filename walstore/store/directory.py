@@ -7,14 +7,12 @@ orders%2F0/       a log, see store/names.py
 
 from __future__ import annotations
 
-import os
-import socket
 from pathlib import Path
 from typing import Final
 
 from walstore.disk_watch import look
 from walstore.errors import LogNotFoundError
-from walstore.locks import lock_in_store, lock_store
+from walstore.locks import lock_in_store, lock_store, this_process
 from walstore.ports import FileSystem, Lock
 from walstore.store.names import name_of
 
@@ -27,7 +25,7 @@ def open_store(fs: FileSystem, path: Path) -> tuple[Lock, int | None]:
     Returns the lock and the free space, if that is known. Raises WalLockedError, OSError.
     """
     fs.make_directory(path)
-    lock = lock_store(fs, path, _owner())
+    lock = lock_store(fs, path, this_process())
     try:
         for name in fs.list_directories(path):
             if name.startswith(_DELETED_PREFIX):
@@ -54,7 +52,7 @@ def delete_log(fs: FileSystem, path: Path, directory: str) -> None:
         raise LogNotFoundError(
             f"there is no log {name_of(directory)!r} in {path}", location=str(path / directory)
         )
-    lock_in_store(fs, path / directory, _owner()).release()
+    lock_in_store(fs, path / directory, this_process()).release()
     number = 1
     while f"{_DELETED_PREFIX}{number}" in found:
         number += 1
@@ -62,8 +60,3 @@ def delete_log(fs: FileSystem, path: Path, directory: str) -> None:
     fs.replace(path / directory, deleted)
     fs.sync_directory(path)
     fs.remove_tree(deleted)
-
-
-def _owner() -> str:
-    """Return the note that tells others who holds a lock."""
-    return f"process {os.getpid()} on {socket.gethostname()}"
