@@ -25,6 +25,7 @@ from tests.cloud import (
     values,
 )
 from tests.local import UnsyncedFileSystem
+from tests.waiting import until
 from uploader.stores.errors import PreconditionFailedError
 from uploader.stores.memory import MemoryStore
 from uploader.testing import FaultyStore, StoreKilled, faults
@@ -228,7 +229,7 @@ async def test_a_put_that_was_given_up_arrives_later(nth: int, scratch: Path) ->
         for value in EXPECTED[:40]:
             await wal.append(value)
     async with life.open(Slow(life.inner)) as wal:
-        pass
+        await until(lambda: bool(late))
     assert "while the log was closing" in (wal.statistics().tier_failure or "")
     assert late
 
