@@ -11,15 +11,17 @@ What may go wrong, and what follows:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from uploader import cas, layout
 from uploader.entries import Fragment
 from uploader.manifest import Manifest
+from uploader.root import Change
+from uploader.setsum import Setsum
 from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import ContentionError, OutcomeUnknownError
+from walstore.errors import ContentionError, LogNotFoundError, OutcomeUnknownError
 from walstore.threads import Worker
 
 
@@ -32,13 +34,34 @@ class ManifestLog:
         self._retry = retry
         self._worker = worker
         self._etag: str | None = None
-        self.manifest = Manifest.initial("")
+        self._manifest = Manifest.initial("")
+
+    @property
+    def manifest(self) -> Manifest:
         """The newest manifest known to be current when it was read or written."""
+        return self._manifest
 
     @property
     def is_known(self) -> bool:
         """Whether there is a manifest, as far as we know."""
         return self._etag is not None
+
+    @property
+    def max_publishing(self) -> int:
+        """One: swaps follow one another."""
+        return 1
+
+    def fragment_key(self, seq_no: int, *, start: int, limit: int, setsum: Setsum) -> str:
+        """Return wal3's key, which depends on the number alone."""
+        del start, limit, setsum
+        return layout.fragment_path(seq_no)
+
+    async def unpublished(self) -> AsyncIterator[ListedObject]:
+        """Yield the objects behind the last fragment in ``log/``."""
+        last = self.manifest.next_seq_no - 1
+        after = layout.fragment_path(last) if last > 0 else None
+        async for listed in self._store.list(layout.FRAGMENT_FOLDER, after=after):
+            yield listed
 
     async def load(self) -> bool:
         """Read the manifest; return False if there is none.
@@ -54,7 +77,7 @@ class ManifestLog:
             manifest = await self._worker.run(_parse, stored.data)
             if self._etag is not None:
                 self.manifest.scrub_successor(manifest)
-            self.manifest, self._etag = manifest, stored.etag
+            self._manifest, self._etag = manifest, stored.etag
         return True
 
     async def load_or_create(self, writer: str) -> None:
@@ -91,23 +114,39 @@ class ManifestLog:
                     f"another writer published fragment {fragments[0].seq_no} of {self._store.url}; "
                     "only one log may ship to a prefix"
                 )
-            assert self._etag is not None
-            manifest = self.manifest.apply_fragments(fragments, writer)
-            data = await self._worker.run(manifest.serialise)
-            result = await cas.swap(
-                self._store, layout.MANIFEST, data, self._etag, retry=self._retry
-            )
-            if result.outcome is cas.Outcome.COMMITTED:
-                assert result.etag is not None
-                self.manifest, self._etag = manifest, result.etag
+            if await self._swap(self.manifest.apply_fragments(fragments, writer)):
                 return
-            if result.outcome is cas.Outcome.UNKNOWN:
-                raise OutcomeUnknownError(
-                    f"{self._store.url} did not say whether the manifest was swapped; open again",
-                    retriable=True,
-                ) from result.cause
-            if not await self.load():
-                raise ContentionError(f"somebody deleted the manifest of {self._store.url}")
+
+    async def change(self, make: Change) -> bool:
+        """Swap the manifest for what ``make`` makes of it; again, if another writer was quicker."""
+        while True:
+            if not self.is_known and not await self.load():
+                raise LogNotFoundError(
+                    f"there is no log at {self._store.url}", location=self._store.url
+                )
+            manifest = await self._worker.run(make, self.manifest)
+            if manifest is None:
+                return False
+            if await self._swap(manifest):
+                return True
+
+    async def _swap(self, manifest: Manifest) -> bool:
+        """Swap the known manifest for ``manifest``; if it was no longer current, load the newer one."""
+        assert self._etag is not None
+        data = await self._worker.run(manifest.serialise)
+        result = await cas.swap(self._store, layout.MANIFEST, data, self._etag, retry=self._retry)
+        if result.outcome is cas.Outcome.COMMITTED:
+            assert result.etag is not None
+            self._manifest, self._etag = manifest, result.etag
+            return True
+        if result.outcome is cas.Outcome.UNKNOWN:
+            raise OutcomeUnknownError(
+                f"{self._store.url} did not say whether the manifest was swapped; open again",
+                retriable=True,
+            ) from result.cause
+        if not await self.load():
+            raise ContentionError(f"somebody deleted the manifest of {self._store.url}")
+        return False
 
 
 def _parse(data: bytes) -> Manifest:

@@ -139,7 +139,7 @@ async def test_L16_a_hole_between_orphans_is_filled_to_fit(log_directory: Path) 
     """Fragments 2 to 4 are put, 1 is not, the process dies: 1 is cut to fit, the rest adopted."""
     inner = MemoryStore()
     store = CountingStore(inner)
-    release, reached = asyncio.Event(), asyncio.Event()
+    release, reached, killed = asyncio.Event(), asyncio.Event(), asyncio.Event()
     expected = values(40)
     async with Wal.open(log_directory, settings=SEGMENTS) as wal:
         for value in expected:
@@ -152,12 +152,13 @@ async def test_L16_a_hole_between_orphans_is_filled_to_fit(log_directory: Path) 
         await until(lambda: len(store.put) > 3)
         store.is_killed = True
         release.set()
+        killed.set()
 
     async with asyncio.TaskGroup() as group:
         group.create_task(wait_for_orphans())
         with pytest.raises(BaseExceptionGroup):
             async with Wal.open(log_directory, settings=SEGMENTS, tier=tier(store)):
-                await reached.wait()
+                await killed.wait()
     with pytest.raises(ObjectNotFoundError):
         await inner.get("log/Bucket=0000000000000000/FragmentSeqNo=0000000000000005.parquet")
     orphans = {key async for key in _keys(inner)}
