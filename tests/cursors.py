@@ -45,7 +45,7 @@ class StillLog:
     def move_head(self, head: int) -> None:
         """Make another head durable, as retention does under the lock."""
         self.head = head
-        numbers = dict.fromkeys((field.name for field in dataclasses.fields(DurableCell)), 0)
+        numbers = dict.fromkeys(DurableCell._fields, 0)
         cell = DurableCell(**numbers | {"head": head, "durable_limit": self.visible_limit})
         (self.path / CELL_FILE_NAME).write_bytes(encode_cell(cell))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgpack
 from crc32c import crc32c
@@ -53,8 +53,7 @@ class Checkpoint:
     """Marks that make up the ledger at that place; empty for an empty one."""
 
 
-@dataclass(frozen=True, slots=True)
-class DurableCell:
+class DurableCell(NamedTuple):
     """The durable end of a log, for readers in other processes."""
 
     head: int
@@ -117,15 +116,7 @@ def _crc(version: int, body: bytes) -> int:
 
 def encode_cell(cell: DurableCell) -> bytes:
     """Return the content of the file ``DURABLE``."""
-    body = CELL.pack(
-        CELL_MAGIC,
-        cell.head,
-        cell.durable_limit,
-        cell.epoch,
-        cell.tail_start,
-        cell.tail_position,
-        cell.visible_limit,
-    )
+    body = CELL.pack(CELL_MAGIC, *cell)
     return body + _CELL_CRC.pack(crc32c(body))
 
 

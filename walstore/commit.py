@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from walstore.batch import FrameBatch
 from walstore.errors import Outcome
 from walstore.segment_file import Segment
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """What one commit did."""
 
     batches: list[FrameBatch]

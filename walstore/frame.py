@@ -27,7 +27,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgpack
 from crc32c import crc32c
@@ -79,8 +79,7 @@ _TYPECODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _SWAP: Final = sys.byteorder == "big"
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """One column ready to be written: its kind, its encoding and its bytes (in pieces)."""
 
     kind: int
@@ -89,7 +88,7 @@ class Column:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for each commit: a frozen one takes four times as long to make
 class FrameHeader:
     """The fixed part of a frame, as found in the file. Not yet verified against its CRC."""
 
@@ -125,7 +124,7 @@ class FrameHeader:
 def uint_column(kind: Kind, values: Sequence[int]) -> Column:
     """Encode integers in the narrowest width that holds them, or once if they are all alike."""
     highest = max(values)
-    if highest < 1 << 32 and min(values) == highest:
+    if highest < 1 << 32 and (len(values) == 1 or min(values) == highest):
         return Column(kind, CONSTANT, (struct.pack("<I", highest),), 4)
     width = next(w for w in _TYPECODES if highest < 1 << (8 * w))
     packed = array(_TYPECODES[width], values)
@@ -155,7 +154,7 @@ def decode_uints(data: memoryview, encoding: int, count: int) -> Sequence[int]:
     return values
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Body:
     """The part of a frame that does not depend on where in the log it comes to lie."""
 
@@ -173,6 +172,8 @@ class Body:
 def encode_body(columns: Sequence[Column], *, count: int, compress: bool) -> tuple[bytearray, Body]:
     """Build a frame whose header is still blank. The values are copied exactly once, into it.
 
+    Marks, if there are any, are the first column.
+
     With ``compress`` the columns are stored compressed if that makes them smaller. ValueError if they
     do not fit a frame.
     """
@@ -188,10 +189,10 @@ def encode_body(columns: Sequence[Column], *, count: int, compress: bool) -> tup
     length = unpadded + padding + TRAILER.size
     if length > MAX_FRAME_BYTES or body_bytes > MAX_FRAME_BYTES:
         raise ValueError(f"a batch of {length} bytes does not fit a frame")
-    flags = HAS_MARKS if any(column.kind == Kind.MARKS for column in columns) else 0
+    flags = HAS_MARKS if columns and columns[0].kind == Kind.MARKS else 0
     directory_pieces = [
-        DIRECTORY_ENTRY.pack(column.kind, column.encoding, 0, column.size_bytes)
-        for column in columns
+        DIRECTORY_ENTRY.pack(kind, encoding, 0, size_bytes)
+        for kind, encoding, _, size_bytes in columns
     ]
     ending = bytes(padding) + TRAILER.pack(length, TRAILER_MAGIC)
     frame = bytearray().join([bytes(HEADER_BYTES), *directory_pieces, *pieces, ending])
@@ -267,45 +268,12 @@ def parse_header(buffer: memoryview, position: int) -> FrameHeader | None:
     """
     if position + HEADER_BYTES > len(buffer):
         return None
-    (
-        magic,
-        crc,
-        length,
-        previous_crc,
-        start,
-        count,
-        column_count,
-        version,
-        codec,
-        base_timestamp_us,
-        max_timestamp_us,
-        epoch,
-        synced_limit,
-        flags,
-        stored_bytes,
-        body_bytes,
-        _reserved,
-    ) = HEADER.unpack_from(buffer, position)
+    magic, *fields, _reserved = HEADER.unpack_from(buffer, position)
+    header = FrameHeader(position, *fields)
+    length = header.length
     if magic != FRAME_MAGIC or length % ALIGNMENT or length < HEADER_BYTES + TRAILER.size:
         return None
-    return FrameHeader(
-        position,
-        crc,
-        length,
-        previous_crc,
-        start,
-        count,
-        column_count,
-        version,
-        codec,
-        base_timestamp_us,
-        max_timestamp_us,
-        epoch,
-        synced_limit,
-        flags,
-        stored_bytes,
-        body_bytes,
-    )
+    return header
 
 
 def is_whole(buffer: memoryview, header: FrameHeader) -> bool:

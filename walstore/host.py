@@ -74,8 +74,13 @@ class FileLane(Lane):
         super().close()
         self.slot.close()
 
-    def _start(self, call: Callable[..., _T], args: tuple[object, ...]) -> asyncio.Future[_T]:
-        return super()._start(self._hold_and_call, (call, *args))
+    def _start(
+        self,
+        call: Callable[..., _T],
+        args: tuple[object, ...],
+        then: Callable[[_T], object] | None = None,
+    ) -> asyncio.Future[_T]:
+        return super()._start(self._hold_and_call, (call, *args), then)
 
     def _hold_and_call(self, call: Callable[..., _T], *args: object) -> _T:
         with self.slot:

@@ -383,7 +383,8 @@ class Tail:
         if not draft.values:
             return None
         batch = self._framer.batch(data)
-        self.active.index.streams.add(batch.stream_names)
+        if draft.streams is not None:
+            self.active.index.streams.add(batch.stream_names)
         return batch
 
     def _write_marks(self, marks: Marks) -> None:

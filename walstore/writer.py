@@ -202,13 +202,21 @@ class Writer:
         sync = self._syncs_always or self._listener.wants_disk
         began = self._clock.monotonic()
         try:
-            commit = await self._worker.run(partial(self._tail.commit, drafts, sync=sync))
+            commit = await self._worker.run_then(
+                partial(self._tail.commit, drafts, sync=sync),
+                partial(self._committed, drafts, began),
+            )
         except CommitError as error:
             self._fail(error.cause, error.durable_limit, error.outcome)
             return
         except Exception as error:  # noqa: BLE001 - a defect of ours must not leave waiters hanging
             self._fail(error, self._tail.durable_limit, "unknown")
             return
+        if self._tail.wants_checkpoint or commit.sealed:
+            await self._guarded(self._checkpoint)
+
+    def _committed(self, drafts: list[Draft], began: float, commit: Commit) -> None:
+        """Publish a commit. Callers who wait for it go on when this returns."""
         self.commits += 1
         self.rotations += len(commit.sealed)
         self._listener.on_commit(commit)
@@ -227,8 +235,6 @@ class Writer:
             self._has_unsynced.set()
             if self.unsynced_since is None:
                 self.unsynced_since = drafts[0].accepted_at
-        if self._tail.wants_checkpoint or commit.sealed:
-            await self._guarded(self._checkpoint)
 
     def _observe(self, drafts: list[Draft], commit: Commit, began: float) -> None:
         now, accepted_at = self._clock.monotonic(), drafts[0].accepted_at

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -199,3 +204,90 @@ async def test_a_call_that_ends_after_its_loop_was_closed_disturbs_nobody(pool: 
     gate.opened.set()
     lanes = [pool.lane() for _ in range(3)]
     assert await asyncio.gather(*(lane.run(divmod, 1, 1) for lane in lanes)) == [(1, 0)] * 3
+
+
+async def test_what_follows_a_call_happens_before_its_caller_goes_on(pool: Pool) -> None:
+    lane = pool.lane()
+    seen: list[object] = []
+
+    def then(result: int) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        asyncio.get_running_loop().call_soon(seen.append, "a turn later")
+        seen.append(result)
+
+    assert await lane.run_then(lambda: 7, then) == 7
+    assert seen[0] == 7
+
+
+async def test_what_follows_a_call_happens_though_its_caller_was_cancelled(pool: Pool) -> None:
+    lane, gate = pool.lane(), Gate()
+    seen: list[str] = []
+    caller = asyncio.create_task(lane.run_then(gate, seen.append))
+    await until(gate.entered.is_set)
+    caller.cancel()
+    await asyncio.wait((caller,))
+    assert caller.cancelled()
+    gate.opened.set()
+    await lane.run(lambda: None)
+    assert seen == ["through"]
+
+
+async def test_a_call_that_has_a_sequel_runs_though_it_was_cancelled_in_the_queue(
+    pool: Pool,
+) -> None:
+    lane, gate = pool.lane(), Gate()
+    seen: list[int] = []
+    first = asyncio.create_task(lane.run(gate))
+    await until(gate.entered.is_set)
+    second = asyncio.create_task(lane.run_then(lambda: 1, seen.append))
+    third = asyncio.create_task(lane.run(seen.append, 2))
+    last = asyncio.create_task(lane.run(lambda: None))
+    await asyncio.sleep(0)
+    second.cancel()
+    third.cancel()
+    gate.opened.set()
+    await asyncio.wait((first, second, third, last))
+    assert seen == [1]
+
+
+async def test_raises_what_follows_a_call_and_fails(pool: Pool) -> None:
+    lane = pool.lane()
+    with pytest.raises(ZeroDivisionError):
+        await lane.run_then(lambda: 0, lambda found: 1 // found)
+    with pytest.raises(ZeroDivisionError):
+        await lane.run_then(lambda: 1 // 0, lambda _: pytest.fail("there is no result"))
+    assert await lane.run(divmod, 1, 1) == (1, 0)
+
+
+def test_a_forgotten_pool_ends_its_threads() -> None:
+    pool = Pool("forgotten", threads=2)
+    for _ in range(2):
+        pool.submit(lambda job: job(), lambda: None)
+    threads = [t for t in threading.enumerate() if t.name.startswith("walstore-forgotten")]
+    assert len(threads) == 2
+    del pool
+    gc.collect()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_the_interpreter_exits_once_the_calls_made_are_finished(tmp_path: Path) -> None:
+    """Also if nobody closed the pool."""
+    program = textwrap.dedent(
+        """
+        import pathlib, sys, threading
+        from walstore.threads import Pool
+        may_write = threading.Event()
+        def write():
+            may_write.wait()
+            pathlib.Path(sys.argv[1]).write_text("done")
+        pool = Pool("left", threads=1)
+        pool.submit(lambda job: job(), write)
+        pool.submit(lambda job: job(), lambda: None)
+        threading.Thread(target=may_write.set).start()
+        """
+    )
+    left = tmp_path / "left"
+    subprocess.run([sys.executable, "-c", program, left], check=True, timeout=60)
+    assert left.read_text() == "done"
