@@ -38,6 +38,13 @@ test-debug: $(DEV) ## Run the quick tests of the local log with asyncio's debug 
 	PYTHONASYNCIODEBUG=1 $(PYTEST) $(PARALLEL) -m "not slow and not spark and not s3" tests/walstore \
 		--ignore=tests/walstore/cli --ignore=tests/walstore/spark $(ARGS)
 
+# The packages are the only part that needs root; without them, and without root, it says so and is skipped.
+.PHONY: test-s3
+test-s3: $(DEV) ## Run the store and log tests against a real S3 server, Ceph's; as root it is installed if missing
+	@$(VENV)/bin/python tests/s3/rgw.py run $(PYTEST) $(PARALLEL) tests/s3 tests/scenarios/test_cloud_s3.py \
+		tests/uploader/stores/test_s3.py tests/uploader/stores/test_conformance.py -m s3 $(ARGS) \
+		|| { status=$$?; [ $$status -eq 77 ] && echo "test-s3: skipped, see above"; } || exit $$status
+
 .PHONY: test-all
 test-all: $(DEV) ## Run all tests
 	$(PYTEST) $(ARGS)

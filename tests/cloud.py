@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 
@@ -16,15 +18,43 @@ from uploader.stores.retry import RetryPolicy
 from uploader.testing import FaultyStore
 from walstore import Settings
 from walstore.batch import Batch
+from walstore.clock import SystemClock
 from walstore.errors import OffsetTrimmedError
 from walstore.ports import Clock
 
 URL = "memory://ignored"
 LOG_ID = "0123456789abcdef0123456789abcdef"
-SMALL = UploadSettings(fragment_bytes=4096, fragment_age_seconds=0.01, drain_seconds=0.05)
+SMALL = UploadSettings(fragment_bytes=4096, fragment_age_seconds=0.01, max_in_flight=4)
+"""Little fragments. Closing waits for the store as long as a program would, however busy this machine is."""
+GIVES_UP = dataclasses.replace(SMALL, drain_seconds=0.05)
+"""For a store that never answers again, so that it does not matter how soon closing gives up."""
 FAST = RetryPolicy(attempts=2, first_wait_seconds=0.001, longest_wait_seconds=0.001)
 SEGMENTS = Settings(segment_bytes=64 << 10, batch_bytes=4096)
 """Many batches and segments."""
+
+
+class LeapingClock(SystemClock):
+    """The real clock until a test knows that nothing more will come: then long waits are over at once."""
+
+    def __init__(self) -> None:
+        self._leaping = asyncio.Event()
+        self._leapt_seconds = 0.0
+
+    def leap(self) -> None:
+        """End all waits of a second or more, those under way and those to come."""
+        self._leaping.set()
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._leapt_seconds
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds < 1:
+            await super().sleep(seconds)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._leaping.wait()
+                self._leapt_seconds += seconds
 
 
 class RecordingStore(FaultyStore):

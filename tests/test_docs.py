@@ -52,12 +52,19 @@ def test_readme_snippets_run_in_order(tmp_path: Path) -> None:
 
 
 PAGES = {
+    "chain": 1,
+    "cloud_reading": 1,
+    "cloud_writer": 1,
+    "collection": 1,
     "consumers": 4,
+    "integrity": 5,
     "messages": 2,
     "metrics": 1,
     "readonly": 2,
+    "restore": 1,
     "retention": 2,
     "store": 2,
+    "stores": 1,
     "streams": 1,
     "transactions": 5,
 }

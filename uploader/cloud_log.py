@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from datetime import datetime
 
+from uploader.cloud_cursors import CloudCursors
+from uploader.cloud_source import CloudSource, check_limits, within
 from uploader.entries import Fragment
-from uploader.fragment import fragment_time_bounds, verify_fragment
 from uploader.fragment_batch import FragmentBatch
+from uploader.fragment_cache import FragmentCache
 from uploader.fragment_reader import FragmentReader
 from uploader.manifest import Manifest
-from uploader.manifest_log import ManifestLog
+from uploader.read_ahead import ReadAhead
+from uploader.root import Root
+from uploader.roots import find_root
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.verified import Verified, verify_log
 from walstore.batch import Batch
 from walstore.clock import SystemClock
-from walstore.errors import CorruptionError, LogNotFoundError, WalClosedError
+from walstore.errors import (
+    LogNotFoundError,
+    OffsetNotWrittenError,
+    OffsetTrimmedError,
+    WalClosedError,
+)
 from walstore.ports import Clock
 from walstore.reader import Reader
 from walstore.records import Start
 from walstore.resource import Opening
 from walstore.threads import Worker
 
+__all__ = ["CloudLog", "Verified"]
+
 _FIRST_POLL_SECONDS = 0.1
 _LONGEST_POLL_SECONDS = 2.0
 _SAME_TIME_SECONDS = 0.001
 
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """What :meth:`CloudLog.verify` has checked."""
-
-    fragments: int
-    records: int
-    fragment_bytes: int
-    setsum: str
-    """Sum over everything ever appended, as 64 hex digits."""
+PREFETCH_BYTES = 32 << 20
+"""Memory that the fragments fetched ahead for a reader may take unless it is told otherwise."""
 
 
 class CloudLog:
@@ -49,37 +54,74 @@ class CloudLog:
         url: str,
         *,
         cache_bytes: int = 64 << 20,
+        disk_cache: FragmentCache | None = None,
         store: ObjectStore | None = None,
+        retry: RetryPolicy | None = None,
         clock: Clock | None = None,
     ) -> Opening[CloudLog]:
         """Open the log under ``url``; needs read access only.
 
         Raises LogNotFoundError if there is no manifest, CorruptionError if it is damaged, and the
-        store's errors. The other options are those of :class:`uploader.CloudTier`.
+        store's errors.
+
+        Args:
+            url: Where the log lies; as for :class:`uploader.CloudTier`.
+            cache_bytes: Bounds the decoded fragments that are kept in memory.
+            disk_cache: Keeps fragments on local disk, too. Several logs may share one.
+            store: Replaces the store that the URL names; closed with the log all the same.
+            retry: How requests beyond a plain read are repeated.
+            clock: Sleeps between polls.
         """
 
         async def open_it() -> CloudLog:
-            log = cls(
-                store=store if store is not None else open_store(url),
-                cache_bytes=cache_bytes,
-                clock=clock or SystemClock(),
-            )
+            found = store if store is not None else open_store(url)
+            worker = Worker("cloud", threads=2)
+            ticking = clock or SystemClock()
             try:
-                await log.refresh()
+                policy = retry or RetryPolicy(clock=ticking)
+                root = await find_root(found, retry=policy, worker=worker)
+                if not root.is_known:
+                    raise LogNotFoundError(f"there is no log at {found.url}", location=found.url)
             except BaseException:
-                await log.aclose()
+                worker.close()
+                await found.aclose()
                 raise
-            return log
+            return cls(
+                root=root,
+                store=found,
+                worker=worker,
+                cache_bytes=cache_bytes,
+                disk_cache=disk_cache,
+                clock=ticking,
+            )
 
         return Opening(open_it)
 
-    def __init__(self, *, store: ObjectStore, cache_bytes: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        root: Root,
+        store: ObjectStore,
+        worker: Worker,
+        cache_bytes: int,
+        disk_cache: FragmentCache | None,
+        clock: Clock,
+    ) -> None:
         """Not for callers; see :meth:`open`."""
         self._store = store
         self._clock = clock
-        self._worker = Worker("cloud", threads=2)
-        self._manifest_log = ManifestLog(store, RetryPolicy(clock=clock), self._worker)
-        self._fragments = FragmentReader(store=store, worker=self._worker, cache_bytes=cache_bytes)
+        self._worker = worker
+        self._root = root
+        self._fragments = FragmentReader(
+            store=store,
+            worker=worker,
+            cache_bytes=cache_bytes,
+            newest=self._newest,
+            disk_cache=disk_cache,
+        )
+        self._cursors = CloudCursors.of_store(
+            store, retry=RetryPolicy(clock=clock), clock=clock, worker=worker
+        )
         # One request for the manifest at a time, so that no older answer overtakes a newer one.
         self._refreshing = asyncio.Lock()
         self._refreshed_at = clock.monotonic()
@@ -91,9 +133,14 @@ class CloudLog:
         return self._store.url
 
     @property
+    def cursors(self) -> CloudCursors:
+        """Named positions that keep garbage collection off what lies behind them; need write access."""
+        return self._cursors
+
+    @property
     def manifest(self) -> Manifest:
         """The manifest as it was read last."""
-        return self._manifest_log.manifest
+        return self._root.manifest
 
     @property
     def head(self) -> int:
@@ -125,57 +172,92 @@ class CloudLog:
         stop: int | None = None,
         stream: str | None = None,
         follow: bool = False,
+        prefetch: int = PREFETCH_BYTES,
+        verify: bool = False,
     ) -> Reader:
         """Return a reader; options as :meth:`walstore.Wal.reader`, but not following by default.
+
+        The next fragments are fetched and decoded while one is read: as many as fit into ``prefetch``
+        bytes of memory, by an estimate, and at most 16. 0 fetches each when it is wanted. With ``verify``
+        every record is hashed and the sum compared with the manifest's, at about the speed of SHA3-256;
+        else page checksums, lengths and offsets are checked. With ``stream`` fragments whose footer
+        denies the stream are not fetched.
 
         With ``follow`` it reads the manifest again, at first after 0.1 s, then less and less often,
         every 2 s at the least, while nothing new appears. Readers that wait together share what is read.
         """
-        return Reader(self, start=start, stop=stop, stream=stream, follow=follow)
+        if prefetch < 0:
+            raise ValueError(f"prefetch must not be negative, not {prefetch}")
+        ahead = ReadAhead(self._fragments, max_bytes=prefetch, stream=stream, verify=verify)
+        source = CloudSource(self, self._fragments, ahead)
+        return Reader(source, start=start, stop=stop, stream=stream, follow=follow)
+
+    async def scan(
+        self,
+        start: int,
+        *,
+        max_fragments: int | None = None,
+        max_bytes: int | None = None,
+        max_records: int | None = None,
+    ) -> AsyncGenerator[Fragment, None]:
+        """Yield the entries of the fragments from the one on that holds ``start``, within limits.
+
+        Fragments come whole: the first one may hold records before ``start``, which are not counted, and
+        the last one more than ``max_records`` asks for. There is always one, whatever its size, unless
+        ``start`` is the tail. ``max_bytes`` counts objects. See :meth:`read_fragment`.
+
+        Raises OffsetTrimmedError if ``start`` was removed from the log, OffsetNotWrittenError if it lies
+        beyond the tail, InvalidSettingsError for a limit below 1.
+        """
+        self.check_open()
+        check_limits(max_fragments=max_fragments, max_bytes=max_bytes, max_records=max_records)
+        manifest = self.manifest
+        place = {"requested": start, "head": manifest.oldest_offset, "tail": manifest.next_offset}
+        if start < manifest.oldest_offset:
+            raise OffsetTrimmedError("the offset was removed from the log", **place)
+        if start > manifest.next_offset:
+            raise OffsetNotWrittenError("the offset has not been written yet", **place)
+        fragments = self._fragments.tree.fragments(manifest, start)
+        limits = {
+            "max_fragments": max_fragments,
+            "max_bytes": max_bytes,
+            "max_records": max_records,
+        }
+        async with aclosing(fragments), aclosing(within(fragments, start, **limits)) as found:
+            async for fragment in found:
+                yield fragment
 
     async def fragments(self, start: int = 0, limit: int | None = None) -> list[Fragment]:
-        """Return the manifest's entries that overlap ``[start, limit)``, snapshots resolved."""
-        self._check_open()
+        """Return the manifest's entries that overlap ``[start, limit)``, snapshots resolved.
+
+        All at once: :meth:`scan` takes little memory however long the log is.
+        """
+        self.check_open()
         return await self._fragments.entries(
             self.manifest, start, self.tail if limit is None else limit
         )
 
-    async def read_fragment(self, entry: Fragment) -> FragmentBatch:
-        """Return a fragment's records; checks length and offsets against its entry."""
-        self._check_open()
-        return await self._fragments.read(entry)
+    async def read_fragment(self, entry: Fragment, *, verify: bool = False) -> FragmentBatch:
+        """Return a fragment's records; checks length and offsets against its entry, or the setsum, too."""
+        self.check_open()
+        return await self._fragments.read(entry, verify=verify)
 
     async def verify(self) -> Verified:
         """Read every fragment, one at a time, and check all that its entry and the manifest say.
 
-        Length, offsets, contiguity, setsum and times of each, and that the setsums add up. Raises
-        CorruptionError naming the object.
+        Length, offsets, contiguity, setsum, times and streams of each, and that the setsums add up.
+        Raises CorruptionError naming the object.
         """
-        self._check_open()
-        manifest = self.manifest
-        await self._worker.run(manifest.scrub)
-        total = manifest.collected
-        records = size = count = 0
-        for entry in await self._fragments.entries(manifest, 0, manifest.next_offset):
-            data = await self._fragments.fetch(entry)
-            await self._worker.run(_verify, data, entry)
-            total += entry.setsum
-            records += entry.limit - entry.start
-            size += len(data)
-            count += 1
-        if total != manifest.setsum:
-            raise CorruptionError(
-                "the fragments' setsums do not add up to the manifest's",
-                path=self.url,
-                expected=manifest.setsum.hexdigest(),
-                found=total.hexdigest(),
-            )
-        return Verified(count, records, size, total.hexdigest())
+        self.check_open()
+        return await verify_log(self.manifest, self._fragments, self._worker, url=self.url)
 
     async def wait_limit(self, limit: int) -> None:
-        """Return when the manifest names all offsets below ``limit``, asking for it now and then."""
+        """Return when the manifest names all offsets below ``limit``, asking for it now and then.
+
+        Or when the log is sealed, so that it never will.
+        """
         pause = _FIRST_POLL_SECONDS
-        while self.tail < limit:
+        while self.tail < limit and not self.manifest.is_sealed:
             await self._clock.sleep(pause)
             async with self._refreshing:
                 # Another reader may have asked meanwhile.
@@ -188,40 +270,43 @@ class CloudLog:
 
         In batches of about ``max_bytes``, which share the fragment's memory.
         """
-        self._check_open()
+        self.check_open()
         return await self._fragments.read_from(self.manifest, position, limit, max_bytes)
+
+    async def skip_stream(self, name: str, position: int, limit: int) -> int:
+        """Return an offset of ``[position, limit]`` before which no record of a stream lies.
+
+        Passes over the fragments whose footers deny the stream; fetches nothing else of them.
+        """
+        self.check_open()
+        return await self._fragments.skip_stream(self.manifest, name, position, limit)
 
     async def offset_at(self, timestamp_us: int) -> int:
         """Return the first offset at or after a time, or the tail if all records are older."""
-        self._check_open()
+        self.check_open()
         found = await self._fragments.offset_at(self.manifest, timestamp_us)
         return self.tail if found is None else found
 
     async def aclose(self) -> None:
         """Release connections and threads; twice is allowed. Readers end with WalClosedError."""
         self._closed = True
+        await self._fragments.aclose()
         self._worker.close()
         await self._store.aclose()
 
-    async def _refresh(self) -> None:
-        self._check_open()
-        if not await self._manifest_log.load():
-            raise LogNotFoundError(f"there is no log at {self.url}", location=self.url)
-        self._refreshed_at = self._clock.monotonic()
-
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise WalClosedError if the log is closed."""
         if self._closed:
             raise WalClosedError(f"the log at {self.url} is closed")
 
+    # -- inside ------------------------------------------------------------------------------
 
-def _verify(data: bytes, entry: Fragment) -> None:
-    """Check a fragment, and the times in its footer, which searches go by."""
-    times = verify_fragment(data, entry).timestamps_us
-    stated, found = fragment_time_bounds(data, path=entry.path), (min(times), max(times))
-    if stated != found:
-        raise CorruptionError(
-            "a fragment's footer has other times than its records",
-            path=entry.path,
-            expected=stated,
-            found=found,
-        )
+    async def _newest(self) -> Manifest:
+        await self.refresh()
+        return self.manifest
+
+    async def _refresh(self) -> None:
+        self.check_open()
+        if not await self._root.load():
+            raise LogNotFoundError(f"there is no log at {self.url}", location=self.url)
+        self._refreshed_at = self._clock.monotonic()

@@ -7,14 +7,21 @@ reader of fragments; the protocol of each is in its own module.
 from __future__ import annotations
 
 from uploader import layout
-from uploader.fragment_reader import FragmentReader
-from uploader.manifest_log import ManifestLog
-from uploader.ownership import check_owner, owner
+from uploader.chain.chain_settings import ChainSettings
+from uploader.fragment_cache import FragmentCache
+from uploader.fragment_reader import FragmentReader, pieces
+from uploader.manifest import Manifest
+from uploader.noting import Note, noting
+from uploader.ownership import check_owner, check_shippable, owner
+from uploader.read_ahead import ReadersAhead
+from uploader.root import Root
+from uploader.roots import Layout, find_root, needs_swaps
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import probe_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from uploader.uploader import Uploader, UploadSettings
+from uploader.writable import check_not_destroyed, check_writable
 from walstore.batch import Batch
 from walstore.clock import SystemClock
 from walstore.errors import CorruptionError
@@ -31,32 +38,39 @@ class CloudTier:
         *,
         settings: UploadSettings | None = None,
         cache_bytes: int = 64 << 20,
+        disk_cache: FragmentCache | None = None,
+        layout: Layout | None = None,
+        chain: ChainSettings | None = None,
+        note: Note | None = None,
         store: ObjectStore | None = None,
         retry: RetryPolicy | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Name the place: ``file:///dir``, ``s3://bucket/prefix?endpoint_url=…`` or ``memory://name``.
 
-        ``cache_bytes`` bounds the fragments kept for readers. ``store`` replaces the one that the URL
-        names; it is closed with the tier all the same. ``retry`` says how conditional puts are repeated;
-        reads are repeated by the store. Nothing is contacted before the log opens.
+        ``cache_bytes`` bounds the fragments kept for readers; what readers that go on and on will want next
+        is fetched ahead, and takes as much again at most. ``disk_cache`` keeps fragments on local disk,
+        too. A new log gets the layout ``"swap"``, wal3's, unless ``layout`` says ``"chain"`` (docs/chain.md);
+        opening is an InvalidSettingsError if the log there has the other one. ``chain`` says how that is
+        written. ``note`` is awaited with fragments before they are published, such as
+        :meth:`uploader.DirtyLog.note_for` returns. ``store`` replaces the one that the URL names; it is
+        closed with the tier all the same. ``retry`` says how conditional puts are repeated; reads are
+        repeated by the store. Nothing is contacted before the log opens.
         """
         self._store = store if store is not None else open_store(url)
         self._clock = clock or SystemClock()
         self._retry = retry or RetryPolicy(clock=self._clock)
         self._worker = Worker("cloud", threads=2)
-        self._manifest_log = ManifestLog(self._store, self._retry, self._worker)
-        self._uploader = Uploader(
-            store=self._store,
-            manifest_log=self._manifest_log,
-            settings=settings or UploadSettings(),
-            retry=self._retry,
-            clock=self._clock,
-            worker=self._worker,
-        )
+        self._settings = settings or UploadSettings()
+        self._layout: Layout | None = layout
+        self._chain = chain
+        self._note = note
+        self._root: Root | None = None
+        self._uploader: Uploader | None = None
         self._fragments = FragmentReader(
-            store=self._store, worker=self._worker, cache_bytes=cache_bytes
+            store=self._store, worker=self._worker, cache_bytes=cache_bytes, disk_cache=disk_cache
         )
+        self._ahead = ReadersAhead(self._fragments, max_bytes=cache_bytes // 4, most=4)
 
     @property
     def url(self) -> str:
@@ -66,21 +80,22 @@ class CloudTier:
     @property
     def log_id(self) -> bytes | None:
         """Identity of the log that ships here, or None if anybody may begin one."""
-        return owner(self._manifest_log.manifest)
+        return owner(self._manifest)
 
     @property
     def head(self) -> int:
         """First offset the tier holds."""
-        return self._manifest_log.manifest.oldest_offset
+        return self._manifest.oldest_offset
 
     @property
     def limit(self) -> int:
         """Every offset in ``[head, limit)`` can be read from the tier."""
-        return self._manifest_log.manifest.next_offset
+        return self._manifest.next_offset
 
     @property
     def uploader(self) -> Uploader:
-        """Counters of what was shipped."""
+        """Counters of what was shipped. There is one once the tier is open."""
+        assert self._uploader is not None, "open the log first"
         return self._uploader
 
     async def open(self, log_id: bytes | None) -> None:
@@ -88,39 +103,69 @@ class CloudTier:
 
         ``log_id`` is the local log's identity, None if it does not exist yet: then such fragments are
         published at once, and the new log begins behind them. ContentionError if the prefix belongs to
-        another log; CorruptionError for damaged objects, or fragments without a manifest; else the store's
-        errors.
+        another log; LogSealedError if it was sealed, LogNotFoundError if it was destroyed; CorruptionError
+        for damaged objects, or fragments without a manifest; else the store's errors.
         """
-        await probe_conditional_puts(self._store, retry=self._retry)
-        if not await self._manifest_log.load():
-            async for listed in self._store.list(layout.FRAGMENT_FOLDER):
+        root = await find_root(
+            self._store,
+            retry=self._retry,
+            worker=self._worker,
+            layout=self._layout,
+            chain=self._chain,
+            roll_up=self._settings.roll_up,
+        )
+        await probe_conditional_puts(self._store, with_swaps=needs_swaps(root), retry=self._retry)
+        root = noting(root, self._note)
+        self._root = root
+        self._uploader = Uploader(
+            store=self._store,
+            root=root,
+            settings=self._settings,
+            retry=self._retry,
+            clock=self._clock,
+            worker=self._worker,
+        )
+        if not root.is_known:
+            await check_not_destroyed(self._store)
+            async for listed in root.unpublished():
                 raise CorruptionError(
                     f"the manifest is missing although there are fragments ({listed.key}); restore it",
                     path=layout.MANIFEST,
                 )
             return
+        await check_writable(self._store, root.manifest)
+        check_shippable(root.manifest, url=self.url)
         if log_id is not None:
-            check_owner(self._manifest_log.manifest, log_id, url=self.url)
+            check_owner(root.manifest, log_id, url=self.url)
         await self._uploader.prepare(is_new=log_id is None)
 
     async def run(self, source: TierSource) -> None:
         """Ship until the source drains; see :meth:`uploader.uploader.Uploader.run`."""
-        await self._uploader.run(source)
+        await self.uploader.run(source)
 
     async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return the rest of the fragment that holds ``position``, up to ``limit``.
 
         In batches of about ``max_bytes``, which share the fragment's memory.
         """
-        return await self._fragments.read_from(
-            self._manifest_log.manifest, position, limit, max_bytes
-        )
+        batch = await self._ahead.read(self._manifest, position, limit)
+        return pieces(batch, position, limit, max_bytes)
 
     async def offset_at(self, timestamp_us: int) -> int | None:
         """Return the first offset at or after a time, or None if all records are older."""
-        return await self._fragments.offset_at(self._manifest_log.manifest, timestamp_us)
+        return await self._fragments.offset_at(self._manifest, timestamp_us)
 
     async def aclose(self) -> None:
         """Release connections and threads; twice is allowed."""
+        if self._root is not None:
+            await self._root.aclose()
+        await self._fragments.aclose()
         self._worker.close()
         await self._store.aclose()
+
+    @property
+    def _manifest(self) -> Manifest:
+        return _NOTHING if self._root is None else self._root.manifest
+
+
+_NOTHING = Manifest.initial("")

@@ -7,7 +7,7 @@ that wal3's own reader would refuse is a :class:`CorruptionError` that names the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NoReturn
 
 from uploader.layout import MAX_U64
@@ -17,9 +17,19 @@ from walstore.errors import CorruptionError
 _ABSENT: Final = object()
 
 
-def serialise(document: Mapping[str, Any]) -> bytes:
-    """Return the document as bytes; ValueError for text that is not valid Unicode."""
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+def serialise(value: Any) -> bytes:
+    """Return a JSON value as bytes; ValueError for text that is not valid Unicode."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def join_object(fields: Mapping[str, bytes]) -> bytes:
+    """Return the object of fields whose values are serialised already. Names are plain ASCII."""
+    return b"{%s}" % b",".join(b'"%s":%s' % (name.encode(), data) for name, data in fields.items())
+
+
+def join_list(values: Iterable[bytes]) -> bytes:
+    """Return the list of values that are serialised already."""
+    return b"[%s]" % b",".join(values)
 
 
 def position(offset: int) -> dict[str, int]:
@@ -116,7 +126,14 @@ class Fields:
                 self._refuse(f"{name}[{index}]", "an object", value)
             yield Fields(value, path=self.path, place=place)
 
-    def raw(self, name: str) -> object:
+    def object(self, name: str) -> Fields:
+        """Return the object in a field."""
+        value = self._get(name)
+        if not isinstance(value, dict):
+            self._refuse(name, "an object", value)
+        return Fields(value, path=self.path, place=self._at(name))
+
+    def raw(self, name: str) -> Any:
         """Return whatever the field holds, None if it is not there."""
         return self._fields.get(name)
 
@@ -129,7 +146,7 @@ class Fields:
     def _at(self, name: str) -> str:
         return f"{self._place}.{name}" if self._place else name
 
-    def _refuse(self, name: str, expected: str, found: object) -> NoReturn:
+    def _refuse(self, name: str, expected: str, found: Any) -> NoReturn:
         shown = repr(found)[:80]
         raise CorruptionError(
             f"field '{self._at(name)}' is not {expected}",

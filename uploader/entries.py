@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from uploader import layout
-from uploader.document import Fields, check_u64, position
+from uploader.document import Fields, check_u64, position, serialise
 from uploader.setsum import Setsum
 from walstore.errors import CorruptionError, FormatVersionError
 
@@ -32,6 +32,7 @@ class Fragment:
     """Length of the object."""
     setsum: Setsum
     """Sum of the records."""
+    _serialised: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse numbers that do not fit 64 bits; ValueError."""
@@ -78,6 +79,13 @@ class Fragment:
             "setsum": self.setsum.hexdigest(),
         }
 
+    def serialise(self) -> bytes:
+        """Return :meth:`to_json` as bytes. They are kept: an entry is written again with every manifest."""
+        if self._serialised is None:
+            object.__setattr__(self, "_serialised", serialise(self.to_json()))
+        assert self._serialised is not None
+        return self._serialised
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPointer:
@@ -95,6 +103,7 @@ class SnapshotPointer:
     """Offset after the last record below."""
     num_bytes: int
     """Length of all fragments below, together."""
+    _serialised: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range; ValueError."""
@@ -123,6 +132,13 @@ class SnapshotPointer:
             "limit": position(self.limit),
             "num_bytes": self.num_bytes,
         }
+
+    def serialise(self) -> bytes:
+        """Return :meth:`to_json` as bytes. They are kept: an entry is written again with every manifest."""
+        if self._serialised is None:
+            object.__setattr__(self, "_serialised", serialise(self.to_json()))
+        assert self._serialised is not None
+        return self._serialised
 
 
 Entry: TypeAlias = Fragment | SnapshotPointer

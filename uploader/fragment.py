@@ -6,26 +6,27 @@ entry speaks of. How it is stored is in ``fragment_file.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
 import pyarrow as pa
 
-from uploader import fragment_file, layout
+from uploader import fragment_columns, fragment_file, layout
 from uploader.document import check_u64
 from uploader.fragment_batch import FragmentBatch
-from uploader.fragment_file import Content
+from uploader.fragment_file import Content, Footer
 from uploader.manifest import Fragment
 from uploader.setsum import Setsum
-from walstore.arrow import SCHEMA
 from walstore.batch import Batch
 from walstore.errors import CorruptionError
 
-_HASH_ROWS: Final = 1024
-_HASH_BYTES: Final = 256 * 1024
-"""Values are taken out of Arrow in runs of so many rows and about so many bytes, to be hashed."""
+_APART_BYTES: Final = 256 * 1024
+"""From this size on a fragment is hashed while another thread makes the file, which takes about half as
+long and, other than hashing, leaves the interpreter to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,16 @@ class EncodedFragment:
         )
 
 
-def encode_fragment(batches: Sequence[Batch], *, timestamp_us: int) -> EncodedFragment:
+def encode_fragment(
+    batches: Sequence[Batch], *, timestamp_us: int, writer: str | None = None
+) -> EncodedFragment:
     """Return the fragment that holds the batches' records.
 
     ``timestamp_us`` is the fragment's own time, in microseconds since 1970 UTC; wal3 hashes it with every
-    record. Values are not copied on their way to the Parquet encoder. The same input gives the same bytes.
-    ValueError if there is no record, if the batches do not follow each other, or if a number does not
-    fit 64 bits.
+    record. Values of longer batches are not copied on their way to the Parquet encoder. The same input
+    gives the same bytes; ``writer``, noted in the file, tells those of two writers apart. Larger fragments
+    take two threads. ValueError if there is no record, if the batches do not follow each other, or if a
+    number does not fit 64 bits.
     """
     found = [batch for batch in batches if len(batch)]
     if not found:
@@ -68,13 +72,9 @@ def encode_fragment(batches: Sequence[Batch], *, timestamp_us: int) -> EncodedFr
             raise ValueError(f"{after!r} does not follow {before!r}")
     start, limit = found[0].start, found[-1].limit
     check_u64(start=start, limit=limit, timestamp_us=timestamp_us)
-    records = pa.Table.from_batches([batch.to_arrow() for batch in found], SCHEMA)
-    return EncodedFragment(
-        data=fragment_file.write(records, timestamp_us=timestamp_us),
-        setsum=_setsum(Content(records, timestamp_us, start)),
-        start=start,
-        limit=limit,
-    )
+    records = fragment_columns.to_table(found)
+    data, setsum = _write_and_sum(found, records, timestamp_us, writer)
+    return EncodedFragment(data, setsum, start, limit)
 
 
 def decode_fragment(data: bytes, entry: Fragment) -> FragmentBatch:
@@ -115,6 +115,19 @@ def fragment_time_bounds(data: bytes, *, path: str = "fragment") -> tuple[int, i
     return fragment_file.time_bounds(data, path=path)
 
 
+def footer_bytes(end: bytes, *, path: str = "fragment") -> int:
+    """Return how long the footer is, from a fragment's last 8 bytes; CorruptionError if there is none."""
+    return fragment_file.footer_bytes(end, path=path)
+
+
+def read_footer(end: bytes, *, path: str = "fragment") -> Footer:
+    """Return what a fragment says of its records' times and streams, from its last bytes.
+
+    ``end`` holds the whole footer; CorruptionError if there is none.
+    """
+    return fragment_file.read_footer(end, path=path)
+
+
 def fragment_timestamp(data: bytes, *, path: str = "fragment") -> int:
     """Return the fragment's own time, which its setsum covers; CorruptionError if it is none."""
     return fragment_file.timestamp(data, path=path)
@@ -143,19 +156,17 @@ def _batch(content: Content) -> FragmentBatch:
 
 
 def _setsum(content: Content) -> Setsum:
-    sums = []
-    offset = content.start
-    for values in _runs(content.records.column("value")):
-        sums.append(Setsum.of_records(offset, content.timestamp_us, values))
-        offset += len(values)
-    return Setsum.total(sums)
+    values = content.records.column("value")
+    return fragment_columns.setsum_of_column(values, content.start, content.timestamp_us)
 
 
-def _runs(values: pa.ChunkedArray) -> Iterator[list[bytes]]:
-    """Yield the values run by run, so that neither much memory nor the interpreter lock is held."""
-    for chunk in values.chunks:
-        rows = len(chunk)
-        row_bytes = max(1, chunk.nbytes // max(1, rows))
-        step = max(1, min(_HASH_ROWS, _HASH_BYTES // row_bytes))
-        for low in range(0, rows, step):
-            yield chunk.slice(low, step).to_pylist()
+def _write_and_sum(
+    batches: Sequence[Batch], records: pa.Table, timestamp_us: int, writer: str | None
+) -> tuple[bytes, Setsum]:
+    write = partial(fragment_file.write, records, timestamp_us=timestamp_us, writer=writer)
+    if records.nbytes < _APART_BYTES:
+        return write(), fragment_columns.setsum_of(batches, timestamp_us)
+    with ThreadPoolExecutor(1, "walstore-parquet") as beside:
+        writing = beside.submit(write)
+        setsum = fragment_columns.setsum_of(batches, timestamp_us)
+        return writing.result(), setsum

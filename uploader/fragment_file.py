@@ -9,6 +9,8 @@ How columns are stored, and why:
   * offset and times: deltas, which takes no room, with statistics, so that time can be searched.
   * every page has a CRC-32. Readers of ours check it, so damage shows without hashing any record, also
     in the columns that no setsum covers.
+  * the footer says which streams there are, so that a reader of one stream can do with the footers of the
+    fragments that have none of it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from uploader.bloom import StreamSet
 from uploader.layout import MAX_U64
 from walstore.arrow import HEADERS_TYPE, SCHEMA
 from walstore.errors import CorruptionError, FormatVersionError
@@ -28,6 +31,10 @@ from walstore.errors import CorruptionError, FormatVersionError
 FORMAT_KEY: Final = b"walstore.fragment"
 FORMAT_VERSION: Final = b"1"
 """Footer entry of files of ours, which must then have all of our columns."""
+STREAMS_KEY: Final = b"walstore.streams"
+"""Footer entry that says which streams there are; see ``bloom.py``."""
+WRITER_KEY: Final = b"walstore.writer"
+"""Footer entry that names who made the file, if that matters."""
 
 WAL3_FIELDS: Final = (
     pa.field("offset", pa.uint64(), nullable=False),
@@ -46,6 +53,9 @@ ROW_GROUP_ROWS: Final = 128 * 1024
 ROW_GROUP_BYTES: Final = 8 * 1024 * 1024
 """A row group has at most so many rows and about so many bytes, so that a part can be read alone."""
 PAGE_BYTES: Final = 1024 * 1024
+FOOTER_END_BYTES: Final = 8
+"""The last bytes of a file: the length of its footer, and a magic."""
+_MAGIC: Final = b"PAR1"
 _PAGE_CHECK_ROWS: Final = 1024
 
 _STORED_AS: Final[dict[str, Any]] = {
@@ -80,10 +90,21 @@ class Content:
         return self.start + int(self.records.num_rows)
 
 
-def write(records: pa.Table, *, timestamp_us: int) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What a file says of itself at its end."""
+
+    times_us: tuple[int, int] | None
+    """Times of the oldest and the newest record; None if it does not tell."""
+    streams: StreamSet
+    """Which streams there are."""
+
+
+def write(records: pa.Table, *, timestamp_us: int, writer: str | None = None) -> bytes:
     """Return the file that holds the records, given in the columns of ``walstore.arrow.SCHEMA``.
 
-    The same records and time give the same bytes, as long as pyarrow stays the same.
+    The same records, time and name of the writer, which the footer holds, give the same bytes, as long
+    as pyarrow stays the same.
     """
     rows = records.num_rows
     table = pa.Table.from_arrays(
@@ -100,14 +121,20 @@ def write(records: pa.Table, *, timestamp_us: int) -> bytes:
     )
     row_bytes = max(1, records.nbytes // rows)
     sink = pa.BufferOutputStream()
-    pq.write_table(
-        table,
+    with pq.ParquetWriter(
         sink,
-        row_group_size=max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // row_bytes)),
+        FILE_SCHEMA,
         # Page sizes are looked at once per so many rows.
         write_batch_size=max(1, min(_PAGE_CHECK_ROWS, PAGE_BYTES // row_bytes)),
         **_STORED_AS,
-    )
+    ) as file:
+        file.write_table(table, max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // row_bytes)))
+        # Not in the schema, whose entries are stored twice.
+        text = _streams_of(records.column("stream")).to_text()
+        if text is not None:
+            file.add_key_value_metadata({STREAMS_KEY: text})
+        if writer is not None:
+            file.add_key_value_metadata({WRITER_KEY: writer})
     return bytes(sink.getvalue().to_pybytes())
 
 
@@ -135,20 +162,45 @@ def read(data: bytes, *, path: str) -> Content:
     )
 
 
+def footer_bytes(end: bytes, *, path: str) -> int:
+    """Return how long the footer is, from the last 8 bytes of a file; CorruptionError if there is none."""
+    if len(end) < FOOTER_END_BYTES or end[-4:] != _MAGIC:
+        raise CorruptionError("not a Parquet file (no magic at its end)", path=path)
+    return FOOTER_END_BYTES + int.from_bytes(end[-8:-4], "little")
+
+
+def read_footer(end: bytes, *, path: str) -> Footer:
+    """Return what a file says at its end, of which ``end`` is a part that holds the whole footer.
+
+    CorruptionError if there is no footer there.
+    """
+    try:
+        footer = pq.read_metadata(pa.BufferReader(end))
+        groups = [_group_bounds(footer.row_group(at)) for at in range(footer.num_row_groups)]
+        columns = {footer.schema.column(at).path for at in range(footer.num_columns)}
+        entries = footer.metadata or {}
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptionError(f"not a Parquet file ({error})", path=path) from error
+    known = [bounds for bounds in groups if bounds is not None]
+    times = None
+    if known and len(known) == len(groups):
+        times = min(low for low, _ in known), max(high for _, high in known)
+    if STREAMS_KEY in entries:
+        streams = StreamSet.from_text(entries[STREAMS_KEY])
+    else:
+        streams = StreamSet.unknown() if "stream" in columns else StreamSet.of(())
+    return Footer(times, streams)
+
+
 def time_bounds(data: bytes, *, path: str) -> tuple[int, int]:
     """Return the least and the greatest time of a record, from the footer if it has statistics.
 
     Then ``data`` may be the last part of the file, the whole footer included. CorruptionError if there is
     no footer.
     """
-    try:
-        footer = pq.read_metadata(pa.BufferReader(data))
-        found = [_group_bounds(footer.row_group(at)) for at in range(footer.num_row_groups)]
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptionError(f"not a Parquet file ({error})", path=path) from error
-    known = [bounds for bounds in found if bounds is not None]
-    if known and len(known) == len(found):
-        return min(low for low, _ in known), max(high for _, high in known)
+    found = read_footer(data, path=path).times_us
+    if found is not None:
+        return found
     bounds = pc.min_max(read(data, path=path).records.column("timestamp_us"))
     return int(bounds["min"].as_py()), int(bounds["max"].as_py())
 
@@ -210,6 +262,12 @@ def _must_have(schema: pa.Schema, field: pa.Field, path: str) -> bool:
 
 def _types(schema: pa.Schema, name: str) -> list[pa.DataType]:
     return [field.type for field in schema if field.name == name]
+
+
+def _streams_of(column: pa.ChunkedArray) -> StreamSet:
+    if column.null_count == len(column):
+        return StreamSet.of(())
+    return StreamSet.of(set(pc.unique(column).to_pylist()) - {None})
 
 
 def _only_value(times: pa.ChunkedArray, path: str) -> int:

@@ -1,66 +1,102 @@
 """FragmentReader: finds, fetches and checks the fragments that a manifest names.
 
-Owns a cache of decoded fragments, bounded by bytes. Snapshots are followed as far as an interval needs
-them. Used by ``CloudLog`` and by the cloud tier of a local log; never writes.
+Owns a cache of decoded fragments, bounded by bytes, beside the cached footers (``fragment_footers.py``),
+the tree of snapshots (``tree.py``) and, if there is one, the cache on disk (``fragment_cache.py``). Used by
+``CloudLog`` and by the cloud tier of a local log; never writes to the store.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
-from functools import partial
-from operator import attrgetter
-from typing import Final
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from uploader import layout
-from uploader.entries import Fragment, SnapshotPointer
-from uploader.fragment import decode_fragment, fragment_time_bounds
+from uploader.entries import Fragment
+from uploader.fragment import decode_fragment, verify_fragment
 from uploader.fragment_batch import FragmentBatch
+from uploader.fragment_cache import FragmentCache
+from uploader.fragment_footers import FragmentFooters
 from uploader.manifest import Manifest
-from uploader.snapshot import Snapshot
+from uploader.roots import find_root
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.tree import ManifestTree
 from walstore.batch import Batch
 from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
 from walstore.threads import Worker
 
-_MOST_SNAPSHOTS: Final = 64
+_T = TypeVar("_T")
+
 _MOST_PIECE_ROWS: Final = 4096
 """Records of one batch given to a reader, who takes them apart on the event loop."""
-_TAIL_BYTES: Final = (64 << 10, 1 << 20)
-"""How much of a fragment's end is asked for, to find its times in the footer, before all of it is."""
+_FIRST_EXPANSION: Final = 4.0
+"""How many bytes of memory a stored byte becomes, until one fragment has shown it."""
 
 
 class FragmentReader:
     """Reads fragments of one log. Belongs to one event loop; any number of tasks may call it."""
 
-    def __init__(self, *, store: ObjectStore, worker: Worker, cache_bytes: int) -> None:
-        """``cache_bytes`` bounds the decoded fragments that are kept; readers' own come on top."""
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        worker: Worker,
+        cache_bytes: int,
+        newest: Callable[[], Awaitable[Manifest]] | None = None,
+        disk_cache: FragmentCache | None = None,
+    ) -> None:
+        """Read from ``store``.
+
+        Args:
+            store: Where the log lies.
+            worker: Takes fragments apart, off the event loop.
+            cache_bytes: Bounds the decoded fragments that are kept; readers' own come on top.
+            newest: Reads the log's newest manifest, to tell what was collected from what was lost; by
+                default whatever root lies in the store is asked.
+            disk_cache: Asked before the store, and given what comes from there.
+        """
         self._store = store
         self._worker = worker
         self._cache_bytes = cache_bytes
-        self._cached: OrderedDict[str, FragmentBatch] = OrderedDict()
+        self._disk = disk_cache
+        self._newest = newest or self._load_newest
+        self._cached: OrderedDict[str, _Decoded] = OrderedDict()
         self._cached_bytes = 0
         # Readers that want the same fragment at the same time fetch it once.
         self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.expansion = _FIRST_EXPANSION
+        """How many bytes of memory each stored byte of the fragment read last became."""
+        self.tree = ManifestTree(store, worker, newest=self._newest)
+        """Which fragments there are."""
+        self.footers = FragmentFooters(self._range, worker)
+        """What fragments say of themselves at their ends."""
 
     async def entries(self, manifest: Manifest, start: int, limit: int) -> list[Fragment]:
         """Return the entries of all fragments that overlap ``[start, limit)``, in order.
 
         CorruptionError if a snapshot is missing, damaged, or not what is said of it.
         """
-        found: list[Fragment] = []
-        if start >= limit:
-            return found
-        for pointer in manifest.snapshots:
-            if pointer.start < limit and pointer.limit > start:
-                found += await self._snapshot_entries(pointer, start, limit)
-        found += _overlapping(manifest.fragments, start, limit)
-        return found
+        return await self.tree.entries(manifest, start, limit) if start < limit else []
+
+    async def locate(self, manifest: Manifest, position: int) -> Fragment:
+        """Return the entry of the fragment that holds ``position``; OffsetTrimmedError if none does."""
+        entry = await self.tree.locate(manifest, position)
+        if entry is None:
+            raise OffsetTrimmedError(
+                "the offset was removed from the log",
+                requested=position,
+                head=manifest.oldest_offset,
+                tail=manifest.next_offset,
+            )
+        return entry
 
     async def read_from(
         self, manifest: Manifest, position: int, limit: int, max_bytes: int
@@ -70,22 +106,12 @@ class FragmentReader:
         In batches of at most about ``max_bytes``, one record at least; they share the fragment's memory.
         Raises as :meth:`read`, and OffsetTrimmedError if the manifest does not name the position.
         """
-        entries = await self.entries(manifest, position, position + 1)
-        if not entries:
-            raise OffsetTrimmedError(
-                "the offset was removed from the log",
-                requested=position,
-                head=manifest.oldest_offset,
-                tail=manifest.next_offset,
-            )
-        batch = await self.read(entries[0])
-        rows = max(1, max_bytes * len(batch) // max(1, batch.nbytes))
-        step = min(rows, _MOST_PIECE_ROWS)
-        end = min(limit, batch.limit)
-        return [batch.slice(low, min(low + step, end)) for low in range(position, end, step)]
+        batch = await self.read(await self.locate(manifest, position))
+        return pieces(batch, position, limit, max_bytes)
 
-    async def read(self, entry: Fragment) -> FragmentBatch:
-        """Return a fragment's records, checked against its entry (length, offsets).
+    async def read(self, entry: Fragment, *, verify: bool = False) -> FragmentBatch:
+        """Return a fragment's records, checked against its entry (length, offsets; with ``verify`` the
+        setsum, too).
 
         If the object is gone: OffsetTrimmedError if it was collected since the manifest was read, else
         CorruptionError.
@@ -93,12 +119,16 @@ class FragmentReader:
         lock = self._fetching.setdefault(entry.path, asyncio.Lock())
         async with lock:
             cached = self._cached.get(entry.path)
-            if cached is not None and (cached.start, cached.limit) == (entry.start, entry.limit):
+            if cached is not None and cached.serves(entry, verify=verify):
                 self._cached.move_to_end(entry.path)
-                return cached
-            data = await self.fetch(entry)
-            batch = await self._worker.run(decode_fragment, data, entry)
-            self._keep(entry.path, batch)
+                return cached.batch
+            check = verify_fragment if verify else decode_fragment
+            batch = await self._from_disk(entry, check)
+            if batch is None:
+                data = self.footers.take_whole(entry) or await self.fetch(entry)
+                batch = await self._worker.run(check, data, entry)
+                self._write_to_disk(entry, data)
+            self._keep(entry, batch, is_verified=verify)
             return batch
 
     async def fetch(self, entry: Fragment) -> bytes:
@@ -114,45 +144,112 @@ class FragmentReader:
         Reads the ends of about log2(fragments) of them, and one whole: timestamps never go back within
         a log.
         """
-        entries = await self.entries(manifest, 0, manifest.next_offset)
-        low, high = 0, len(entries)
-        while low < high:
-            middle = (low + high) // 2
-            if await self._newest_us(entries[middle]) < timestamp_us:
-                low = middle + 1
-            else:
-                high = middle
-        if low == len(entries):
+
+        async def reaches(entry: Fragment) -> bool:
+            return await self._newest_us(entry) >= timestamp_us
+
+        entry = await self.tree.first(manifest, reaches)
+        if entry is None:
             return None
-        batch = await self.read(entries[low])
-        return await self._worker.run(_first_at, batch, timestamp_us)
+        return await self._worker.run(_first_at, await self.read(entry), timestamp_us)
+
+    async def holding(
+        self,
+        manifest: Manifest,
+        stream: str,
+        start: int,
+        limit: int,
+        *,
+        at_once: int = 1,
+        most_in_row: int | None = None,
+    ) -> AsyncGenerator[Fragment, None]:
+        """Yield the fragments of ``[start, limit)`` that may hold records of a stream, by their footers.
+
+        See :meth:`FragmentFooters.holding`.
+        """
+        async with (
+            aclosing(self.tree.runs(manifest, start, limit)) as runs,
+            aclosing(
+                self.footers.holding(runs, stream, at_once=at_once, most_in_row=most_in_row)
+            ) as found,
+        ):
+            async for entry in found:
+                yield entry
+
+    async def skip_stream(self, manifest: Manifest, name: str, position: int, limit: int) -> int:
+        """Return an offset of ``[position, limit]`` before which no record of a stream lies.
+
+        Passes over the fragments that say of themselves that they hold none; reads only their ends.
+        """
+        async with aclosing(self.holding(manifest, name, position, limit)) as found:
+            async for entry in found:
+                return max(position, entry.start)
+        return limit
+
+    def spawn(self, work: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
+        """Begin something in a task that :meth:`aclose` ends. An error is for who awaits the task."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    async def aclose(self) -> None:
+        """End all tasks that were begun; twice is allowed."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _keep(self, path: str, batch: FragmentBatch) -> None:
-        before = self._cached.pop(path, None)
-        self._cached_bytes -= before.nbytes if before is not None else 0
-        if batch.nbytes > self._cache_bytes:
+    async def _from_disk(
+        self, entry: Fragment, check: Callable[[bytes, Fragment], FragmentBatch]
+    ) -> FragmentBatch | None:
+        if self._disk is None:
+            return None
+        key = self._disk_key(entry)
+        data = await self._disk.get(key)
+        if data is None:
+            return None
+        try:
+            return await self._worker.run(check, data, entry)
+        except CorruptionError:
+            await self._disk.drop(key)  # the store knows better
+            return None
+
+    def _write_to_disk(self, entry: Fragment, data: bytes) -> None:
+        """Begin to write; no reader waits for it."""
+        if self._disk is not None:
+            writing = self._disk.put(self._disk_key(entry), data)
+            self.spawn(writing, f"walstore cache {entry.path}")
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # else the loop reports one that nobody awaits
+
+    def _disk_key(self, entry: Fragment) -> str:
+        return f"{self._store.url} {entry.path} {entry.num_bytes} {entry.setsum.hexdigest()}"
+
+    def _keep(self, entry: Fragment, batch: FragmentBatch, *, is_verified: bool) -> None:
+        decoded = _Decoded(batch, batch.nbytes, is_verified)
+        self.expansion = decoded.memory_bytes / max(1, entry.num_bytes)
+        before = self._cached.pop(entry.path, None)
+        self._cached_bytes -= before.memory_bytes if before is not None else 0
+        if decoded.memory_bytes > self._cache_bytes:
             return
-        self._cached_bytes += batch.nbytes
-        self._cached[path] = batch
+        self._cached_bytes += decoded.memory_bytes
+        self._cached[entry.path] = decoded
         while self._cached_bytes > self._cache_bytes:
             _, oldest = self._cached.popitem(last=False)
-            self._cached_bytes -= oldest.nbytes
+            self._cached_bytes -= oldest.memory_bytes
 
     async def _newest_us(self, entry: Fragment) -> int:
-        """Return the time of a fragment's newest record, from its footer if that has it."""
-        for tail_bytes in _TAIL_BYTES:
-            if tail_bytes < entry.num_bytes:
-                data = await self._range(entry, entry.num_bytes - tail_bytes, entry.num_bytes)
-                try:
-                    return (await self._bounds(entry, data))[1]
-                except CorruptionError:
-                    continue  # the footer is longer, or does not tell
-        return (await self._bounds(entry, await self.fetch(entry)))[1]
-
-    async def _bounds(self, entry: Fragment, data: bytes) -> tuple[int, int]:
-        return await self._worker.run(partial(fragment_time_bounds, data, path=entry.path))
+        """Return the time of a fragment's newest record, from its footer if that tells."""
+        times_us = (await self.footers.get(entry)).times_us
+        if times_us is not None:
+            return times_us[1]
+        return max((await self.read(entry)).timestamps_us)
 
     async def _range(self, entry: Fragment, start: int, limit: int) -> bytes:
         """Read a part by its range: an ETag is not needed, and may cost a hash."""
@@ -163,11 +260,7 @@ class FragmentReader:
 
     async def _describe_missing(self, entry: Fragment) -> WalError:
         """Tell a fragment that was collected from one that was lost: the manifest goes first."""
-        try:
-            stored = await self._store.get(layout.MANIFEST)
-        except ObjectNotFoundError:
-            return CorruptionError("the manifest is missing", path=layout.MANIFEST)
-        manifest = await self._worker.run(Manifest.parse, stored.data)
+        manifest = await self._newest()
         if manifest.oldest_offset <= entry.start:
             return CorruptionError("a fragment that the manifest names is missing", path=entry.path)
         return OffsetTrimmedError(
@@ -177,68 +270,37 @@ class FragmentReader:
             tail=manifest.next_offset,
         )
 
-    async def _snapshot_entries(
-        self, pointer: SnapshotPointer, start: int, limit: int
-    ) -> list[Fragment]:
-        snapshot = await self._snapshot(pointer)
-        found: list[Fragment] = []
-        for child in snapshot.snapshots:
-            if child.start < limit and child.limit > start:
-                found += await self._snapshot_entries(child, start, limit)
-        found += _overlapping(snapshot.fragments, start, limit)
-        return found
-
-    async def _snapshot(self, pointer: SnapshotPointer) -> Snapshot:
-        path = pointer.path_to_snapshot
-        snapshot = self._snapshots.get(path)
-        if snapshot is None:
-            try:
-                stored = await self._store.get(path)
-            except ObjectNotFoundError as error:
-                raise CorruptionError("snapshot is missing", path=path) from error
-            snapshot = await self._worker.run(_parse_snapshot, stored.data, path)
-            self._snapshots[path] = snapshot
-            if len(self._snapshots) > _MOST_SNAPSHOTS:
-                self._snapshots.popitem(last=False)
-        _check_pointer(snapshot, pointer)
-        return snapshot
+    async def _load_newest(self) -> Manifest:
+        root = await find_root(self._store, retry=RetryPolicy(), worker=self._worker)
+        if not root.is_known:
+            raise CorruptionError("the manifest is missing", path=layout.MANIFEST)
+        return root.manifest
 
 
-def _parse_snapshot(data: bytes, path: str) -> Snapshot:
-    snapshot = Snapshot.parse(data, path=path)
-    snapshot.scrub()
-    return snapshot
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """A fragment in memory."""
+
+    batch: FragmentBatch
+    memory_bytes: int
+    is_verified: bool
+
+    def serves(self, entry: Fragment, *, verify: bool) -> bool:
+        """Return whether it is the one that is asked for, and checked as thoroughly."""
+        batch = self.batch
+        is_same = (batch.start, batch.limit) == (entry.start, entry.limit)
+        return is_same and (self.is_verified or not verify)
 
 
-def _check_pointer(snapshot: Snapshot, pointer: SnapshotPointer) -> None:
-    """Raise CorruptionError unless the snapshot holds what the level above says.
+def pieces(batch: FragmentBatch, position: int, limit: int, max_bytes: int) -> list[Batch]:
+    """Return a fragment's part in ``[position, limit)`` in batches of about ``max_bytes``.
 
-    It may be less deep than that: wal3 stores one object for snapshots of the same sum, such as one that
-    holds nothing but another. It is never deeper, so that following snapshots comes to an end.
+    One record each at least. They share the fragment's memory.
     """
-    stated = pointer.path_to_snapshot, pointer.setsum, pointer.start, pointer.limit
-    own = snapshot.pointer()
-    if (
-        stated != (own.path_to_snapshot, own.setsum, own.start, own.limit)
-        or own.depth > pointer.depth
-    ):
-        raise CorruptionError(
-            "a snapshot is not what is said of it",
-            path=pointer.path_to_snapshot,
-            expected=pointer,
-            found=own,
-        )
-
-
-_start_of = attrgetter("start")
-_limit_of = attrgetter("limit")
-
-
-def _overlapping(entries: Sequence[Fragment], start: int, limit: int) -> Sequence[Fragment]:
-    """Return the entries that overlap ``[start, limit)``; they abut and are in order."""
-    low = bisect_right(entries, start, key=_limit_of)
-    high = bisect_left(entries, limit, lo=low, key=_start_of)
-    return entries[low:high]
+    rows = max(1, max_bytes * len(batch) // max(1, batch.nbytes))
+    step = min(rows, _MOST_PIECE_ROWS)
+    end = min(limit, batch.limit)
+    return [batch.slice(low, min(low + step, end)) for low in range(position, end, step)]
 
 
 def _first_at(batch: FragmentBatch, timestamp_us: int) -> int:

@@ -1,4 +1,4 @@
-"""FragmentWriter: builds and puts fragments, and tells whose the ones are that lie there already.
+"""FragmentWriter: builds and puts fragments of a local log, and tells whose those are that lie there.
 
 A number may be taken when its fragment is put: by an attempt of ours that was given up and came late, or
 by another writer. Ours are known by their content: the setsum over the same local records. Nothing is
@@ -7,27 +7,16 @@ overwritten that any manifest could name, now or later. Never touches the manife
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from uploader import cas, layout
 from uploader.adoption import Orphan
 from uploader.entries import Fragment
-from uploader.fragment import (
-    EncodedFragment,
-    encode_fragment,
-    fragment_timestamp,
-    inspect_fragment,
-)
-from uploader.manifest import Manifest
-from uploader.patience import Patience
+from uploader.fragment import EncodedFragment, encode_fragment
+from uploader.fragment_puts import FragmentPuts, Taken
 from uploader.setsum import Setsum
-from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
-from uploader.stores.retry import RetryPolicy
 from walstore.batch import Batch
-from walstore.errors import ContentionError, OutcomeUnknownError
+from walstore.errors import ContentionError
 from walstore.ports import Clock, TierSource
 from walstore.threads import Worker
 
@@ -44,40 +33,12 @@ class LateFragmentError(ContentionError):
 class FragmentWriter:
     """Puts fragments of one log. Any number of tasks may call it."""
 
-    def __init__(
-        self,
-        *,
-        store: ObjectStore,
-        patience: Patience,
-        retry: RetryPolicy,
-        clock: Clock,
-        worker: Worker,
-    ) -> None:
-        self._store = store
-        self._patience = patience
-        self._retry = retry
+    def __init__(self, *, url: str, puts: FragmentPuts, clock: Clock, worker: Worker) -> None:
+        self._url = url
+        self.puts = puts
         self._clock = clock
         self._worker = worker
-        self.put_fragments = 0
-        self.put_bytes = 0
         self.adopted_fragments = 0
-
-    async def orphans(self, manifest: Manifest) -> list[Orphan]:
-        """Return the fragments behind the manifest's end, in order; reads each of them.
-
-        CorruptionError for an object that is none.
-        """
-        last = layout.fragment_path(manifest.next_seq_no - 1) if manifest.next_seq_no > 1 else None
-        found = []
-        async for listed in self._store.list(layout.FRAGMENT_FOLDER, after=last):
-            with contextlib.suppress(ObjectNotFoundError):  # somebody cleaned up meanwhile
-                found.append(await self.inspect(listed.key))
-        return found
-
-    async def inspect(self, key: str) -> Orphan:
-        """Return what the object at ``key`` holds, from nothing but its bytes."""
-        stored = await self._store.get(key)
-        return await self._worker.run(_inspect, stored.data, key)
 
     async def put(
         self, source: TierSource, seq_no: int, batches: list[Batch], my_turn: Turn
@@ -90,20 +51,15 @@ class FragmentWriter:
         timestamp_us = self._clock.now_us()
         built = await self._worker.run(partial(encode_fragment, batches, timestamp_us=timestamp_us))
         del batches
-        key = layout.fragment_path(seq_no)
-        result = await self._patience.call(partial(self._decided, cas.create, key, built.data))
-        if result.outcome is cas.Outcome.LOST:
-            assert result.data is not None
-            assert result.etag is not None
-            orphan = await self._contest(source, key, built, result.data)
-            if (orphan.entry.start, orphan.entry.limit) == (built.start, built.limit):
-                self.adopted_fragments += 1
-                return orphan.entry
-            await my_turn()
-            await self._replace(key, built.data, result.etag)
-        self.put_fragments += 1
-        self.put_bytes += len(built.data)
-        return built.entry(seq_no)
+        found = await self.puts.create(built, seq_no)
+        if not isinstance(found, Taken):
+            return found
+        orphan = await self._contest(source, found, built)
+        if (orphan.entry.start, orphan.entry.limit) == (built.start, built.limit):
+            self.adopted_fragments += 1
+            return orphan.entry
+        await my_turn()
+        return await self.puts.replace(found, built, seq_no)
 
     async def adopt(self, source: TierSource, orphan: Orphan) -> Fragment:
         """Return an orphan's entry after proving that it holds our records; see :meth:`prove`."""
@@ -115,44 +71,23 @@ class FragmentWriter:
         """Raise ContentionError unless a fragment holds exactly our records, and these are here."""
         if not await self._is_ours(source, orphan):
             raise ContentionError(
-                f"{orphan.entry.path} in {self._store.url} holds other records than this log; "
+                f"{orphan.entry.path} in {self._url} holds other records than this log; "
                 "another writer put it"
             )
 
     # -- inside ------------------------------------------------------------------------------
 
-    async def _contest(
-        self, source: TierSource, key: str, built: EncodedFragment, found: bytes
-    ) -> Orphan:
+    async def _contest(self, source: TierSource, taken: Taken, built: EncodedFragment) -> Orphan:
         """Return the object in our way if it is ours, and either as good or of no use to anybody.
 
         It is of no use if it does not begin where the fragment before it ends: no manifest can ever
         name it once that one is published. Otherwise somebody could, so it must be adopted.
         """
-        orphan = await self._worker.run(_inspect, found, key)
+        orphan = await self.puts.examine(taken.data, taken.key)
         await self.prove(source, orphan)
         if orphan.entry.start == built.start and orphan.entry.limit != built.limit:
-            raise LateFragmentError(f"an earlier put of {key} arrived late")
+            raise LateFragmentError(f"an earlier put of {taken.key} arrived late")
         return orphan
-
-    async def _replace(self, key: str, data: bytes, etag: str) -> None:
-        result = await self._patience.call(
-            partial(self._decided, partial(cas.swap, etag=etag), key, data)
-        )
-        if result.outcome is cas.Outcome.LOST:
-            raise ContentionError(
-                f"another writer put {key} in {self._store.url}; only one log may ship to a prefix"
-            )
-
-    async def _decided(
-        self, put: Callable[..., Awaitable[cas.PutResult]], key: str, data: bytes
-    ) -> cas.PutResult:
-        result = await put(self._store, key, data, retry=self._retry)
-        if result.outcome is cas.Outcome.UNKNOWN:
-            raise OutcomeUnknownError(
-                f"{self._store.url} did not say whether {key} was put"
-            ) from result.cause
-        return result
 
     async def _is_ours(self, source: TierSource, orphan: Orphan) -> bool:
         entry = orphan.entry
@@ -179,10 +114,6 @@ async def gather(
             size += batch.nbytes
             position = batch.limit
     return batches
-
-
-def _inspect(data: bytes, key: str) -> Orphan:
-    return Orphan(inspect_fragment(data, key), fragment_timestamp(data, path=key))
 
 
 def _setsum(batches: list[Batch], timestamp_us: int) -> Setsum:

@@ -27,8 +27,15 @@ GARBAGE: Final = "gc/GARBAGE"
 FRAGMENT_FOLDER: Final = "log/"
 SNAPSHOT_FOLDER: Final = "snapshot/"
 CURSOR_FOLDER: Final = "cursor/"
+FORK_NOTE: Final = "fork/SOURCE"
+"""Ours: this log begins with what another one holds, or is going to."""
+TOMBSTONE: Final = "tombstone/DESTROYED"
+"""Ours: there was a log once, and nothing may begin in its place."""
+HEADS: Final = "collection/HEADS"
+"""Ours: since when the log has begun where, so that collectors know what no reader can want any more."""
 
 _FRAGMENT_NAME: Final = re.compile(r"FragmentSeqNo=([0-9a-fA-F]+)\.parquet")
+_SHARD_FRAGMENT_NAME: Final = re.compile(r"([0-9a-f]{16})_[0-9]+_[0-9]+_[0-9a-f]{64}\.parquet")
 _SNAPSHOT_PREFIX: Final = SNAPSHOT_FOLDER + "SNAPSHOT."
 _CURSOR_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
 _CURSOR_SUFFIX: Final = ".json"
@@ -45,9 +52,11 @@ def fragment_path(seq_no: int) -> str:
 def parse_fragment_path(path: str) -> int:
     """Return the number in a fragment's key; ValueError if there is none.
 
-    As in wal3 only the last part of the key counts, and its digits may be of any number and case.
+    As in wal3 only the last part of the key counts, and its digits may be of any number and case. Keys of
+    fragments in shards (``chain/names.py``) have a number, too.
     """
-    found = _FRAGMENT_NAME.fullmatch(path.rpartition("/")[2])
+    name = path.rpartition("/")[2]
+    found = _FRAGMENT_NAME.fullmatch(name) or _SHARD_FRAGMENT_NAME.fullmatch(name)
     seq_no = int(found[1], 16) if found else -1
     if not 0 <= seq_no <= MAX_U64:
         raise ValueError(f"not the key of a fragment: {path!r}")

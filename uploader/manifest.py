@@ -9,15 +9,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from uploader import layout
-from uploader.document import Fields, check_u64, position, serialise
+from uploader.document import (
+    Fields,
+    check_u64,
+    join_list,
+    join_object,
+    position,
+    serialise,
+)
 from uploader.entries import Entry, Fragment, SnapshotPointer, scrub_fragments, scrub_run
 from uploader.layout import FIRST_OFFSET, FIRST_SEQ_NO, MAX_U64
+from uploader.sealing import is_sealed_by, seal_writer
 from uploader.setsum import Setsum
 from uploader.snapshot import Snapshot
-from walstore.errors import CorruptionError
+from walstore.errors import CorruptionError, LogSealedError
 
 __all__ = ["Fragment", "Manifest", "Snapshot", "SnapshotPointer"]
 
@@ -78,19 +85,19 @@ class Manifest:
 
     def serialise(self) -> bytes:
         """Return the bytes that wal3 would write for it."""
-        document: dict[str, Any] = {
-            "setsum": self.setsum.hexdigest(),
-            "collected": self.collected.hexdigest(),
-            "acc_bytes": self.acc_bytes,
-            "writer": self.writer,
-            "snapshots": [snapshot.to_json() for snapshot in self.snapshots],
-            "fragments": [fragment.to_json() for fragment in self.fragments],
+        document = {
+            "setsum": serialise(self.setsum.hexdigest()),
+            "collected": serialise(self.collected.hexdigest()),
+            "acc_bytes": serialise(self.acc_bytes),
+            "writer": serialise(self.writer),
+            "snapshots": join_list(snapshot.serialise() for snapshot in self.snapshots),
+            "fragments": join_list(fragment.serialise() for fragment in self.fragments),
         }
         if self.initial_offset is not None:
-            document["initial_offset"] = position(self.initial_offset)
+            document["initial_offset"] = serialise(position(self.initial_offset))
         if self.initial_seq_no is not None:
-            document["initial_seq_no"] = self.initial_seq_no
-        return serialise(document)
+            document["initial_seq_no"] = serialise(self.initial_seq_no)
+        return join_object(document)
 
     @property
     def oldest_offset(self) -> int:
@@ -115,12 +122,23 @@ class Manifest:
             return self.fragments[-1].seq_no + 1
         return FIRST_SEQ_NO if self.initial_seq_no is None else self.initial_seq_no
 
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the log takes no more records, for good."""
+        return is_sealed_by(self.writer)
+
+    def seal(self) -> Manifest:
+        """Return the manifest of the same log, sealed. What it holds stays as it is."""
+        return dataclasses.replace(self, writer=seal_writer(self.writer))
+
     def apply_fragments(self, fragments: Iterable[Fragment], writer: str) -> Manifest:
         """Return the manifest with more fragments at its end.
 
-        ValueError unless they continue the log: each with the next number, its proper key, and records
-        that begin at the next offset.
+        LogSealedError if the log is sealed. ValueError unless they continue the log: each with the next
+        number, and records that begin at the next offset. Their keys are the root's business.
         """
+        if self.is_sealed:
+            raise LogSealedError("the log is sealed; begin another one", location=layout.MANIFEST)
         added = tuple(fragments)
         offset, seq_no = self.next_offset, self.next_seq_no
         for fragment in added:
@@ -131,8 +149,6 @@ class Manifest:
                 )
             if fragment.start >= fragment.limit:
                 raise ValueError(f"fragment {fragment.seq_no} holds no record")
-            if fragment.path != layout.fragment_path(fragment.seq_no):
-                raise ValueError(f"fragment {fragment.seq_no} has the key {fragment.path!r}")
             offset, seq_no = fragment.limit, seq_no + 1
         grown = self.acc_bytes + sum(fragment.num_bytes for fragment in added)
         return dataclasses.replace(

@@ -1,7 +1,8 @@
-"""Patience: how long an uploader puts up with a store that fails or does not answer.
+"""Patience: how long a writer puts up with a store that fails or does not answer.
 
-While the log is open a fault that may pass is waited out, however long it takes: the local log goes on
-meanwhile. Once the log is closing, a store that has not answered for a while is given up.
+A fault that may pass is waited out. The uploader of a local log waits however long it takes, since the log
+goes on meanwhile, and gives a silent store up only once the log is closing. A writer without a disk gives
+it up after the same silence at any time.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from uploader.stores.retry import RetryPolicy, is_transient
 from walstore.errors import OutcomeUnknownError, StorageUnavailableError
-from walstore.ports import Clock, TierSource
+from walstore.ports import Clock
 
 logger = logging.getLogger("walstore")
 
@@ -22,15 +23,24 @@ _T = TypeVar("_T")
 _LEAST_SLEEP_SECONDS = 1e-6
 
 
-class Patience:
-    """Repeats the requests of one uploader. Belongs to one event loop; many tasks may call at once."""
+class Draining(Protocol):
+    """Something that will be closed."""
 
-    def __init__(self, *, url: str, retry: RetryPolicy, clock: Clock, drain_seconds: float) -> None:
+    async def wait_draining(self) -> None:
+        """Return when it is closing."""
+
+
+class Patience:
+    """Repeats the requests of one writer. Belongs to one event loop; many tasks may call at once."""
+
+    def __init__(
+        self, *, url: str, retry: RetryPolicy, clock: Clock, silent_seconds: float
+    ) -> None:
         """``retry`` says how long the pauses between attempts are; their number is not limited."""
         self._url = url
         self._retry = retry
         self._clock = clock
-        self._drain_seconds = drain_seconds
+        self._silent_seconds = silent_seconds
         # How many requests are unanswered, and since when the store has not answered any.
         self._unanswered = 0
         self._silent_since = 0.0
@@ -56,21 +66,27 @@ class Patience:
         self._trouble = None
         return answer
 
-    async def run_out(self, source: TierSource) -> None:
-        """Wait until the log is closing and the store has been silent for too long; then raise.
+    async def run_out(self, source: Draining | None = None) -> None:
+        """Wait until the store has been silent for too long; then raise.
 
-        Raises StorageUnavailableError with the last fault chained. Otherwise runs until it is cancelled.
+        With ``source`` only its closing starts the count. Raises StorageUnavailableError with the last
+        fault chained. Otherwise runs until it is cancelled.
         """
-        await source.wait_draining()
+        if source is not None:
+            await source.wait_draining()
         began = self._clock.monotonic()
         while True:
             await self._waiting.wait()
             since = max(began, self._silent_since)
-            left = since + self._drain_seconds - self._clock.monotonic()
+            left = since + self._silent_seconds - self._clock.monotonic()
             if left < _LEAST_SLEEP_SECONDS:
+                closing = (
+                    ""
+                    if source is None
+                    else " while the log was closing; what is not shipped stays on disk for the next opening"
+                )
                 raise StorageUnavailableError(
-                    f"{self._url} fulfilled no request for {self._drain_seconds:g} s while the log was "
-                    "closing; what is not shipped stays on disk for the next opening"
+                    f"{self._url} fulfilled no request for {self._silent_seconds:g} s{closing}"
                 ) from self._trouble
             await self._clock.sleep(left)
 

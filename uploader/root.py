@@ -16,7 +16,8 @@ from uploader.stores.port import ListedObject
 
 Change = Callable[[Manifest], Manifest | None]
 """Makes the next manifest from the newest one; None if there is nothing to do. Pure: it may be called
-several times, on a worker thread, each time with a newer manifest."""
+several times, on a worker thread, each time with a newer manifest. After a lost answer that one may hold
+already what an earlier call made."""
 
 
 class Root(Protocol):
@@ -49,7 +50,8 @@ class Root(Protocol):
     async def load_or_create(self, writer: str) -> None:
         """Read the newest manifest, creating an empty one if there is none.
 
-        Several may try: one creates. OutcomeUnknownError if the store does not answer; call again.
+        Several may try: one creates. LogNotFoundError if a log was destroyed there (``writable.py``).
+        OutcomeUnknownError if the store does not answer; call again.
         """
 
     async def publish(self, fragments: Sequence[Fragment], writer: str) -> None:
@@ -58,12 +60,21 @@ class Root(Protocol):
         Returns when they are named by a manifest that readers find, also if an earlier call had done it
         without learning it. Calls under way at once are begun in the order of their fragments, each
         continuing the one before; none returns before those. ContentionError if another writer appended
-        instead; OutcomeUnknownError if the store does not answer: call again with the same fragments.
+        instead; LogSealedError if the log was sealed; OutcomeUnknownError if the store does not answer:
+        call again with the same fragments.
         """
 
     async def change(self, make: Change) -> bool:
         """Replace the newest manifest by what ``make`` makes of it, whoever writes meanwhile.
 
-        Returns False if ``make`` returned None. Passes on what ``make`` raises; OutcomeUnknownError as
-        for :meth:`publish`.
+        Two programs that make the same bytes of the same manifest both succeed, since nobody can tell
+        which of them did. Returns False if ``make`` returned None. Passes on what ``make`` raises;
+        CorruptionError if what it makes is no sound successor; OutcomeUnknownError as for :meth:`publish`.
+        """
+
+    async def aclose(self) -> None:
+        """Give up what goes on behind publishing (rolling up, say), and wait for its end.
+
+        To be called before the store is closed; twice is allowed. Nothing is lost: what was published
+        stays so, and what was not finished is begun again by the next writer.
         """

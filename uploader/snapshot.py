@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from uploader import layout
-from uploader.document import Fields, serialise
+from uploader.document import Fields, join_list, join_object, serialise
 from uploader.entries import (
     MAX_DEPTH,
     Fragment,
@@ -40,12 +41,30 @@ class Snapshot:
         check_depth(self.depth)
 
     @classmethod
+    def of(cls, children: Sequence[Fragment] | Sequence[SnapshotPointer], writer: str) -> Snapshot:
+        """Return the snapshot above these fragments, or above these snapshots; ValueError if too deep."""
+        setsum = Setsum.total(child.setsum for child in children)
+        pointers = tuple(child for child in children if isinstance(child, SnapshotPointer))
+        return cls(
+            path=layout.snapshot_path(setsum),
+            depth=1 + max((pointer.depth for pointer in pointers), default=0),
+            setsum=setsum,
+            writer=writer,
+            snapshots=pointers,
+            fragments=tuple(child for child in children if isinstance(child, Fragment)),
+        )
+
+    @classmethod
     def parse(cls, data: bytes, *, path: str) -> Snapshot:
         """Read a snapshot found at ``path``; CorruptionError for a bad shape.
 
         Checks no more than the shape; see :meth:`scrub`.
         """
-        fields = Fields.parse(data, path=path)
+        return cls.from_fields(Fields.parse(data, path=path))
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Snapshot:
+        """Read a snapshot that stands in another document; CorruptionError for a bad shape."""
         return cls(
             path=fields.text("path"),
             depth=fields.number("depth", maximum=MAX_DEPTH),
@@ -57,14 +76,14 @@ class Snapshot:
 
     def serialise(self) -> bytes:
         """Return the bytes that wal3 would write for it."""
-        return serialise(
+        return join_object(
             {
-                "path": self.path,
-                "depth": self.depth,
-                "setsum": self.setsum.hexdigest(),
-                "writer": self.writer,
-                "snapshots": [snapshot.to_json() for snapshot in self.snapshots],
-                "fragments": [fragment.to_json() for fragment in self.fragments],
+                "path": serialise(self.path),
+                "depth": serialise(self.depth),
+                "setsum": serialise(self.setsum.hexdigest()),
+                "writer": serialise(self.writer),
+                "snapshots": join_list(snapshot.serialise() for snapshot in self.snapshots),
+                "fragments": join_list(fragment.serialise() for fragment in self.fragments),
             }
         )
 

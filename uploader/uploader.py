@@ -1,11 +1,13 @@
 """Uploader: ships durable batches as fragments and publishes them. One task per log.
 
 Reads what is durable, cuts it into fragments, puts several of them in parallel, and names each contiguous
-run of finished ones by one swap of the manifest. Between two calls to the store the process may die:
+run of finished ones by one change of the root, while the next ones are under way. A record that somebody
+waits for goes with the first fragment that can still be named by the next change (pace.py). Between two
+calls to the store the process may die:
 
   * before a put: nothing happened;
-  * after a put, before the swap: the fragment is an orphan, adopted at the next start (adoption.py);
-  * after the swap: the manifest says so; the local log learns it from there.
+  * after a put, before the manifest names it: an orphan, adopted at the next start (adoption.py);
+  * after that: the manifest says so; the local log learns it from there.
 
 So a restart at any point uploads nothing twice and loses nothing (tests/scenarios/test_upload.py). What a
 manifest names that this directory does not know to be its own is compared with the local records before
@@ -16,15 +18,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from uploader.entries import Fragment
+from uploader.fragment_puts import FragmentPuts
 from uploader.fragment_writer import FragmentWriter, LateFragmentError
-from uploader.manifest_log import ManifestLog
 from uploader.ownership import check_owner, writer_name
 from uploader.patience import Patience
-from uploader.pipeline import Pipeline
+from uploader.pipeline import Pipeline, Shipment
+from uploader.rollup import RollUpSettings
+from uploader.root import Root
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -39,6 +43,8 @@ from walstore.threads import Worker
 
 logger = logging.getLogger("walstore")
 
+_LEAST_SLEEP_SECONDS = 1e-6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadSettings:
@@ -51,9 +57,17 @@ class UploadSettings:
     """Longest time a durable record waits for company before it is shipped. 0 or more. Sealing a
     segment, or a caller that waits for the cloud, ships at once."""
 
-    max_in_flight: int = 4
+    max_in_flight: int = 8
     """Fragments built or put at the same time; memory is about this many times ``fragment_bytes``.
     1 to 64."""
+
+    interval_seconds: float = 0.02
+    """Least time from one fragment to the next while some are under way and callers wait for the cloud,
+    unless one is full. 0 or more. Less lets the chain of manifests answer sooner, with more requests; a
+    single manifest needs one fragment for each swap anyway."""
+
+    roll_up: RollUpSettings = field(default_factory=RollUpSettings)
+    """How the manifest is kept short."""
 
     drain_seconds: float = 30.0
     """How long closing the log waits for a store that fulfils no request. 0 or more; 0 does not wait
@@ -67,9 +81,10 @@ class UploadSettings:
             )
         if not 1 <= self.max_in_flight <= 64:
             raise InvalidSettingsError(f"max_in_flight must be 1 to 64, not {self.max_in_flight}")
-        if not (self.fragment_age_seconds >= 0 and self.drain_seconds >= 0):
+        seconds = (self.fragment_age_seconds, self.interval_seconds, self.drain_seconds)
+        if not all(value >= 0 for value in seconds):
             raise InvalidSettingsError(
-                "fragment_age_seconds and drain_seconds must not be negative"
+                "fragment_age_seconds, interval_seconds and drain_seconds must not be negative"
             )
 
 
@@ -80,41 +95,45 @@ class Uploader:
         self,
         *,
         store: ObjectStore,
-        manifest_log: ManifestLog,
+        root: Root,
         settings: UploadSettings,
         retry: RetryPolicy,
         clock: Clock,
         worker: Worker,
     ) -> None:
+        """``root`` is loaded."""
         self._url = store.url
-        self._manifest_log = manifest_log
+        self._root = root
         self._settings = settings
         self._clock = clock
         self._patience = Patience(
-            url=store.url, retry=retry, clock=clock, drain_seconds=settings.drain_seconds
+            url=store.url, retry=retry, clock=clock, silent_seconds=settings.drain_seconds
         )
-        self._fragments = FragmentWriter(
-            store=store, patience=self._patience, retry=retry, clock=clock, worker=worker
+        self._puts = FragmentPuts(
+            store=store, root=root, patience=self._patience, retry=retry, worker=worker
         )
+        self._fragments = FragmentWriter(url=store.url, puts=self._puts, clock=clock, worker=worker)
         self._pipeline = Pipeline(
             url=store.url,
-            manifest_log=manifest_log,
+            root=root,
             fragments=self._fragments,
             patience=self._patience,
             retry=retry,
+            clock=clock,
             fragment_bytes=settings.fragment_bytes,
             max_in_flight=settings.max_in_flight,
+            interval_seconds=settings.interval_seconds,
         )
 
     @property
     def uploaded_fragments(self) -> int:
         """Fragments put since the log was opened."""
-        return self._fragments.put_fragments
+        return self._puts.put_fragments
 
     @property
     def uploaded_bytes(self) -> int:
         """Length of the fragments put since the log was opened."""
-        return self._fragments.put_bytes
+        return self._puts.put_bytes
 
     @property
     def adopted_fragments(self) -> int:
@@ -129,7 +148,7 @@ class Uploader:
         """
         await self._pipeline.plan()
         if is_new:
-            await self._pipeline.adopt_unproven(self._manifest_log.manifest.writer)
+            await self._pipeline.adopt_unproven(self._root.manifest.writer)
 
     async def run(self, source: TierSource) -> None:
         """Ship until the source drains and all is shipped; create the manifest if there is none.
@@ -153,26 +172,36 @@ class Uploader:
     async def _run(self, source: TierSource) -> None:
         writer = writer_name(bytes.fromhex(source.log_id))
         await self._begin(source, writer)
-        mark = 0
-        while True:
-            position = self._manifest_log.manifest.next_offset
-            source.advance_uploaded(position)
-            if source.is_draining and position >= source.durable_limit:
-                return
-            await source.wait_durable_limit(position + 1)
-            if source.durable_limit <= position:
-                continue
-            await self._wait_due(source, mark)
-            limit, mark = source.durable_limit, source.appended_bytes
+        source.advance_uploaded(self._root.manifest.next_offset)
+        is_done = False
+        while not is_done:
             try:
-                await self._pipeline.ship(source, limit, writer)
+                async with self._pipeline.shipping(source, writer) as shipment:
+                    await self._ship(source, shipment)
+                is_done = True
             except* LateFragmentError as errors:
                 logger.warning("%s", _first(errors))
                 await self._patience.call(self._pipeline.plan)
 
+    async def _ship(self, source: TierSource, shipment: Shipment) -> None:
+        """Ship until the source drains and all is published."""
+        mark = 0
+        while True:
+            if source.durable_limit > shipment.position:
+                await self._wait_due(source, mark)
+                await self._wait_turn(source, shipment, mark)
+                limit, mark = source.durable_limit, source.appended_bytes
+                await shipment.ship(limit)
+            elif source.is_draining:
+                await shipment.finish()
+                if source.durable_limit <= shipment.position:
+                    return
+            else:
+                await source.wait_durable_limit(shipment.position + 1)
+
     async def _begin(self, source: TierSource, writer: str) -> None:
         """Create the manifest if there is none, and make sure that it is ours."""
-        log = self._manifest_log
+        log = self._root
         if log.manifest.next_offset < source.head:
             raise OffsetTrimmedError(
                 f"{self._url} lacks records that are no longer on this disk; ship this log to the prefix "
@@ -196,7 +225,7 @@ class Uploader:
         if last.start < source.head:
             return
         try:
-            found = await self._patience.call(partial(self._fragments.inspect, last.path))
+            found = await self._patience.call(partial(self._puts.inspect, last.path))
         except ObjectNotFoundError as error:
             raise CorruptionError("a fragment is missing", path=last.path) from error
         if found.entry != last:
@@ -210,13 +239,31 @@ class Uploader:
 
     async def _wait_due(self, source: TierSource, mark: int) -> None:
         """Wait for company: until a fragment is full, the age is reached, or somebody is in a hurry."""
+        full = mark + self._settings.fragment_bytes
+        if source.wants_cloud:
+            await source.wait_shipping_due(full)  # at once
+            return
         async with asyncio.TaskGroup() as group:
-            full = mark + self._settings.fragment_bytes
             waiting = group.create_task(source.wait_shipping_due(full))
             aging = group.create_task(self._clock.sleep(self._settings.fragment_age_seconds))
             await asyncio.wait((waiting, aging), return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
             aging.cancel()
+
+    async def _wait_turn(self, source: TierSource, shipment: Shipment, mark: int) -> None:
+        """Wait until a fragment cut now would not lie idle, unless a full one has gathered meanwhile."""
+        await shipment.wait_room()
+        while not (shipment.is_idle or source.is_draining):
+            seconds = shipment.due - self._clock.monotonic()
+            is_full = source.appended_bytes - mark >= self._settings.fragment_bytes
+            if is_full or seconds < _LEAST_SLEEP_SECONDS:
+                return
+            async with asyncio.TaskGroup() as group:
+                sleeping = group.create_task(self._clock.sleep(seconds))
+                changing = group.create_task(shipment.wait_change())
+                await asyncio.wait((sleeping, changing), return_when=asyncio.FIRST_COMPLETED)
+                sleeping.cancel()
+                changing.cancel()
 
 
 def _first(group: BaseExceptionGroup[WalError]) -> WalError:

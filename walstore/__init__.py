@@ -7,6 +7,7 @@ from walstore.consumers.consumer import Consumer
 from walstore.cursors.cursor import Cursor
 from walstore.cursors.directory import CursorInfo
 from walstore.errors import (
+    CollectionRefusedError,
     ContentionError,
     CorruptionError,
     CursorMovedError,
@@ -17,6 +18,7 @@ from walstore.errors import (
     InvalidSettingsError,
     LimitExceededError,
     LogNotFoundError,
+    LogSealedError,
     OffsetError,
     OffsetMismatchError,
     OffsetNotWrittenError,
@@ -50,6 +52,7 @@ from walstore.wal import Wal
 __version__ = "0.1.0"
 
 __all__ = [
+    "CollectionRefusedError",
     # the log
     "Consumer",
     "Cursor",
@@ -82,6 +85,7 @@ __all__ = [
     "InvalidSettingsError",
     "LimitExceededError",
     "LogNotFoundError",
+    "LogSealedError",
     "OffsetError",
     "OffsetMismatchError",
     "OffsetNotWrittenError",

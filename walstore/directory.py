@@ -19,6 +19,8 @@ logger = logging.getLogger("walstore")
 LOCK_NAME: Final = "LOCK"
 REPAIR_NAME: Final = "repair.wal"
 """File of a repair that is under way. Named like a segment and none, so that the log does not open."""
+RESTORE_NAME: Final = "restore.wal"
+"""The same for a restore (``uploader.restore``)."""
 _CELL_ATTEMPTS: Final = 1000
 _CHUNK_BYTES: Final = 8 << 20
 
@@ -43,11 +45,21 @@ def list_segments(fs: FileSystem, directory: Path) -> list[int]:
                 f"a repair was interrupted; 'walstore repair {directory} --confirm' finishes it",
                 path=str(directory / name),
             )
+        elif name == RESTORE_NAME:
+            raise restore_interrupted(directory)
         elif name.endswith(segment.SUFFIX):
             raise CorruptionError(
                 "a foreign file is named like a segment; move it away", path=str(directory / name)
             )
     return sorted(starts)
+
+
+def restore_interrupted(directory: Path) -> CorruptionError:
+    """Return the error for a directory in which :data:`RESTORE_NAME` lies: what else is there is no log."""
+    return CorruptionError(
+        "a restore was interrupted; restore the log again, into the same directory",
+        path=str(directory / RESTORE_NAME),
+    )
 
 
 def peek_log_id(fs: FileSystem, directory: Path) -> bytes | None:

@@ -12,6 +12,8 @@ WalError
 ├ DiskFullError, StorageUnavailableError
 ├ OutcomeUnknownError
 ├ ContentionError         another writer moved the manifest
+├ LogSealedError          the log takes no more records, for good
+├ CollectionRefusedError  a collection would remove too much
 ├ LogNotFoundError        no log, bucket or prefix at that place
 ├ UnsupportedStoreError   the object store does not enforce conditional puts
 └ InvalidSettingsError (ValueError), FormatVersionError
@@ -223,6 +225,18 @@ class OutcomeUnknownError(WalError):
 
 class ContentionError(WalError):
     """Another writer moved the manifest, or put a foreign fragment where ours belongs."""
+
+
+class LogSealedError(WalError):
+    """The log was sealed: it takes no more records, from nobody and never again. It can still be read."""
+
+    def __init__(self, message: str, *, location: str) -> None:
+        super().__init__(message)
+        self.location = location
+
+
+class CollectionRefusedError(WalError):
+    """A collection would remove more than it may, or what it must not; nothing was removed."""
 
 
 class LogNotFoundError(WalError):

@@ -38,7 +38,8 @@ class ReadSource(Protocol):
         """Next offset to be assigned; at least ``limit``."""
 
     async def wait_limit(self, limit: int) -> None:
-        """Return when the visible limit has reached ``limit``; raises when the log closes."""
+        """Return when the visible limit has reached ``limit``, or when it never will because the log is
+        sealed; raises when the log closes."""
 
     async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return consecutive batches from exactly ``position``; at least one record."""
@@ -307,16 +308,16 @@ class Reader:
         return True
 
     async def _wait(self, limit: int, deadline: float | None) -> bool:
-        """Wait until records below ``limit`` are visible; False if that took too long."""
+        """Wait until records below ``limit`` are visible; False if that took too long, or none will come."""
         if deadline is None:
             await self._source.wait_limit(limit)
-            return True
+            return self._source.limit >= limit
         try:
             async with asyncio.timeout_at(deadline):
                 await self._source.wait_limit(limit)
         except TimeoutError:
             return False
-        return True
+        return self._source.limit >= limit
 
     async def _read_stream(self, name: str, limit: int) -> list[Batch]:
         """Read at the position and return what belongs to the stream; move on if nothing does."""
@@ -386,6 +387,8 @@ class Reader:
                     async with asyncio.timeout_at(deadline):
                         await source.wait_limit(position + 1)
                 except TimeoutError:
+                    return False
+                if source.limit <= position:
                     return False
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from tests.cloud import (
     SEGMENTS,
+    LeapingClock,
     RecordingStore,
     cloud_values,
     fragment_keys,
@@ -65,11 +66,12 @@ class Life:
         self.inner = MemoryStore()
         self.store = RecordingStore(self.inner)
         self.fs = UnsyncedFileSystem()
+        self.clock = LeapingClock()
         self.errors: list[WalError] = []
         self.failures: list[str] = []
 
     def open(self, store: FaultyStore | None = None):
-        shipped = tier(store or self.store)
+        shipped = tier(store or self.store, clock=self.clock)
         return Wal.open(self.directory, settings=SEGMENTS, tier=shipped, fs=self.fs)
 
     async def run(self) -> None:
@@ -87,6 +89,7 @@ class Life:
     async def check(self) -> None:
         """Open it once more over a healthy store, and compare."""
         again = RecordingStore(self.inner)
+        self.clock = LeapingClock()
         before = {key: (await self.inner.get(key)).data for key in await fragment_keys(self.inner)}
         async with self.open(again) as wal:
             if wal.tail <= len(EXPECTED):
@@ -186,6 +189,8 @@ async def test_any_call_may_hang(happens: bool, stride: int, scratch: Path) -> N
             await asyncio.wait((living,))
             assert living.cancelled()
         else:
+            if reached.is_set():
+                life.clock.leap()
             failure = await living
             assert (failure is not None) == reached.is_set()
             assert failure is None or "while the log was closing" in failure
@@ -200,7 +205,12 @@ async def test_the_store_may_be_away_from_any_call_on_until_it_is_closed(scratch
     """Opening fails with an error that may be tried again; later, nothing fails but the shipping."""
     for nth in count(1, 4):
         life = Life(scratch / str(nth))
-        life.store.on("any", fail(timeout("not_written")), nth=nth, times=10**6)
+
+        async def be_away(request, life: Life = life) -> object:
+            life.clock.leap()
+            return await fail(timeout("not_written"))(request)
+
+        life.store.on("any", be_away, nth=nth, times=10**6)
         await life.run()
         for error in life.errors:
             assert isinstance(error, StorageUnavailableError)
@@ -222,6 +232,7 @@ async def test_a_put_that_was_given_up_arrives_later(nth: int, scratch: Path) ->
         async def put_if_absent(self, key: str, data: bytes) -> str:
             if key.startswith("log/") and len(self.attempts) >= nth:
                 late.append((key, data))
+                life.clock.leap()
                 await asyncio.Event().wait()
             return await super().put_if_absent(key, data)
 
@@ -244,6 +255,7 @@ async def test_a_put_that_was_given_up_arrives_later(nth: int, scratch: Path) ->
 
     async with Wal.open(life.directory, settings=SEGMENTS, fs=life.fs) as wal:
         await wal.append_many(EXPECTED[40:50])
+    life.clock = LeapingClock()
     async with life.open(Haunted(life.inner)) as wal:
         await wal.append_many(EXPECTED[50:])
         await wal.wait_durable(60, "cloud")

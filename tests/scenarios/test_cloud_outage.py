@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cloud import (
+    GIVES_UP,
     SEGMENTS,
     RecordingStore,
     cloud_values,
@@ -35,7 +36,7 @@ from walstore.errors import (
     WalError,
 )
 
-LAZY = UploadSettings(fragment_bytes=4096, fragment_age_seconds=3600.0, drain_seconds=0.05)
+LAZY = UploadSettings(fragment_bytes=4096, fragment_age_seconds=3600.0)
 
 
 @pytest.fixture
@@ -222,7 +223,7 @@ async def test_closing_gives_up_on_a_store_that_hangs(
     log_directory: Path, store, kind, prefix, happens
 ) -> None:
     """After a while; waiters are told; nothing is lost, and nothing twice, at the next opening."""
-    wal = await Wal.open(log_directory, settings=SEGMENTS, tier=tier(store))
+    wal = await Wal.open(log_directory, settings=SEGMENTS, tier=tier(store, GIVES_UP))
     hang = faults.happen_then_hang if happens else faults.hang
     store.on(kind, hang(asyncio.Event()), key_prefix=prefix, times=99)
     for value in values(40):
@@ -244,7 +245,7 @@ async def test_closing_gives_up_on_a_store_that_hangs(
 async def test_closing_a_log_that_never_reached_its_store(log_directory: Path, store) -> None:
     """Not even the manifest could be made."""
     store.on("get", faults.hang(asyncio.Event()), nth=3, times=99)
-    wal = await Wal.open(log_directory, tier=tier(store))
+    wal = await Wal.open(log_directory, tier=tier(store, GIVES_UP))
     await wal.append(b"v")
     await wal.aclose()
     assert "fulfilled no request" in (wal.statistics().tier_failure or "")

@@ -35,7 +35,7 @@ from walstore.errors import (
 
 pytestmark = pytest.mark.s3
 
-SMALL = UploadSettings(fragment_bytes=4096, fragment_age_seconds=0.01, drain_seconds=1)
+SMALL = UploadSettings(fragment_bytes=4096, fragment_age_seconds=0.01)
 
 
 async def test_append_ship_lose_the_disk_and_go_on(tmp_path: Path, s3_url: str) -> None:

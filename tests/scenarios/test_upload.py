@@ -27,7 +27,10 @@ from uploader.testing.faults import (
 from walstore import ContentionError, Settings, StorageUnavailableError, Wal
 from walstore.errors import WalClosedError, WalError
 
-SMALL = UploadSettings(fragment_bytes=4096, fragment_age_seconds=0.01, drain_seconds=0.05)
+SMALL = UploadSettings(
+    fragment_bytes=4096, fragment_age_seconds=0.01, max_in_flight=4, drain_seconds=30
+)
+GIVES_UP = UploadSettings(fragment_bytes=4096, fragment_age_seconds=0.01, drain_seconds=0.05)
 FAST = RetryPolicy(attempts=2, first_wait_seconds=0.001, longest_wait_seconds=0.001)
 SEGMENTS = Settings(segment_bytes=64 << 10, batch_bytes=4096)
 
@@ -233,7 +236,7 @@ async def test_closing_gives_up_on_a_dead_store_after_a_while(log_directory: Pat
     """What could not be shipped stays on disk, cloud waiters are told, the next opening ships it."""
     inner = MemoryStore()
     store = FaultyStore(inner)
-    wal = await Wal.open(log_directory, tier=tier(store))
+    wal = await Wal.open(log_directory, tier=tier(store, GIVES_UP))
     store.on("any", fail(timeout()), times=10**9)
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(_outcome(wal.append(b"v", durability="cloud")))

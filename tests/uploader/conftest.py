@@ -1,6 +1,7 @@
 """Object stores for the tests of the cloud tier: an S3 server over real HTTP, and retries that do not wait.
 
-The server is moto's. It differs from S3 in ways that are made up for here, or matter to nobody:
+The server is the one that WALSTORE_S3_ENDPOINT names (``make test-s3`` starts one), else moto's. moto differs
+from S3 in ways that are made up for here, or matter to nobody:
 
 * moto looks at a condition and puts in two steps without a lock; S3 is atomic. Puts are queued.
 * moto never answers 409, 503 or 412-after-retry; ``test_s3_faults.py`` has a scripted server for those.
@@ -9,8 +10,9 @@ The server is moto's. It differs from S3 in ways that are made up for here, or m
 
 from __future__ import annotations
 
-import itertools
+import os
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -19,9 +21,23 @@ import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
+from tests.s3.rgw import ACCESS_KEY, ENDPOINT, SECRET_KEY
 from uploader.stores import RetryPolicy
 
-_NUMBERS = itertools.count()
+
+class RealServer:
+    """A server that was there before us and does nothing for us but what S3 does."""
+
+    def __init__(self, endpoint_url: str) -> None:
+        self.endpoint_url = endpoint_url
+
+    @property
+    def unconditional_buckets(self) -> set[str]:
+        pytest.skip("a real server enforces conditions whatever one tells it")
+
+    @property
+    def requests(self) -> list[tuple[str, str]]:
+        pytest.skip("a real server does not tell what it was asked")
 
 
 class S3Server:
@@ -110,13 +126,16 @@ def aws_environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Te
     monkeypatch.setenv("AWS_CONFIG_FILE", nowhere)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", nowhere)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-the-tests")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
+def s3_server() -> Iterator[S3Server | RealServer]:
     """One server for all tests; each test has a bucket of its own."""
+    if endpoint_url := os.environ.get(ENDPOINT):
+        yield RealServer(endpoint_url)
+        return
     server = S3Server()
     server.start()
     yield server
@@ -124,10 +143,10 @@ def s3_server() -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="session")
-def s3_admin(s3_server: S3Server) -> Iterator[Any]:
+def s3_admin(s3_server: S3Server | RealServer) -> Iterator[Any]:
     """A plain client, to make buckets and to look behind the store's back."""
     session = boto3.Session(
-        aws_access_key_id="testing", aws_secret_access_key="testing", region_name="us-east-1"
+        aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY, region_name="us-east-1"
     )
     client = session.client("s3", endpoint_url=s3_server.endpoint_url)
     yield client
@@ -137,12 +156,12 @@ def s3_admin(s3_server: S3Server) -> Iterator[Any]:
 @pytest.fixture
 def s3_bucket(s3_admin: Any, aws_environment: None) -> str:
     """A new, empty bucket."""
-    name = f"bucket-{next(_NUMBERS)}"
+    name = f"bucket-{uuid.uuid4().hex[:16]}"
     s3_admin.create_bucket(Bucket=name)
     return name
 
 
 @pytest.fixture
-def s3_url(s3_server: S3Server, s3_bucket: str) -> str:
+def s3_url(s3_server: S3Server | RealServer, s3_bucket: str) -> str:
     """The URL of a place in a new bucket, as a user would write it."""
     return f"s3://{s3_bucket}/logs/orders?endpoint_url={s3_server.endpoint_url}&region=us-east-1"

@@ -206,7 +206,7 @@ async def test_below_the_head(store) -> None:
 
 async def test_collected_under_a_reader(log, store) -> None:
     """Its position was there when the manifest was read; it never starts later silently."""
-    reader = log.reader()
+    reader = log.reader(prefetch=0)
     assert (await anext(reader)).offset == 1
     await collect(store, 2)
     for _ in range(9):

@@ -14,11 +14,10 @@ from tests.frames import batch_of, build
 from tests.uploader.documents import snapshot_of
 from tests.uploader.parquet import by_pyarrow, wal3_table
 from uploader import layout
-from uploader.entries import Fragment, SnapshotPointer
+from uploader.entries import Fragment
 from uploader.fragment import encode_fragment, inspect_fragment
 from uploader.fragment_reader import FragmentReader
 from uploader.manifest import Manifest
-from uploader.setsum import Setsum
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
@@ -178,24 +177,6 @@ async def test_a_snapshot_that_holds_itself_is_no_trap(store, reader) -> None:
     )
     with pytest.raises(CorruptionError, match="not what is said of it"):
         await reader.entries(manifest, 1, 51)
-
-
-async def test_few_snapshots_are_remembered(store, reader) -> None:
-    """However long a log is: the oldest look is forgotten first."""
-    children: list[SnapshotPointer] = []
-    for at in range(100):
-        entry = Fragment.numbered(
-            at + 1, start=at + 1, limit=at + 2, num_bytes=9, setsum=Setsum.of_items([b"%d" % at])
-        )
-        snapshot = snapshot_of([entry])
-        children.append(snapshot.pointer())
-        await store.inner.put_if_absent(snapshot.path, snapshot.serialise())
-    manifest = dataclasses.replace(Manifest.initial("w"), snapshots=tuple(children))
-    for _ in range(2):
-        assert len(await reader.entries(manifest, 1, 101)) == 100
-    assert store.count("get").requests == 200
-    await reader.entries(manifest, 90, 91)
-    assert store.count("get").requests == 200
 
 
 # -- reading ---------------------------------------------------------------------------------

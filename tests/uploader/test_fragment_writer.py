@@ -9,8 +9,10 @@ import pytest
 from tests.cloud import MemorySource, put_fragment, values
 from uploader import layout
 from uploader.fragment import decode_fragment, verify_fragment
+from uploader.fragment_puts import FragmentPuts
 from uploader.fragment_writer import FragmentWriter, LateFragmentError, gather
 from uploader.manifest import Manifest
+from uploader.manifest_log import ManifestLog
 from uploader.patience import Patience
 from uploader.stores import MemoryStore, PreconditionFailedError, RetryPolicy
 from uploader.testing import FaultyStore, faults
@@ -38,13 +40,25 @@ def source() -> MemorySource:
 
 
 @pytest.fixture
-def writer(store: FaultyStore, impatient: RetryPolicy):
-    worker = Worker("test")
-    patience = Patience(url=store.url, retry=impatient, clock=impatient.clock, drain_seconds=10)
-    yield FragmentWriter(
-        store=store, patience=patience, retry=impatient, clock=SystemClock(), worker=worker
+def writer(store: FaultyStore, impatient: RetryPolicy, manifests: ManifestLog, worker: Worker):
+    patience = Patience(url=store.url, retry=impatient, clock=impatient.clock, silent_seconds=10)
+    puts = FragmentPuts(
+        store=store, root=manifests, patience=patience, retry=impatient, worker=worker
     )
-    worker.close()
+    return FragmentWriter(url=store.url, puts=puts, clock=SystemClock(), worker=worker)
+
+
+@pytest.fixture
+def worker():
+    found = Worker("test")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def manifests(store: FaultyStore, impatient: RetryPolicy, worker: Worker) -> ManifestLog:
+    """A root that nobody created yet."""
+    return ManifestLog(store, impatient, worker)
 
 
 async def no_turn() -> None:
@@ -84,7 +98,7 @@ async def test_a_fragment_is_what_its_entry_says(writer, source, store) -> None:
     assert (entry.path, entry.seq_no, entry.start, entry.limit) == (KEY, 1, 3, 21)
     data = (await store.inner.get(KEY)).data
     assert verify_fragment(data, entry).values == CONTENT[2:20]
-    assert (writer.put_fragments, writer.put_bytes) == (1, len(data))
+    assert (writer.puts.put_fragments, writer.puts.put_bytes) == (1, len(data))
     assert store.requests == 1
 
 
@@ -113,7 +127,7 @@ async def test_a_put_whose_answer_is_strange(writer, source, store, fault, times
         return
     entry = await put(writer, source)
     assert decode_fragment((await store.inner.get(KEY)).data, entry).values == CONTENT[:20]
-    assert writer.put_fragments == 1
+    assert writer.puts.put_fragments == 1
 
 
 async def test_no_answer_to_anything_for_a_while(writer, source, store) -> None:
@@ -128,7 +142,7 @@ async def test_a_refusal_for_good(writer, source, store) -> None:
     store.on("put_if_absent", fail(StorageUnavailableError("forbidden", retriable=False)))
     with pytest.raises(StorageUnavailableError, match="forbidden"):
         await put(writer, source)
-    assert writer.put_fragments == 0
+    assert writer.puts.put_fragments == 0
 
 
 @pytest.mark.parametrize("happens", [False, True])
@@ -144,7 +158,7 @@ async def test_cancelled_under_way(writer, source, store, happens) -> None:
     assert putting.cancelled()
     entry = await put(writer, source)
     assert decode_fragment((await store.inner.get(KEY)).data, entry).values == CONTENT[:20]
-    assert (writer.put_fragments, writer.adopted_fragments) == (not happens, happens)
+    assert (writer.puts.put_fragments, writer.adopted_fragments) == (not happens, happens)
 
 
 # -- taken numbers ---------------------------------------------------------------------------
@@ -154,7 +168,7 @@ async def test_an_earlier_put_of_the_same_records_is_taken(writer, source, store
     """Its own time differs, so its bytes do; the records are the same."""
     found = await put_fragment(store.inner, 1, 1, CONTENT[:20], timestamp_us=99)
     assert await put(writer, source) == found
-    assert (writer.put_fragments, writer.adopted_fragments) == (0, 1)
+    assert (writer.puts.put_fragments, writer.adopted_fragments) == (0, 1)
 
 
 @pytest.mark.parametrize("limit", [2, 20, 22, 31])
@@ -187,7 +201,7 @@ async def test_an_earlier_put_that_nobody_can_publish_is_replaced(
         published.set()
     entry = putting.result()
     assert decode_fragment((await store.inner.get(KEY)).data, entry).values == CONTENT[10:20]
-    assert writer.put_fragments == 1
+    assert writer.puts.put_fragments == 1
 
 
 @pytest.mark.parametrize("fault", PUT_FAULTS)
@@ -248,20 +262,23 @@ async def test_something_else_lies_there(writer, source, store) -> None:
 # -- orphans ---------------------------------------------------------------------------------
 
 
-async def test_orphans_behind_the_manifest(writer, store) -> None:
+async def test_orphans_behind_the_manifest(writer, store, manifests) -> None:
     """In order, with their own times; what the manifest names is not read."""
     entries = [
         await put_fragment(store.inner, 1 + at, 1 + 5 * at, CONTENT[5 * at : 5 * at + 5], at)
         for at in range(4)
     ]
+    assert len(await writer.puts.orphans()) == 4
     manifest = Manifest.initial("w").apply_fragments(entries[:2], "w")
-    found = await writer.orphans(manifest)
+    await store.inner.put_if_absent(layout.MANIFEST, manifest.serialise())
+    await manifests.load()
+    before = store.count("get").requests
+    found = await writer.puts.orphans()
     assert [(orphan.entry, orphan.timestamp_us) for orphan in found] == [
         (entries[2], 2),
         (entries[3], 3),
     ]
-    assert store.count("get").requests == 2
-    assert len(await writer.orphans(Manifest.initial("w"))) == 4
+    assert store.count("get").requests == before + 2
 
 
 async def test_an_orphan_that_goes_away_while_it_is_looked_at(writer, store) -> None:
@@ -272,19 +289,19 @@ async def test_an_orphan_that_goes_away_while_it_is_looked_at(writer, store) -> 
         await store.inner.delete([KEY])
 
     store.on("get", faults.call(remove))
-    assert [orphan.entry.seq_no for orphan in await writer.orphans(Manifest.initial("w"))] == [2]
+    assert [orphan.entry.seq_no for orphan in await writer.puts.orphans()] == [2]
 
 
 @pytest.mark.parametrize("key", [KEY, "log/notes", "log/Uuid=1.parquet"])
 async def test_foreign_objects_among_the_fragments(writer, store, key) -> None:
     await store.inner.put_if_absent(key, b"?")
     with pytest.raises(CorruptionError, match=key):
-        await writer.orphans(Manifest.initial("w"))
+        await writer.puts.orphans()
 
 
 async def test_proof(writer, source, store) -> None:
     await put_fragment(store.inner, 1, 5, CONTENT[4:17], timestamp_us=123)
-    orphan = await writer.inspect(KEY)
+    orphan = await writer.puts.inspect(KEY)
     assert await writer.adopt(source, orphan) == orphan.entry
     assert writer.adopted_fragments == 1
     other = MemorySource()

@@ -248,7 +248,6 @@ def test_many_fragments() -> None:
         (fragment(3, 32, 41), "does not continue"),
         (fragment(3, 31, 31), "no record"),
         (fragment(3, 31, 30), "no record"),
-        (dataclasses.replace(fragment(3, 31, 41), path="log/other.parquet"), "has the key"),
     ],
 )
 def test_what_does_not_continue_the_log_is_refused(added: Fragment, message: str) -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from tests.uploader.documents import fragments, manifest_of, rolled_up
+from tests.uploader.documents import fragment, fragments, manifest_of, rolled_up
 from uploader import layout
 from uploader.manifest import Manifest
 from uploader.manifest_log import ManifestLog
+from uploader.setsum import Setsum
 from uploader.stores import MemoryStore, PreconditionFailedError, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import Fault, StoreKilled, fail, happen_then_fail, timeout
 from walstore.errors import (
     ContentionError,
     CorruptionError,
+    LogNotFoundError,
     OutcomeUnknownError,
     StorageUnavailableError,
 )
@@ -338,3 +342,284 @@ async def test_the_manifest_is_deleted_under_us(store, opened) -> None:
     await store.inner.delete([KEY])
     with pytest.raises(ContentionError, match="deleted"):
         await log.publish(fragments(3), "w")
+
+
+@pytest.mark.parametrize("path", ["log/other.parquet", fragments(3, 4)[1].path])
+async def test_a_fragment_under_another_key_is_refused(store, opened, path: str) -> None:
+    """wal3's programs compute the key from the number."""
+    log = opened()
+    await log.load_or_create("w")
+    with pytest.raises(ValueError, match="has the key"):
+        await log.publish([dataclasses.replace(fragment(1, 1, 4), path=path)], "w")
+    assert await stored(store) == Manifest.initial("w")
+
+
+async def test_publishing_where_no_log_is(opened) -> None:
+    with pytest.raises(LogNotFoundError):
+        await opened().publish(fragments(3), "w")
+
+
+# -- after a lost answer ---------------------------------------------------------------------
+
+
+async def lose(log: ManifestLog, store: FaultyStore) -> None:
+    """Publish two fragments, and be told nothing about it, though it happened."""
+    store.on("put_if_match", happen_then_fail(timeout()))
+    store.on("get", fail(timeout("not_written")))
+    store.on("put_if_match", fail(timeout("not_written")), times=4)
+    with pytest.raises(OutcomeUnknownError):
+        await log.publish(fragments(3, 4), "w")
+    assert (await stored(store)).next_offset == 8
+
+
+async def test_another_writer_rolled_ours_up_before_we_knew(store, opened) -> None:
+    """Ours is found in the snapshots, and not published twice."""
+    log, other = opened(), opened()
+    await log.load_or_create("w")
+    await lose(log, store)
+    await other.load()
+    await other.publish(fragments(5, seq_no=3, start=8), "other")
+    manifest = await stored(store)
+    rolled, snapshot = rolled_up(manifest, 2)
+    await store.inner.put_if_absent(snapshot.path, snapshot.serialise())
+    await write(store, rolled)
+    await log.publish(fragments(3, 4), "w")
+    assert await stored(store) == rolled
+
+
+async def test_another_writer_rolled_up_what_it_put_in_place_of_ours(store, opened) -> None:
+    log = opened()
+    await log.load_or_create("w")
+    theirs, snapshot = rolled_up(manifest_of(3, 5, 6), 2)
+    await store.inner.put_if_absent(snapshot.path, snapshot.serialise())
+    await write(store, theirs)
+    with pytest.raises(ContentionError, match="another writer published") as told:
+        await log.publish(fragments(3, 4), "w")
+    assert told.value.outcome == "not_written"
+
+
+async def test_ours_was_collected_before_we_knew(store, opened) -> None:
+    """Nobody can tell any more: another writer may have put other records into the freed place."""
+    log, other = opened(), opened()
+    await log.load_or_create("w")
+    await lose(log, store)
+    await other.load()
+    await other.publish(fragments(5, seq_no=3, start=8), "other")
+    assert await other.change(lambda manifest: without(manifest, 2))
+    with pytest.raises(ContentionError, match="was collected") as told:
+        await log.publish(fragments(3, 4), "w")
+    assert told.value.outcome == "unknown"
+    assert (await stored(store)).oldest_offset == 8
+
+
+# -- changing --------------------------------------------------------------------------------
+
+
+def without(manifest: Manifest, count: int, writer: str = "w") -> Manifest:
+    """Return the manifest without its oldest fragments, as a collector leaves it."""
+    doomed, kept = manifest.fragments[:count], manifest.fragments[count:]
+    return dataclasses.replace(
+        manifest,
+        collected=Setsum.total([manifest.collected, *(one.setsum for one in doomed)]),
+        writer=writer,
+        fragments=kept,
+        initial_offset=kept[0].start,
+        initial_seq_no=kept[0].seq_no,
+    )
+
+
+def drop_first(manifest: Manifest) -> Manifest | None:
+    """Collect fragment 1, if that was not done yet."""
+    return without(manifest, 1) if manifest.oldest_offset == 1 else None
+
+
+async def with_two(opened) -> ManifestLog:
+    log = opened()
+    await log.load_or_create("w")
+    await log.publish(fragments(3, 4), "w")
+    return log
+
+
+async def test_a_change_is_one_swap(store, opened) -> None:
+    log = await with_two(opened)
+    assert await log.change(drop_first)
+    assert log.manifest == await stored(store) == without(manifest_by(log), 1)
+    assert store.count("put_if_match").requests == 2
+    assert not await log.change(drop_first)
+    assert store.count("put_if_match").requests == 2
+
+
+def manifest_by(log: ManifestLog) -> Manifest:
+    """Return the manifest that :func:`with_two` left."""
+    return dataclasses.replace(manifest_of(3, 4), writer=log.manifest.writer)
+
+
+async def test_a_change_reads_the_manifest_if_nobody_did(store, opened) -> None:
+    await write(store, manifest_of(3, 4))
+    log = opened()
+    assert await log.change(drop_first)
+    assert (await stored(store)).oldest_offset == 4
+
+
+async def test_nothing_to_change(store, opened) -> None:
+    log = opened()
+    with pytest.raises(LogNotFoundError):
+        await log.change(drop_first)
+    await with_two(opened)
+    assert not await log.change(lambda _: None)
+
+
+async def test_what_the_change_raises_is_passed_on(store, opened) -> None:
+    log = await with_two(opened)
+
+    def refuse(_: Manifest) -> Manifest:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await log.change(refuse)
+    await log.publish(fragments(5, seq_no=3, start=8), "w")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda manifest: dataclasses.replace(manifest, fragments=manifest.fragments[1:]),
+        lambda manifest: dataclasses.replace(manifest, fragments=()),
+        lambda _: Manifest.initial("w"),
+        lambda _: manifest_of(3),
+        lambda manifest: dataclasses.replace(manifest, acc_bytes=0),
+    ],
+)
+async def test_a_change_that_would_damage_the_log_is_not_written(
+    store, opened, spoil: Callable[[Manifest], Manifest]
+) -> None:
+    log = await with_two(opened)
+    before = await stored(store)
+    with pytest.raises(CorruptionError):
+        await log.change(spoil)
+    assert log.manifest == await stored(store) == before
+
+
+async def test_a_change_is_made_again_on_top_of_what_others_wrote(store, opened) -> None:
+    log, other = await with_two(opened), opened()
+    await other.load()
+    seen = []
+
+    def make(manifest: Manifest) -> Manifest | None:
+        seen.append(manifest.next_offset)
+        return drop_first(manifest)
+
+    store.on(
+        "put_if_match",
+        faults.call(lambda: other.publish(fragments(5, seq_no=3, start=8), "other")),
+    )
+    assert await log.change(make)
+    assert seen == [8, 13]
+    found = await stored(store)
+    assert (found.oldest_offset, found.next_offset) == (4, 13)
+
+
+@pytest.mark.parametrize("times", [1, 2, 4])
+@pytest.mark.parametrize("fault", SWAP_FAULTS)
+async def test_a_change_whose_answer_is_strange(store, opened, fault: str, times: int) -> None:
+    log = await with_two(opened)
+    store.on("put_if_match", SWAP_FAULTS[fault], times=times)
+    assert await log.change(drop_first)
+    assert (await stored(store)).oldest_offset == 4
+    assert not await log.change(drop_first)
+
+
+async def test_a_change_that_happened_and_was_built_upon(store, opened) -> None:
+    """Its answer is lost, another writer goes on from it; the change is not made twice."""
+    log, other = await with_two(opened), opened()
+
+    async def go_on() -> None:
+        await other.load()
+        await other.publish(fragments(5, seq_no=3, start=8), "other")
+
+    store.on("put_if_match", happen_then_fail(timeout()))
+    store.on("get", faults.call(go_on))
+    assert not await log.change(drop_first)
+    found = await stored(store)
+    assert (found.oldest_offset, found.next_offset) == (4, 13)
+    assert found == log.manifest
+
+
+@pytest.mark.parametrize("happens", [False, True])
+async def test_a_change_that_nothing_tells_about(store, opened, happens: bool) -> None:
+    log = await with_two(opened)
+    store.on("put_if_match", (happen_then_fail if happens else fail)(timeout()), times=5)
+    store.on("get", fail(timeout("not_written")), times=5)
+    with pytest.raises(OutcomeUnknownError) as told:
+        await log.change(drop_first)
+    assert told.value.retriable
+    assert ((await stored(store)).oldest_offset == 4) == happens
+    assert await log.change(drop_first) or happens
+    assert (await stored(store)).oldest_offset == 4
+
+
+async def test_the_manifest_is_deleted_under_a_change(store, opened) -> None:
+    log = await with_two(opened)
+    await store.inner.delete([KEY])
+    with pytest.raises(ContentionError, match="deleted"):
+        await log.change(drop_first)
+
+
+async def test_a_cancelled_change_frees_the_way(store, opened) -> None:
+    log = await with_two(opened)
+    reached = asyncio.Event()
+    store.on("put_if_match", faults.happen_then_hang(asyncio.Event(), reached))
+    changing = asyncio.create_task(log.change(drop_first))
+    await reached.wait()
+    changing.cancel()
+    await asyncio.wait((changing,))
+    await log.publish(fragments(5, seq_no=3, start=8), "w")
+    found = await stored(store)
+    assert (found.oldest_offset, found.next_offset) == (4, 13)
+
+
+async def with_eight(opened) -> ManifestLog:
+    log = opened()
+    await log.load_or_create("w")
+    await log.publish(fragments(*[1] * 8), "w")
+    return log
+
+
+async def test_tasks_of_one_program_take_turns(store, opened) -> None:
+    """They publish, change and read at the same time through one object; no change is lost."""
+    log = await with_eight(opened)
+    made: list[int] = []
+
+    def drop(manifest: Manifest) -> Manifest:
+        made.append(manifest.oldest_offset)
+        return without(manifest, 1)
+
+    async def append() -> None:
+        for at in range(9, 19):
+            await log.publish([fragment(at, at, at + 1)], "w")
+
+    async def read() -> None:
+        for _ in range(20):
+            assert await log.load()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(append())
+        for _ in range(5):
+            group.create_task(read())
+            group.create_task(log.change(drop))
+    assert made == [1, 2, 3, 4, 5], "nobody was in the way"
+    found = await stored(store)
+    assert found == log.manifest
+    assert (found.oldest_offset, found.next_offset) == (6, 19)
+
+
+async def test_many_programs_change_and_publish(store, opened) -> None:
+    """Each change is made exactly once, whoever wins, if no two make the same bytes."""
+    appender = await with_eight(opened)
+    async with asyncio.TaskGroup() as group:
+        for number in range(6):
+            group.create_task(opened().change(partial(without, count=1, writer=f"w{number}")))
+        for at in range(9, 19):
+            await appender.publish([fragment(at, at, at + 1)], "w")
+    found = await stored(store)
+    assert (found.oldest_offset, found.next_offset) == (7, 19)

@@ -9,7 +9,14 @@ import pytest
 
 from tests.uploader.documents import fragments, manifest_of
 from uploader.manifest import Manifest
-from uploader.ownership import check_owner, owner, writer_name
+from uploader.ownership import (
+    check_direct,
+    check_owner,
+    check_shippable,
+    direct_writer_name,
+    owner,
+    writer_name,
+)
 from walstore.errors import ContentionError
 
 ID, OTHER = bytes(range(16)), bytes(16)
@@ -58,3 +65,20 @@ def test_a_log_of_another_program_has_an_identity_until_it_goes_on() -> None:
 def test_an_empty_log_that_begins_later_is_not_anybodys() -> None:
     manifest = dataclasses.replace(Manifest.initial("bootstrap"), initial_offset=42)
     assert owner(manifest) is not None
+
+
+def test_writers_without_a_local_log_and_local_logs_keep_apart() -> None:
+    """Even where nothing was written yet; logs of other programs are open to both."""
+    ours = Manifest.initial(direct_writer_name("0123"))
+    local = Manifest.initial(writer_name(bytes(16)))
+    theirs = Manifest.initial("rust")
+    check_direct(ours, url="x")
+    check_direct(theirs, url="x")
+    check_shippable(local, url="x")
+    check_shippable(theirs, url="x")
+    with pytest.raises(ContentionError, match="belongs to a local log"):
+        check_direct(local, url="x")
+    with pytest.raises(ContentionError, match="CloudWriter"):
+        check_shippable(ours, url="x")
+    with pytest.raises(ContentionError, match="CloudWriter"):
+        check_owner(ours, bytes(16), url="x")

@@ -21,7 +21,7 @@ URL = "s3://bucket/log"
 @pytest.fixture
 def patience(clock: ManualClock) -> Patience:
     retry = RetryPolicy(clock=clock, jitter=lambda: 0.0, longest_wait_seconds=1.0)
-    return Patience(url=URL, retry=retry, clock=clock, drain_seconds=10)
+    return Patience(url=URL, retry=retry, clock=clock, silent_seconds=10)
 
 
 class Answers:
@@ -163,7 +163,7 @@ async def test_a_closing_log_waits_as_long_as_there_is_progress(
 
 
 async def test_no_patience_at_all(clock: ManualClock) -> None:
-    patience = Patience(url=URL, retry=RetryPolicy(clock=clock), clock=clock, drain_seconds=0)
+    patience = Patience(url=URL, retry=RetryPolicy(clock=clock), clock=clock, silent_seconds=0)
     draining = Draining(patience, clock)
     draining.source.drain()
     hanging = asyncio.create_task(patience.call(asyncio.Event().wait))

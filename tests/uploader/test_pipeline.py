@@ -12,6 +12,7 @@ from tests.cloud import LOG_ID, MemorySource, cloud_values, put_fragment, unrefe
 from tests.local import turns
 from tests.waiting import until
 from uploader import layout
+from uploader.fragment_puts import FragmentPuts
 from uploader.fragment_writer import FragmentWriter, LateFragmentError
 from uploader.manifest_log import ManifestLog
 from uploader.patience import Patience
@@ -44,7 +45,8 @@ class Bench:
     pipeline: Pipeline
 
     async def ship(self, limit: int | None = None) -> None:
-        await self.pipeline.ship(self.source, limit or self.source.durable_limit, WRITER)
+        async with self.pipeline.shipping(self.source, WRITER) as shipment:
+            await shipment.ship(limit or self.source.durable_limit)
 
     def spans(self) -> list[tuple[int, int]]:
         return [(entry.start, entry.limit) for entry in self.manifests.manifest.fragments]
@@ -56,18 +58,20 @@ async def bench(impatient: RetryPolicy) -> AsyncIterator[Bench]:
     source = MemorySource()
     for start in range(0, len(CONTENT), BATCH):
         source.append(CONTENT[start : start + BATCH])
-    patience = Patience(url=store.url, retry=impatient, clock=impatient.clock, drain_seconds=10)
+    patience = Patience(url=store.url, retry=impatient, clock=impatient.clock, silent_seconds=10)
     manifests = ManifestLog(store, impatient, worker)
     await manifests.load_or_create(WRITER)
-    fragments = FragmentWriter(
-        store=store, patience=patience, retry=impatient, clock=SystemClock(), worker=worker
+    puts = FragmentPuts(
+        store=store, root=manifests, patience=patience, retry=impatient, worker=worker
     )
+    fragments = FragmentWriter(url=store.url, puts=puts, clock=SystemClock(), worker=worker)
     pipeline = Pipeline(
         url=store.url,
-        manifest_log=manifests,
+        root=manifests,
         fragments=fragments,
         patience=patience,
         retry=impatient,
+        clock=SystemClock(),
         fragment_bytes=600,
         max_in_flight=3,
     )
@@ -84,7 +88,7 @@ async def test_all_of_it_in_order(bench: Bench) -> None:
     await bench.ship()
     assert bench.spans()[-1] == (116, 121)
     assert await cloud_values(bench.store.inner) == CONTENT
-    assert bench.fragments.put_fragments == 13
+    assert bench.fragments.puts.put_fragments == 13
 
 
 async def test_a_batch_may_be_larger_than_a_fragment(bench: Bench) -> None:
@@ -127,9 +131,9 @@ async def test_puts_go_on_while_the_manifest_is_swapped(bench: Bench) -> None:
     bench.store.on("put_if_match", faults.hang(release), key_prefix=layout.MANIFEST)
     async with asyncio.TaskGroup() as group:
         group.create_task(bench.ship())
-        await until(lambda: bench.fragments.put_fragments >= 4)
+        await until(lambda: bench.fragments.puts.put_fragments >= 4)
         await turns(50)
-        assert bench.fragments.put_fragments <= 9
+        assert bench.fragments.puts.put_fragments <= 9
         assert bench.store.count("put_if_match").requests == 1
         release.set()
     assert await cloud_values(bench.store.inner) == CONTENT
@@ -177,16 +181,16 @@ async def test_cancelled_it_leaves_orphans_and_nothing_else(bench: Bench) -> Non
     )
     shipping = asyncio.create_task(bench.ship())
     await reached.wait()
-    await until(lambda: bench.fragments.put_fragments >= 3)
+    await until(lambda: bench.fragments.puts.put_fragments >= 3)
     shipping.cancel()
     await asyncio.wait((shipping,))
     assert shipping.cancelled()
     await bench.pipeline.plan()
-    before = bench.fragments.put_fragments
+    before = bench.fragments.puts.put_fragments
     await bench.ship()
     assert await cloud_values(bench.store.inner) == CONTENT
     assert bench.fragments.adopted_fragments == before
-    assert bench.fragments.put_fragments == 12
+    assert bench.fragments.puts.put_fragments == 12
 
 
 # -- orphans ---------------------------------------------------------------------------------

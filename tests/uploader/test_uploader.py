@@ -72,7 +72,7 @@ async def bench(clock: ManualClock) -> AsyncIterator[Bench]:
     manifests = ManifestLog(store, retry, worker)
     uploader = Uploader(
         store=store,
-        manifest_log=manifests,
+        root=manifests,
         settings=SETTINGS,
         retry=retry,
         clock=clock,
@@ -132,6 +132,27 @@ async def test_somebody_who_waits_is_served_at_once(bench: Bench, running) -> No
     await turns(50)
     bench.source.hurry()
     await until(lambda: bench.source.uploaded_limit == 2)
+
+
+async def test_who_waits_does_not_wait_for_those_before(bench: Bench, running) -> None:
+    """The next fragment is put while the first one is under way, and the one after while that is named."""
+    first, swap = asyncio.Event(), asyncio.Event()
+    bench.store.on("put_if_absent", faults.hang(first), key_prefix=layout.fragment_path(1))
+    bench.store.on("put_if_match", faults.hang(swap), key_prefix=layout.MANIFEST)
+    bench.source.hurry()
+    bench.source.append(values(1))
+    await until(lambda: bench.store.count("put_if_absent").requests == 2)  # and the manifest
+    bench.source.append(values(1))
+    await bench.clock.wait_for_sleepers(1)  # the interval between two fragments
+    bench.clock.advance(SETTINGS.interval_seconds)
+    await until(lambda: bench.uploader.uploaded_fragments == 1)
+    first.set()
+    await until(lambda: bench.store.count("put_if_match").requests == 1)
+    bench.source.append(values(1))
+    await until(lambda: bench.uploader.uploaded_fragments == 3)
+    assert bench.source.uploaded_limit == 1
+    swap.set()
+    await until(lambda: bench.source.uploaded_limit == 4)
 
 
 async def test_closing_ships_at_once_and_ends(bench: Bench, running) -> None:

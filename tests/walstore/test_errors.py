@@ -10,6 +10,7 @@ import pytest
 
 from walstore import errors
 from walstore.errors import (
+    CollectionRefusedError,
     ContentionError,
     CorruptionError,
     CursorMovedError,
@@ -20,6 +21,7 @@ from walstore.errors import (
     InvalidSettingsError,
     LimitExceededError,
     LogNotFoundError,
+    LogSealedError,
     OffsetError,
     OffsetMismatchError,
     OffsetNotWrittenError,
@@ -59,7 +61,9 @@ PARENTS = {
     StorageUnavailableError: WalError,
     OutcomeUnknownError: WalError,
     ContentionError: WalError,
+    CollectionRefusedError: WalError,
     LogNotFoundError: WalError,
+    LogSealedError: WalError,
     UnsupportedStoreError: WalError,
     InvalidSettingsError: WalError,
     FormatVersionError: WalError,
@@ -88,7 +92,9 @@ EXAMPLES = [
     StorageUnavailableError("gone", retriable=False),
     OutcomeUnknownError("who knows"),
     ContentionError("moved"),
+    CollectionRefusedError("it would remove 99 % of the log"),
     LogNotFoundError("none", location="s3://bucket/orders"),
+    LogSealedError("sealed", location="s3://bucket/orders"),
     UnsupportedStoreError("no conditional puts"),
     InvalidSettingsError("cache_bytes must be at least 0, not -1"),
     FormatVersionError("newer", path="/log/1.wal", found=2, supported=1),

@@ -1,30 +1,45 @@
 """Object stores: one port, and a directory, S3 and memory behind it.
 
 ``open_store(url)`` is the way in; ``probe_conditional_puts`` is to be awaited before anything is written.
+Wrappers are stores around stores: they hedge, repeat or meter requests.
 """
 
 from __future__ import annotations
 
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
+from uploader.stores.hedged import HedgedStore, HedgeSettings, HedgeStatistics
 from uploader.stores.local import LocalStore
 from uploader.stores.memory import MemoryStore
+from uploader.stores.metering import MeteredStore
 from uploader.stores.port import ListedObject, ObjectInfo, ObjectStore, StoredObject
 from uploader.stores.probe import probe_conditional_puts
 from uploader.stores.retry import RetryPolicy
+from uploader.stores.retrying import RetryingStore
 from uploader.stores.s3 import S3Store
 from uploader.stores.url import open_store
+from uploader.stores.usage import KindUsage, Prices, Usage
+from uploader.stores.wrapper import StoreWrapper
 
 __all__ = [
+    "HedgeSettings",
+    "HedgeStatistics",
+    "HedgedStore",
+    "KindUsage",
     "ListedObject",
     "LocalStore",
     "MemoryStore",
+    "MeteredStore",
     "ObjectInfo",
     "ObjectNotFoundError",
     "ObjectStore",
     "PreconditionFailedError",
+    "Prices",
     "RetryPolicy",
+    "RetryingStore",
     "S3Store",
+    "StoreWrapper",
     "StoredObject",
+    "Usage",
     "open_store",
     "probe_conditional_puts",
 ]

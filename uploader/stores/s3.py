@@ -62,9 +62,12 @@ class S3Store:
             connect_timeout_seconds: Longest wait for a connection.
             read_timeout_seconds: Longest silence of the server within a request.
             request_timeout_seconds: Longest time for one request, its body and answer included.
-            max_connections: Connections kept, and so requests under way at the same time.
+            max_connections: Connections kept, and so requests under way at the same time; further ones wait
+                their turn. At least as many as a log has fragments in flight, and some more for its readers.
             retry: How reads, listings and deletes are repeated. Default: 5 attempts in all.
         """
+        if max_connections < 1:
+            raise InvalidSettingsError(f"max_connections must be at least 1, not {max_connections}")
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
         self._endpoint_url = endpoint_url

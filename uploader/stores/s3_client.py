@@ -76,6 +76,9 @@ class Connection:
         """Note the options; nothing is loaded yet."""
         self._url = url
         self._request_timeout_seconds = request_timeout_seconds
+        # As many as there are connections. Without it the wait for one would count as the server's silence,
+        # and a put that was never sent would end with an unknown outcome.
+        self._turns = asyncio.Semaphore(max_connections)
         self._options = {
             "region_name": region,
             "endpoint_url": endpoint_url,
@@ -114,8 +117,13 @@ class Connection:
     async def request(self, name: str, key: str, **parameters: Any) -> dict[str, Any]:
         """Send one request, once, and return the answer with its body read.
 
-        A range that begins past the end of the object has an empty body, as for a file.
+        Waits for a free connection first, which no timeout limits. A range that begins past the end of the
+        object has an empty body, as for a file.
         """
+        async with self._turns:
+            return await self._send(name, key, **parameters)
+
+    async def _send(self, name: str, key: str, **parameters: Any) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self._request_timeout_seconds):
                 answer: dict[str, Any] = await getattr(self._client, name)(**parameters)

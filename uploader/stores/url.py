@@ -12,6 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from uploader.stores.hedged import HedgedStore, HedgeSettings
 from uploader.stores.local import LocalStore
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore, check_key
@@ -19,8 +20,10 @@ from uploader.stores.s3 import S3Store
 from walstore.errors import InvalidSettingsError
 
 SCHEMES = ("file", "s3", "memory")
-S3_OPTIONS = ("endpoint_url", "region")
+S3_OPTIONS = ("endpoint_url", "region", "max_connections", "hedges_per_second")
 
+_WHOLE = re.compile(r"[0-9]{1,5}")
+_DECIMAL = re.compile(r"[0-9]{1,5}(\.[0-9]{1,5})?")
 _OPTION = re.compile(r"[a-z_]{1,32}")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
@@ -30,7 +33,10 @@ def open_store(url: str) -> ObjectStore:
 
     * ``file:///absolute/path``: a directory, created by the first write.
     * ``s3://bucket/prefix``: a bucket that exists and a place in it. ``endpoint_url`` names a server other
-      than Amazon's, ``region`` the bucket's region. Credentials come from the environment only.
+      than Amazon's, ``region`` the bucket's region. ``max_connections`` (32) bounds the requests under way;
+      with ``hedges_per_second`` so many late requests are sent a second time, see ``hedged.py``. These two
+      are not part of the store's ``url``: they do not say where it lies. Credentials come from the
+      environment only.
     * ``memory://name``: shared by all stores of that name in this process, gone with it.
 
     InvalidSettingsError for any other scheme or option, and for a URL that holds credentials.
@@ -73,7 +79,7 @@ def _open_memory(parts: SplitResult) -> MemoryStore:
     return MemoryStore(name)
 
 
-def _open_s3(parts: SplitResult) -> S3Store:
+def _open_s3(parts: SplitResult) -> ObjectStore:
     bucket = parts.netloc
     if not _BUCKET.fullmatch(bucket):
         raise InvalidSettingsError(
@@ -84,12 +90,26 @@ def _open_s3(parts: SplitResult) -> S3Store:
         check_key(prefix)
     options = _options(parts, allowed=S3_OPTIONS)
     endpoint_url = options.get("endpoint_url")
-    return S3Store(
+    store = S3Store(
         bucket,
         prefix=prefix,
         endpoint_url=None if endpoint_url is None else _checked_endpoint(endpoint_url),
         region=options.get("region"),
+        max_connections=int(_number(options, "max_connections", whole=True, default=32)),
     )
+    if "hedges_per_second" not in options:
+        return store
+    hedges_per_second = _number(options, "hedges_per_second", whole=False, default=0)
+    return HedgedStore(store, HedgeSettings(hedges_per_second=hedges_per_second))
+
+
+def _number(options: dict[str, str], name: str, *, whole: bool, default: int) -> float:
+    """Return a positive number; the text that is none is not repeated."""
+    text = options.get(name, str(default))
+    if not (_WHOLE if whole else _DECIMAL).fullmatch(text) or not float(text):
+        kind = "whole number" if whole else "number"
+        raise InvalidSettingsError(f"the option {name} must be a {kind} above 0")
+    return float(text)
 
 
 def _checked_endpoint(endpoint_url: str) -> str:

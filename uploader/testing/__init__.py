@@ -1,12 +1,13 @@
-"""For tests of the cloud tier and of third parties: a store that fails on demand, and a suite.
+"""What tests of the cloud tier, and of programs built on it, can use.
 
-``faults.FaultyStore`` wraps any store; ``suite.ObjectStoreSuite`` is subclassed and needs pytest and
-pytest-asyncio.
+``faults.FaultyStore`` wraps any store, and so does ``latency.LatencyStore``; ``suite.ObjectStoreSuite`` is
+subclassed and needs pytest, which nothing else here does.
 """
 
 from __future__ import annotations
 
-from uploader.testing import faults
+from uploader.testing import faults, latency
 from uploader.testing.faults import CallCount, FaultyStore, StoreKilled
+from uploader.testing.latency import LatencyStore
 
-__all__ = ["CallCount", "FaultyStore", "StoreKilled", "faults"]
+__all__ = ["CallCount", "FaultyStore", "LatencyStore", "StoreKilled", "faults", "latency"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 
 import walstore
@@ -14,9 +16,17 @@ from walstore.cli import (
     append,
     bench,
     cursors,
+    destroy,
     dump,
+    fork,
+    fragments,
+    gc,
     inspect,
+    manifest,
     repair,
+    restore,
+    scrub,
+    seal,
     segments,
     tail,
     trim,
@@ -34,8 +44,35 @@ _INTERRUPTED: Final = 130
 # Root of the errors about the command line itself; where its module lies differs between versions.
 _COMMAND_LINE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[2]
 
+RECORDS: Final = "Records"
+LOOKING: Final = "Looking at logs"
+CHECKING: Final = "Checking and repairing"
+MOVING: Final = "Copying logs"
+ENDING: Final = "Removing and ending"
+TRYING: Final = "Trying it out"
+
+
+class _Grouped(TyperGroup):
+    """Lists the verbs under headings, in the order in which they were added."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs of each heading with what they do."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            text = command.get_short_help_str(_HELP_CHARS)
+            rows.setdefault(_headings[name], []).append((name, text))
+        width = max(map(len, self.commands))
+        for heading, verbs in rows.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), text) for name, text in verbs])
+
+
+_HELP_CHARS: Final = 68
+_headings: dict[str, str] = {}
+
 app = typer.Typer(
     name=PROGRAM,
+    cls=_Grouped,
     help="A write-ahead log for asyncio programs, in a directory and in object storage.",
     epilog="Exit codes: 0 ok, 1 usage or operation, 2 corruption, 3 not found, 4 locked or fenced.",
     no_args_is_help=True,
@@ -49,7 +86,9 @@ class _ReaderGoneError(Exception):
     """Whoever read stdout had enough. Not an OSError, which typer would make an exit code of."""
 
 
-def _add(verb: Callable[..., None], examples: str) -> None:
+def _add(verb: Callable[..., None], examples: str, heading: str) -> None:
+    _headings[verb.__name__] = heading
+
     @functools.wraps(verb)
     def guarded(*arguments: Any, **options: Any) -> None:
         try:
@@ -59,21 +98,32 @@ def _add(verb: Callable[..., None], examples: str) -> None:
                 raise _ReaderGoneError from None
             raise
 
-    app.command(epilog=examples)(guarded)
+    # Modules say in their first line what the verb is about, in fewer words than its help.
+    first_line = (sys.modules[verb.__module__].__doc__ or "").partition("\n")[0]
+    about = first_line.partition(": ")[2].rstrip(".")
+    app.command(epilog=examples, short_help=about)(guarded)
 
 
-_add(append.append, append.EXAMPLES)
-_add(tail.tail, tail.EXAMPLES)
-_add(dump.dump, dump.EXAMPLES)
-_add(inspect.inspect, inspect.EXAMPLES)
-_add(segments.segments, segments.EXAMPLES)
-_add(cursors.cursors, cursors.EXAMPLES)
-_add(verify.verify, verify.EXAMPLES)
-_add(repair.repair, repair.EXAMPLES)
-_add(trim.trim, trim.EXAMPLES)
-_add(upload.upload, upload.EXAMPLES)
-_add(bench.bench, bench.EXAMPLES)
-_add(demo.demo, demo.EXAMPLES)
+_add(append.append, append.EXAMPLES, RECORDS)
+_add(tail.tail, tail.EXAMPLES, RECORDS)
+_add(dump.dump, dump.EXAMPLES, RECORDS)
+_add(inspect.inspect, inspect.EXAMPLES, LOOKING)
+_add(segments.segments, segments.EXAMPLES, LOOKING)
+_add(fragments.fragments, fragments.EXAMPLES, LOOKING)
+_add(manifest.manifest, manifest.EXAMPLES, LOOKING)
+_add(cursors.cursors, cursors.EXAMPLES, LOOKING)
+_add(verify.verify, verify.EXAMPLES, CHECKING)
+_add(scrub.scrub, scrub.EXAMPLES, CHECKING)
+_add(repair.repair, repair.EXAMPLES, CHECKING)
+_add(upload.upload, upload.EXAMPLES, MOVING)
+_add(restore.restore, restore.EXAMPLES, MOVING)
+_add(fork.fork, fork.EXAMPLES, MOVING)
+_add(trim.trim, trim.EXAMPLES, ENDING)
+_add(gc.gc, gc.EXAMPLES, ENDING)
+_add(seal.seal, seal.EXAMPLES, ENDING)
+_add(destroy.destroy, destroy.EXAMPLES, ENDING)
+_add(bench.bench, bench.EXAMPLES, TRYING)
+_add(demo.demo, demo.EXAMPLES, TRYING)
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 - typer calls it so

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from walstore.cli.errors import UsageError
-from walstore.cli.location import to_directory, to_url
-from walstore.cli.options import AsJson, Directory
+from walstore.cli.location import is_url, to_directory, to_url
+from walstore.cli.options import AsJson, Location
 from walstore.cli.output import complain, print_fields, print_json
 from walstore.cli.running import run_async, stop_on_signal, until_stopped
 from walstore.cli.splitting import LengthPrefixed, Lines, Splitter
 from walstore.cli.stdin import read_stdin
+from walstore.cli.stored_append import append_to_store
 from walstore.errors import WalError, WouldBlock
 from walstore.ports import Tier
 from walstore.records import Durability
@@ -26,6 +27,7 @@ Examples:
   printf 'one\\ntwo\\n' | walstore append data/orders
   tail -f app.log | walstore append data/app --stream web --durability disk
   producer | walstore append data/blobs --length-prefixed --tier s3://bucket/blobs
+  producer | walstore append s3://bucket/events
 """
 
 
@@ -38,7 +40,7 @@ class Level(StrEnum):
 
 
 def append(
-    directory: Directory,
+    location: Location,
     *,
     length_prefixed: Annotated[
         bool,
@@ -54,8 +56,9 @@ def append(
         str | None, typer.Option("--stream", metavar="NAME", help="Stream of every record.")
     ] = None,
     durability: Annotated[
-        Level, typer.Option("--durability", help="What to wait for at the end.")
-    ] = Level.DISK,
+        Level | None,
+        typer.Option("--durability", help="What to wait for at the end; disk unless given."),
+    ] = None,
     tier: Annotated[
         str | None, typer.Option("--tier", metavar="URL", help="Ship the log to a store as well.")
     ] = None,
@@ -64,22 +67,29 @@ def append(
     """Append records from stdin, a line each, and write the offsets they got to stdout.
 
     Creates the log if there is none. Records are written as they arrive, many to a commit. The newline
-    is not part of a record; empty lines are empty records. SIGINT and SIGTERM end the input; what was
-    read by then is appended, and the exit code is 0.
+    is not part of a record; empty lines are empty records. To a store URL it appends without a local log;
+    other writers may do so at the same time, unless a local log ships there (exit code 4). SIGINT and
+    SIGTERM end the input; what was read by then is appended, and the exit code is 0.
     """
     splitter: Splitter = LengthPrefixed() if length_prefixed else Lines()
-    if durability is Level.CLOUD and tier is None:
-        raise UsageError("--durability cloud needs --tier URL")
-    done = run_async(
-        _append(
-            to_directory(directory, "append"),
-            splitter,
-            Settings(durability=Durability.DISK),
-            level=durability,
-            tier_url=None if tier is None else to_url(tier, "--tier"),
-            options={"key": None if key is None else key.encode(), "stream": stream},
+    options = {"key": None if key is None else key.encode(), "stream": stream}
+    if is_url(location):
+        if durability is not None or tier is not None:
+            raise UsageError("--durability and --tier are for log directories")
+        done = run_async(append_to_store(location, splitter, options))
+    else:
+        if durability is Level.CLOUD and tier is None:
+            raise UsageError("--durability cloud needs --tier URL")
+        done = run_async(
+            _append(
+                to_directory(location, "append"),
+                splitter,
+                Settings(durability=Durability.DISK),
+                level=durability or Level.DISK,
+                tier_url=None if tier is None else to_url(tier, "--tier"),
+                options=options,
+            )
         )
-    )
     if as_json:
         print_json(done)
     else:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from walstore.cli import stored_cursors
 from walstore.cli.errors import UsageError
-from walstore.cli.location import to_directory
-from walstore.cli.options import AsJson, Confirm, Directory
+from walstore.cli.location import is_url, to_directory
+from walstore.cli.options import AsJson, Confirm, Location
 from walstore.cli.output import complain, print_json, print_table
 from walstore.cli.running import run_async
 from walstore.clock import SystemClock
@@ -27,13 +29,14 @@ Examples:
   walstore cursors data/orders
   walstore cursors data/orders --set billing 1200 --confirm
   walstore cursors data/orders --delete old-job --confirm
+  walstore cursors s3://bucket/orders --set report 5000 --lease 86400 --confirm
 """
 
 _PATIENCE_SECONDS = 2.0
 
 
 def cursors(
-    directory: Directory,
+    location: Location,
     *,
     move: Annotated[
         tuple[str, int] | None,
@@ -42,19 +45,58 @@ def cursors(
     delete: Annotated[
         str | None, typer.Option("--delete", metavar="NAME", help="Remove the cursor and its pin.")
     ] = None,
+    lease: Annotated[
+        float | None,
+        typer.Option(
+            "--lease",
+            metavar="SECONDS",
+            help="With --set, in a store: hold what is behind it for so long only.",
+        ),
+    ] = None,
     confirm: Confirm = False,
     as_json: AsJson = False,
 ) -> None:
     """List the named cursors of a log, or move or remove one. May run beside the writer.
 
     A cursor's position is the offset of the next record to read; nothing from there on is removed by
-    retention. With --set or --delete it is a dry run without --confirm. --set makes a cursor that is
-    not there; it keeps a lease, and extends it. Consumers that have the cursor open fail with their next
-    commit, and go on from where it was set once they are started again.
+    retention or collection. With --set or --delete it is a dry run without --confirm. --set makes a cursor
+    that is not there; it keeps a lease, and in a directory extends it. Consumers that have the cursor open
+    fail with their next commit, and go on from where it was set once they are started again.
     """
-    path = to_directory(directory, "cursors")
     if move is not None and delete is not None:
         raise UsageError("give --set or --delete, not both")
+    if lease is not None and (move is None or not is_url(location)):
+        raise UsageError("--lease goes with --set, and with a store")
+    if is_url(location):
+        found = run_async(_change_stored(location, move, delete, lease, is_confirmed=confirm))
+    else:
+        found = _change_local(to_directory(location, "cursors"), move, delete, is_confirmed=confirm)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+async def _change_stored(
+    url: str,
+    move: tuple[str, int] | None,
+    delete: str | None,
+    lease_seconds: float | None,
+    *,
+    is_confirmed: bool,
+) -> dict[str, Any]:
+    if move is not None:
+        return await stored_cursors.move(
+            url, *move, seconds=lease_seconds, is_confirmed=is_confirmed
+        )
+    if delete is not None:
+        return await stored_cursors.remove(url, delete, is_confirmed=is_confirmed)
+    return await stored_cursors.show(url)
+
+
+def _change_local(
+    path: Path, move: tuple[str, int] | None, delete: str | None, *, is_confirmed: bool
+) -> dict[str, Any]:
     view = LogView.open(path)
     if move is not None or delete is not None:
         name = _checked(move[0] if move else delete or "")
@@ -63,11 +105,17 @@ def cursors(
         before = _find(view, name)
         if before is None and move is None:
             raise LogNotFoundError(f"there is no cursor {name!r} in {path}", location=str(path))
-        if confirm:
+        if is_confirmed:
             run_async(_change_patiently(view, name, move[1] if move else None))
         else:
             complain(f"nothing was changed; give --confirm to {_verb(name, move, before)}")
-    _print(view, as_json=as_json)
+    found = list_cursors(view.fs, view.path, SystemClock().now_us())
+    return {
+        "location": str(path),
+        "head": view.head,
+        "durable_limit": view.durable_limit,
+        "cursors": [_entry(view, one) for one in found],
+    }
 
 
 def _verb(name: str, move: tuple[str, int] | None, before: CursorInfo | None) -> str:
@@ -136,21 +184,10 @@ def _change(view: LogView, name: str, offset: int | None) -> None:
         held.sync()
 
 
-def _print(view: LogView, *, as_json: bool) -> None:
-    found = list_cursors(view.fs, view.path, SystemClock().now_us())
-    entries = [_entry(view, one) for one in found]
-    if as_json:
-        print_json(
-            {
-                "location": str(view.path),
-                "head": view.head,
-                "durable_limit": view.durable_limit,
-                "cursors": entries,
-            }
-        )
-        return
+def _print(found: dict[str, Any]) -> None:
+    entries = found["cursors"]
     if not entries:
-        complain(f"there are no cursors in {view.path}")
+        complain(f"there are no cursors in {found['location']}")
         return
     print_table(
         ("name", "position", "behind", "pins", "updated", "owner"),

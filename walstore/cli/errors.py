@@ -11,6 +11,7 @@ from walstore.errors import (
     FencedError,
     InvalidSettingsError,
     LogNotFoundError,
+    LogSealedError,
     WalError,
     WalLockedError,
 )
@@ -21,7 +22,7 @@ FAILED: Final = 1
 CORRUPTION: Final = 2
 NOT_FOUND: Final = 3
 LOCKED: Final = 4
-"""The log is open for writing elsewhere, or another owner took over."""
+"""The log is open for writing elsewhere, another owner took over, or it is sealed."""
 
 _EXTRA_OF: Final = {
     "aiofiles": "cli",
@@ -71,7 +72,7 @@ def exit_code(error: BaseException) -> int:
         return CORRUPTION
     if isinstance(error, LogNotFoundError | FileNotFoundError | NotADirectoryError):
         return NOT_FOUND
-    if isinstance(error, WalLockedError | FencedError | ContentionError):
+    if isinstance(error, WalLockedError | FencedError | ContentionError | LogSealedError):
         return LOCKED
     return FAILED
 

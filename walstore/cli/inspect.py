@@ -134,6 +134,7 @@ async def _inspect_store(url: str) -> dict[str, Any]:
             "setsum": manifest.setsum.hexdigest(),
             "collected": manifest.collected.hexdigest(),
             "writer": manifest.writer,
+            "sealed": manifest.is_sealed,
         }
 
 
@@ -148,4 +149,5 @@ def _store_fields(found: dict[str, Any]) -> list[tuple[str, Any]]:
         ("setsum", found["setsum"]),
         ("collected", found["collected"]),
         ("writer", found["writer"]),
+        ("sealed", "yes" if found["sealed"] else "no"),
     ]

@@ -28,6 +28,15 @@ StoreUrl = Annotated[
     ),
 ]
 
+StoredAt = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="Where the log lies: s3://bucket/prefix or file:///directory.",
+        show_default=False,
+    ),
+]
+
 Stream = Annotated[
     str | None,
     typer.Option(

@@ -14,8 +14,32 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_async(main: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine to its end on an event loop of its own."""
-    return asyncio.run(main)
+    """Run a coroutine to its end on an event loop of its own; KeyboardInterrupt if SIGINT cancelled it."""
+    interrupted = asyncio.Event()
+    try:
+        return asyncio.run(_interruptible(main, interrupted))
+    except asyncio.CancelledError:
+        if interrupted.is_set():
+            raise KeyboardInterrupt from None
+        raise
+
+
+async def _interruptible(main: Coroutine[Any, Any, _T], interrupted: asyncio.Event) -> _T:
+    """Let SIGINT cancel the coroutine.
+
+    ``asyncio.run`` does so, too, but it misses a signal that comes just before the loop begins to wait:
+    only handlers of the loop itself wake it up.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+
+    def interrupt() -> None:
+        interrupted.set()
+        task.cancel()
+
+    with suppress(RuntimeError, ValueError):  # not the main thread: then nobody sends signals
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+    return await main
 
 
 @contextmanager

@@ -59,6 +59,7 @@ def plan_repair(
     holds it. Without a choice the plan names the stretches and has no steps.
 
     Raises LogNotFoundError, InvalidSettingsError if ``keep`` is an offset that cannot be read,
+    CorruptionError for a restore that was interrupted, which only restoring again finishes,
     FormatVersionError if a file was written by a newer version, and OSError.
     """
     path, fs = Path(directory), fs or PosixFileSystem()

@@ -11,6 +11,7 @@ from pathlib import Path
 from walstore import checkpoint, segment
 from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.cursors.directory import list_cursors
+from walstore.directory import RESTORE_NAME, restore_interrupted
 from walstore.errors import CorruptionError, FormatVersionError, LogNotFoundError
 from walstore.ports import FileSystem
 from walstore.repair.run import SegmentSurvey, Survey
@@ -22,7 +23,8 @@ from walstore.segment_file import read_footer
 def survey_log(fs: FileSystem, directory: Path) -> Survey:
     """Read all of the log in ``directory``.
 
-    Raises LogNotFoundError, FormatVersionError if a file was written by a newer version, and OSError.
+    Raises LogNotFoundError, CorruptionError if it is an interrupted restore, FormatVersionError if a file was
+    written by a newer version, and OSError.
     """
     try:
         names = frozenset(fs.list(directory))
@@ -32,6 +34,8 @@ def survey_log(fs: FileSystem, directory: Path) -> Survey:
     is_log = checkpoint.FILE_NAME in names or any(start is not None for start in starts.values())
     if not is_log:
         raise LogNotFoundError(f"there is no log at {directory}", location=str(directory))
+    if RESTORE_NAME in names:
+        raise restore_interrupted(directory)
     hint, hint_error = _read_hint(fs, directory, names)
     cell, cell_error = _read_cell(fs, directory, names)
     durable_limit = max(hint.next_offset if hint else 0, cell.durable_limit if cell else 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from walstore import checkpoint, segment
 from walstore.checkpoint import Checkpoint, DurableCell
-from walstore.directory import read_cell
+from walstore.directory import RESTORE_NAME, read_cell, restore_interrupted
 from walstore.errors import CorruptionError, LogNotFoundError
 from walstore.ports import FileSystem
 from walstore.posix import PosixFileSystem
@@ -106,6 +106,8 @@ class _Verification:
         except (FileNotFoundError, NotADirectoryError):
             names = []
         starts = []
+        if RESTORE_NAME in names:
+            raise restore_interrupted(self._path)
         for name in names:
             start = segment.parse_file_name(name)
             if start is not None:

@@ -19,7 +19,10 @@ from typing import Any, Final
 DIRECTORY: Final = Path(__file__).parent
 PRIMES: Final = [2**32 - distance for distance in (5, 17, 65, 99, 107, 135, 153, 185)]
 TIME_US: Final = 1_234_567_890_123_456
-BODIES: Final = (bytes([42, 43, 44, 45]), bytes([81, 82, 83, 84]), bytes([90, 91, 92, 93]))
+BODIES: Final = (
+    *(bytes([42, 43, 44, 45]), bytes([81, 82, 83, 84]), bytes([90, 91, 92, 93])),
+    *(b"record %d" % offset for offset in range(4, 8)),
+)
 NUM_BYTES: Final = 931
 """Length of the object in the published example; any would do."""
 ZERO: Final = "00" * 32
@@ -72,26 +75,82 @@ def manifest(offsets: range, *, acc_bytes: int, writer: str, **changes: Any) -> 
     return document | changes
 
 
+def setsum_of(offsets: range) -> str:
+    """Return the sum of these records."""
+    return setsum_hex([record_item(offset) for offset in offsets])
+
+
+def snapshot(offsets: range, *, writer: str = "test writer") -> dict[str, Any]:
+    """Return the snapshot of the fragments of these records."""
+    setsum = setsum_of(offsets)
+    return {
+        "path": f"snapshot/SNAPSHOT.{setsum}",
+        "depth": 1,
+        "setsum": setsum,
+        "writer": writer,
+        "snapshots": [],
+        "fragments": [fragment(offset) for offset in offsets],
+    }
+
+
+def pointer(offsets: range, *, depth: int) -> dict[str, Any]:
+    """Return the pointer at the snapshot of these records."""
+    setsum = setsum_of(offsets)
+    return {
+        "setsum": setsum,
+        "path_to_snapshot": f"snapshot/SNAPSHOT.{setsum}",
+        "depth": depth,
+        "start": {"offset": offsets.start},
+        "limit": {"offset": offsets.stop},
+        "num_bytes": len(offsets) * NUM_BYTES,
+    }
+
+
+def trees() -> dict[str, dict[str, Any]]:
+    """Return a log of seven fragments with a tree of two levels, before and after garbage collection.
+
+    And what wal3 makes when one snapshot holds only another: both have the same key.
+    """
+    upper = snapshot(range(1, 5)) | {
+        "depth": 2,
+        "snapshots": [pointer(range(1, 3), depth=1), pointer(range(3, 5), depth=1)],
+        "fragments": [],
+    }
+    only = snapshot(range(4, 5), writer="garbage collection") | {
+        "depth": 2,
+        "snapshots": [pointer(range(4, 5), depth=1)],
+        "fragments": [],
+    }
+    return {
+        "manifest-with-tree": manifest(
+            range(7, 8),
+            acc_bytes=7 * NUM_BYTES,
+            writer="test writer",
+            setsum=setsum_of(range(1, 8)),
+            snapshots=[pointer(range(1, 5), depth=2), pointer(range(5, 7), depth=1)],
+        ),
+        "manifest-with-collected-tree": manifest(
+            range(7, 8),
+            acc_bytes=7 * NUM_BYTES,
+            writer="test writer",
+            setsum=setsum_of(range(1, 8)),
+            collected=setsum_of(range(1, 4)),
+            snapshots=[pointer(range(4, 5), depth=2), pointer(range(5, 7), depth=1)],
+            initial_offset={"offset": 4},
+            initial_seq_no=4,
+        ),
+        "snapshot-tree-1-to-4": upper,
+        "snapshot-tree-1-to-2": snapshot(range(1, 3)),
+        "snapshot-tree-3-to-4": snapshot(range(3, 5)),
+        "snapshot-tree-5-to-6": snapshot(range(5, 7)),
+        "snapshot-tree-4-only": snapshot(range(4, 5), writer="garbage collection"),
+        "snapshot-holds-one-snapshot": only,
+    }
+
+
 def documents() -> dict[str, dict[str, Any]]:
     """Return the golden documents by file name."""
-    all_three = setsum_hex([record_item(offset) for offset in (1, 2, 3)])
-    first_two = setsum_hex([record_item(offset) for offset in (1, 2)])
-    snapshot = {
-        "path": f"snapshot/SNAPSHOT.{first_two}",
-        "depth": 1,
-        "setsum": first_two,
-        "writer": "test writer",
-        "snapshots": [],
-        "fragments": [fragment(1), fragment(2)],
-    }
-    pointer = {
-        "setsum": first_two,
-        "path_to_snapshot": snapshot["path"],
-        "depth": 1,
-        "start": {"offset": 1},
-        "limit": {"offset": 3},
-        "num_bytes": 2 * NUM_BYTES,
-    }
+    all_three, first_two = setsum_of(range(1, 4)), setsum_of(range(1, 3))
     size = NUM_BYTES
     return {
         "manifest-initial": manifest(range(0), acc_bytes=0, writer="test"),
@@ -110,12 +169,13 @@ def documents() -> dict[str, dict[str, Any]]:
             acc_bytes=3 * size,
             writer="test writer",
             setsum=all_three,
-            snapshots=[pointer],
+            snapshots=[pointer(range(1, 3), depth=1)],
         ),
         "manifest-other-writer": manifest(
             range(0), acc_bytes=0, writer='Jörg "J" \\ \t\x01\x7f 日本'
         ),
-        "snapshot-two-fragments": snapshot,
+        "snapshot-two-fragments": snapshot(range(1, 3)),
+        **trees(),
     }
 
 

@@ -1,29 +1,55 @@
-"""The suite that third parties get, run on every store of ours."""
+"""The suites that third parties get, run on every store of ours and on every wrapper."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
-from uploader.stores import LocalStore, MemoryStore, open_store
-from uploader.testing import FaultyStore
-from uploader.testing.suite import ObjectStoreSuite
+from tests.s3.rgw import ENDPOINT
+from uploader.stores import (
+    HedgedStore,
+    HedgeSettings,
+    LocalStore,
+    MemoryStore,
+    MeteredStore,
+    RetryingStore,
+    StoreWrapper,
+    open_store,
+)
+from uploader.testing import FaultyStore, LatencyStore
+from uploader.testing.latency import fixed
+from uploader.testing.suite import ObjectStoreLoadSuite, ObjectStoreSuite
+
+EAGER = HedgeSettings(
+    least_samples=1,
+    least_wait_seconds=1e-6,
+    quantile=0.01,
+    hedges_per_second=1e6,
+    max_under_way=1000,
+    settle_seconds=60,
+)
+"""Hedges nearly everything."""
+
+WRAPPERS = {
+    "plain": StoreWrapper,
+    "metered": MeteredStore,
+    "retrying": RetryingStore,
+    "hedged": lambda inner: HedgedStore(inner, EAGER),
+    "latency": lambda inner: LatencyStore(inner, fixed(1e-4)),
+    "faulty": FaultyStore,
+}
 
 
-class TestLocalStore(ObjectStoreSuite):
-    @pytest.fixture
-    async def store(self, tmp_path):
-        async with aclosing(LocalStore(tmp_path / "not yet" / "there")) as store:
-            yield store
-
-    @pytest.fixture
-    async def peer(self, store):
-        async with aclosing(open_store(store.url)) as peer:
-            yield peer
+def stacked(inner):
+    """Return all wrappers that a program may want, around one store."""
+    return MeteredStore(HedgedStore(RetryingStore(MeteredStore(inner)), EAGER))
 
 
-class TestMemoryStore(ObjectStoreSuite):
+class InMemory:
     @pytest.fixture
     async def store(self, request):
         async with aclosing(MemoryStore(request.node.nodeid)) as store:
@@ -35,22 +61,19 @@ class TestMemoryStore(ObjectStoreSuite):
             yield peer
 
 
-class TestFaultyStore(ObjectStoreSuite):
-    """Without a plan, the wrapper changes nothing."""
-
+class OnDisk:
     @pytest.fixture
-    async def store(self, request):
-        async with aclosing(FaultyStore(MemoryStore(request.node.nodeid))) as store:
+    async def store(self, tmp_path):
+        async with aclosing(LocalStore(tmp_path / "not yet" / "there")) as store:
             yield store
 
     @pytest.fixture
-    async def peer(self, request):
-        async with aclosing(FaultyStore(MemoryStore(request.node.nodeid))) as peer:
+    async def peer(self, store):
+        async with aclosing(open_store(store.url)) as peer:
             yield peer
 
 
-@pytest.mark.s3
-class TestS3Store(ObjectStoreSuite):
+class OverHttp:
     @pytest.fixture
     async def store(self, s3_url):
         async with aclosing(open_store(s3_url)) as store:
@@ -60,3 +83,88 @@ class TestS3Store(ObjectStoreSuite):
     async def peer(self, s3_url):
         async with aclosing(open_store(s3_url)) as peer:
             yield peer
+
+
+class TestMemoryStore(InMemory, ObjectStoreSuite):
+    pass
+
+
+class TestLocalStore(OnDisk, ObjectStoreSuite):
+    pass
+
+
+@pytest.mark.s3
+class TestS3Store(OverHttp, ObjectStoreSuite):
+    pass
+
+
+class TestWrappers(ObjectStoreSuite):
+    """None of them changes what a store does."""
+
+    @pytest.fixture(params=WRAPPERS.values(), ids=WRAPPERS)
+    async def wrap(self, request):
+        return request.param
+
+    @pytest.fixture
+    async def store(self, wrap, request):
+        async with aclosing(wrap(MemoryStore(request.node.nodeid))) as store:
+            yield store
+
+    @pytest.fixture
+    async def peer(self, wrap, request):
+        async with aclosing(wrap(MemoryStore(request.node.nodeid))) as peer:
+            yield peer
+
+
+class TestAllWrappersOnDisk(ObjectStoreSuite):
+    @pytest.fixture
+    async def store(self, tmp_path):
+        async with aclosing(stacked(LocalStore(tmp_path))) as store:
+            yield store
+
+    @pytest.fixture
+    async def peer(self, tmp_path):
+        async with aclosing(stacked(LocalStore(tmp_path))) as peer:
+            yield peer
+
+
+@pytest.mark.s3
+class TestAllWrappersOverHttp(ObjectStoreSuite):
+    @pytest.fixture
+    async def store(self, s3_url):
+        async with aclosing(stacked(open_store(s3_url))) as store:
+            yield store
+
+    @pytest.fixture
+    async def peer(self, s3_url):
+        async with aclosing(stacked(open_store(s3_url))) as peer:
+            yield peer
+
+
+class TestMemoryStoreUnderLoad(InMemory, ObjectStoreLoadSuite):
+    pass
+
+
+@pytest.mark.slow
+class TestLocalStoreUnderLoad(ObjectStoreLoadSuite):
+    """In memory, if there is a directory there: thousands of syncs say nothing about listings."""
+
+    @pytest.fixture
+    async def store(self, tmp_path):
+        memory = Path("/dev/shm")
+        parent = memory if memory.is_dir() else tmp_path
+        with tempfile.TemporaryDirectory(dir=parent, prefix="walstore-test-") as directory:
+            async with aclosing(LocalStore(Path(directory))) as store:
+                yield store
+
+    @pytest.fixture
+    async def peer(self, store):
+        async with aclosing(open_store(store.url)) as peer:
+            yield peer
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+class TestS3StoreUnderLoad(OverHttp, ObjectStoreLoadSuite):
+    # The emulator takes ten milliseconds for each object.
+    objects = ObjectStoreLoadSuite.objects if ENDPOINT in os.environ else 1_020

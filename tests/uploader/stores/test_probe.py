@@ -141,3 +141,12 @@ async def test_a_read_only_place_shows_at_once(impatient):
         await probe_conditional_puts(store, retry=impatient)
     assert caught.value is refusal
     assert store.requests == 1
+
+
+async def test_a_chain_needs_no_swaps():
+    """Then swaps are not tried; what is left must hold all the same."""
+    store = FaultyStore(MemoryStore())
+    await probe_conditional_puts(store, with_swaps=False)
+    assert store.requests == 3
+    assert store.count("put_if_match").requests == 0
+    assert [listed async for listed in store.inner.list("")] == []

@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 import pytest
 
+from tests.s3.rgw import ACCESS_KEY, SECRET_KEY
 from uploader.stores import S3Store, open_store, probe_conditional_puts
 from walstore.errors import (
     InvalidSettingsError,
@@ -94,7 +95,9 @@ async def test_half_of_the_credentials(s3_url, monkeypatch):
 async def test_credentials_from_a_file(s3_url, monkeypatch, tmp_path):
     """Boto's own order of places; also shows that reading the file does not block the loop."""
     file = tmp_path / "credentials"
-    file.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    file.write_text(
+        f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+    )
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))

@@ -105,6 +105,15 @@ async def server():
 
 @pytest.fixture
 async def store(server, impatient):
+    """Waits for an answer for longer than any test takes."""
+    opened = S3Store("bucket", endpoint_url=server.url, region="us-east-1", retry=impatient)
+    async with aclosing(opened) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def hasty(server, impatient):
+    """Soon gives up on a server that keeps silent."""
     opened = S3Store(
         "bucket",
         endpoint_url=server.url,
@@ -166,10 +175,11 @@ async def test_a_put_without_a_clear_answer_is_unknown_and_sent_once(server, sto
 
 
 @pytest.mark.parametrize("put", [create, swap])
-async def test_a_put_whose_answer_never_comes_is_unknown(server, store, put):
+async def test_a_put_whose_answer_never_comes_is_unknown(server, hasty, put):
     with pytest.raises(StorageUnavailableError) as caught:
-        await put(store)
+        await put(hasty)
     assert caught.value.outcome == "unknown"
+    await server.asked.wait()
     assert len(server.requests) == 1
 
 
@@ -447,3 +457,31 @@ async def test_certificates_are_verified_and_can_be_given(tmp_path, monkeypatch)
         monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate_file))
         async with aclosing(S3Store("bucket", endpoint_url=url)) as trusting:
             assert await create(trusting) == "abc"
+
+
+async def test_a_request_that_waits_for_a_connection_is_not_timed(server, monkeypatch):
+    """Only what was sent can have been obeyed, and only that may end with an unknown outcome."""
+    timed = []
+    timeout = asyncio.timeout
+
+    def noted(seconds):
+        timed.append(seconds)
+        return timeout(seconds)
+
+    monkeypatch.setattr("uploader.stores.s3_client.asyncio.timeout", noted)
+    opened = S3Store(
+        "bucket", endpoint_url=server.url, request_timeout_seconds=47, max_connections=1
+    )
+    async with aclosing(opened) as store:
+        putting = [asyncio.create_task(store.put_if_absent(f"{n}", b"")) for n in range(3)]
+        await server.asked.wait()
+        assert timed.count(47) == 1
+        for task in putting:
+            task.cancel()
+        await asyncio.gather(*putting, return_exceptions=True)
+    assert len(server.requests) == 1
+
+
+def test_there_is_at_least_one_connection():
+    with pytest.raises(InvalidSettingsError, match="max_connections"):
+        S3Store("bucket", max_connections=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uploader.stores import LocalStore, MemoryStore, S3Store, open_store
+from uploader.stores import HedgedStore, LocalStore, MemoryStore, S3Store, open_store
 from walstore.errors import InvalidSettingsError
 
 GOOD = [
@@ -26,6 +26,8 @@ GOOD = [
         S3Store,
         "s3://bucket/a?endpoint_url=http://127.0.0.1:9000&region=eu-west-1",
     ),
+    ("s3://bucket/a?max_connections=64", S3Store, "s3://bucket/a"),
+    ("s3://bucket/a?hedges_per_second=0.5&region=x", HedgedStore, "s3://bucket/a?region=x"),
 ]
 
 
@@ -58,9 +60,14 @@ BAD = [
     ("s3://b", "needs a bucket"),
     ("s3://bucket/a//b", "key"),
     ("s3://bucket/../b", "key"),
-    ("s3://bucket?colour=red", "no such option colour; allowed: endpoint_url, region"),
+    ("s3://bucket?colour=red", "no such option colour; allowed: endpoint_url, region, max"),
     ("s3://bucket?region=a&region=b", "once"),
     ("s3://bucket?region=", "value"),
+    ("s3://bucket?max_connections=0", "max_connections must be a whole number above 0"),
+    ("s3://bucket?max_connections=1.5", "whole number"),
+    ("s3://bucket?hedges_per_second=0.0", "hedges_per_second must be a number above 0"),
+    ("s3://bucket?hedges_per_second=-1", "number above 0"),
+    ("file:///srv?hedges_per_second=1", "no such option hedges_per_second"),
     ("s3://bucket?endpoint_url=127.0.0.1:9000", "http"),
     ("s3://bucket?endpoint_url=http://host:99999", "http"),
     ("s3://[bucket", "brackets"),
@@ -81,6 +88,7 @@ def test_bad_urls(url, message):
         "s3://hunter2@bucket",
         "s3://bucket?aws_secret_access_key=hunter2",
         "s3://bucket?hunter2",
+        "s3://bucket?max_connections=hunter2",
         "s3://bucket?endpoint_url=http://user:hunter2@host",
         "s3://[hunter2:hunter2@bucket",
         "file://user:hunter2@host/srv",

@@ -12,8 +12,9 @@ import walstore
 from tests.walstore.cli.conftest import Cli
 
 VERBS = (
-    *("append", "tail", "dump", "inspect", "segments", "cursors", "verify", "repair", "trim"),
-    *("upload", "bench", "demo"),
+    *("append", "tail", "dump", "inspect", "segments", "fragments", "manifest", "cursors"),
+    *("verify", "scrub", "repair", "upload", "restore", "fork", "trim", "gc", "seal", "destroy"),
+    *("bench", "demo"),
 )
 
 
@@ -35,6 +36,16 @@ def test_help_names_every_verb_and_the_exit_codes(cli: Cli) -> None:
     assert done.code == 0
     assert all(verb in text for verb in VERBS)
     assert "0 ok, 1 usage or operation, 2 corruption, 3 not found, 4 locked or fenced" in text
+
+
+def test_help_is_one_tidy_screen(cli: Cli) -> None:
+    """A line for each verb, under headings; nothing is cut off."""
+    lines = cli("--help").lines
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 80
+    assert "..." not in "".join(lines[1:])
+    verbs = [line.split()[0] for line in lines if line.startswith("  ") and line[2:3].islower()]
+    assert [verb for verb in verbs if verb in VERBS] == list(VERBS)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -68,7 +79,6 @@ def test_bad_usage_is_one_line_and_code_1(cli: Cli, arguments: list[str], messag
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["append", "s3://bucket/x"], "append needs a log directory, not a store URL"),
         (["upload", "file:///x", "file:///y"], "upload needs a log directory"),
         (["upload", "x", "y"], "upload needs a store URL"),
         (["inspect", ""], "the name of the log directory is empty"),

@@ -11,6 +11,7 @@ import pytest
 from typer.main import get_command
 
 from tests.walstore.cli.conftest import Cli
+from uploader.findings import Severity
 from walstore.cli import errors
 from walstore.cli.app import app
 from walstore.cli.demo.report import Result
@@ -75,7 +76,17 @@ def test_json_fields(cli: Cli, log: Path, stored: str, tmp_path: Path) -> None:
         "trim": [("trim", log, "--before", "7", "--json")],
         "repair": [("repair", log, "--json")],
         "bench": [("bench", tmp_path, "--seconds", "0.1", "--json")],
+        "fragments": [("fragments", stored, "--times", "--json")],
+        "manifest": [("manifest", stored, "--json")],
+        "scrub": [("scrub", stored, "--json")],
+        "restore": [("restore", stored, tmp_path / "restored", "--json")],
+        "fork": [("fork", stored, (tmp_path / "fork").as_uri(), "--json")],
+        "gc": [("gc", "plan", stored, "--json")],
+        "seal": [("seal", stored, "--json")],
+        "destroy": [("destroy", stored, "--unsealed", "--json")],
     }
+    lines["append"].append(("append", (tmp_path / "store2").as_uri(), "--json"))
+    lines["cursors"].append(("cursors", stored, "--set", "billing", "5", "--confirm", "--json"))
     for verb, commands in lines.items():
         named = _quoted(_section(verb))
         for command in commands:
@@ -85,6 +96,10 @@ def test_json_fields(cli: Cli, log: Path, stored: str, tmp_path: Path) -> None:
     assert {"kind", "path", "message", "lossy", "start", "limit"} <= _quoted(_section("repair"))
     assert {"name", "bytes", "position"} <= _quoted(_section("trim"))
     assert {"pid", "note"} <= _quoted(_section("inspect"))
+    findings = {"severity", "key", "what", "advice", "expected", "found"}
+    assert {*findings, *map(str, Severity)} <= _quoted(_section("scrub"))
+    assert {"key", "kind", "reason", "at_us"} <= _quoted(_section("gc"))
+    assert {"path", "depth", "start", "limit", "bytes"} <= _quoted(_section("manifest"))
     assert {field.name for field in dataclasses.fields(Result)} <= _quoted(_section("demo"))
 
 
@@ -95,6 +110,8 @@ def test_values_of_options() -> None:
         "dump": {"--from": "earliest", "--to": "latest"},
         "demo": {"--seconds": "12"},
         "bench": {"--seconds": "5", "--producers": "64", "--record-bytes": "100"},
+        "fragments": {"--from": "earliest", "--to": "latest"},
+        "gc": {"--max-fragments": "10000", "--max-fraction": "0.95"},
     }
     for verb, expected in defaults.items():
         for parameter in VERBS[verb].params:

@@ -82,8 +82,9 @@ def test_nothing_there(cli: Cli, tmp_path: Path) -> None:
     assert cli("segments", tmp_path / "nowhere").code == 3
 
 
-@pytest.mark.parametrize("verb", ["segments", "cursors", "repair", "bench"])
+@pytest.mark.parametrize("verb", ["segments", "trim", "repair", "bench"])
 def test_stores_have_no_such_thing(cli: Cli, verb: str) -> None:
-    done = cli(verb, "s3://bucket/orders")
+    before = ["--before", "5"] if verb == "trim" else []
+    done = cli(verb, "s3://bucket/orders", *before)
     assert done.code == 1
     assert f"{verb} needs a log directory" in done.error

@@ -1,4 +1,4 @@
-"""walstore demo: the whole path once, with a kill in the middle, on real data of this machine."""
+"""walstore demo: the whole path once, with a kill in the middle."""
 
 from __future__ import annotations
 

@@ -1,0 +1,254 @@
+"""Writers, readers and collectors in a world where answers are lost, puts come late and programs die.
+
+Whatever happens: what was acknowledged is in the log, for every reader who looks afterwards, once and in its
+place; and all readers see links of one and the same chain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.uploader.chain.chains import InlineWorker, run
+from tests.uploader.chain.virtual import NetworkStore, VirtualClock, VirtualLoop, Weather, World
+from uploader.chain import ChainLog, ChainSettings, pruner, pruning
+from uploader.chain.link import Link
+from uploader.chain.names import parse_manifest_key
+from uploader.entries import Fragment
+from uploader.manifest import Manifest
+from uploader.rollup import RollUpSettings
+from uploader.stores import RetryPolicy
+from walstore.errors import ContentionError, OutcomeUnknownError, StorageUnavailableError
+
+EXPECTED_ERRORS = (ContentionError, OutcomeUnknownError, StorageUnavailableError)
+
+
+class Simulation:
+    """One world, and what is known to be true of it."""
+
+    def __init__(self, seed: int, weather: Weather) -> None:
+        self.world = World(seed, weather)
+        self.random = Random(seed + 1)
+        self.acknowledged: dict[int, Fragment] = {}
+        self.offset_limit = 1
+        self.reads = 0
+        self.kills = 0
+        self.contentions = 0
+        self.heads: dict[int, Link] = {}
+
+    def log(self, alpha: int) -> ChainLog:
+        """Return a root as a program on some machine would have it."""
+        number = self.random.getrandbits(64)
+        clock = VirtualClock(self.random.uniform(-300, 300))
+        retry = RetryPolicy(clock=clock, attempts=3, jitter=lambda: 0.0)
+        ids = (f"{number:016x}-{count}" for count in range(10**9))
+        return ChainLog(
+            NetworkStore(self.world),
+            retry,
+            InlineWorker(),
+            settings=ChainSettings(alpha=alpha),
+            roll_up=RollUpSettings(fragments_per_snapshot=4096),
+            make_id=lambda: next(ids),
+        )
+
+    def must_hold(self, manifest: Manifest, known: dict[int, Fragment]) -> None:
+        """Check that a manifest names what had been acknowledged when it was asked for."""
+        held = {item.seq_no: item for item in manifest.fragments}
+        oldest = manifest.fragments[0].seq_no if manifest.fragments else manifest.next_seq_no
+        for seq_no, item in known.items():
+            assert seq_no < oldest or held.get(seq_no) == item, f"fragment {seq_no} is lost"
+        manifest.scrub()
+
+    def note_head(self, log: ChainLog) -> None:
+        head = log.head
+        assert head is not None
+        assert self.heads.setdefault(head.slot, head) == head, "two links for one slot"
+
+    async def patiently(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Call until the store answers."""
+        for _ in range(20):
+            try:
+                await call()
+                return
+            except (StorageUnavailableError, OutcomeUnknownError):
+                await asyncio.sleep(self.random.uniform(0, 5))
+        raise StorageUnavailableError("it never answered")
+
+    # -- programs ----------------------------------------------------------------------------
+
+    async def write(self, alpha: int, count: int) -> None:
+        """Open, publish some fragments, several at a time; when others were quicker, go on behind them."""
+        log = self.log(alpha)
+        try:
+            await self.patiently(lambda: log.load_or_create("w"))
+            while count > 0:
+                salt = f"{self.random.getrandbits(32):x}/"
+                seq_no, start = log.manifest.next_seq_no, log.manifest.next_offset
+                sizes = [2] * self.random.randint(1, 2 * alpha)
+                count -= len(sizes)
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        for item in run(*sizes, seq_no=seq_no, start=start, salt=salt):
+                            group.create_task(self._publish(log, item))
+                except* ContentionError:
+                    self.contentions += 1
+                    await self.patiently(log.load)
+                await asyncio.sleep(self.random.choice([0, 0, 0.1, 1, 400, 5000]))
+        finally:
+            await log.aclose()
+
+    async def _publish(self, log: ChainLog, item: Fragment) -> None:
+        while True:
+            try:
+                await log.publish([item], "w")
+            except (OutcomeUnknownError, StorageUnavailableError):
+                await asyncio.sleep(self.random.uniform(0, 5))
+                continue
+            assert self.acknowledged.setdefault(item.seq_no, item) == item, "acknowledged twice"
+            return
+
+    async def collect(self) -> None:
+        """Drop the oldest fragment now and then, as a collector in a program of its own does."""
+        log = self.log(1)
+        try:
+            await self.patiently(lambda: log.load_or_create("w"))
+            for _ in range(3):
+                await self.patiently(lambda: log.change(_collect_one))
+                await asyncio.sleep(self.random.uniform(0, 2000))
+        finally:
+            await log.aclose()
+
+    async def read(self) -> None:
+        """Follow the log for a while."""
+        log = self.log(1)
+        for _ in range(self.random.randint(1, 6)):
+            known = dict(self.acknowledged)
+            try:
+                if await log.load():
+                    self.must_hold(log.manifest, known)
+                    self.note_head(log)
+                    self.reads += 1
+            except StorageUnavailableError:
+                pass
+            await asyncio.sleep(self.random.choice([0.05, 1, 4000]))
+
+    async def live(self, program: Coroutine[Any, Any, None], seconds: float | None) -> None:
+        """Let a program run until it ends, gives up or is killed; what it sent still arrives."""
+        try:
+            await asyncio.wait_for(program, seconds)
+        except* TimeoutError:
+            self.kills += 1
+        except* EXPECTED_ERRORS:
+            self.contentions += 1
+
+    # -- all of it ---------------------------------------------------------------------------
+
+    async def run(self, writers: int) -> None:
+        random = self.random
+        async with asyncio.TaskGroup() as group:
+            for _ in range(writers):
+                alpha = random.choice([1, 2, 3, 8])
+                life = random.choice([None, None, None, 0.3, 1.0, 3.0, 600.0])
+                writing = self.live(self.write(alpha, random.randint(1, 30)), life)
+                group.create_task(writing)
+                for _ in range(random.randint(0, 2)):
+                    group.create_task(self.read())
+                if random.random() < 0.3:
+                    group.create_task(self.live(self.collect(), random.choice([None, 0.5])))
+                await asyncio.sleep(random.choice([0, 0.2, 1, 5, 100, 4000, 9000]))
+        await asyncio.sleep(20_000)  # all that was sent has arrived
+        self.world.weather = Weather(lost=0, unanswered=0, late=0)
+        log = self.log(4)
+        await log.load_or_create("w")
+        self.must_hold(log.manifest, self.acknowledged)
+        before = log.manifest
+        items = run(*[2] * 5, seq_no=before.next_seq_no, start=before.next_offset, salt="last")
+        await asyncio.gather(*(log.publish([item], "w") for item in items))
+        await log.settle()
+        self.note_head(log)
+        self.must_hold(log.manifest, self.acknowledged)
+        self.check_chain(log)
+        await log.aclose()
+
+    def check_chain(self, log: ChainLog) -> None:
+        """Follow the chain from its anchor through all that was ever put: every head seen lies on it."""
+        links = {}
+        for key, data in self.world.first.items():
+            if key.startswith("manifest/"):
+                slot = parse_manifest_key(key)
+                links[slot] = Link.parse(data, slot=slot)
+        chain = [links[0]]
+        while chain[-1].next in links:
+            after = links[chain[-1].next]
+            if not after.follows(chain[-1]):
+                break
+            chain.append(after)
+        assert chain[-1] == log.head
+        places = {link.slot: link for link in chain}
+        for slot, head in self.heads.items():
+            assert places[slot] == head
+        for before, after in itertools.pairwise(chain):
+            before.manifest.scrub_successor(after.manifest)
+
+
+def _collect_one(manifest: Manifest) -> Manifest | None:
+    if len(manifest.fragments) < 3:
+        return None
+    first = manifest.fragments[0]
+    return dataclasses.replace(
+        manifest,
+        writer="gc",
+        collected=manifest.collected + first.setsum,
+        fragments=manifest.fragments[1:],
+        initial_offset=first.limit,
+        initial_seq_no=first.seq_no + 1,
+    )
+
+
+def simulate(seed: int, weather: Weather, *, writers: int = 12) -> Simulation:
+    simulation = Simulation(seed, weather)
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(simulation.run(writers))
+    return simulation
+
+
+WEATHERS = {
+    "fine": Weather(lost=0, unanswered=0, late=0),
+    "windy": Weather(),
+    "stormy": Weather(lost=0.1, unanswered=0.15, late=0.1),
+    "slow": Weather(lost=0.01, unanswered=0.01, late=0.2, patient=0.9),
+}
+
+
+@pytest.fixture
+def tight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prune as early as alphas of at most 8 allow, so that slots are cleaned up within seconds."""
+    monkeypatch.setattr(pruning, "KEPT_SLOTS", 20)
+    monkeypatch.setattr(pruner, "KEPT_SLOTS", 20)
+    monkeypatch.setattr(pruner, "_BATCH", 4)
+
+
+@pytest.mark.parametrize("weather", WEATHERS)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_was_acknowledged_is_there(seed: int, weather: str, tight: None) -> None:
+    simulate(seed, WEATHERS[weather], writers=6)
+
+
+@pytest.mark.slow
+def test_many_worlds(tight: None) -> None:
+    """Enough of them for everything to happen: deaths, contention, late puts."""
+    worlds = [
+        simulate(seed, weather, writers=9)
+        for seed in range(100, 106)
+        for weather in WEATHERS.values()
+    ]
+    assert sum(world.reads for world in worlds)
+    assert sum(world.kills for world in worlds)
+    assert sum(world.contentions for world in worlds)
+    assert sum(world.world.late_puts for world in worlds)

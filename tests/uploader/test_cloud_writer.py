@@ -1,0 +1,272 @@
+"""CloudWriter: what its methods do while nothing fails. The rest is in tests/scenarios."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.cloud import FAST, LOG_ID, URL, cloud_log, put_fragment, tier
+from tests.local import turns
+from tests.waiting import until
+from uploader import layout
+from uploader.cloud_writer import CloudWriter
+from uploader.manifest import Manifest
+from uploader.ownership import writer_name
+from uploader.stores.memory import MemoryStore
+from uploader.testing import FaultyStore
+from uploader.testing.faults import hang
+from uploader.writer_settings import WriterSettings
+from walstore import Wal
+from walstore.errors import (
+    ContentionError,
+    CorruptionError,
+    InvalidSettingsError,
+    RecordTooLargeError,
+    WalClosedError,
+)
+from walstore.testing import ManualClock
+
+
+@pytest.fixture
+def store() -> FaultyStore:
+    return FaultyStore(MemoryStore())
+
+
+def open_writer(store: FaultyStore | MemoryStore, **options) -> CloudWriter:
+    return CloudWriter.open(URL, store=store, retry=FAST, **options)
+
+
+async def records(store: FaultyStore | MemoryStore):
+    async with cloud_log(store) as log:
+        await log.verify()
+        return [record async for record in log.reader()]
+
+
+async def test_what_is_appended_is_what_is_read(store) -> None:
+    """Every option survives; offsets go on from one append to the next."""
+    moment = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1e6)
+    async with open_writer(store) as log:
+        assert (log.head, log.tail) == (1, 1)
+        assert await log.append(b"1", timestamp_us=moment) == 1
+        assert await log.append(b"2", b"key", "eu", {"h": b"x"}) == 2
+        span = await log.append_many([b"3", b"4"], key=b"k", stream="us", headers={"i": b"y"})
+        assert span == range(3, 5)
+        assert (log.tail, log.manifest.next_offset, log.url) == (5, 5, store.url)
+    found = await records(store.inner)
+    assert [(item.offset, item.value, item.key, item.stream) for item in found] == [
+        (1, b"1", None, None),
+        (2, b"2", b"key", "eu"),
+        (3, b"3", b"k", "us"),
+        (4, b"4", b"k", "us"),
+    ]
+    assert [dict(item.headers) for item in found] == [{}, {"h": b"x"}, {"i": b"y"}, {"i": b"y"}]
+    assert found[0].timestamp_us == moment
+
+
+async def test_time_never_goes_back(store, clock: ManualClock) -> None:
+    """Neither for one writer, nor when the next one's clock is behind."""
+    now = clock.now_us()
+    async with open_writer(store, clock=clock) as log:
+        await log.append(b"1", timestamp_us=now + 5_000_000)
+        await log.append(b"2", timestamp_us=now)
+    behind = ManualClock(now - 60_000_000)
+    async with open_writer(store, clock=behind) as log:
+        await log.append(b"3")
+    assert [item.timestamp_us - now for item in await records(store.inner)] == [5_000_000] * 3
+
+
+async def test_appends_at_once_go_together(store) -> None:
+    async with open_writer(store) as log:
+        before = log.statistics().put_fragments
+        offsets = await asyncio.gather(*(log.append(b"%d" % number) for number in range(500)))
+        assert log.statistics().put_fragments == before + 1
+    assert offsets == list(range(1, 501))
+    assert [item.value for item in await records(store.inner)] == [b"%d" % n for n in range(500)]
+
+
+async def test_the_interval_between_fragments(store, clock: ManualClock) -> None:
+    """While one is under way the next one gathers company; flush, a full one and closing do not wait."""
+    settings = WriterSettings(interval_seconds=10, fragment_bytes=4096)
+    release, reached = asyncio.Event(), asyncio.Event()
+    async with open_writer(store, settings=settings, clock=clock) as log:
+        store.on("put_if_absent", hang(release, reached), key_prefix="log/")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(log.append(b"first"))
+            await reached.wait()
+            tasks.create_task(log.append(b"second"))
+            await clock.wait_for_sleepers(2)  # and the one who watches the store's silence
+            assert log.statistics().fragments_under_way == 1
+            clock.advance(10)
+            await until(lambda: log.statistics().put_fragments == 1)
+            tasks.create_task(log.append(bytes(5000)))
+            await until(lambda: log.statistics().put_fragments == 2)
+            tasks.create_task(log.append(b"third"))
+            await turns(5)
+            tasks.create_task(log.flush())
+            await until(lambda: log.statistics().put_fragments == 3)
+            release.set()
+    assert len(await records(store.inner)) == 4
+
+
+async def test_too_much_is_held_back(store) -> None:
+    settings = WriterSettings(pending_bytes=64 << 10, interval_seconds=0)
+    release = asyncio.Event()
+    async with open_writer(store, settings=settings) as log, asyncio.TaskGroup() as tasks:
+        store.on("put_if_absent", hang(release), key_prefix="log/", times=100)
+        for _ in range(10):
+            tasks.create_task(log.append(bytes(16 << 10)))
+        await until(lambda: log.statistics().blocked_appends == 7)
+        assert log.statistics().waiting_bytes <= 64 << 10
+        release.set()
+    assert len(await records(store.inner)) == 10
+
+
+async def test_an_idle_log_makes_no_request(store) -> None:
+    async with open_writer(store) as log:
+        await log.append(b"v")
+        await log.flush()
+        before = store.requests
+        await turns(200)
+        assert store.requests == before
+
+
+async def test_statistics(store) -> None:
+    async with open_writer(store) as log:
+        await log.append_many([b"12345678"] * 3)
+        found = log.statistics()
+    assert dataclasses.asdict(found) | {"put_seconds": 0, "publish_seconds": 0, "put_bytes": 0} == {
+        "head": 1,
+        "tail": 4,
+        "waiting_bytes": 0,
+        "waiting_records": 0,
+        "blocked_appends": 0,
+        "fragments_under_way": 0,
+        "committed_records": 3,
+        "committed_bytes": 48,
+        "put_fragments": 1,
+        "put_bytes": 0,
+        "adopted_fragments": 0,
+        "contentions": 0,
+        "reappended_fragments": 0,
+        "unknown_records": 0,
+        "put_seconds": 0,
+        "publish_seconds": 0,
+    }
+    assert found.put_bytes > 0
+    assert found.put_seconds > 0
+    assert found.publish_seconds > 0
+
+
+async def test_closing_ships_what_was_accepted(store) -> None:
+    log = await open_writer(store)
+    appending = asyncio.create_task(log.append(b"v"))
+    await asyncio.sleep(0)
+    await log.aclose()
+    assert await appending == 1
+    await log.aclose()
+    with pytest.raises(WalClosedError):
+        await log.append(b"late")
+    assert repr(log) == f"<CloudWriter {store.url}>"
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda log: log.append("text"), TypeError),
+        (lambda log: log.append_many([]), ValueError),
+        (lambda log: log.append(b"", timestamp_us=1.5), TypeError),
+        (lambda log: log.append(b"", timestamp_us=1 << 62), ValueError),
+        (lambda log: log.append(bytes(101)), RecordTooLargeError),
+    ],
+)
+async def test_bad_appends(store, call, error) -> None:
+    async with open_writer(store, settings=WriterSettings(max_record_bytes=100)) as log:
+        with pytest.raises(error):
+            await call(log)
+        assert await log.append(b"good") == 1
+
+
+# -- opening ---------------------------------------------------------------------------------
+
+
+async def test_a_fragment_that_nobody_published(store) -> None:
+    """The first one that continues the log is adopted; what fits nowhere is replaced when its turn comes."""
+    await put_fragment(store.inner, 1, 1, [b"1", b"2"])
+    await put_fragment(store.inner, 2, 9, [b"x"])
+    async with open_writer(store) as log:
+        assert log.tail == 3
+        assert log.statistics().adopted_fragments == 1
+        assert await log.append(b"3") == 3
+    assert [item.value for item in await records(store.inner)] == [b"1", b"2", b"3"]
+
+
+async def test_something_else_lies_there(store) -> None:
+    await store.inner.put_if_absent(layout.fragment_path(1), b"?")
+    with pytest.raises(CorruptionError):
+        await open_writer(store)
+
+
+async def test_a_local_log_ships_there(store) -> None:
+    name = writer_name(bytes.fromhex(LOG_ID))
+    await store.inner.put_if_absent(layout.MANIFEST, Manifest.initial(name).serialise())
+    with pytest.raises(ContentionError, match="belongs to a local log"):
+        await open_writer(store)
+
+
+async def test_a_local_log_takes_over_under_way(store) -> None:
+    """An empty log of nobody in particular that a local one begins to ship to."""
+    async with open_writer(store) as log:
+        name = writer_name(bytes.fromhex(LOG_ID))
+        entry = await put_fragment(store.inner, 1, 1, [b"theirs"])
+        taken = Manifest.initial(name).apply_fragments([entry], name)
+        etag = (await store.inner.get(layout.MANIFEST)).etag
+        await store.inner.put_if_match(layout.MANIFEST, taken.serialise(), etag)
+        with pytest.raises(ContentionError, match="belongs to a local log"):
+            await log.append(b"ours", expect_offset=2)
+    assert [item.value for item in await records(store.inner)] == [b"theirs"]
+
+
+async def test_a_local_log_cannot_ship_to_ours(store, tmp_path: Path) -> None:
+    async with open_writer(store) as log:
+        await log.append(b"v")
+    with pytest.raises(ContentionError, match="CloudWriter"):
+        await Wal.open(tmp_path / "log", tier=tier(store))
+
+
+async def test_the_log_of_another_program(store) -> None:
+    """wal3's writers contend with ours as with each other."""
+    entry = await put_fragment(store.inner, 1, 1, [b"theirs"])
+    theirs = Manifest.initial("rust").apply_fragments([entry], "rust")
+    await store.inner.put_if_absent(layout.MANIFEST, theirs.serialise())
+    async with open_writer(store) as log:
+        assert await log.append(b"ours") == 2
+
+
+async def test_nothing_is_left_open_if_opening_fails(store) -> None:
+    with pytest.raises(InvalidSettingsError):
+        async with open_writer(store, layout="swap") as log:
+            await log.append(b"v")
+        await open_writer(store, layout="chain")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fragment_bytes": 4095},
+        {"max_in_flight": 0},
+        {"max_in_flight": 65},
+        {"pending_bytes": 1},
+        {"pending_records": 0},
+        {"max_record_bytes": 0},
+        {"contention_attempts": -1},
+        {"interval_seconds": -1},
+        {"patience_seconds": float("nan")},
+    ],
+)
+def test_settings_out_of_range(changes: dict[str, float]) -> None:
+    with pytest.raises(InvalidSettingsError):
+        WriterSettings(**changes)

@@ -1,0 +1,10 @@
+"""The second layout of a log's root: a chain of immutable manifests. For stores without swaps, and speed.
+
+docs/chain.md says what the objects are, and why nothing is lost.
+"""
+
+from uploader.chain.chain_log import ChainLog
+from uploader.chain.chain_settings import ChainSettings
+from uploader.chain.rebuild import Rebuilt, rebuild
+
+__all__ = ["ChainLog", "ChainSettings", "Rebuilt", "rebuild"]

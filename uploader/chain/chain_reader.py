@@ -1,0 +1,135 @@
+"""ChainReader: finds the head of a chain in a store.
+
+One listing, which names the newest manifests first, the newest of them, and those behind its base at once.
+Any number of tasks may call it. Never writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from uploader.chain.link import Link
+from uploader.chain.moment import Moment
+from uploader.chain.names import MANIFEST_PREFIX, manifest_key
+from uploader.chain.recovery import WINDOW_SLOTS, slots_of, to_read, walk
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from walstore.errors import CorruptionError, StorageUnavailableError
+from walstore.ports import Clock
+from walstore.threads import Lane
+
+_ATTEMPTS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The head of a chain, as it was at some moment after ``asked``."""
+
+    chain: list[Link]
+    """Links known to belong to the chain, the head last."""
+    asked: Moment
+    """When the store had not been asked yet."""
+
+    @property
+    def link(self) -> Link:
+        """The head."""
+        return self.chain[-1]
+
+
+class ChainReader:
+    """Reads one chain."""
+
+    def __init__(self, store: ObjectStore, worker: Lane, clock: Clock) -> None:
+        """``worker`` takes the work on long manifests off the event loop."""
+        self._store = store
+        self._worker = worker
+        self._clock = clock
+
+    async def find_head(self, known: Link | None = None) -> Head | None:
+        """Return the head; None if there is no manifest.
+
+        ``known`` was the head once; what was read then is not read again. CorruptionError if the head
+        is damaged or the chain ends before ``known``; else the store's errors.
+        """
+        missing: int | None = None
+        for _ in range(_ATTEMPTS):
+            asked = Moment.now(self._clock)
+            slots = await self._newest_slots()
+            if not slots and known is None:
+                return None
+            if not slots or (known is not None and slots[0] < known.slot):
+                raise CorruptionError(
+                    "a manifest was deleted that may be the newest", path=_path(known)
+                )
+            if known is not None and slots[0] == known.slot:
+                return Head([known], asked)
+            chain = await self._chain(slots, known)
+            if chain is not None:
+                if chain[-1] is not known:
+                    await self._worker.run(partial(_scrub, chain[-1], known))
+                return Head(chain, asked)
+            if missing == slots[0]:
+                raise CorruptionError(
+                    "the manifests before it are missing", path=manifest_key(slots[0])
+                )
+            missing = slots[0]
+        raise StorageUnavailableError(
+            f"the manifests at {self._store.url} are pruned faster than they can be read"
+        )
+
+    async def is_linked(self, link: Link) -> bool:
+        """Return whether a link that was put belongs to the chain, as far as that can be seen.
+
+        The one before it was durable. One listing, if it is still the newest; False if the chain went on so
+        far that it cannot be told.
+        """
+        slots = await self._newest_slots()
+        if slots and slots[0] == link.slot:
+            return True  # nothing ever followed another one in this slot, or it would be there
+        found = await self.find_head()
+        return found is not None and any(item.place == link.place for item in found.chain)
+
+    async def list_slots(self) -> list[int]:
+        """Return the slots of all manifests, from the newest down."""
+        keys = [listed.key async for listed in self._store.list(MANIFEST_PREFIX)]
+        return slots_of(keys)
+
+    async def _newest_slots(self) -> list[int]:
+        """Return the slots that recovery may need, from the newest down."""
+        slots: list[int] = []
+        async for listed in self._store.list(MANIFEST_PREFIX):
+            slots += slots_of([listed.key])
+            if slots and slots[-1] < slots[0] - WINDOW_SLOTS:
+                return slots[:-1]
+        return slots
+
+    async def _chain(self, slots: list[int], known: Link | None) -> list[Link] | None:
+        """Return the chain up to its head; None if a link was pruned before it could be read."""
+        newest = await self._read(slots[0])
+        if newest is None:
+            return None
+        wanted = to_read(newest, slots, known)
+        found = await asyncio.gather(*map(self._read, wanted))
+        if None in found:
+            return None
+        return walk(newest, {link.slot: link for link in found if link is not None}, known)
+
+    async def _read(self, slot: int) -> Link | None:
+        try:
+            stored = await self._store.get(manifest_key(slot))
+        except ObjectNotFoundError:
+            return None
+        return await self._worker.run(partial(Link.parse, stored.data, slot=slot))
+
+
+def _scrub(link: Link, known: Link | None) -> None:
+    link.manifest.scrub(path=link.key)
+    if known is not None:
+        known.manifest.scrub_successor(link.manifest, path=link.key)
+
+
+def _path(link: Link | None) -> str:
+    return MANIFEST_PREFIX if link is None else link.key

@@ -1,0 +1,91 @@
+"""Maker: what the next manifest of a chain is to be, made of the newest one. Never puts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from uploader.chain.names import FragmentName
+from uploader.chain.step import Ground, Make, WaitForDurableError
+from uploader.entries import Fragment
+from uploader.manifest import Manifest
+from uploader.roller import Roller
+from uploader.root import Change
+from uploader.stores.port import ObjectStore
+from uploader.tree import ManifestTree
+from uploader.writable import check_unsealed
+from walstore.errors import ContentionError
+from walstore.threads import Worker
+
+
+class Maker:
+    """Makes the manifests of one chain. What it returns may be called again, each time with a newer one."""
+
+    def __init__(self, store: ObjectStore, worker: Worker, roller: Roller) -> None:
+        self._store = store
+        self._worker = worker
+        self._roller = roller
+        self._tree = ManifestTree(store, worker, cache_bytes=0)
+
+    def append(self, fragments: Sequence[Fragment], writer: str) -> Make:
+        """Return what appends fragments, and rolls up what is ready; None if they are published already.
+
+        ValueError for a key that does not say what the entry says. What is returned raises ContentionError
+        if they do not continue the log, LogSealedError if it is sealed.
+        """
+        for fragment in fragments:
+            _check_key(fragment)
+
+        async def appended(ground: Ground) -> Manifest | None:
+            manifest = ground.manifest
+            if ground.is_durable and await self._is_published(manifest, fragments[-1]):
+                return None
+            check_unsealed(manifest, url=self._store.url)
+            first = fragments[0]
+            if (manifest.next_seq_no, manifest.next_offset) == (first.seq_no, first.start):
+                return self._roller.fold(manifest.apply_fragments(fragments, writer))
+            if not ground.is_durable:
+                raise WaitForDurableError
+            raise ContentionError(
+                f"another writer published fragment {first.seq_no} of {self._store.url}; "
+                "only one log may ship to a prefix"
+            )
+
+        return appended
+
+    def change(self, make: Change) -> Make:
+        """Return what changes a manifest in any way; CorruptionError if that is no sound successor."""
+
+        async def changed(ground: Ground) -> Manifest | None:
+            made = await self._worker.run(_make_checked, make, ground.manifest)
+            if made is None and not ground.is_durable:
+                raise WaitForDurableError
+            return made
+
+        return changed
+
+    async def _is_published(self, manifest: Manifest, last: Fragment) -> bool:
+        """Return whether the manifest names the last of our fragments, hence all of them."""
+        if manifest.next_seq_no <= last.seq_no:
+            return False
+        if last.limit <= manifest.oldest_offset:
+            raise ContentionError(
+                f"another writer went on at {self._store.url}, and offset {last.start} was collected "
+                "before it could be told whose records it had",
+                outcome="unknown",
+            )
+        return await self._tree.locate(manifest, last.start) == last
+
+
+def _check_key(fragment: Fragment) -> None:
+    name = FragmentName.parse(fragment.path)
+    stated = FragmentName(fragment.seq_no, fragment.start, fragment.limit, fragment.setsum)
+    if name != stated:
+        raise ValueError(f"fragment {fragment.seq_no} has the key {fragment.path!r}")
+
+
+def _make_checked(make: Change, manifest: Manifest) -> Manifest | None:
+    made = make(manifest)
+    if made is not None:
+        made.scrub()
+        manifest.scrub_successor(made)
+    return made

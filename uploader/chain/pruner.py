@@ -1,0 +1,96 @@
+"""Pruner: deletes the manifests that nobody needs any more, beside publishing.
+
+Owns one task, which lives as long as there is something to delete. After a takeover it lists the manifests,
+for there may be what others left; behind that it knows its own links by their slots. Failing harms nobody:
+what was not deleted is found again by whoever takes over next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Final
+
+from uploader.chain.chain_reader import ChainReader
+from uploader.chain.link import Link
+from uploader.chain.names import manifest_key
+from uploader.chain.pruning import KEPT_SLOTS, doomed
+from uploader.stores.port import ObjectStore
+from walstore.errors import WalError
+
+logger = logging.getLogger("walstore")
+
+_BATCH: Final = 128
+
+
+class Pruner:
+    """Prunes one chain while one program writes it. Belongs to one event loop."""
+
+    def __init__(self, store: ObjectStore, reader: ChainReader) -> None:
+        self._store = store
+        self._reader = reader
+        self._task: asyncio.Task[None] | None = None
+        self._takeover: Link | None = None
+        # Slots of links that were published here and are no takeovers, oldest first.
+        self._own: deque[int] = deque()
+        self._resume_at = 0
+
+    def note(self, link: Link) -> None:
+        """Take note of a link that has become durable, and begin to delete if it is time; return at once."""
+        if link.is_takeover:
+            self._takeover = link
+        else:
+            self._own.append(link.slot)
+        is_idle = self._task is None or self._task.done()
+        if (
+            is_idle
+            and link.slot >= self._resume_at
+            and (self._takeover is not None or self._is_due(link))
+        ):
+            self._task = asyncio.get_running_loop().create_task(
+                self._prune(link), name=f"prune {self._store.url}"
+            )
+
+    async def wait(self) -> None:
+        """Return when nothing is being deleted."""
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+
+    async def aclose(self) -> None:
+        """Give up what is under way, and wait for its end; twice is allowed."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+            if not task.cancelled():
+                task.exception()  # nothing follows from it
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _is_due(self, head: Link) -> bool:
+        low = head.slot - KEPT_SLOTS
+        return len(self._own) > _BATCH and self._own[_BATCH] < low
+
+    async def _prune(self, head: Link) -> None:
+        """Delete behind a link that is durable. Links that follow meanwhile change nothing."""
+        takeover = self._takeover
+        try:
+            if takeover is not None:
+                slots = await self._reader.list_slots()
+                await self._delete(doomed(takeover, slots))
+                if self._takeover is takeover:
+                    self._takeover = None
+            while self._own and self._own[0] < head.slot - KEPT_SLOTS:
+                batch = [slot for slot in self._own if slot < head.slot - KEPT_SLOTS]
+                del batch[_BATCH:]
+                await self._delete([slot for slot in batch if not head.is_kept(slot)])
+                for _ in batch:
+                    self._own.popleft()
+        except WalError as error:
+            self._resume_at = head.slot + _BATCH  # not behind every link again
+            logger.warning("%s: pruning manifests failed: %s", self._store.url, error)
+
+    async def _delete(self, slots: list[int]) -> None:
+        if slots:
+            await self._store.delete(map(manifest_key, slots))

@@ -1,0 +1,26 @@
+"""Pruning: which manifests of a chain nobody needs any more. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from uploader.chain.link import Link
+
+KEPT_SLOTS: Final = 512
+"""Slots below the head that are left alone, so that recovery finds a base, and slow readers what they
+listed a while ago."""
+
+
+def doomed(head: Link, slots: Iterable[int]) -> list[int]:
+    """Return which of the listed slots are to be deleted, given a link that is durable.
+
+    Old links, but not those that must be kept; and above the head what can never be linked, since the head
+    names a slot behind it as the next. Right at any later time, too: no such slot is ever used again.
+    """
+    return [
+        slot
+        for slot in slots
+        if (slot < head.slot - KEPT_SLOTS and not head.is_kept(slot))
+        or head.slot < slot < head.next
+    ]

@@ -1,0 +1,45 @@
+"""Shards: what lies in the prefixes that fragments are spread over."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uploader.chain.names import MOST_SHARDS, FragmentName, last_before, shard_folder
+from uploader.stores.port import ListedObject, ObjectStore
+
+
+async def list_shards(store: ObjectStore) -> list[tuple[FragmentName, ListedObject]]:
+    """Return all fragments of all shards, by number; what is none by its name is left out."""
+    return await list_behind_names(store, 0)
+
+
+async def list_behind(store: ObjectStore, seq_no: int) -> list[ListedObject]:
+    """Return the fragments with that number and higher ones, of all shards, by number.
+
+    All shards that there may be are looked into, since a writer before may have used more.
+    """
+    return [listed for _, listed in await list_behind_names(store, seq_no)]
+
+
+async def list_behind_names(
+    store: ObjectStore, seq_no: int
+) -> list[tuple[FragmentName, ListedObject]]:
+    """Return what :func:`list_behind` does, with what the names say."""
+    shards = range(1, MOST_SHARDS + 1)
+    found = await asyncio.gather(*(_list(store, shard, seq_no) for shard in shards))
+    return sorted(
+        (item for listing in found for item in listing),
+        key=lambda item: (item[0].seq_no, item[0].start, item[0].limit, item[1].key),
+    )
+
+
+async def _list(
+    store: ObjectStore, shard: int, seq_no: int
+) -> list[tuple[FragmentName, ListedObject]]:
+    found = []
+    async for listed in store.list(shard_folder(shard), after=last_before(shard, seq_no)):
+        try:
+            found.append((FragmentName.parse(listed.key), listed))
+        except ValueError:
+            continue
+    return found

@@ -1,0 +1,319 @@
+"""CloudWriter: appends straight to object storage, without a local log.
+
+The public face; what happens to appends is in ``intake.py`` and ``parcel_shipper.py``. Any number of writers,
+in any number of processes, may append to one log: see docs/cloud_writer.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Mapping
+
+from uploader.chain.chain_settings import ChainSettings
+from uploader.cloud_cursors import CloudCursors
+from uploader.fragment_puts import FragmentPuts
+from uploader.manifest import Manifest
+from uploader.noting import Note, noting
+from uploader.ownership import check_direct, direct_writer_name
+from uploader.parcel_shipper import ParcelShipper
+from uploader.patience import Patience
+from uploader.root import Root
+from uploader.roots import Layout, find_root, needs_swaps
+from uploader.stores import open_store
+from uploader.stores.port import ObjectStore
+from uploader.stores.probe import probe_conditional_puts
+from uploader.stores.retry import RetryPolicy
+from uploader.writable import check_unsealed
+from uploader.writer_settings import WriterSettings, WriterStatistics
+from walstore.clock import SystemClock
+from walstore.draft import Group
+from walstore.errors import OffsetMismatchError, OutcomeUnknownError, WalClosedError
+from walstore.group import make_group, make_record
+from walstore.ports import Clock
+from walstore.resource import Opening
+from walstore.threads import Worker
+
+
+class CloudWriter:
+    """A log in object storage, for appending. Make one with :meth:`open`.
+
+    All methods belong to the event loop that opened it. Appends of this writer that are under way together
+    are committed in their order, unless another writer comes between.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        settings: WriterSettings | None = None,
+        layout: Layout | None = None,
+        chain: ChainSettings | None = None,
+        note: Note | None = None,
+        store: ObjectStore | None = None,
+        retry: RetryPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> Opening[CloudWriter]:
+        """Open the log under ``url`` for appending, creating it if there is none.
+
+        Use as ``async with CloudWriter.open(url) as log`` or ``log = await CloudWriter.open(url)`` with a
+        later ``await log.aclose()``. Fragments that a writer put and did not live to publish are published
+        first. A new log gets the layout ``"swap"``, wal3's, unless ``layout`` says ``"chain"``
+        (docs/chain.md), which answers sooner; ``chain`` says how that is written. ``note`` is awaited with
+        fragments before they are published (:meth:`uploader.DirtyLog.note_for`). ``store`` replaces the one
+        that the URL names; it is closed with the log all the same. ``retry`` says how conditional puts are
+        repeated.
+
+        Raises ContentionError if a local log ships to that place, InvalidSettingsError if the log has the
+        other layout than ``layout``, LogSealedError, LogNotFoundError if it
+        was destroyed, CorruptionError for damaged objects, UnsupportedStoreError, and
+        StorageUnavailableError once the store did nothing for ``patience_seconds``.
+        """
+        found = store if store is not None else open_store(url)
+        time = clock or SystemClock()
+        policy = retry or RetryPolicy(clock=time)
+        chosen = settings or WriterSettings()
+
+        async def open_it() -> CloudWriter:
+            worker = Worker("cloud", threads=2)
+            try:
+                root = await find_root(
+                    found,
+                    retry=policy,
+                    worker=worker,
+                    layout=layout,
+                    chain=chain,
+                    roll_up=chosen.roll_up,
+                )
+                await probe_conditional_puts(found, with_swaps=needs_swaps(root), retry=policy)
+                log = cls(found, noting(root, note), worker, chosen, policy, time)
+            except BaseException:
+                worker.close()
+                await found.aclose()
+                raise
+            try:
+                await log._start()
+            except BaseException:
+                await log._release()
+                raise
+            return log
+
+        return Opening(open_it)
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        root: Root,
+        worker: Worker,
+        settings: WriterSettings,
+        retry: RetryPolicy,
+        clock: Clock,
+    ) -> None:
+        """Not for callers; see :meth:`open`."""
+        self.settings = settings
+        self.writer = direct_writer_name(secrets.token_hex(8))
+        """What manifests say of this writer; no other has that name."""
+        self._store = store
+        self._root = root
+        self._worker = worker
+        self._clock = clock
+        self._lead_us = int(settings.max_timestamp_lead_seconds * 1e6)
+        self._cursors = CloudCursors.of_store(store, retry=retry, clock=clock, worker=worker)
+        patience = Patience(
+            url=store.url, retry=retry, clock=clock, silent_seconds=settings.patience_seconds
+        )
+        self._puts = FragmentPuts(
+            store=store, root=root, patience=patience, retry=retry, worker=worker
+        )
+        self._shipper = ParcelShipper(
+            store=store,
+            root=root,
+            puts=self._puts,
+            patience=patience,
+            settings=settings,
+            writer=self.writer,
+            clock=clock,
+            worker=worker,
+        )
+        self._intake = self._shipper.intake
+        self._supervisor: asyncio.Task[None] | None = None
+
+    # -- appending ---------------------------------------------------------------------------
+
+    async def append(
+        self,
+        value: bytes,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+        *,
+        expect_offset: int | None = None,
+    ) -> int:
+        """Append one record and return its offset once a manifest in the store names it.
+
+        With ``expect_offset`` it is appended only if it gets that offset (OffsetMismatchError); the newest
+        manifest is read before it is refused. ``timestamp_us`` is microseconds since 1970 UTC, now if left
+        out; one older than the record before is raised to that. Waits while too much is pending.
+
+        Cancelled while it waits for room, nothing was appended; later, the record will be in the log.
+
+        Raises:
+            ContentionError: Other writers were quicker, again and again. Not written: append again.
+            OutcomeUnknownError: The store did not answer. Read the log before appending again.
+            StorageUnavailableError: The store did not answer before anything was put. Not written.
+            RecordTooLargeError: It exceeds ``max_record_bytes``.
+            LogSealedError: The log takes no more records.
+            WalClosedError: The writer is closed.
+        """
+        times = self._timestamp(timestamp_us)
+        group = make_record(value, key, stream, headers, times)
+        if expect_offset is None:
+            return await (await self._intake.add(group))
+        return await self._append_at(group, expect_offset)
+
+    async def append_many(
+        self,
+        values: Iterable[bytes],
+        *,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+        expect_offset: int | None = None,
+    ) -> range:
+        """Append records as one atomic group and return their offsets; else as :meth:`append`.
+
+        They are in one fragment: all of them are in the log or none. The options hold for each record.
+        The group may have up to ``pending_bytes``. An empty group is a ValueError.
+        """
+        times = self._timestamp(timestamp_us)
+        group = make_group(values, key, stream, headers, times)
+        if expect_offset is None:
+            start = await (await self._intake.add(group))
+        else:
+            start = await self._append_at(group, expect_offset)
+        return range(start, start + group.count)
+
+    async def flush(self) -> None:
+        """Return when everything accepted before the call is committed, or its append has raised.
+
+        What waits for company is shipped at once. Cancelling has no effect on the records.
+        """
+        await self._shipper.settle()
+
+    # -- looking -----------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """Where the log lies, without credentials."""
+        return self._store.url
+
+    @property
+    def cursors(self) -> CloudCursors:
+        """Named positions that keep garbage collection off what lies behind them."""
+        return self._cursors
+
+    @property
+    def manifest(self) -> Manifest:
+        """The newest manifest that this writer knows; others may have appended since."""
+        return self._root.manifest
+
+    @property
+    def head(self) -> int:
+        """First retained offset, by :attr:`manifest`."""
+        return self.manifest.oldest_offset
+
+    @property
+    def tail(self) -> int:
+        """Offset after the last committed record, by :attr:`manifest`."""
+        return self.manifest.next_offset
+
+    def statistics(self) -> WriterStatistics:
+        """Return a snapshot of the writer's counters, also after closing."""
+        shipper, intake = self._shipper, self._intake
+        return WriterStatistics(
+            head=self.head,
+            tail=self.tail,
+            waiting_bytes=intake.waiting_bytes,
+            waiting_records=intake.waiting_records,
+            blocked_appends=intake.blocked,
+            fragments_under_way=shipper.fragments_under_way,
+            committed_records=shipper.committed_records,
+            committed_bytes=shipper.committed_bytes,
+            put_fragments=self._puts.put_fragments,
+            put_bytes=self._puts.put_bytes,
+            adopted_fragments=shipper.adopted_fragments,
+            contentions=shipper.contentions,
+            reappended_fragments=shipper.reappended_fragments,
+            unknown_records=shipper.unknown_records,
+            put_seconds=shipper.pace.put_seconds,
+            publish_seconds=shipper.pace.publish_seconds,
+        )
+
+    # -- closing -----------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Refuse further appends, ship what was accepted, and release connections and threads.
+
+        Twice is allowed. Cancelling the wait does not stop the closing. A store that does nothing for
+        ``patience_seconds`` is given up; the appends are told.
+        """
+        assert self._supervisor is not None
+        self._intake.close(WalClosedError("the log is closed"))
+        self._shipper.close()
+        await asyncio.shield(self._supervisor)
+
+    def __repr__(self) -> str:
+        return f"<CloudWriter {self.url}>"
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        check_unsealed(self._root.manifest, url=self.url)
+        check_direct(self._root.manifest, url=self.url)
+        await self._shipper.start()
+        loop = asyncio.get_running_loop()
+        self._supervisor = loop.create_task(self._supervise(), name=f"walstore {self.url}")
+
+    async def _supervise(self) -> None:
+        """Own the writer's tasks until it is closed. Never cancelled by us."""
+        try:
+            await self._shipper.run()
+        finally:
+            closed = WalClosedError("the log is closed")
+            self._intake.close(closed)
+            self._shipper.fail_all(
+                OutcomeUnknownError("the writer failed; read the log before appending again")
+            )
+            await self._release()
+
+    async def _release(self) -> None:
+        await self._root.aclose()
+        self._worker.close()
+        await self._store.aclose()
+
+    async def _append_at(self, group: Group, expect_offset: int) -> int:
+        """Append at an offset, after a look at the newest manifest if that seems wrong."""
+        try:
+            ticket = await self._intake.add(group, expect_offset)
+        except OffsetMismatchError:
+            await self._shipper.settle()
+            await self._shipper.refresh()
+            ticket = await self._intake.add(group, expect_offset)
+        return await ticket
+
+    def _timestamp(self, timestamp_us: int | None) -> int | None:
+        """Check a caller's timestamp."""
+        if timestamp_us is None:
+            return None
+        if isinstance(timestamp_us, bool) or not isinstance(timestamp_us, int):
+            raise TypeError(f"timestamp_us must be an int, not {type(timestamp_us).__name__}")
+        latest = self._clock.now_us() + self._lead_us
+        if not 0 <= timestamp_us <= latest:
+            raise ValueError(
+                f"timestamp_us {timestamp_us} is not between 0 and {latest}, which is "
+                "max_timestamp_lead_seconds from now; is it in microseconds?"
+            )
+        return timestamp_us

@@ -1,0 +1,90 @@
+"""Errand: what a function needs that does one thing to a log and is done. Opens it, and closes after it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from uploader import cas
+from uploader.root import Root
+from uploader.roots import find_root
+from uploader.stores import open_store
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.clock import SystemClock
+from walstore.errors import LogNotFoundError, OutcomeUnknownError, WalError
+from walstore.ports import Clock
+from walstore.threads import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """The store of a log, its root as it was when the errand began, and threads to work on."""
+
+    store: ObjectStore
+    root: Root
+    retry: RetryPolicy
+    clock: Clock
+    worker: Worker
+
+    def check_found(self) -> None:
+        """Raise LogNotFoundError if there is no log."""
+        if not self.root.is_known:
+            raise LogNotFoundError(f"there is no log at {self.store.url}", location=self.store.url)
+
+
+@asynccontextmanager
+async def errand(
+    url: str,
+    *,
+    store: ObjectStore | None = None,
+    retry: RetryPolicy | None = None,
+    clock: Clock | None = None,
+) -> AsyncIterator[Errand]:
+    """Open the place that ``url`` names, whether there is a log or not.
+
+    A ``store`` that is given replaces the one of the URL and stays open. Raises what reading the root
+    raises.
+    """
+    clock = clock or SystemClock()
+    retry = retry or RetryPolicy(clock=clock)
+    used = store if store is not None else open_store(url)
+    worker = Worker("errand", threads=2)
+    try:
+        root = await find_root(used, retry=retry, worker=worker)
+        try:
+            yield Errand(used, root, retry, clock, worker)
+        finally:
+            await root.aclose()
+    finally:
+        worker.close()
+        if store is None:
+            await used.aclose()
+
+
+async def put_anyhow(store: ObjectStore, key: str, data: bytes, *, retry: RetryPolicy) -> None:
+    """Put an object whatever is there, unless it holds just that.
+
+    OutcomeUnknownError if the store does not say whether it did.
+    """
+    put = cas.create
+    while True:
+        result = await put(store, key, data, retry=retry)
+        if result.outcome is cas.Outcome.COMMITTED:
+            return
+        if result.outcome is cas.Outcome.UNKNOWN:
+            raise OutcomeUnknownError(
+                f"{store.url} did not say whether {key} was put; call again", retriable=True
+            ) from result.cause
+        put = cas.create if result.etag is None else partial(cas.swap, etag=result.etag)
+
+
+def first_of(group: BaseExceptionGroup[WalError]) -> WalError:
+    """Return the first error of a group of errors, however deep."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, WalError)
+    return error

@@ -1,0 +1,87 @@
+"""What lies under a log's prefix: which object is what, told by its key alone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+
+from uploader import layout
+from uploader.chain import names
+from uploader.stores.probe import PROBE_FOLDER
+from walstore.errors import InvalidSettingsError
+
+
+class Part(Enum):
+    """What an object of a log is."""
+
+    FRAGMENT = "fragment"
+    """Records, or what a seal put where the next ones would lie."""
+    SNAPSHOT = "snapshot"
+    """An inner node of the manifest's tree."""
+    CURSOR = "cursor"
+    """A reader's place."""
+    GARBAGE = "garbage"
+    """What a collector is about to drop."""
+    HEADS = "heads"
+    """Since when the log has begun where, for collectors."""
+    PROBE = "probe"
+    """Left over from looking whether a store keeps its conditions."""
+    FORK_NOTE = "fork note"
+    """Whose fork the log is."""
+    MANIFEST = "manifest"
+    """The root."""
+    TOMBSTONE = "tombstone"
+    """A log was destroyed here."""
+
+
+FOLDERS: Final = {
+    layout.FRAGMENT_FOLDER: Part.FRAGMENT,
+    **{names.shard_folder(1 + at): Part.FRAGMENT for at in range(names.MOST_SHARDS)},
+    layout.SNAPSHOT_FOLDER: Part.SNAPSHOT,
+    layout.CURSOR_FOLDER: Part.CURSOR,
+    layout.GARBAGE.rpartition("/")[0] + "/": Part.GARBAGE,
+    layout.HEADS.rpartition("/")[0] + "/": Part.HEADS,
+    f"{PROBE_FOLDER}/": Part.PROBE,
+    layout.FORK_NOTE.rpartition("/")[0] + "/": Part.FORK_NOTE,
+    layout.MANIFEST.rpartition("/")[0] + "/": Part.MANIFEST,
+    layout.TOMBSTONE.rpartition("/")[0] + "/": Part.TOMBSTONE,
+}
+"""Where objects of a log lie, and what belongs there. The order is one in which they can be removed."""
+
+
+def part_of(key: str) -> Part | None:
+    """Return what the object with that key is to a log; None if it is no part of one."""
+    for folder, part in FOLDERS.items():
+        if key.startswith(folder):
+            return part if _fits(part, key) else None
+    return None
+
+
+def fragment_number(key: str) -> int:
+    """Return the number in a fragment's key, of either layout; ValueError if there is none."""
+    if key.startswith(layout.FRAGMENT_FOLDER):
+        seq_no = layout.parse_fragment_path(key)
+        if key != layout.fragment_path(seq_no):
+            raise ValueError(f"not the key of a fragment: {key!r}")
+        return seq_no
+    return names.FragmentName.parse(key).seq_no
+
+
+def _fits(part: Part, key: str) -> bool:
+    if part not in _PARSERS or key in _SINGLE:
+        return part is Part.PROBE or key in _SINGLE
+    try:
+        _PARSERS[part](key)
+    except (ValueError, InvalidSettingsError):
+        return False
+    return True
+
+
+_PARSERS: Final[dict[Part, Callable[[str], object]]] = {
+    Part.FRAGMENT: fragment_number,
+    Part.SNAPSHOT: layout.parse_snapshot_path,
+    Part.CURSOR: layout.parse_cursor_path,
+    Part.MANIFEST: names.parse_manifest_key,
+}
+_SINGLE: Final = {layout.GARBAGE, layout.HEADS, layout.FORK_NOTE, layout.MANIFEST, layout.TOMBSTONE}

@@ -1,0 +1,36 @@
+"""How a manifest says that its log is sealed. Pure.
+
+The mark stands before the name of the writer who wrote the manifest last. That field is one that wal3's
+programs keep when they rewrite a manifest to drop what was collected, and every manifest has it. So the
+mark goes in with one swap, like everything else that is decided about a log; ``seal.py`` makes it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_MARK: Final = "walstore sealed, was: "
+_BLOCKER: Final = b'{"sealed":true,'
+
+
+def seal_writer(writer: str) -> str:
+    """Return the writer's name with the mark before it; once is enough."""
+    return writer if is_sealed_by(writer) else _MARK + writer
+
+
+def is_sealed_by(writer: str) -> bool:
+    """Return whether a manifest with that writer is one of a sealed log."""
+    return writer.startswith(_MARK)
+
+
+def blocker(limit: int) -> bytes:
+    """Return the object that lies where the next fragment of a sealed log would: no fragment at all.
+
+    wal3's writers look there, and cannot go on. ``limit`` is where the log ends.
+    """
+    return b'%s"limit":{"offset":%d}}' % (_BLOCKER, limit)
+
+
+def is_blocker(data: bytes) -> bool:
+    """Return whether an object found at a fragment's key is what :func:`blocker` makes."""
+    return data.startswith(_BLOCKER)

@@ -1,0 +1,246 @@
+"""HedgedStore: asks a second time when an answer takes long, within a budget, and takes the first answer.
+
+Object stores answer most requests quickly and a few very late. A second request for the same costs little
+and mostly overtakes the late one. Only calls that may be made twice are hedged: reads, and put-if-absent.
+Swaps, deletes and listings pass through. At most one second request per call; how many in all is bounded
+by a budget per second, so that a store that is slow as a whole is not given twice the work.
+
+What is "long" is learned from the last latencies of the same kind of call and about the same size.
+
+A put-if-absent that was sent twice may be refused because of its own twin. So a refusal counts only once it
+is clear that it was not about ours: when the twin was refused or did not happen either, or when the object
+holds other bytes. If it holds exactly our bytes while the twin stays unanswered, the outcome is unknown, as
+after any answer that was lost; ``uploader.cas`` takes such an object for ours.
+
+Cancellation: the slower request is cancelled, which the store may notice or not. A put that arrives after
+all is refused, because the object is there, unless it was deleted in the meantime: it would then come back.
+Do not delete objects within the time that a request can be under way after they were put.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from uploader.stores.latencies import Latencies
+from uploader.stores.port import ObjectStore
+from uploader.stores.race import Answer, ask, settle_put, settle_read
+from uploader.stores.wrapper import Kind, Request, StoreWrapper
+from walstore.clock import SystemClock
+from walstore.errors import InvalidSettingsError
+from walstore.ports import Clock
+
+_T = TypeVar("_T")
+
+_READS: tuple[Kind, ...] = ("get", "get_range", "head")
+
+_Settle = Callable[
+    [asyncio.Task[Answer[_T]], asyncio.Task[Answer[_T]], Callable[[], Awaitable[None]]],
+    Awaitable[Answer[_T]],
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HedgeSettings:
+    """When a second request is sent, and how many."""
+
+    hedges_per_second: float = 1.0
+    """The budget: a second request is sent no sooner than ``1 / hedges_per_second`` after the last one.
+    More than 0."""
+
+    max_under_way: int = 4
+    """Second requests unanswered at the same time. At least 1."""
+
+    quantile: float = 0.95
+    """A request that takes longer than this fraction of the last ones is late. Above 0, below 1."""
+
+    window: int = 100
+    """How many of the last latencies are looked at, for each kind and size. At least ``least_samples``."""
+
+    least_samples: int = 20
+    """Nothing is hedged before so many latencies are known. At least 1."""
+
+    least_wait_seconds: float = 0.005
+    """No request is late before this, however quick the others are. More than 0."""
+
+    settle_seconds: float = 1.0
+    """How much longer the other request may take to say whose object it is, after one was refused and the
+    object turned out to hold the same bytes. 0 or more."""
+
+    hedges_puts: bool = True
+    """Whether put-if-absent is hedged, too; if not, reads alone."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not (self.hedges_per_second > 0 and self.least_wait_seconds > 0):
+            raise InvalidSettingsError(
+                "hedging needs hedges_per_second > 0 and least_wait_seconds > 0"
+                f" ({self.hedges_per_second}, {self.least_wait_seconds})"
+            )
+        if not self.settle_seconds >= 0:
+            raise InvalidSettingsError(
+                f"settle_seconds must not be negative, not {self.settle_seconds}"
+            )
+        if not 0 < self.quantile < 1:
+            raise InvalidSettingsError(f"quantile must be between 0 and 1, not {self.quantile}")
+        if not (1 <= self.least_samples <= self.window and self.max_under_way >= 1):
+            raise InvalidSettingsError(
+                "hedging needs 1 <= least_samples <= window and max_under_way >= 1"
+                f" ({self.least_samples}, {self.window}, {self.max_under_way})"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class HedgeStatistics:
+    """What was hedged so far."""
+
+    requests: int
+    """Calls that could have been hedged."""
+
+    late: int
+    """Of these, how many had no answer when they were late."""
+
+    hedges: int
+    """Second requests sent; fewer than ``late`` where the budget was used up."""
+
+    wins: int
+    """Second requests whose answer was taken."""
+
+
+class HedgedStore(StoreWrapper):
+    """The port over another store, with second requests. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        settings: HedgeSettings | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        """Wrap ``inner``, which may repeat failed requests by itself."""
+        super().__init__(inner)
+        self._settings = settings or HedgeSettings()
+        self._clock = clock or SystemClock()
+        self._latencies: dict[tuple[Kind, int], Latencies] = {}
+        self._next_hedge_at = self._clock.monotonic()
+        self._under_way = 0
+        self._requests = self._late = self._hedges = self._wins = 0
+
+    def statistics(self) -> HedgeStatistics:
+        """Return the counts as they are now."""
+        return HedgeStatistics(self._requests, self._late, self._hedges, self._wins)
+
+    def late_after_seconds(self, kind: Kind, size_bytes: int = 0) -> float | None:
+        """Return when such a request is late; None while too little is known."""
+        known = self._known(kind, size_bytes)
+        if len(known) < self._settings.least_samples:
+            return None
+        return max(known.quantile(self._settings.quantile), self._settings.least_wait_seconds)
+
+    async def put_if_absent(self, key: str, data: bytes) -> str:
+        """Create an object; the module says what a refusal means."""
+        put: Request[str] = Request(
+            "put_if_absent", key, len(data), 0, lambda: self.inner.put_if_absent(key, data)
+        )
+        if not self._settings.hedges_puts:
+            return await put()
+        look = partial(self.inner.get, key)
+        return await self._hedged(put, partial(settle_put, look=look, data=data))
+
+    async def _call(self, request: Request[_T]) -> _T:
+        if request.kind not in _READS:
+            return await request()
+        return await self._hedged(request, settle_read)
+
+    async def _hedged(self, request: Request[_T], settle: _Settle[_T]) -> _T:
+        self._requests += 1
+        late_after = self.late_after_seconds(request.kind, _size_bytes(request))
+        if late_after is None:
+            return (await self._ask(request)).get()
+        try:
+            async with asyncio.TaskGroup() as group:
+                answer = await self._race(group, request, late_after, settle)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return answer.get()
+
+    async def _race(
+        self,
+        group: asyncio.TaskGroup,
+        request: Request[_T],
+        late_after: float,
+        settle: _Settle[_T],
+    ) -> Answer[_T]:
+        began = self._clock.monotonic()
+        first = group.create_task(self._ask(request))
+        if not await self._may_hedge(group, first, late_after):
+            return first.result()
+        second = group.create_task(ask(request))
+        self._under_way += 1
+        self._hedges += 1
+        pause = partial(self._clock.sleep, self._settings.settle_seconds)
+        try:
+            answer = await settle(first, second, pause)
+        finally:
+            self._under_way -= 1
+            first.cancel()
+            second.cancel()
+        if not first.done():
+            # It takes at least this long. Left out, the threshold would sink with every win.
+            self._note(request, self._clock.monotonic() - began)
+        self._wins += second.done() and answer is second.result()
+        return answer
+
+    async def _may_hedge(
+        self, group: asyncio.TaskGroup, first: asyncio.Task[Answer[_T]], late_after: float
+    ) -> bool:
+        """Return True when the request is late and the budget allows a second one; False once the
+        request has its answer."""
+        wait_seconds = late_after
+        is_late = False
+        while wait_seconds:
+            timer = group.create_task(self._clock.sleep(wait_seconds))
+            await asyncio.wait((first, timer), return_when=asyncio.FIRST_COMPLETED)
+            timer.cancel()
+            if first.done():
+                return False
+            self._late += not is_late
+            is_late = True
+            wait_seconds = self._take_from_budget()
+        return True
+
+    def _take_from_budget(self) -> float:
+        """Return 0 if a second request may be sent now, else in how many seconds to ask again."""
+        now = self._clock.monotonic()
+        pause = 1 / self._settings.hedges_per_second
+        if now < self._next_hedge_at:
+            return self._next_hedge_at - now
+        if self._under_way >= self._settings.max_under_way:
+            return max(pause, self._settings.least_wait_seconds)
+        self._next_hedge_at = now + pause
+        return 0.0
+
+    async def _ask(self, request: Request[_T]) -> Answer[_T]:
+        """Make a request, and learn from how long its answer took."""
+        began = self._clock.monotonic()
+        answer = await ask(request)
+        if answer.is_final:
+            self._note(request, self._clock.monotonic() - began)
+        return answer
+
+    def _note(self, request: Request[_T], seconds: float) -> None:
+        self._known(request.kind, _size_bytes(request)).add(seconds)
+
+    def _known(self, kind: Kind, size_bytes: int) -> Latencies:
+        """Return the latencies of a kind, and of sizes within a factor of sixteen."""
+        where = kind, size_bytes.bit_length() // 4
+        if where not in self._latencies:
+            self._latencies[where] = Latencies(self._settings.window)
+        return self._latencies[where]
+
+
+def _size_bytes(request: Request[_T]) -> int:
+    return request.sent_bytes + request.wanted_bytes

@@ -1,0 +1,127 @@
+"""LatencyStore: a store as far away as one says, on a clock of one's own. For benchmarks and simulations.
+
+    slow = LatencyStore(MemoryStore(), fixed(0.1))                               # 100 ms for everything
+    slow = LatencyStore(
+        MemoryStore(),
+        {"put_if_absent": lognormal(0.03, 0.6, chance=random.Random(7).random), "get": fixed(0.01)},
+        clock=clock,
+    )
+
+Half of the time passes before the inner store is asked, half after it has answered, as on a way there and
+back: what is put is seen by others before its writer knows. Owns no chance and no time of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
+from statistics import NormalDist
+from typing import TypeVar
+
+from uploader.stores.port import ListedObject, ObjectStore, StoredObject
+from uploader.stores.wrapper import Kind, Request, StoreWrapper
+from walstore.clock import SystemClock
+from walstore.errors import InvalidSettingsError
+from walstore.ports import Clock
+
+_T = TypeVar("_T")
+
+Latency = Callable[[], float]
+"""Returns the seconds that one call takes; called once for each."""
+
+_LISTED_AT_ONCE = 1000
+_STANDARD = NormalDist()
+
+
+def fixed(seconds: float) -> Latency:
+    """Return the same latency for every call; 0 or more."""
+    if not 0 <= seconds < math.inf:
+        raise InvalidSettingsError(f"a latency must be 0 or more seconds, not {seconds}")
+    return lambda: seconds
+
+
+def lognormal(median_seconds: float, sigma: float, *, chance: Callable[[], float]) -> Latency:
+    """Return latencies of which half are below the median, with a long tail above it.
+
+    Args:
+        median_seconds: More than 0.
+        sigma: Standard deviation of the logarithm, 0 or more: at 0.5 one call in a hundred takes longer
+            than 3.2 medians, at 1.0 longer than 10.
+        chance: Returns a number in ``[0, 1)`` for each call; ``random.Random(seed).random``.
+    """
+    if not (0 < median_seconds < math.inf and 0 <= sigma < math.inf):
+        raise InvalidSettingsError(
+            f"a lognormal latency needs median_seconds > 0 and sigma >= 0 ({median_seconds}, {sigma})"
+        )
+
+    def latency() -> float:
+        # 0 and 1 have no place on the normal distribution.
+        quantile = min(max(chance(), 1e-9), 1 - 1e-9)
+        return median_seconds * math.exp(sigma * _STANDARD.inv_cdf(quantile))
+
+    return latency
+
+
+class LatencyStore(StoreWrapper):
+    """The port over another store, with a delay for each call."""
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        latency: Latency | Mapping[Kind, Latency],
+        *,
+        bytes_per_second: float = math.inf,
+        clock: Clock | None = None,
+    ) -> None:
+        """Wrap ``inner``, which answers at once.
+
+        Args:
+            inner: Where the objects lie.
+            latency: For all calls, or by kind; kinds that are not named take no time. A listing takes it
+                once for each thousand objects.
+            bytes_per_second: Of each call by itself: content takes this much longer, on the way there
+                for puts, on the way back for reads.
+            clock: What the delays pass on.
+        """
+        super().__init__(inner)
+        self._latency = latency
+        self._bytes_per_second = bytes_per_second
+        self._clock = clock or SystemClock()
+
+    async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
+        """List through, a thousand objects for each delay."""
+        count = 0
+        async for listed in self.inner.list(prefix, after=after):
+            if count % _LISTED_AT_ONCE == 0:
+                await self._pass(self._seconds("list"))
+            count += 1
+            yield listed
+        if not count:
+            await self._pass(self._seconds("list"))
+
+    async def _call(self, request: Request[_T]) -> _T:
+        half = self._seconds(request.kind) / 2
+        await self._pass(half + request.sent_bytes / self._bytes_per_second)
+        try:
+            answer = await request()
+        except Exception:
+            await self._pass(half)
+            raise
+        await self._pass(half + _size_bytes(answer) / self._bytes_per_second)
+        return answer
+
+    def _seconds(self, kind: Kind) -> float:
+        latency = self._latency
+        if isinstance(latency, Mapping):
+            return latency[kind]() if kind in latency else 0.0
+        return latency()
+
+    async def _pass(self, seconds: float) -> None:
+        if seconds > 0:
+            await self._clock.sleep(seconds)
+
+
+def _size_bytes(answer: object) -> int:
+    if isinstance(answer, StoredObject):
+        return len(answer.data)
+    return len(answer) if isinstance(answer, bytes) else 0

@@ -1,0 +1,98 @@
+"""walstore destroy: remove a stored log for good."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from walstore.cli.errors import UsageError
+from walstore.cli.location import to_url
+from walstore.cli.options import AsJson, Confirm, StoredAt
+from walstore.cli.output import complain, format_bytes, format_count, print_fields, print_json
+from walstore.cli.running import run_async
+
+if TYPE_CHECKING:
+    from uploader.destroy import Destroyed
+
+EXAMPLES = """\b
+Examples:
+  walstore destroy s3://bucket/orders
+  walstore seal s3://bucket/orders --confirm && walstore destroy s3://bucket/orders --confirm
+  walstore destroy s3://bucket/scratch --unsealed --confirm --json
+"""
+
+
+def destroy(
+    url: StoredAt,
+    *,
+    unsealed: Annotated[
+        bool, typer.Option("--unsealed", help="Also if the log is not sealed: it is sealed first.")
+    ] = False,
+    confirm: Confirm = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a stored log and all its objects for good. A dry run without --confirm.
+
+    Only a sealed log is removed, unless --unsealed is given, since another may be in use. A tombstone
+    stays, so that no writer begins a log there again by accident. Objects that are no part of a log stay.
+    Interrupted, the same command goes on.
+    """
+    done = run_async(_destroy(to_url(url, "destroy"), even_unsealed=unsealed, is_confirmed=confirm))
+    if as_json:
+        print_json(done)
+    else:
+        _print(done)
+    if not confirm:
+        complain("nothing was changed; give --confirm to do this")
+
+
+async def _destroy(url: str, *, even_unsealed: bool, is_confirmed: bool) -> dict[str, Any]:
+    from uploader import layout
+    from uploader.errand import errand
+
+    async with errand(url) as found:
+        manifest = found.root.manifest
+        location, is_known = found.store.url, found.root.is_known
+        if not is_confirmed:
+            found.check_found()
+        is_buried = await found.store.head(layout.TOMBSTONE) is not None
+        if is_known and not (manifest.is_sealed or even_unsealed or is_buried):
+            raise UsageError(
+                f"{location} is not sealed and may be in use; seal it first, or give --unsealed"
+            )
+        live_bytes = sum(one.num_bytes for one in manifest.snapshots)
+        live_bytes += sum(one.num_bytes for one in manifest.fragments)
+    done: dict[str, Any] = {
+        "location": location,
+        "applied": is_confirmed,
+        "head": manifest.oldest_offset if is_known else None,
+        "tail": manifest.next_offset if is_known else None,
+        "bytes": live_bytes if is_known else None,
+        "objects": None,
+        "object_bytes": None,
+        "left": [],
+    }
+    if is_confirmed:
+        removed = await _remove(url, even_unsealed=even_unsealed)
+        done["objects"], done["object_bytes"] = removed.objects, removed.object_bytes
+        done["left"] = list(removed.left)
+    return done
+
+
+async def _remove(url: str, *, even_unsealed: bool) -> Destroyed:
+    from uploader.destroy import destroy
+
+    return await destroy(url, confirm=even_unsealed)
+
+
+def _print(done: dict[str, Any]) -> None:
+    fields: list[tuple[str, Any]] = [("location", done["location"])]
+    if done["head"] is not None:
+        fields.append(("offsets", f"[{done['head']}, {done['tail']})"))
+        fields.append(("fragments", format_bytes(done["bytes"])))
+    if done["applied"]:
+        size = format_bytes(done["object_bytes"])
+        fields.append(("removed", f"{format_count(done['objects'])} objects, {size}"))
+    fields += [("left", key) for key in done["left"]]
+    print_fields(fields)

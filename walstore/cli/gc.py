@@ -1,0 +1,211 @@
+"""walstore gc: remove what no cursor of a stored log asks for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import aiofiles
+import typer
+
+from walstore.cli.location import to_url
+from walstore.cli.options import AsJson, Confirm, StoredAt
+from walstore.cli.output import complain, format_bytes, format_count, print_fields, print_json
+from walstore.cli.progress import progress_bar
+from walstore.cli.running import run_async
+from walstore.records import from_timestamp_us
+
+if TYPE_CHECKING:
+    from uploader.collection import AuditCallback, Collected, CollectorSettings, Plan, Progress
+
+EXAMPLES = """\b
+Examples:
+  walstore gc plan s3://bucket/orders
+  walstore gc apply s3://bucket/orders --confirm
+  walstore gc apply s3://bucket/orders --keep-seconds 604800 --confirm --audit gc.jsonl
+"""
+
+
+class Action(StrEnum):
+    """What to do."""
+
+    PLAN = "plan"
+    APPLY = "apply"
+
+
+def gc(
+    action: Annotated[
+        Action,
+        typer.Argument(
+            metavar="ACTION",
+            help="'plan' says what would be removed, 'apply' removes it.",
+            show_default=False,
+        ),
+    ],
+    url: StoredAt,
+    *,
+    keep_bytes: Annotated[
+        int,
+        typer.Option("--keep-bytes", metavar="N", help="Keep so many newest bytes in any case."),
+    ] = 0,
+    keep_seconds: Annotated[
+        float, typer.Option("--keep-seconds", metavar="S", help="Keep younger records in any case.")
+    ] = 0.0,
+    max_fragments: Annotated[
+        int, typer.Option("--max-fragments", metavar="N", help="Take so many at the most.")
+    ] = 10_000,
+    max_fraction: Annotated[
+        float,
+        typer.Option(
+            "--max-fraction", metavar="F", help="Refuse to take more than this part of the bytes."
+        ),
+    ] = 0.95,
+    interval: Annotated[
+        float,
+        typer.Option(
+            "--interval", metavar="S", help="How long readers of older manifests are waited for."
+        ),
+    ] = 3600.0,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Wait that long, rather than leave the rest to a later run."),
+    ] = False,
+    audit: Annotated[
+        str | None,
+        typer.Option("--audit", metavar="FILE", help="Add a line of JSON for each removed object."),
+    ] = None,
+    confirm: Confirm = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove the oldest fragments of a stored log, which no cursor asks for. A dry run without --confirm.
+
+    Without a cursor nothing is removed. Writers and readers may be at work. It first takes the fragments out
+    of the manifest, and deletes them once no reader can still see them: --interval later, by the same command
+    or with --wait at once. Interrupted, the same command goes on.
+    """
+    from uploader.collection import CollectorSettings
+
+    settings = CollectorSettings(
+        interval_seconds=interval,
+        keep_bytes=keep_bytes,
+        keep_seconds=keep_seconds,
+        max_fragments=max_fragments,
+        max_drop_fraction=max_fraction,
+        max_wait_seconds=None if wait else 0.0,
+    )
+    is_applied = action is Action.APPLY and confirm
+    location, plan, done = run_async(
+        _collect(to_url(url, "gc"), settings, audit, is_applied=is_applied)
+    )
+    found = _to_json(location, plan, done)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+    _conclude(found, action, is_confirmed=confirm)
+
+
+async def _collect(
+    url: str, settings: CollectorSettings, audit: str | None, *, is_applied: bool
+) -> tuple[str, Plan, Collected | None]:
+    from uploader.collector import GarbageCollector
+
+    async with GarbageCollector.open(url, settings=settings) as collector:
+        plan = await collector.plan()
+        if not is_applied:
+            return collector.url, plan, None
+        with progress_bar("collecting") as show:
+
+            def on_progress(at: Progress) -> None:
+                show(at.done, at.total, at.phase)
+
+            async with _noting(audit) as note:
+                done = await collector.collect(progress=on_progress, audit=note)
+        return collector.url, plan, done
+
+
+@asynccontextmanager
+async def _noting(path: str | None) -> AsyncIterator[AuditCallback | None]:
+    """Add lines to a file as they come, so that what was removed is noted whatever happens next."""
+    if path is None:
+        yield None
+        return
+    lines: asyncio.Queue[str | None] = asyncio.Queue()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_write_lines(Path(path), lines))
+        try:
+            yield lines.put_nowait
+        finally:
+            lines.put_nowait(None)
+
+
+async def _write_lines(path: Path, lines: asyncio.Queue[str | None]) -> None:
+    async with aiofiles.open(path, "a", encoding="utf-8") as file:
+        while (line := await lines.get()) is not None:
+            await file.write(f"{line}\n")
+            await file.flush()
+
+
+def _conclude(found: dict[str, Any], action: Action, *, is_confirmed: bool) -> None:
+    for finding in found["findings"]:
+        complain(f"refused: {finding}")
+    if found["due_us"] is not None and found["applied"]:
+        complain(
+            f"what was dropped may be deleted from {_time(found['due_us'])} on; run this again"
+        )
+    if action is Action.APPLY and not is_confirmed:
+        complain("nothing was changed; give --confirm to do this")
+
+
+def _to_json(location: str, plan: Plan, done: Collected | None) -> dict[str, Any]:
+    return {
+        "location": location,
+        "applied": done is not None,
+        "head": plan.head,
+        "tail": plan.tail,
+        "new_head": (plan.head if plan.is_empty else max(plan.head, plan.garbage.first_to_keep))
+        if done is None
+        else done.head,
+        "cutoff": plan.cutoff.offset,
+        "held_by": plan.cutoff.held_by,
+        "records": plan.records,
+        "fragments": plan.fragments,
+        "bytes": plan.drop_bytes,
+        "live_bytes": plan.live_bytes,
+        "pending": plan.is_pending,
+        "more": plan.has_more,
+        "due_us": plan.due_us if done is None else done.due_us,
+        "findings": list(plan.findings),
+        "cursors": [{"name": one.name, "position": one.position} for one in plan.cursors],
+        "deleted": [
+            {"key": one.key, "kind": one.kind, "reason": one.reason, "at_us": one.at_us}
+            for one in (() if done is None else done.deleted)
+        ],
+    }
+
+
+def _print(found: dict[str, Any]) -> None:
+    fields = [
+        ("location", found["location"]),
+        ("offsets", f"[{found['head']}, {found['tail']})"),
+        ("kept from", f"{found['cutoff']} on, by {found['held_by']}"),
+        ("new head", found["new_head"]),
+        ("records", format_count(found["records"])),
+        ("fragments", f"{found['fragments']}, {format_bytes(found['bytes'])}"),
+    ]
+    if found["pending"]:
+        fields.append(("pending", "a collection that was announced before; this goes on with it"))
+    if found["more"]:
+        fields.append(("more", "another collection can take more"))
+    fields += [("cursor", f"{one['name']} at {one['position']}") for one in found["cursors"]]
+    if found["applied"]:
+        fields.append(("deleted", f"{len(found['deleted'])} objects"))
+    print_fields(fields)
+
+
+def _time(timestamp_us: int) -> str:
+    return f"{from_timestamp_us(timestamp_us):%Y-%m-%d %H:%M:%S}Z"

@@ -1,0 +1,81 @@
+"""Appending stdin straight to object storage, for ``walstore append``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from walstore.cli.output import complain
+from walstore.cli.running import stop_on_signal, until_stopped
+from walstore.cli.splitting import Splitter
+from walstore.cli.stdin import read_stdin
+from walstore.errors import WalError
+
+if TYPE_CHECKING:
+    from uploader.cloud_writer import CloudWriter
+
+_GROUPS: Final = 16
+"""Groups of records that are under way together; each is what was read at once."""
+
+
+async def append_to_store(url: str, splitter: Splitter, options: dict[str, Any]) -> dict[str, Any]:
+    """Append records until stdin ends or a signal comes; return what the verb reports."""
+    from uploader.cloud_writer import CloudWriter
+    from uploader.errand import first_of
+
+    async with CloudWriter.open(url) as log:
+        splitter.max_record_bytes = log.settings.max_record_bytes
+        appending = _Appending(log, options)
+        failure: WalError | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                try:
+                    with stop_on_signal() as stop:
+                        async for chunk in until_stopped(read_stdin(), stop):
+                            await appending.add(group, splitter.feed(chunk))
+                    await appending.add(group, splitter.finish())
+                except WalError as error:  # told once what came before is committed
+                    failure = error
+        except BaseExceptionGroup as errors:
+            failure = first_of(errors)
+        if failure is not None:
+            complain(f"{appending.records} records were committed before this")
+            raise failure
+        start, limit = appending.span or (log.tail, log.tail)
+        return {
+            "url": log.url,
+            "start": start,
+            "limit": limit,
+            "records": appending.records,
+            "bytes": appending.size_bytes,
+        }
+
+
+class _Appending:
+    """What was read and is being appended, in order."""
+
+    def __init__(self, log: CloudWriter, options: dict[str, Any]) -> None:
+        self._log = log
+        self._options = options
+        self._under_way: deque[asyncio.Task[None]] = deque()
+        self.records = 0
+        """Records that are committed."""
+        self.size_bytes = 0
+        self.span: tuple[int, int] | None = None
+        """From the first to the last of them; with another writer at work, not all between are ours."""
+
+    async def add(self, group: asyncio.TaskGroup, values: list[bytes]) -> None:
+        """Append values together; waits while enough is under way."""
+        if not values:
+            return
+        if len(self._under_way) == _GROUPS:
+            await asyncio.wait([self._under_way.popleft()])
+        self._under_way.append(group.create_task(self._append(values)))
+
+    async def _append(self, values: list[bytes]) -> None:
+        found = await self._log.append_many(values, **self._options)
+        self.records += len(values)
+        self.size_bytes += sum(map(len, values))
+        start, limit = self.span or (found.start, found.stop)
+        self.span = min(start, found.start), max(limit, found.stop)

@@ -1,0 +1,124 @@
+"""Cursors of a log in object storage, for ``walstore cursors``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from walstore.cli.output import complain
+from walstore.errors import LogNotFoundError, OffsetNotWrittenError, OffsetTrimmedError
+from walstore.locks import this_process
+
+if TYPE_CHECKING:
+    from uploader.cloud_cursor import CloudCursor
+    from uploader.cloud_cursors import CloudCursors
+    from uploader.errand import Errand
+    from uploader.manifest import Manifest
+
+
+async def show(url: str) -> dict[str, Any]:
+    """Return the cursors of a log as the verb's JSON."""
+    async with _open(url) as (found, cursors):
+        return await _to_json(found, cursors)
+
+
+async def move(
+    url: str, name: str, offset: int, *, seconds: float | None, is_confirmed: bool
+) -> dict[str, Any]:
+    """Let a cursor stand at an offset, for some time or for good; return all cursors."""
+    async with _open(url) as (found, cursors):
+        before = await cursors.load(name)
+        _check_offset(found.root.manifest, offset)
+        if not is_confirmed:
+            complain(
+                f"nothing was changed; give --confirm to set cursor {name!r} to {offset} "
+                f"({_stands(before)})"
+            )
+        elif seconds is None:
+            await cursors.rewind(name, offset)
+        else:
+            await cursors.pin(name, offset, seconds=seconds)
+        return await _to_json(found, cursors)
+
+
+async def remove(url: str, name: str, *, is_confirmed: bool) -> dict[str, Any]:
+    """Remove a cursor; return those that are left."""
+    async with _open(url) as (found, cursors):
+        before = await cursors.load(name)
+        if before is None:
+            raise LogNotFoundError(
+                f"there is no cursor {name!r} at {found.store.url}", location=found.store.url
+            )
+        if is_confirmed:
+            await cursors.delete(name)
+        else:
+            complain(
+                f"nothing was changed; give --confirm to remove cursor {name!r} ({_stands(before)})"
+            )
+        return await _to_json(found, cursors)
+
+
+@asynccontextmanager
+async def _open(url: str) -> AsyncIterator[tuple[Errand, CloudCursors]]:
+    from uploader.cloud_cursors import CloudCursors
+    from uploader.errand import errand
+
+    async with errand(url) as found:
+        found.check_found()
+
+        async def newest() -> Manifest:
+            await found.root.load()
+            return found.root.manifest
+
+        yield (
+            found,
+            CloudCursors(
+                found.store,
+                newest=newest,
+                retry=found.retry,
+                clock=found.clock,
+                writer=f"walstore cursors, {this_process()}",
+            ),
+        )
+
+
+async def _to_json(found: Errand, cursors: CloudCursors) -> dict[str, Any]:
+    manifest, now_us = found.root.manifest, found.clock.now_us()
+    entries = [_entry(one, manifest.next_offset, now_us) for one in await cursors.list()]
+    return {
+        "location": found.store.url,
+        "head": manifest.oldest_offset,
+        "tail": manifest.next_offset,
+        "cursors": entries,
+    }
+
+
+def _entry(cursor: CloudCursor, tail: int, now_us: int) -> dict[str, Any]:
+    return {
+        "name": cursor.name,
+        "position": cursor.position,
+        "behind": max(tail - cursor.position, 0),
+        "pins": not cursor.is_expired(now_us),
+        "lease_seconds": None,
+        "expires_us": cursor.expires_us,
+        "updated_us": cursor.epoch_us,
+        "owner": cursor.writer,
+        "problem": None,
+    }
+
+
+def _stands(cursor: CloudCursor | None) -> str:
+    return "there is none yet" if cursor is None else f"it stands at {cursor.position}"
+
+
+def _check_offset(manifest: Manifest, offset: int) -> None:
+    head, tail = manifest.oldest_offset, manifest.next_offset
+    if offset > tail:
+        raise OffsetNotWrittenError(
+            "the offset has not reached the store", requested=offset, head=head, tail=tail
+        )
+    if offset < head:
+        raise OffsetTrimmedError(
+            "the offset was removed from the log", requested=offset, head=head, tail=tail
+        )
