@@ -17,16 +17,16 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from uploader.entries import Fragment
 from uploader.layout import MANIFEST, MAX_U64, fragment_path
-from uploader.manifest import Manifest
-from uploader.manifest_log import ManifestLog
-from uploader.rollup import Replacement, RollUpSettings, fold, is_ripe, plan
+from uploader.manifests.entries import Fragment
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.manifest_log import ManifestLog
+from uploader.manifests.rollup import Replacement, RollUpSettings, fold, is_ripe, plan
+from uploader.manifests.snapshot import Snapshot
+from uploader.manifests.tree import ManifestTree
 from uploader.setsum import PRIMES, Setsum
-from uploader.snapshot import Snapshot
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.stores.port import ListedObject, StoredObject
-from uploader.tree import ManifestTree
 from walstore.threads import Worker
 
 RECORDS = 1000

@@ -7,20 +7,20 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import datetime
 
-from uploader.cloud_cursors import CloudCursors
 from uploader.cloud_source import CloudSource, check_limits, within
-from uploader.entries import Fragment
-from uploader.fragment_batch import FragmentBatch
-from uploader.fragment_cache import FragmentCache
-from uploader.fragment_reader import FragmentReader
-from uploader.manifest import Manifest
-from uploader.read_ahead import ReadAhead
-from uploader.root import Root
-from uploader.roots import find_root
+from uploader.cursors.cloud_cursors import CloudCursors
+from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.fragments.fragment_cache import FragmentCache
+from uploader.fragments.fragment_reader import FragmentReader
+from uploader.fragments.read_ahead import ReadAhead
+from uploader.integrity.verified import Verified, verify_log
+from uploader.manifests.entries import Fragment
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.root import Root
+from uploader.manifests.roots import find_root
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.verified import Verified, verify_log
 from walstore.batch import Batch
 from walstore.clock import SystemClock
 from walstore.errors import (

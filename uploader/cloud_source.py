@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterable
 from typing import Protocol
 
-from uploader.entries import Fragment
-from uploader.fragment_reader import FragmentReader, pieces
-from uploader.manifest import Manifest
-from uploader.read_ahead import ReadAhead
+from uploader.fragments.fragment_reader import FragmentReader, pieces
+from uploader.fragments.read_ahead import ReadAhead
+from uploader.manifests.entries import Fragment
+from uploader.manifests.manifest import Manifest
 from walstore.batch import Batch
 from walstore.errors import InvalidSettingsError
 from walstore.reader import ReadSource

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from uploader import layout
 from uploader.chain.chain_settings import ChainSettings
-from uploader.fragment_cache import FragmentCache
-from uploader.fragment_reader import FragmentReader, pieces
-from uploader.manifest import Manifest
-from uploader.noting import Note, noting
-from uploader.ownership import check_owner, check_shippable, owner
-from uploader.read_ahead import ReadersAhead
-from uploader.root import Root
-from uploader.roots import Layout, find_root, needs_swaps
+from uploader.fragments.fragment_cache import FragmentCache
+from uploader.fragments.fragment_reader import FragmentReader, pieces
+from uploader.fragments.read_ahead import ReadersAhead
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.root import Root
+from uploader.manifests.roots import Layout, find_root, needs_swaps
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import probe_conditional_puts
 from uploader.stores.retry import RetryPolicy
-from uploader.uploader import Uploader, UploadSettings
-from uploader.writable import check_not_destroyed, check_writable
+from uploader.writing.noting import Note, noting
+from uploader.writing.ownership import check_owner, check_shippable, owner
+from uploader.writing.uploader import Uploader, UploadSettings
+from uploader.writing.writable import check_not_destroyed, check_writable
 from walstore.batch import Batch
 from walstore.clock import SystemClock
 from walstore.errors import CorruptionError
@@ -140,7 +140,7 @@ class CloudTier:
         await self._uploader.prepare(is_new=log_id is None)
 
     async def run(self, source: TierSource) -> None:
-        """Ship until the source drains; see :meth:`uploader.uploader.Uploader.run`."""
+        """Ship until the source drains; see :meth:`uploader.writing.uploader.Uploader.run`."""
         await self.uploader.run(source)
 
     async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:

@@ -11,21 +11,21 @@ import secrets
 from collections.abc import Iterable, Mapping
 
 from uploader.chain.chain_settings import ChainSettings
-from uploader.cloud_cursors import CloudCursors
-from uploader.fragment_puts import FragmentPuts
-from uploader.manifest import Manifest
-from uploader.noting import Note, noting
-from uploader.ownership import check_direct, direct_writer_name
-from uploader.parcel_shipper import ParcelShipper
-from uploader.patience import Patience
-from uploader.root import Root
-from uploader.roots import Layout, find_root, needs_swaps
+from uploader.cursors.cloud_cursors import CloudCursors
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.root import Root
+from uploader.manifests.roots import Layout, find_root, needs_swaps
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import probe_conditional_puts
 from uploader.stores.retry import RetryPolicy
-from uploader.writable import check_unsealed
-from uploader.writer_settings import WriterSettings, WriterStatistics
+from uploader.writing.fragment_puts import FragmentPuts
+from uploader.writing.noting import Note, noting
+from uploader.writing.ownership import check_direct, direct_writer_name
+from uploader.writing.parcel_shipper import ParcelShipper
+from uploader.writing.patience import Patience
+from uploader.writing.writable import check_unsealed
+from uploader.writing.writer_settings import WriterSettings, WriterStatistics
 from walstore.clock import SystemClock
 from walstore.draft import Group
 from walstore.errors import OffsetMismatchError, OutcomeUnknownError, WalClosedError

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from uploader import cas
-from uploader.root import Root
-from uploader.roots import find_root
+from uploader.manifests.root import Root
+from uploader.manifests.roots import find_root
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy

@@ -20,7 +20,7 @@ LOCK_NAME: Final = "LOCK"
 REPAIR_NAME: Final = "repair.wal"
 """File of a repair that is under way. Named like a segment and none, so that the log does not open."""
 RESTORE_NAME: Final = "restore.wal"
-"""The same for a restore (``uploader.restore``)."""
+"""The same for a restore (``uploader.restoring.restore``)."""
 _CELL_ATTEMPTS: Final = 1000
 _CHUNK_BYTES: Final = 8 << 20
 

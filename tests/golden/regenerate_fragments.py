@@ -23,9 +23,9 @@ from unittest import mock
 from tests.frames import batch_of, build
 from tests.golden.wal3.regenerate import setsum_hex
 from tests.uploader.parquet import by_arrow_rs, wal3_table
-from uploader import fragment_file
-from uploader.bloom import StreamSet
-from uploader.fragment import encode_fragment
+from uploader.fragments import fragment_file
+from uploader.fragments.bloom import StreamSet
+from uploader.fragments.fragment import encode_fragment
 from walstore.records import Record
 
 DIRECTORY: Final = Path(__file__).parent / "fragment_v1"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.golden.regenerate_fragments import DIRECTORY, FILES, MANY_STREAMS, TIME_US, describe
 from tests.uploader.parquet import read_by_arrow_rs
-from uploader.fragment import (
+from uploader.fragments.fragment import (
     fragment_time_bounds,
     fragment_timestamp,
     inspect_fragment,

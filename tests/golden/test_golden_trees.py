@@ -8,12 +8,12 @@ import pytest
 
 from tests.golden.wal3.regenerate import DIRECTORY
 from uploader import layout
-from uploader.entries import Fragment
-from uploader.manifest import Manifest
-from uploader.rollup import Replacement, RollUpSettings, fold, plan
-from uploader.snapshot import Snapshot
+from uploader.manifests.entries import Fragment
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.rollup import Replacement, RollUpSettings, fold, plan
+from uploader.manifests.snapshot import Snapshot
+from uploader.manifests.tree import ManifestTree
 from uploader.stores import MemoryStore
-from uploader.tree import ManifestTree
 from walstore.threads import Worker
 
 SNAPSHOTS = sorted(DIRECTORY.glob("snapshot-*.json"))

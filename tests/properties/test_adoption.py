@@ -20,8 +20,8 @@ from tests.cloud import (
     values,
 )
 from tests.uploader.documents import fragment
-from uploader.adoption import Orphan, plan
 from uploader.stores.memory import MemoryStore
+from uploader.writing.adoption import Orphan, plan
 from walstore import Wal
 
 

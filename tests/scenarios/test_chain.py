@@ -11,13 +11,13 @@ from uploader import CloudLog, CloudTier
 from uploader.chain import ChainLog, ChainSettings, rebuild
 from uploader.chain.names import MANIFEST_PREFIX
 from uploader.cloud_writer import CloudWriter
-from uploader.collection import CollectorSettings
-from uploader.collector import GarbageCollector
-from uploader.destroy import destroy
-from uploader.fork import fork
-from uploader.restore import restore
-from uploader.scrubber import Scrubber
-from uploader.seal import seal
+from uploader.collecting.collection import CollectorSettings
+from uploader.collecting.collector import GarbageCollector
+from uploader.integrity.scrubber import Scrubber
+from uploader.lifecycle.destroy import destroy
+from uploader.lifecycle.fork import fork
+from uploader.lifecycle.seal import seal
+from uploader.restoring.restore import restore
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, StoreKilled
 from uploader.testing.faults import Fault, fail, happen_then_kill, kill

@@ -24,7 +24,7 @@ from tests.cloud import (
 from tests.local import contents
 from tests.waiting import until
 from uploader import layout
-from uploader.manifest import Manifest
+from uploader.manifests.manifest import Manifest
 from uploader.stores.memory import MemoryStore
 from uploader.testing import FaultyStore, faults
 from walstore import ContentionError, Wal, WalLockedError

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.cloud import FAST, URL, cloud_log, put_fragment, values
-from uploader.cloud_cursors import CloudCursors
-from uploader.collection import CollectorSettings
-from uploader.collector import GarbageCollector
-from uploader.manifest_log import ManifestLog
-from uploader.rollup import RollUpSettings
+from uploader.collecting.collection import CollectorSettings
+from uploader.collecting.collector import GarbageCollector
+from uploader.cursors.cloud_cursors import CloudCursors
+from uploader.manifests.manifest_log import ManifestLog
+from uploader.manifests.rollup import RollUpSettings
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
 from walstore.clock import SystemClock

@@ -11,11 +11,11 @@ import pytest
 
 from uploader import CloudLog, CloudTier, UploadSettings
 from uploader.cloud_writer import CloudWriter
-from uploader.rollup import RollUpSettings
+from uploader.manifests.rollup import RollUpSettings
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, StoreKilled
 from uploader.testing.faults import Fault, happen_then_kill, kill
-from uploader.writer_settings import WriterSettings
+from uploader.writing.writer_settings import WriterSettings
 from walstore import Wal
 from walstore.errors import WalError
 

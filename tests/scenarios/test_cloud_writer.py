@@ -14,9 +14,9 @@ from tests.cloud import FAST, URL, cloud_log
 from tests.waiting import until
 from uploader import layout
 from uploader.cloud_writer import CloudWriter
-from uploader.manifest import Manifest
-from uploader.manifest_log import ManifestLog
-from uploader.seal import seal
+from uploader.lifecycle.seal import seal
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.manifest_log import ManifestLog
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -32,7 +32,7 @@ from uploader.testing.faults import (
     kill,
     timeout,
 )
-from uploader.writer_settings import WriterSettings
+from uploader.writing.writer_settings import WriterSettings
 from walstore.errors import (
     ContentionError,
     LogSealedError,
@@ -258,7 +258,7 @@ async def test_a_leftover_that_another_writer_brings_back_to_life() -> None:
 
 
 async def test_collected_before_we_learned_that_it_was_named() -> None:
-    """The swap happens, another writer goes on, a collector drops ours, and only then we hear of a timeout."""
+    """The swap happens, another goes on, a collector drops ours, and only then we hear of a timeout."""
     inner, worker = MemoryStore(), Worker("collector")
     ours = FaultyStore(inner)
 

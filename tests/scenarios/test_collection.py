@@ -18,14 +18,14 @@ from tests.waiting import until
 from uploader import layout
 from uploader.chain.chain_settings import ChainSettings
 from uploader.cloud_writer import CloudWriter
-from uploader.collection import CollectorSettings
-from uploader.collector import GarbageCollector
-from uploader.rollup import RollUpSettings
+from uploader.collecting.collection import CollectorSettings
+from uploader.collecting.collector import GarbageCollector
+from uploader.manifests.rollup import RollUpSettings
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, StoreKilled
 from uploader.testing.faults import Fault, call, happen_then_fail, happen_then_kill, kill, timeout
-from uploader.writer_settings import WriterSettings
+from uploader.writing.writer_settings import WriterSettings
 from walstore import ContentionError, OffsetTrimmedError, Settings, Wal
 from walstore.errors import OutcomeUnknownError, StorageUnavailableError
 

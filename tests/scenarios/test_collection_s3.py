@@ -15,7 +15,7 @@ from tests.uploader.conftest import (  # noqa: F401 - fixtures
     s3_url,
 )
 from uploader.cloud_writer import CloudWriter
-from uploader.collector import GarbageCollector
+from uploader.collecting.collector import GarbageCollector
 from uploader.stores import open_store
 from walstore import ContentionError
 

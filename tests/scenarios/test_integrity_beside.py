@@ -20,17 +20,17 @@ from tests.uploader.conftest import (  # noqa: F401 - fixtures
 )
 from uploader.cloud_log import CloudLog
 from uploader.cloud_writer import CloudWriter
-from uploader.collection import CollectorSettings
-from uploader.collector import GarbageCollector
-from uploader.destroy import destroy
-from uploader.findings import Severity
-from uploader.fork import fork
-from uploader.rollup import RollUpSettings
-from uploader.roots import Layout
-from uploader.scrubber import Scrubber
-from uploader.seal import seal
+from uploader.collecting.collection import CollectorSettings
+from uploader.collecting.collector import GarbageCollector
+from uploader.integrity.findings import Severity
+from uploader.integrity.scrubber import Scrubber
+from uploader.lifecycle.destroy import destroy
+from uploader.lifecycle.fork import fork
+from uploader.lifecycle.seal import seal
+from uploader.manifests.rollup import RollUpSettings
+from uploader.manifests.roots import Layout
 from uploader.stores import MemoryStore
-from uploader.writer_settings import WriterSettings
+from uploader.writing.writer_settings import WriterSettings
 from walstore import LogNotFoundError, LogSealedError
 
 SETTINGS = WriterSettings(

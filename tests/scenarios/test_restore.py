@@ -26,12 +26,12 @@ from tests.uploader.documents import rolled_up
 from tests.uploader.parquet import by_arrow_rs, wal3_table
 from uploader import CloudLog, CloudTier, layout
 from uploader.cloud_writer import CloudWriter
-from uploader.collection import CollectorSettings
-from uploader.collector import GarbageCollector
-from uploader.fragment import inspect_fragment
-from uploader.manifest import Manifest
-from uploader.restore import Restored, RestoreProgress, restore
-from uploader.seal import seal
+from uploader.collecting.collection import CollectorSettings
+from uploader.collecting.collector import GarbageCollector
+from uploader.fragments.fragment import inspect_fragment
+from uploader.lifecycle.seal import seal
+from uploader.manifests.manifest import Manifest
+from uploader.restoring.restore import Restored, RestoreProgress, restore
 from uploader.setsum import Setsum
 from uploader.stores import MemoryStore
 from walstore import Record, Wal

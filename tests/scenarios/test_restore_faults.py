@@ -17,7 +17,7 @@ from tests.interrupted import Interrupted, finish
 from tests.local import SMALL, UnsyncedFileSystem, read_all, segments
 from tests.scenarios.test_restore import again
 from uploader import layout
-from uploader.manifest import Manifest
+from uploader.manifests.manifest import Manifest
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
 from uploader.testing.faults import Fault, fail, happen_then_kill, kill, timeout

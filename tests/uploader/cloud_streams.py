@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from tests.frames import batch_of, build
 from uploader import layout
-from uploader.entries import Fragment
-from uploader.fragment import encode_fragment
-from uploader.manifest import Manifest
+from uploader.fragments.fragment import encode_fragment
+from uploader.manifests.entries import Fragment
+from uploader.manifests.manifest import Manifest
 from uploader.stores.port import ObjectStore
 from walstore.records import Record
 

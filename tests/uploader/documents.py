@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from uploader import layout
-from uploader.entries import Entry, Fragment
-from uploader.manifest import Manifest
+from uploader.manifests.entries import Entry, Fragment
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.snapshot import Snapshot
 from uploader.setsum import Setsum
-from uploader.snapshot import Snapshot
 
 
 def fragment(seq_no: int, start: int, limit: int, *, num_bytes: int = 100) -> Fragment:

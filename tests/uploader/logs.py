@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 
 from tests.cloud import FAST, put_fragment
-from uploader import layout, rollup
-from uploader.manifest import Manifest
-from uploader.manifest_log import ManifestLog
-from uploader.rollup import Replacement, RollUpSettings
+from uploader import layout
+from uploader.manifests import rollup
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.manifest_log import ManifestLog
+from uploader.manifests.rollup import Replacement, RollUpSettings
 from uploader.stores import PreconditionFailedError
 from uploader.stores.port import ObjectStore
 from walstore.threads import Worker

@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 
 from tests.uploader.trees import Tree, grown, resolve
 from uploader import layout
-from uploader.cloud_cursors import CloudCursors
-from uploader.collection import CollectorSettings
-from uploader.collector import GarbageCollector
-from uploader.entries import Fragment
-from uploader.garbage import Garbage
-from uploader.manifest import Manifest
-from uploader.snapshot import Snapshot
+from uploader.collecting.collection import CollectorSettings
+from uploader.collecting.collector import GarbageCollector
+from uploader.collecting.garbage import Garbage
+from uploader.cursors.cloud_cursors import CloudCursors
+from uploader.manifests.entries import Fragment
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.snapshot import Snapshot
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy

@@ -12,8 +12,8 @@ from tests.uploader.cloud_streams import put_log
 from tests.uploader.documents import snapshot_of
 from tests.waiting import until
 from uploader import layout
-from uploader.entries import Fragment
-from uploader.manifest import Manifest
+from uploader.manifests.entries import Fragment
+from uploader.manifests.manifest import Manifest
 from uploader.setsum import Setsum
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore

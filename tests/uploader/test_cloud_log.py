@@ -16,7 +16,7 @@ from tests.local import turns
 from tests.uploader.documents import snapshot_of
 from tests.waiting import until
 from uploader import CloudLog, CloudTier, layout
-from uploader.manifest import Manifest
+from uploader.manifests.manifest import Manifest
 from uploader.stores import MemoryStore, ObjectNotFoundError
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout

@@ -11,9 +11,9 @@ from tests.cloud import FAST, cloud_log
 from tests.frames import batch_of, build
 from tests.waiting import until
 from uploader.chain.chain_log import ChainLog
-from uploader.fragment import encode_fragment
-from uploader.manifest_log import ManifestLog
-from uploader.root import Root
+from uploader.fragments.fragment import encode_fragment
+from uploader.manifests.manifest_log import ManifestLog
+from uploader.manifests.root import Root
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
 from walstore.errors import OffsetNotWrittenError

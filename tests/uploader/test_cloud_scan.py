@@ -14,12 +14,12 @@ from tests.cloud import cloud_log
 from tests.uploader.documents import snapshot_of
 from uploader import layout
 from uploader.cloud_source import within
-from uploader.entries import Fragment
-from uploader.manifest import Manifest
+from uploader.manifests.entries import Fragment
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.tree import overlapping
 from uploader.setsum import Setsum
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
-from uploader.tree import overlapping
 from walstore.errors import (
     InvalidSettingsError,
     OffsetNotWrittenError,

@@ -16,11 +16,11 @@ from tests.cloud import (
 )
 from tests.uploader.documents import manifest_of
 from uploader import CloudTier, layout
-from uploader.manifest import Manifest
-from uploader.ownership import writer_name
+from uploader.manifests.manifest import Manifest
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
 from uploader.testing.faults import fail, timeout
+from uploader.writing.ownership import writer_name
 from walstore.errors import (
     ContentionError,
     CorruptionError,

@@ -14,12 +14,12 @@ from tests.local import turns
 from tests.waiting import until
 from uploader import layout
 from uploader.cloud_writer import CloudWriter
-from uploader.manifest import Manifest
-from uploader.ownership import writer_name
+from uploader.manifests.manifest import Manifest
 from uploader.stores.memory import MemoryStore
 from uploader.testing import FaultyStore
 from uploader.testing.faults import hang
-from uploader.writer_settings import WriterSettings
+from uploader.writing.ownership import writer_name
+from uploader.writing.writer_settings import WriterSettings
 from walstore import Wal
 from walstore.errors import (
     ContentionError,

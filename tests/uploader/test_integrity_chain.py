@@ -12,12 +12,12 @@ from tests.uploader.logs import numbers
 from uploader import layout
 from uploader.chain.chain_log import ChainLog
 from uploader.chain.names import MANIFEST_PREFIX, FragmentName
-from uploader.destroy import destroy
-from uploader.entries import Fragment
-from uploader.findings import Severity
-from uploader.fork import fork
-from uploader.scrubber import Scrubber
-from uploader.seal import seal
+from uploader.integrity.findings import Severity
+from uploader.integrity.scrubber import Scrubber
+from uploader.lifecycle.destroy import destroy
+from uploader.lifecycle.fork import fork
+from uploader.lifecycle.seal import seal
+from uploader.manifests.entries import Fragment
 from uploader.setsum import Setsum
 from uploader.stores import MemoryStore
 from uploader.stores.port import ObjectStore

@@ -10,7 +10,7 @@ import pytest
 
 from tests.format_tables import PAGE, field_names, table
 from tests.uploader.documents import manifest_of, snapshot_of
-from uploader.rollup import RollUpSettings
+from uploader.manifests.rollup import RollUpSettings
 
 MANIFEST = dataclasses.replace(manifest_of(3), initial_offset=1, initial_seq_no=1)
 SNAPSHOT = snapshot_of(MANIFEST.fragments)

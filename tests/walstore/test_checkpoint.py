@@ -91,9 +91,7 @@ def test_every_flipped_bit_makes_it_no_cell() -> None:
 
 def test_a_cell_caught_half_way_through_an_update_is_none() -> None:
     old = checkpoint.encode_cell(CELL)
-    new = checkpoint.encode_cell(
-        CELL._replace(durable_limit=1017, tail_position=130_000)
-    )
+    new = checkpoint.encode_cell(CELL._replace(durable_limit=1017, tail_position=130_000))
     for cut in range(1, len(old)):
         assert checkpoint.decode_cell(new[:cut] + old[cut:]) in (None, CELL)
     assert checkpoint.decode_cell(b"") is None

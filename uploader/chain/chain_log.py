@@ -30,15 +30,15 @@ from uploader.chain.pruner import Pruner
 from uploader.chain.shards import list_behind
 from uploader.chain.step import Ground, Step, WaitForDurableError
 from uploader.chain.window import Window
-from uploader.entries import Fragment
-from uploader.manifest import Manifest
-from uploader.roller import Roller
-from uploader.rollup import RollUpSettings
-from uploader.root import Change
+from uploader.manifests.entries import Fragment
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.roller import Roller
+from uploader.manifests.rollup import RollUpSettings
+from uploader.manifests.root import Change
 from uploader.setsum import Setsum
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.writable import check_not_destroyed
+from uploader.writing.writable import check_not_destroyed
 from walstore.errors import (
     ContentionError,
     CorruptionError,

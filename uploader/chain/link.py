@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from uploader.chain.names import ANCHOR, manifest_key
-from uploader.document import Fields, check_u64, serialise
-from uploader.manifest import Manifest
+from uploader.manifests.document import Fields, check_u64, serialise
+from uploader.manifests.manifest import Manifest
 from uploader.setsum import Setsum
 from walstore.errors import CorruptionError, FormatVersionError
 
@@ -166,7 +166,7 @@ class Link:
         """Read the object in a slot.
 
         CorruptionError for a bad shape or one made for another slot, FormatVersionError for one of a newer
-        kind. Checks no more; see :meth:`uploader.manifest.Manifest.scrub`.
+        kind. Checks no more; see :meth:`uploader.manifests.manifest.Manifest.scrub`.
         """
         path = manifest_key(slot)
         fields = Fields.parse(data, path=path).object("chain")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from uploader.chain.names import FragmentName
 from uploader.chain.step import Ground, Make, WaitForDurableError
-from uploader.entries import Fragment
-from uploader.manifest import Manifest
-from uploader.roller import Roller
-from uploader.root import Change
+from uploader.manifests.entries import Fragment
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.roller import Roller
+from uploader.manifests.root import Change
+from uploader.manifests.tree import ManifestTree
 from uploader.stores.port import ObjectStore
-from uploader.tree import ManifestTree
-from uploader.writable import check_unsealed
+from uploader.writing.writable import check_unsealed
 from walstore.errors import ContentionError
 from walstore.threads import Worker
 

@@ -18,9 +18,9 @@ from uploader.chain.link import Link
 from uploader.chain.names import MANIFEST_PREFIX, FragmentName
 from uploader.chain.recovery import slots_of
 from uploader.chain.shards import list_shards
-from uploader.entries import Fragment
 from uploader.layout import FIRST_OFFSET, FIRST_SEQ_NO
-from uploader.manifest import Manifest
+from uploader.manifests.entries import Fragment
+from uploader.manifests.manifest import Manifest
 from uploader.setsum import Setsum
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy

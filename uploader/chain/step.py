@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from uploader.chain.link import Link
 from uploader.chain.moment import Moment
-from uploader.manifest import Manifest
+from uploader.manifests.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)

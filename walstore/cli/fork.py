@@ -16,7 +16,7 @@ from walstore.cli.source import StoredLog
 from walstore.cli.start import Place, parse_place
 
 if TYPE_CHECKING:
-    from uploader.fork import Forked
+    from uploader.lifecycle.fork import Forked
 
 EXAMPLES = """\b
 Examples:
@@ -72,7 +72,7 @@ def fork(
 
 async def _fork(source: str, target: str, from_: Place | None, to: Place | None) -> dict[str, Any]:
     from uploader.cloud_log import CloudLog
-    from uploader.fork import fork
+    from uploader.lifecycle.fork import fork
     from uploader.stores import open_store
 
     async with CloudLog.open(source) as log:

@@ -19,8 +19,8 @@ from walstore.records import from_timestamp_us
 from walstore.threads import Worker
 
 if TYPE_CHECKING:
-    from uploader.entries import Fragment
-    from uploader.fragment_footers import FragmentFooters
+    from uploader.fragments.fragment_footers import FragmentFooters
+    from uploader.manifests.entries import Fragment
 
 EXAMPLES = """\b
 Examples:
@@ -57,9 +57,9 @@ def fragments(
 
 async def _list(url: str, start: Place, stop: Place, *, with_times: bool, as_json: bool) -> None:
     from uploader.cloud_log import CloudLog
-    from uploader.fragment_reader import FragmentReader
+    from uploader.fragments.fragment_reader import FragmentReader
+    from uploader.manifests.tree import ManifestTree
     from uploader.stores import open_store
-    from uploader.tree import ManifestTree
 
     store, worker = open_store(url), Worker("fragments", threads=2)
     try:

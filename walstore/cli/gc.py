@@ -20,7 +20,13 @@ from walstore.cli.running import run_async
 from walstore.records import from_timestamp_us
 
 if TYPE_CHECKING:
-    from uploader.collection import AuditCallback, Collected, CollectorSettings, Plan, Progress
+    from uploader.collecting.collection import (
+        AuditCallback,
+        Collected,
+        CollectorSettings,
+        Plan,
+        Progress,
+    )
 
 EXAMPLES = """\b
 Examples:
@@ -87,7 +93,7 @@ def gc(
     of the manifest, and deletes them once no reader can still see them: --interval later, by the same command
     or with --wait at once. Interrupted, the same command goes on.
     """
-    from uploader.collection import CollectorSettings
+    from uploader.collecting.collection import CollectorSettings
 
     settings = CollectorSettings(
         interval_seconds=interval,
@@ -112,7 +118,7 @@ def gc(
 async def _collect(
     url: str, settings: CollectorSettings, audit: str | None, *, is_applied: bool
 ) -> tuple[str, Plan, Collected | None]:
-    from uploader.collector import GarbageCollector
+    from uploader.collecting.collector import GarbageCollector
 
     async with GarbageCollector.open(url, settings=settings) as collector:
         plan = await collector.plan()

@@ -21,7 +21,7 @@ from walstore.cli.output import (
 from walstore.cli.running import run_async
 
 if TYPE_CHECKING:
-    from uploader.manifest import Manifest
+    from uploader.manifests.manifest import Manifest
 
 EXAMPLES = """\b
 Examples:

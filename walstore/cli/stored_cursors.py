@@ -11,10 +11,10 @@ from walstore.errors import LogNotFoundError, OffsetNotWrittenError, OffsetTrimm
 from walstore.locks import this_process
 
 if TYPE_CHECKING:
-    from uploader.cloud_cursor import CloudCursor
-    from uploader.cloud_cursors import CloudCursors
+    from uploader.cursors.cloud_cursor import CloudCursor
+    from uploader.cursors.cloud_cursors import CloudCursors
     from uploader.errand import Errand
-    from uploader.manifest import Manifest
+    from uploader.manifests.manifest import Manifest
 
 
 async def show(url: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ async def remove(url: str, name: str, *, is_confirmed: bool) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _open(url: str) -> AsyncIterator[tuple[Errand, CloudCursors]]:
-    from uploader.cloud_cursors import CloudCursors
+    from uploader.cursors.cloud_cursors import CloudCursors
     from uploader.errand import errand
 
     async with errand(url) as found:

@@ -11,7 +11,7 @@ from typing import Self
 from urllib.parse import unquote, urlsplit
 
 from uploader import CloudLog, open_store
-from uploader.fragment_reader import FragmentReader
+from uploader.fragments.fragment_reader import FragmentReader
 from walstore.batch import Batch
 from walstore.errors import LogNotFoundError
 from walstore.segment import parse_file_name

@@ -9,8 +9,8 @@ from tests.uploader.documents import fragments
 from uploader.chain.link import Link
 from uploader.chain.names import MANIFEST_PREFIX, FragmentName, parse_manifest_key
 from uploader.chain.recovery import walk
-from uploader.entries import Fragment
 from uploader.layout import FIRST_OFFSET, FIRST_SEQ_NO
+from uploader.manifests.entries import Fragment
 from uploader.setsum import Setsum
 from uploader.stores.port import ObjectStore
 

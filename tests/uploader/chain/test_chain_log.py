@@ -14,7 +14,7 @@ from uploader import layout
 from uploader.chain import ChainLog, ChainSettings
 from uploader.chain.link import MOST_ALPHA, Link
 from uploader.chain.names import manifest_key
-from uploader.manifest import Manifest
+from uploader.manifests.manifest import Manifest
 from uploader.stores import MemoryStore, PreconditionFailedError, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import Fault, StoreKilled, fail, happen_then_fail, timeout

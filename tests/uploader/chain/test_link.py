@@ -13,7 +13,7 @@ from tests.uploader.chain.chains import run
 from tests.uploader.documents import SETSUMS, TEXT, U64
 from uploader.chain.link import KEPT_SECONDS, MOST_ALPHA, MOST_RANGES, Kept, Link, Place
 from uploader.layout import MAX_U64
-from uploader.manifest import Manifest
+from uploader.manifests.manifest import Manifest
 from walstore.errors import CorruptionError, FormatVersionError
 
 EMPTY = Manifest.initial("w")

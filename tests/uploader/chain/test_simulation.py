@@ -20,9 +20,9 @@ from tests.uploader.chain.virtual import NetworkStore, VirtualClock, VirtualLoop
 from uploader.chain import ChainLog, ChainSettings, pruner, pruning
 from uploader.chain.link import Link
 from uploader.chain.names import parse_manifest_key
-from uploader.entries import Fragment
-from uploader.manifest import Manifest
-from uploader.rollup import RollUpSettings
+from uploader.manifests.entries import Fragment
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.rollup import RollUpSettings
 from uploader.stores import RetryPolicy
 from walstore.errors import ContentionError, OutcomeUnknownError, StorageUnavailableError
 

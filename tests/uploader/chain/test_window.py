@@ -11,7 +11,7 @@ from uploader.chain.link import Link
 from uploader.chain.moment import Moment
 from uploader.chain.step import Ground, Step
 from uploader.chain.window import Window
-from uploader.manifest import Manifest
+from uploader.manifests.manifest import Manifest
 
 EMPTY = Manifest.initial("w")
 NOW = Moment(0.0, 0)

@@ -20,7 +20,7 @@ from tests.walstore.spark.reading import (
     reader_of,
 )
 from uploader import CloudLog, CloudTier, UploadSettings, layout
-from uploader.manifest import Manifest
+from uploader.manifests.manifest import Manifest
 from uploader.setsum import Setsum
 from walstore import Record, Wal
 from walstore.errors import (

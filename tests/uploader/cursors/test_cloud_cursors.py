@@ -1,0 +1,372 @@
+"""Cursors and pins in object storage: compare-and-swap, lost answers, and collections that come between."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.uploader.documents import manifest_of
+from uploader import layout
+from uploader.collecting.garbage import Garbage, apply_garbage
+from uploader.collecting.garbage_plan import plan_garbage
+from uploader.cursors.cloud_cursor import CloudCursor
+from uploader.cursors.cloud_cursors import CloudCursors
+from uploader.manifests.manifest import Manifest
+from uploader.stores.memory import MemoryStore
+from uploader.stores.retry import RetryPolicy
+from uploader.testing import FaultyStore, StoreKilled
+from uploader.testing.faults import (
+    Fault,
+    call,
+    conflict,
+    fail,
+    happen_then_fail,
+    happen_then_kill,
+    kill,
+    timeout,
+)
+from walstore.errors import (
+    CorruptionError,
+    CursorMovedError,
+    InvalidSettingsError,
+    OffsetTrimmedError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+)
+from walstore.testing import ManualClock
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "wal3_garbage" / "cursor.json"
+LOG = manifest_of(10, 10, 10)
+PATH = "cursor/billing.json"
+
+
+class Place:
+    """A store with a log of offsets 1 to 30, and cursors on it."""
+
+    def __init__(self, retry: RetryPolicy) -> None:
+        self.inner = MemoryStore()
+        self.store = FaultyStore(self.inner)
+        self.clock = ManualClock()
+        self.cursors = CloudCursors(
+            self.store, newest=self.newest, retry=retry, clock=self.clock, writer="me"
+        )
+        self.other = CloudCursors(
+            self.inner, newest=self.newest, retry=retry, clock=self.clock, writer="other"
+        )
+        self.manifest = LOG
+
+    async def newest(self) -> Manifest:
+        return self.manifest
+
+    async def announce(self, first_to_keep: int) -> Garbage:
+        """Say that a collection is about to drop what lies below."""
+        cut = plan_garbage(self.manifest, first_to_keep, {})
+        assert cut is not None
+        await self.inner.put_if_absent(layout.GARBAGE, cut.garbage.serialise())
+        return cut.garbage
+
+    def drop(self, first_to_keep: int) -> None:
+        cut = plan_garbage(self.manifest, first_to_keep, {})
+        assert cut is not None
+        after = apply_garbage(self.manifest, cut.garbage)
+        assert after is not None
+        self.manifest = after
+
+
+@pytest.fixture
+def place(impatient: RetryPolicy) -> Place:
+    return Place(impatient)
+
+
+# -- the object --------------------------------------------------------------------------------
+
+
+def test_the_object_is_wal3s() -> None:
+    data = GOLDEN.read_bytes()
+    cursor = CloudCursor.parse(data, name="a")
+    assert (cursor.position, cursor.epoch_us, cursor.writer) == (3, 1234567890123456, "w")
+    assert cursor.expires_us is None
+    assert cursor.serialise() == data
+
+
+def test_a_pin_has_one_field_more() -> None:
+    """Behind wal3's; when a program of theirs rewrites the object, it holds for good."""
+    pin = CloudCursor(name="a", position=3, epoch_us=5, writer="w", expires_us=9)
+    data = pin.serialise()
+    assert data == b'{"position":{"offset":3},"epoch_us":5,"writer":"w","expires_us":9}'
+    assert CloudCursor.parse(data, name="a") == pin
+    assert (pin.is_expired(8), pin.is_expired(9)) == (False, True)
+    rewritten = CloudCursor.parse(data.replace(b',"expires_us":9', b""), name="a")
+    assert not rewritten.is_expired(1 << 60)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b'{"position":3,"epoch_us":5,"writer":"w"}',
+        b'{"position":{"offset":3},"epoch_us":-5,"writer":"w"}',
+        b'{"position":{"offset":3},"epoch_us":5}',
+        b'{"position":{"offset":3},"epoch_us":5,"writer":"w","expires_us":"x"}',
+    ],
+)
+def test_bad_shapes(data: bytes) -> None:
+    with pytest.raises(CorruptionError, match=r"cursor/a\.json"):
+        CloudCursor.parse(data, name="a")
+
+
+# -- moving ------------------------------------------------------------------------------------
+
+
+async def test_created_moved_and_deleted(place: Place) -> None:
+    assert await place.cursors.load("billing") is None
+    made = await place.cursors.commit("billing", 11)
+    assert (made.position, made.writer, made.epoch_us) == (11, "me", place.clock.now_us())
+    moved = await place.cursors.commit("billing", 15)
+    assert moved == await place.cursors.load("billing")
+    assert (await place.inner.get(PATH)).etag == moved.etag
+    await place.cursors.delete("billing")
+    await place.cursors.delete("billing")
+    assert await place.cursors.load("billing") is None
+
+
+async def test_never_back_unless_asked(place: Place) -> None:
+    await place.cursors.commit("billing", 15)
+    with pytest.raises(ValueError, match=r"rewind\(\)"):
+        await place.cursors.commit("billing", 14)
+    assert (await place.cursors.rewind("billing", 14)).position == 14
+
+
+async def test_only_if_as_seen(place: Place) -> None:
+    seen = await place.cursors.commit("billing", 5)
+    await place.other.commit("billing", 7)
+    with pytest.raises(CursorMovedError) as told:
+        await place.cursors.commit("billing", 9, seen=seen)
+    assert (told.value.expected, told.value.actual) == (5, 7)
+    seen = await place.cursors.load("billing")
+    assert seen is not None
+    seen = await place.cursors.commit("billing", 9, seen=seen)
+    await place.other.delete("billing")
+    with pytest.raises(CursorMovedError, match="deleted"):
+        await place.cursors.commit("billing", 9, seen=seen)
+
+
+async def test_another_program_in_between(place: Place) -> None:
+    """The swap fails, the cursor is read again, and the later position wins."""
+    await place.cursors.commit("billing", 5)
+    place.store.on("put_if_match", call(lambda: place.other.commit("billing", 7)))
+    assert (await place.cursors.commit("billing", 9)).position == 9
+    place.store.on("put_if_match", call(lambda: place.other.commit("billing", 20)))
+    with pytest.raises(ValueError, match="back from 20"):
+        await place.cursors.commit("billing", 12)
+
+
+async def test_where_it_is_costs_one_read(place: Place) -> None:
+    await place.cursors.commit("billing", 5)
+    before = place.store.requests
+    await place.cursors.commit("billing", 5)
+    assert place.store.requests == before + 1
+
+
+@pytest.mark.parametrize("name", ["", "a-b", "a.b", "ä", "a/b"])
+async def test_names_are_wal3s(place: Place, name: str) -> None:
+    with pytest.raises(InvalidSettingsError):
+        await place.cursors.commit(name, 1)
+
+
+@pytest.mark.parametrize("position", [0, -1, 1 << 64])
+async def test_positions_out_of_range(place: Place, position: int) -> None:
+    with pytest.raises(ValueError, match="offset 1"):
+        await place.cursors.commit("billing", position)
+    with pytest.raises(TypeError):
+        await place.cursors.commit("billing", True)
+
+
+@pytest.mark.parametrize("kind", ["put_if_absent", "put_if_match"])
+@pytest.mark.parametrize("error", [timeout(), conflict()])
+@pytest.mark.parametrize("happens", [False, True])
+async def test_lost_answers_are_read_back(
+    place: Place, kind, error: StorageUnavailableError, happens: bool
+) -> None:
+    if kind == "put_if_match":
+        await place.cursors.commit("billing", 5)
+    place.store.on(kind, happen_then_fail(error) if happens else fail(error))
+    made = await place.cursors.commit("billing", 9)
+    assert made == await place.other.load("billing")
+    assert made.etag == (await place.inner.get(PATH)).etag
+
+
+async def test_an_unknown_outcome_is_told_and_called_again(place: Place) -> None:
+    place.store.on("put_if_absent", happen_then_fail(timeout()))
+    place.store.on("get", fail(timeout()), nth=2, times=5)
+    place.store.on("put_if_absent", fail(timeout()), times=4)
+    with pytest.raises(OutcomeUnknownError):
+        await place.cursors.commit("billing", 9)
+    place.drop(21)
+    with pytest.raises(OffsetTrimmedError):  # it was new, so the second call looks for collections
+        await place.cursors.commit("billing", 9)
+
+
+# -- listing -----------------------------------------------------------------------------------
+
+
+async def test_listing(place: Place) -> None:
+    for number in range(25):
+        await place.cursors.commit(f"c{number:02}", number + 1)
+    found = await place.cursors.list(strict=True)
+    assert [(cursor.name, cursor.position) for cursor in found] == [
+        (f"c{number:02}", number + 1) for number in range(25)
+    ]
+
+
+@pytest.mark.parametrize("key", ["cursor/foreign.txt", "cursor/a-b.json", "cursor/sub/a.json"])
+async def test_a_foreign_object(place: Place, key: str) -> None:
+    """Strict as wal3, whose collection stops; else it is left out."""
+    await place.cursors.commit("billing", 5)
+    await place.inner.put_if_absent(key, b"{}")
+    with pytest.raises(CorruptionError, match=key):
+        await place.cursors.list(strict=True)
+    assert [cursor.name for cursor in await place.cursors.list()] == ["billing"]
+
+
+async def test_a_damaged_cursor(place: Place) -> None:
+    await place.cursors.commit("billing", 5)
+    await place.inner.put_if_absent("cursor/other.json", b"{")
+    with pytest.raises(CorruptionError, match=r"cursor/other\.json"):
+        await place.cursors.list(strict=True)
+    assert [cursor.name for cursor in await place.cursors.list()] == ["billing"]
+
+
+async def test_deleted_while_listing(place: Place) -> None:
+    await place.cursors.commit("billing", 5)
+    place.store.on("get", call(lambda: place.other.delete("billing")))
+    assert await place.cursors.list(strict=True) == []
+
+
+# -- pins --------------------------------------------------------------------------------------
+
+
+async def test_a_pin_and_its_end(place: Place) -> None:
+    pin = await place.cursors.pin("report", 5, seconds=60)
+    assert pin.expires_us == place.clock.now_us() + 60_000_000
+    place.clock.advance(30)
+    assert (await place.cursors.renew("report", seconds=60)).position == 5
+    place.clock.advance(59)
+    moved = await place.cursors.commit("report", 9)
+    assert not moved.is_expired(place.clock.now_us())
+    place.clock.advance(1)
+    assert moved.is_expired(place.clock.now_us())
+    with pytest.raises(InvalidSettingsError):
+        await place.cursors.pin("report", 5, seconds=0)
+
+
+async def test_a_pin_moves_where_it_is_put(place: Place) -> None:
+    await place.cursors.pin("report", 15, seconds=60)
+    assert (await place.cursors.pin("report", 5, seconds=60)).position == 5
+
+
+async def test_a_cursor_does_not_become_a_pin(place: Place) -> None:
+    """Somebody relies on it for good."""
+    await place.cursors.commit("billing", 5)
+    with pytest.raises(InvalidSettingsError, match="holds for good"):
+        await place.cursors.pin("billing", 5, seconds=60)
+    with pytest.raises(InvalidSettingsError, match="no pin"):
+        await place.cursors.renew("billing", seconds=60)
+
+
+async def test_a_pin_that_is_gone_is_not_renewed(place: Place) -> None:
+    with pytest.raises(CursorMovedError):
+        await place.cursors.renew("report", seconds=60)
+
+
+# -- beside a collection -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", [1, 20])
+async def test_a_new_cursor_below_an_announced_collection(place: Place, position: int) -> None:
+    await place.announce(21)
+    with pytest.raises(OffsetTrimmedError) as told:
+        await place.cursors.commit("billing", position)
+    assert (told.value.requested, told.value.head) == (position, 21)
+    assert await place.other.load("billing") is None
+    assert (await place.cursors.commit("billing", 21)).position == 21
+
+
+async def test_a_new_cursor_below_the_head(place: Place) -> None:
+    place.drop(21)
+    with pytest.raises(OffsetTrimmedError):
+        await place.cursors.commit("billing", 20)
+    assert await place.other.load("billing") is None
+
+
+async def test_going_back_below_a_collection_is_undone(place: Place) -> None:
+    before = await place.cursors.commit("billing", 25)
+    await place.announce(21)
+    with pytest.raises(OffsetTrimmedError):
+        await place.cursors.rewind("billing", 15)
+    assert await place.other.load("billing") == before
+    assert (await place.cursors.rewind("billing", 22)).position == 22
+
+
+async def test_an_expired_pin_is_not_renewed_over_a_collection(place: Place) -> None:
+    pin = await place.cursors.pin("report", 5, seconds=60)
+    place.clock.advance(61)
+    place.drop(21)
+    with pytest.raises(OffsetTrimmedError):
+        await place.cursors.renew("report", seconds=60)
+    assert await place.other.load("report") == pin
+
+
+async def test_forward_asks_for_no_collection(place: Place) -> None:
+    """What lies there is held by where it stood."""
+    await place.cursors.commit("billing", 11)
+    await place.announce(11)
+    before = place.store.count("get").requests
+    await place.cursors.commit("billing", 12)
+    assert place.store.count("get").requests == before + 1
+
+
+async def test_an_undo_leaves_alone_what_somebody_else_did(place: Place) -> None:
+    place.drop(21)
+    place.store.on("head", call(lambda: place.other.commit("billing", 25)))
+    with pytest.raises(OffsetTrimmedError):
+        await place.cursors.commit("billing", 5)
+    found = await place.other.load("billing")
+    assert found is not None
+    assert found.position == 25
+
+
+@pytest.mark.parametrize("fault", [kill, happen_then_kill])
+@pytest.mark.parametrize("act", ["commit", "rewind", "pin", "renew", "delete"])
+async def test_killed_at_every_call(
+    impatient: RetryPolicy, fault: Callable[[], Fault], act: str
+) -> None:
+    """The object is as before or as asked, and the same call by another program does it."""
+    acts: dict[str, Callable[[CloudCursors], Awaitable[object]]] = {
+        "commit": lambda cursors: cursors.commit("billing", 12),
+        "rewind": lambda cursors: cursors.rewind("billing", 4),
+        "pin": lambda cursors: cursors.pin("report", 3, seconds=60),
+        "renew": lambda cursors: cursors.renew("report", seconds=90),
+        "delete": lambda cursors: cursors.delete("billing"),
+    }
+    for nth in range(1, 20):
+        place = Place(impatient)
+        await place.other.commit("billing", 9)
+        await place.other.pin("report", 7, seconds=60)
+        place.store.on("any", fault(), nth=nth)
+        try:
+            await acts[act](place.cursors)
+        except StoreKilled:
+            found = {cursor.name: cursor.position for cursor in await place.other.list(strict=True)}
+            assert found.get("billing") in {9, 12, 4, None}
+            assert found["report"] in {7, 3}
+            await acts[act](place.other)
+        found = {cursor.name: cursor.position for cursor in await place.other.list(strict=True)}
+        assert found.get("billing") == {"commit": 12, "rewind": 4, "delete": None}.get(act, 9)
+        assert found["report"] == (3 if act == "pin" else 7)
+        if not place.store.is_killed:
+            return
+    pytest.fail("it never got to its end")

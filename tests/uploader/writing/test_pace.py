@@ -1,0 +1,73 @@
+"""When fragments are cut: just in time for the change that takes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from uploader.writing.pace import Pace
+
+
+def pace(put: float = 100, publish: float = 100, *, interval: float = 20, most: int = 1) -> Pace:
+    """Return a pace that has seen requests of these times."""
+    found = Pace(interval_seconds=interval, max_publishing=most)
+    for _ in range(3):
+        found.note_put(put)
+        found.note_publish(publish)
+    return found
+
+
+def test_the_first_is_cut_at_once() -> None:
+    assert Pace(interval_seconds=20, max_publishing=1).due(1000, [], []) <= 1000
+    assert pace().due(1000, [], []) <= 1000
+
+
+def test_before_anything_is_known_only_the_interval_counts() -> None:
+    assert Pace(interval_seconds=20, max_publishing=1).due(1000, [1000], []) == 1020
+
+
+@pytest.mark.parametrize(
+    ("now", "cuts", "publishing", "due"),
+    [
+        (1001, [1000], [], 1100),  # put at 1100, swapped until 1200: the next one is put by then
+        (1150, [1100], [1100], 1200),  # the one from 1000 is being swapped until 1200
+        (1101, [1000], [1000], 1101),  # the swap that begins now lasts as long as the put
+        (1050, [], [1000], 1000),  # nothing will be there when the swap ends: at once
+        (1030, [1000], [950], 1100),
+    ],
+)
+def test_with_one_swap_at_a_time(now, cuts, publishing, due) -> None:
+    assert pace().due(now, cuts, publishing) == pytest.approx(due, abs=1.5)
+
+
+def test_a_little_too_late_is_not_a_swap_later() -> None:
+    """The timer never rings too early, so it always rings a little too late."""
+    assert pace().due(1100, [1000], [1095]) == 1095
+    assert pace().due(1120, [1000], [1095]) == 1195
+
+
+def test_quick_puts_wait_for_slow_swaps() -> None:
+    assert pace(put=10).due(1050, [1020], [1000]) == 1090
+
+
+def test_quick_swaps_need_no_waiting() -> None:
+    """A fragment for each swap, as fast as they come, but no more than the interval allows."""
+    assert pace(publish=5).due(1001, [1000], []) == pytest.approx(1020, abs=5)
+
+
+def test_with_changes_at_once_the_interval_counts() -> None:
+    chain = pace(most=8)
+    assert chain.due(1001, [1000], [990, 970, 950]) == pytest.approx(1020, abs=12.5)
+
+
+def test_one_outlier_changes_nothing() -> None:
+    found = pace()
+    found.note_put(60_000)
+    found.note_publish(60_000)
+    assert (found.put_seconds, found.publish_seconds) == (100, 100)
+
+
+def test_what_is_worth_a_little_waiting() -> None:
+    assert pace().hold_seconds(1000, cut=905, publishing=0) == 10
+    assert pace().hold_seconds(1000, cut=895, publishing=0) == 10
+    assert pace().hold_seconds(1000, cut=950, publishing=0) == 0
+    assert pace(most=8).hold_seconds(1000, cut=900, publishing=3) == 0

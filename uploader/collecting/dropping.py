@@ -1,0 +1,109 @@
+"""Dropping: takes announced garbage out of the manifest, unless a cursor came before the announcement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from uploader import cas
+from uploader.collecting.cutoff import lowest_cursor
+from uploader.collecting.garbage import Garbage, StaleGarbageError, apply_garbage
+from uploader.collecting.garbage_file import GarbageFile
+from uploader.cursors.cloud_cursor import CloudCursor
+from uploader.cursors.cloud_cursors import CloudCursors
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.root import Root
+from uploader.manifests.snapshot import Snapshot
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.errors import ContentionError, CorruptionError, OutcomeUnknownError, WalError
+from walstore.ports import Clock
+from walstore.threads import Worker
+
+
+class HeldError(WalError):
+    """A cursor holds what was announced as garbage, or there is no cursor any more."""
+
+    def __init__(self, message: str, *, cursor: CloudCursor | None) -> None:
+        super().__init__(message)
+        self.cursor = cursor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropping:
+    """Drops garbage from one log's manifest. One task at a time."""
+
+    store: ObjectStore
+    root: Root
+    file: GarbageFile
+    cursors: CloudCursors
+    retry: RetryPolicy
+    clock: Clock
+    worker: Worker
+    interval_seconds: float
+
+    async def put_snapshots(self, garbage: Garbage) -> None:
+        """Put the snapshots that the manifest will name, unless they are there.
+
+        CorruptionError if something else is; OutcomeUnknownError if the store does not say.
+        """
+        for snapshot in garbage.snapshots_to_make:
+            data = await self.worker.run(snapshot.serialise)
+            result = await cas.create(self.store, snapshot.path, data, retry=self.retry)
+            if result.outcome is cas.Outcome.UNKNOWN:
+                raise OutcomeUnknownError(
+                    f"{self.store.url} did not say whether {snapshot.path} was put; collect again",
+                    retriable=True,
+                ) from result.cause
+            if result.outcome is cas.Outcome.LOST:
+                await self.worker.run(_check_same, snapshot, result.data)
+
+    async def drop(self, garbage: Garbage) -> None:
+        """Look at the cursors, and swap the manifest for one without the garbage.
+
+        Returns also if it was dropped before. HeldError if a cursor keeps it; StaleGarbageError if the
+        manifest cannot drop it; ContentionError if it is announced no more, or if that took so long that
+        the cursors have to be looked at again; else what changing the manifest raises.
+        """
+        looked_at = self.clock.monotonic()
+        found, _ = await self.file.load()
+        if found != garbage:
+            raise ContentionError("another collector has finished or given it up", retriable=True)
+        cursors = await self.cursors.list(strict=True)
+        lowest = lowest_cursor(cursors, self.clock.now_us())
+        if lowest is None:
+            raise HeldError("all cursors are gone, so nothing may be collected", cursor=None)
+        if lowest.position < garbage.first_to_keep:
+            raise HeldError(
+                f"cursor {lowest.name} stands at {lowest.position}, "
+                f"below the announced end {garbage.first_to_keep}",
+                cursor=lowest,
+            )
+
+        def make(manifest: Manifest) -> Manifest | None:
+            took = self.clock.monotonic() - looked_at
+            if took > self.interval_seconds / 2 > 0:
+                raise ContentionError(
+                    f"it took {took:.0f} s from the cursors to the manifest; collect again",
+                    retriable=True,
+                )
+            try:
+                return apply_garbage(manifest, garbage)
+            except CorruptionError as error:
+                raise StaleGarbageError(
+                    f"the garbage does not fit the manifest: {error}"
+                ) from error
+
+        await self.root.change(make)
+
+
+def _check_same(made: Snapshot, data: bytes | None) -> None:
+    """Raise CorruptionError unless the object holds the same records, by whomever it was made."""
+    found = None if data is None else Snapshot.parse(data, path=made.path)
+    if found is not None:
+        found.scrub()
+        own, other = made.pointer(), found.pointer()
+        if (own.setsum, own.start, own.limit) == (other.setsum, other.start, other.limit):
+            return
+    raise CorruptionError(
+        "a snapshot is not what its key says", path=made.path, expected=made, found=found
+    )

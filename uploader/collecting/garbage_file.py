@@ -1,0 +1,56 @@
+"""GarbageFile: the object ``gc/GARBAGE``, by which collectors agree: one announces, any may finish.
+
+Owns its compare-and-swap. It is created by the first collection, and never deleted: an empty document says
+that no collection is under way, as in wal3, since stores have no conditional delete.
+"""
+
+from __future__ import annotations
+
+from uploader import cas, layout
+from uploader.collecting.garbage import Garbage
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.errors import OutcomeUnknownError
+from walstore.threads import Worker
+
+
+class GarbageFile:
+    """The announced collection of one log."""
+
+    def __init__(self, store: ObjectStore, *, retry: RetryPolicy, worker: Worker) -> None:
+        self._store = store
+        self._retry = retry
+        self._worker = worker
+
+    async def load(self) -> tuple[Garbage, str | None]:
+        """Return the announced garbage, empty if there is none, and the ETag, None without an object.
+
+        CorruptionError if the document is damaged.
+        """
+        try:
+            stored = await self._store.get(layout.GARBAGE)
+        except ObjectNotFoundError:
+            return Garbage(), None
+        return await self._worker.run(Garbage.parse, stored.data), stored.etag
+
+    async def swap(self, garbage: Garbage, etag: str | None) -> str | None:
+        """Announce garbage in the place of what ``etag`` names; return the new ETag.
+
+        None if somebody else was quicker. OutcomeUnknownError if the store does not say.
+        """
+        data = await self._worker.run(garbage.serialise)
+        if etag is None:
+            result = await cas.create(self._store, layout.GARBAGE, data, retry=self._retry)
+        else:
+            result = await cas.swap(self._store, layout.GARBAGE, data, etag, retry=self._retry)
+        if result.outcome is cas.Outcome.UNKNOWN:
+            raise OutcomeUnknownError(
+                f"{self._store.url} did not say whether {layout.GARBAGE} was written; collect again",
+                retriable=True,
+            ) from result.cause
+        return result.etag if result.outcome is cas.Outcome.COMMITTED else None
+
+    async def clear(self, etag: str) -> bool:
+        """Say that what ``etag`` names is done with; return False if somebody else did."""
+        return await self.swap(Garbage(), etag) is not None

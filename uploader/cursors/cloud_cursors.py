@@ -1,0 +1,311 @@
+"""CloudCursors: the named cursors and pins of a log in object storage. A cursor keeps what lies behind it.
+
+Owns the objects under ``cursor/``: created if absent, swapped by ETag, read back when an answer is lost.
+Never reads records and never touches the manifest.
+
+A cursor that is new, that goes back, or that may have expired asks for records that a collector may be about
+to drop. So it is written first and looks for a collection afterwards, while a collector announces a
+collection first and looks for cursors afterwards: one of the two sees the other (docs/collection.md). If it
+came too late the change is undone and the caller is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from uploader import cas, layout
+from uploader.collecting.garbage import Garbage
+from uploader.cursors.cloud_cursor import CloudCursor
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.roots import find_root
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.errors import (
+    CorruptionError,
+    CursorMovedError,
+    InvalidSettingsError,
+    LogNotFoundError,
+    OffsetTrimmedError,
+    OutcomeUnknownError,
+)
+from walstore.locks import this_process
+from walstore.ports import Clock
+from walstore.threads import Worker
+
+logger = logging.getLogger("walstore")
+
+_MICROSECONDS: Final = 1_000_000
+_AT_ONCE: Final = 10
+
+
+class CloudCursors:
+    """The cursors of one log, as one program sees them. Any number of tasks may call it.
+
+    All methods pass on the store's errors. When one that changes a cursor is cancelled, the change may
+    happen all the same, without the look for a collection: a reader from there may then be told that
+    its records are gone.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        newest: Callable[[], Awaitable[Manifest]],
+        retry: RetryPolicy,
+        clock: Clock,
+        writer: str,
+    ) -> None:
+        """``newest`` reads the log's newest manifest; ``writer`` names this program in the objects."""
+        self._store = store
+        self._newest = newest
+        self._retry = retry
+        self._clock = clock
+        self._writer = writer
+        # Cursors that were written, maybe, and did not look for a collection yet.
+        self._unchecked: set[str] = set()
+
+    @classmethod
+    def of_store(
+        cls, store: ObjectStore, *, retry: RetryPolicy, clock: Clock, worker: Worker
+    ) -> CloudCursors:
+        """Return the cursors of the log in ``store``, written in the name of this process."""
+
+        async def newest() -> Manifest:
+            root = await find_root(store, retry=retry, worker=worker)
+            if not root.is_known:
+                raise LogNotFoundError(f"there is no log at {store.url}", location=store.url)
+            return root.manifest
+
+        return cls(store, newest=newest, retry=retry, clock=clock, writer=this_process())
+
+    async def load(self, name: str) -> CloudCursor | None:
+        """Return a cursor, or None if there is none of that name.
+
+        InvalidSettingsError for a name that none can have, CorruptionError if the object is damaged.
+        """
+        try:
+            stored = await self._store.get(layout.cursor_path(name))
+        except ObjectNotFoundError:
+            return None
+        return CloudCursor.parse(stored.data, name=name, etag=stored.etag)
+
+    async def list(self, *, strict: bool = False) -> list[CloudCursor]:
+        """Return all cursors, by name.
+
+        Objects in the folder that are no cursors are left out with a warning; with ``strict`` they are a
+        CorruptionError, as in wal3, since one of them might be a cursor that somebody relies on.
+        """
+        names: list[str] = []
+        async for listed in self._store.list(layout.CURSOR_FOLDER):
+            try:
+                names.append(layout.parse_cursor_path(listed.key))
+            except ValueError as error:
+                if strict:
+                    raise CorruptionError(
+                        "this is not the key of a cursor; remove the object", path=listed.key
+                    ) from error
+                logger.warning("%s is not a cursor", listed.key)
+        found: list[CloudCursor] = []
+        for low in range(0, len(names), _AT_ONCE):
+            loading = (
+                self._load_listed(name, strict=strict) for name in names[low : low + _AT_ONCE]
+            )
+            for loaded in await asyncio.gather(*loading, return_exceptions=True):
+                if isinstance(loaded, BaseException):
+                    raise loaded
+                if loaded is not None:
+                    found.append(loaded)
+        return found
+
+    async def commit(
+        self, name: str, position: int, *, seen: CloudCursor | None = None
+    ) -> CloudCursor:
+        """Move a cursor forward to ``position``, or create it there; durable when it returns.
+
+        ``position`` is the offset of the next record that its reader wants, 1 or more. With ``seen``, only
+        if nobody else moved it since. A pin keeps its expiry. ValueError if the cursor stands further on
+        (see :meth:`rewind`), CursorMovedError if it is not as seen, OffsetTrimmedError if it is new and
+        what it asks for is collected, or being collected: then it is as it was before.
+        OutcomeUnknownError if the store does not say what became of it; call again.
+        """
+        return await self._move(name, position, seen=seen)
+
+    async def rewind(
+        self, name: str, position: int, *, seen: CloudCursor | None = None
+    ) -> CloudCursor:
+        """Move a cursor to ``position``, also back. Else as :meth:`commit`."""
+        return await self._move(name, position, seen=seen, is_rewind=True)
+
+    async def pin(self, name: str, position: int, *, seconds: float) -> CloudCursor:
+        """Keep everything from ``position`` on for so many seconds from now; more than 0.
+
+        Creates the pin, or moves it wherever it stands. InvalidSettingsError if there is a cursor of that
+        name that is no pin; else as :meth:`commit`.
+        """
+        return await self._move(name, position, expires_us=self._expiry(seconds), is_rewind=True)
+
+    async def renew(self, name: str, *, seconds: float) -> CloudCursor:
+        """Let a pin hold for so many seconds from now, where it stands.
+
+        CursorMovedError if it is gone; InvalidSettingsError if it is no pin; OffsetTrimmedError if its time
+        was over and its records were collected. Else as :meth:`commit`.
+        """
+        expires_us = self._expiry(seconds)
+        while True:
+            found = await self.load(name)
+            if found is None:
+                raise _moved(name, expected=None, found=None)
+            if found.expires_us is None:
+                raise InvalidSettingsError(f"cursor {name!r} holds for good; it is no pin")
+            made = dataclasses.replace(found, expires_us=expires_us)
+            written = await self._write(found, made)
+            if written is not None:
+                return written
+
+    async def delete(self, name: str) -> None:
+        """Remove a cursor, so that it holds nothing any more; no error if there is none."""
+        await self._store.delete([layout.cursor_path(name)])
+        self._unchecked.discard(name)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _load_listed(self, name: str, *, strict: bool) -> CloudCursor | None:
+        try:
+            return await self.load(name)
+        except CorruptionError as error:
+            if strict:
+                raise
+            logger.warning("cursor %s is damaged: %s", name, error)
+            return None
+
+    def _expiry(self, seconds: float) -> int:
+        if not seconds > 0:
+            raise InvalidSettingsError(f"a pin holds for more than 0 seconds, not {seconds}")
+        return self._clock.now_us() + round(seconds * _MICROSECONDS)
+
+    async def _move(
+        self,
+        name: str,
+        position: int,
+        *,
+        seen: CloudCursor | None = None,
+        expires_us: int | None = None,
+        is_rewind: bool = False,
+    ) -> CloudCursor:
+        if isinstance(position, bool) or not isinstance(position, int):
+            raise TypeError(f"an offset is an int, not {type(position).__name__}")
+        if not layout.FIRST_OFFSET <= position <= layout.MAX_U64:
+            raise ValueError(f"a cursor stands at offset 1 or behind, not at {position}")
+        while True:
+            found = await self.load(name)
+            if seen is not None and (found is None or found.etag != seen.etag):
+                raise _moved(name, expected=seen, found=found)
+            if found is not None and position < found.position and not is_rewind:
+                raise ValueError(
+                    f"commit({position}) would move cursor {name!r} back from {found.position}; "
+                    "use rewind() if that is meant"
+                )
+            if expires_us is not None and found is not None and found.expires_us is None:
+                raise InvalidSettingsError(
+                    f"cursor {name!r} holds for good; give the pin another name"
+                )
+            made = CloudCursor(
+                name=name,
+                position=position,
+                epoch_us=0,
+                writer=self._writer,
+                expires_us=found.expires_us if found and expires_us is None else expires_us,
+            )
+            written = await self._write(found, made)
+            if written is not None:
+                return written
+
+    async def _write(self, found: CloudCursor | None, made: CloudCursor) -> CloudCursor | None:
+        """Put a cursor in the place of ``found``; None if another one was quicker."""
+        now_us = self._clock.now_us()
+        if found is None or made.position < found.position or found.expires_us is not None:
+            self._unchecked.add(made.name)
+        elif _is_same(found, made) and made.name not in self._unchecked:
+            return found
+        made = dataclasses.replace(made, epoch_us=now_us, writer=self._writer)
+        etag = await self._put(found, made)
+        if etag is None:
+            return None
+        made = dataclasses.replace(made, etag=etag)
+        if made.name in self._unchecked:
+            await self._check_kept(found, made)
+            self._unchecked.discard(made.name)
+        return made
+
+    async def _put(self, found: CloudCursor | None, made: CloudCursor) -> str | None:
+        key, data = layout.cursor_path(made.name), made.serialise()
+        if found is None:
+            result = await cas.create(self._store, key, data, retry=self._retry)
+        else:
+            assert found.etag is not None
+            result = await cas.swap(self._store, key, data, found.etag, retry=self._retry)
+        if result.outcome is cas.Outcome.UNKNOWN:
+            raise OutcomeUnknownError(
+                f"{self._store.url} did not say whether cursor {made.name!r} was written; call again",
+                retriable=True,
+            ) from result.cause
+        return result.etag if result.outcome is cas.Outcome.COMMITTED else None
+
+    async def _check_kept(self, before: CloudCursor | None, made: CloudCursor) -> None:
+        """Look for a collection; undo the change and raise OffsetTrimmedError if it comes too late.
+
+        The announced one first, then the manifest: one that is finished in between shows there.
+        """
+        head = await self._announced_head()
+        manifest = await self._newest()
+        head = max(head, manifest.oldest_offset)
+        if made.position >= head:
+            return
+        await self._undo(before, made)
+        self._unchecked.discard(made.name)
+        raise OffsetTrimmedError(
+            f"what cursor {made.name!r} asks for is being collected, or was",
+            requested=made.position,
+            head=head,
+            tail=manifest.next_offset,
+        )
+
+    async def _announced_head(self) -> int:
+        try:
+            stored = await self._store.get(layout.GARBAGE)
+        except ObjectNotFoundError:
+            return layout.FIRST_OFFSET
+        return Garbage.parse(stored.data).first_to_keep
+
+    async def _undo(self, before: CloudCursor | None, made: CloudCursor) -> None:
+        """Put back what was there, unless somebody else has changed it since."""
+        if before is not None:
+            await self._put(dataclasses.replace(before, etag=made.etag), before)
+            return
+        key = layout.cursor_path(made.name)
+        info = await self._store.head(key)
+        if info is not None and info.etag == made.etag:
+            await self._store.delete([key])
+
+
+def _is_same(found: CloudCursor | None, made: CloudCursor) -> bool:
+    return found is not None and (found.position, found.expires_us) == (
+        made.position,
+        made.expires_us,
+    )
+
+
+def _moved(
+    name: str, *, expected: CloudCursor | None, found: CloudCursor | None
+) -> CursorMovedError:
+    return CursorMovedError(
+        f"cursor {name!r} was " + ("deleted" if found is None else "moved by another program"),
+        expected=None if expected is None else expected.position,
+        actual=None if found is None else found.position,
+        cursor=name,
+    )

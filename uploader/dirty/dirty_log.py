@@ -1,0 +1,212 @@
+"""DirtyLog: which of very many logs were written, at a cost that grows with what is written.
+
+To look for work in each of a million logs takes a million requests, though few were written. So who writes
+many logs notes each fragment that he publishes in one log more, the dirty log, with a record of some
+hundred bytes. Who compacts them reads that one, and rolls it up: what is still to be done is written again
+at its end, and the cursor moves on, so that the beginning can be collected.
+
+What must not happen is that a fragment is in a log and nobody is told. So it is noted before it is
+published; and what survives a roll-up is written again before the cursor moves. A crash in between leaves
+markers twice, which are joined when they are read. So a marker may be about records that never came to be,
+or were compacted already: markers are hints, and the manifest of the log in question is the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from uploader.cloud_log import CloudLog
+from uploader.cloud_writer import CloudWriter
+from uploader.cursors.cloud_cursor import CloudCursor
+from uploader.cursors.cloud_cursors import CloudCursors
+from uploader.dirty.dirty_marker import Dirty, Purge, coalesce, parse_marker
+from uploader.manifests.entries import Fragment
+from uploader.manifests.manifest import Manifest
+from uploader.stores import open_store
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.writing.noting import Note
+from uploader.writing.writer_settings import WriterSettings
+from walstore.clock import SystemClock
+from walstore.ports import Clock
+from walstore.resource import Opening
+
+_CURSOR: Final = "stable_prefix"
+_MARKERS_AT_ONCE: Final = 4096
+_WORTH_WHILE: Final = 2
+"""A roll-up that would write more than one marker for so many that it read is left for later."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolledUp:
+    """What :meth:`DirtyLog.roll_up` has done."""
+
+    markers: int
+    """Markers that were read."""
+    logs: int
+    """Logs that were dirty by them."""
+    kept: int
+    """Logs that still are; each has one marker again if the cursor moved."""
+    position: int
+    """Where the cursor stands: what comes before may be collected."""
+
+
+class DirtyLog:
+    """One log of markers. Make one with :meth:`open`; any number of tasks may call it.
+
+    Several programs may write one, or each its own; one at a time rolls it up.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        settings: WriterSettings | None = None,
+        store: ObjectStore | None = None,
+        retry: RetryPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> Opening[DirtyLog]:
+        """Open the dirty log under ``url``, creating it if there is none.
+
+        Raises as :meth:`uploader.cloud_writer.CloudWriter.open`. The options are the same.
+        """
+
+        async def open_it() -> DirtyLog:
+            ticking = clock or SystemClock()
+            policy = retry or RetryPolicy(clock=ticking)
+            used = store if store is not None else open_store(url)
+            writer = await CloudWriter.open(
+                url, settings=settings, store=used, retry=policy, clock=ticking
+            )
+            try:
+                log = await CloudLog.open(url, store=used, retry=policy, clock=ticking)
+            except BaseException:
+                await writer.aclose()
+                raise
+            return cls(writer, log, used, policy, ticking)
+
+        return Opening(open_it)
+
+    def __init__(
+        self,
+        writer: CloudWriter,
+        log: CloudLog,
+        store: ObjectStore,
+        retry: RetryPolicy,
+        clock: Clock,
+    ) -> None:
+        """Not for callers; see :meth:`open`."""
+        self._writer = writer
+        self._log = log
+        self._clock = clock
+        self._cursors = CloudCursors(
+            store, newest=self._newest, retry=retry, clock=clock, writer="walstore dirty log"
+        )
+        self._rolling = asyncio.Lock()
+
+    @property
+    def url(self) -> str:
+        """Where the dirty log lies, without credentials."""
+        return self._log.url
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def note_for(self, name: str) -> Note:
+        """Return what a writer of the log called ``name`` is to be given, to note what it publishes."""
+
+        async def note(fragments: Sequence[Fragment]) -> None:
+            if fragments:
+                await self.mark(name, fragments[0].start, fragments[-1].limit)
+
+        return note
+
+    async def mark(self, name: str, start: int, limit: int) -> None:
+        """Note that ``[start, limit)`` is about to be in the log called ``name``.
+
+        Returns when it is in the dirty log; raises as :meth:`uploader.cloud_writer.CloudWriter.append`.
+        Marks that are made at the same time share a fragment.
+        """
+        made = Dirty(name=name, start=start, limit=limit, first_us=self._clock.now_us())
+        await self._writer.append(made.serialise())
+
+    async def purge(self, name: str) -> None:
+        """Note that there is no such log any more; what was noted of it before does not count."""
+        await self._writer.append(Purge(name).serialise())
+
+    # -- reading -----------------------------------------------------------------------------
+
+    async def dirty(self) -> list[Dirty]:
+        """Return one entry for each log that has something to do, the longest waiting first.
+
+        Reads the dirty log from its cursor on. CorruptionError if it holds anything but markers.
+        """
+        _, known, _ = await self._read(await self._cursors.load(_CURSOR))
+        return sorted(known.values(), key=lambda dirty: (dirty.first_us, dirty.name))
+
+    async def roll_up(self, compacted: Mapping[str, int]) -> RolledUp:
+        """Forget what was done, write the rest again at the end, and move the cursor behind the beginning.
+
+        ``compacted`` says of logs up to which offset they are done. Does nothing if there is nothing to be
+        gained. CursorMovedError if another program has rolled it up meanwhile: what it did counts, too.
+        Killed or cancelled anywhere, nothing is forgotten that is not done; call again.
+        """
+        async with self._rolling:
+            cursor = await self._cursors.load(_CURSOR)
+            if cursor is None:
+                cursor = await self._cursors.commit(_CURSOR, (await self._newest()).oldest_offset)
+            markers, known, end = await self._read(cursor)
+            kept = [rest for dirty in known.values() if (rest := _rest(dirty, compacted))]
+            position = cursor.position
+            if len(kept) * _WORTH_WHILE <= markers or len(kept) < len(known):
+                for low in range(0, len(kept), _MARKERS_AT_ONCE):
+                    part = kept[low : low + _MARKERS_AT_ONCE]
+                    await self._writer.append_many([dirty.serialise() for dirty in part])
+                if end > position:
+                    await self._cursors.commit(_CURSOR, end, seen=cursor)
+                    position = end
+            return RolledUp(markers=markers, logs=len(known), kept=len(kept), position=position)
+
+    async def aclose(self) -> None:
+        """Write what was noted, and release connections and threads; twice is allowed."""
+        try:
+            await self._writer.aclose()
+        finally:
+            await self._log.aclose()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _read(self, cursor: CloudCursor | None) -> tuple[int, dict[str, Dirty], int]:
+        """Return how many markers there are behind the cursor, what they say, and where they end."""
+        await self._log.refresh()
+        start = self._log.head if cursor is None else cursor.position
+        end = self._log.tail
+        known: dict[str, Dirty] = {}
+        count = 0
+        async with self._log.reader(start, stop=end) as reader:
+            async for batch in reader.batches():
+                path = f"{self.url} at offset {batch.start}"
+                coalesce(known, (parse_marker(value, path=path) for value in batch.values))
+                count += len(batch)
+        return count, known, end
+
+    async def _newest(self) -> Manifest:
+        await self._log.refresh()
+        return self._log.manifest
+
+
+def _rest(dirty: Dirty, compacted: Mapping[str, int]) -> Dirty | None:
+    """Return what is left to do of a log, one roll-up older; None if nothing is."""
+    start = max(dirty.start, compacted.get(dirty.name, 0))
+    if start >= dirty.limit:
+        return None
+    return Dirty(
+        name=dirty.name,
+        start=start,
+        limit=dirty.limit,
+        first_us=dirty.first_us,
+        reinserted=dirty.reinserted + 1,
+    )

@@ -1,0 +1,111 @@
+"""Markers of a dirty log: which log was written where, as values. Pure.
+
+Owns their JSON form, which is that of wal3's service (its ``collection_id`` is the name of the log here), and
+how many markers become one entry per log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from uploader.manifests.document import Fields, check_u64, serialise
+from walstore.errors import CorruptionError
+
+_CLEAR = b'"clear"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dirty:
+    """A stretch of a log that was written and not yet compacted, as far as the dirty log knows."""
+
+    name: str
+    """Which log."""
+    start: int
+    """Offset of the first record."""
+    limit: int
+    """Offset after the last one."""
+    first_us: int
+    """When the first of it was noted, in microseconds since 1970 UTC; it stays through roll-ups."""
+    reinserted: int = 0
+    """How many roll-ups it has survived."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that do not fit 64 bits, and an empty stretch; ValueError."""
+        check_u64(start=self.start, limit=self.limit, first_us=self.first_us)
+        if self.start >= self.limit or self.reinserted < 0:
+            raise ValueError(f"not a stretch of a log: {self}")
+
+    def serialise(self) -> bytes:
+        """Return the record that notes it."""
+        return serialise(
+            {
+                "mark_dirty": {
+                    "collection_id": self.name,
+                    "log_position": self.start,
+                    "num_records": self.limit - self.start,
+                    "reinsert_count": self.reinserted,
+                    "initial_insertion_epoch_us": self.first_us,
+                }
+            }
+        )
+
+    def join(self, other: Dirty) -> Dirty:
+        """Return the stretch that covers both. Joining what is in it already changes nothing."""
+        return Dirty(
+            name=self.name,
+            start=min(self.start, other.start),
+            limit=max(self.limit, other.limit),
+            first_us=min(self.first_us, other.first_us),
+            reinserted=max(self.reinserted, other.reinserted),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """A log is gone: what was noted of it before does not matter any more."""
+
+    name: str
+    """Which log."""
+
+    def serialise(self) -> bytes:
+        """Return the record that says so."""
+        return serialise({"purge": {"collection_id": self.name}})
+
+
+def parse_marker(data: bytes, *, path: str) -> Dirty | Purge | None:
+    """Read a record; None if it means nothing. CorruptionError, naming ``path``, if it is no marker."""
+    if data == _CLEAR:
+        return None
+    fields = Fields.parse(data, path=path)
+    if (dirty := _object(fields, "mark_dirty", path)) is not None:
+        start = dirty.number("log_position")
+        try:
+            return Dirty(
+                name=dirty.text("collection_id"),
+                start=start,
+                limit=start + dirty.number("num_records"),
+                reinserted=dirty.number("reinsert_count"),
+                first_us=dirty.number("initial_insertion_epoch_us"),
+            )
+        except ValueError as error:
+            raise CorruptionError(f"a marker of nothing ({error})", path=path) from error
+    if (purge := _object(fields, "purge", path)) is not None:
+        return Purge(purge.text("collection_id"))
+    raise CorruptionError("neither a marker nor a purge", path=path)
+
+
+def coalesce(known: dict[str, Dirty], markers: Iterable[Dirty | Purge | None]) -> None:
+    """Take markers, in their order, into what is known of each log."""
+    for marker in markers:
+        if isinstance(marker, Purge):
+            known.pop(marker.name, None)
+        elif marker is not None:
+            before = known.get(marker.name)
+            known[marker.name] = marker if before is None else before.join(marker)
+
+
+def _object(fields: Fields, name: str, path: str) -> Fields | None:
+    found: Any = fields.raw(name)
+    return Fields(found, path=path, place=name) if isinstance(found, dict) else None

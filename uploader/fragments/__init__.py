@@ -1,0 +1,1 @@
+"""Fragments: the Parquet files that hold a log's records in object storage."""

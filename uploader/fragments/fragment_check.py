@@ -1,0 +1,88 @@
+"""All that can be wrong with one fragment, told from its bytes and its entry. Pure, but slow: for threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+import pyarrow.compute as pc
+
+from uploader.fragments import fragment_columns, fragment_file
+from uploader.integrity.findings import RESTORE, Finding, Severity, of_error
+from uploader.manifests.entries import Fragment
+from uploader.setsum import Setsum
+from walstore.errors import CorruptionError, FormatVersionError
+
+_REWRITE: Final = "nothing is lost, but searches go wrong; fork the log with a writer of records"
+
+
+class Fate(Enum):
+    """What became of the look at a fragment."""
+
+    READ = "read"
+    """It was read, and maybe found wrong."""
+    LOST = "lost"
+    """It is not there, and should be."""
+    COLLECTED = "collected"
+    """It was collected meanwhile."""
+    UNAVAILABLE = "unavailable"
+    """The store did not give it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the look at one fragment gave."""
+
+    entry: Fragment
+    """What the manifest says of it."""
+    findings: tuple[Finding, ...] = ()
+    """All that is wrong with it."""
+    fate: Fate = Fate.READ
+    """Whether it was read."""
+    setsum: Setsum = field(default_factory=Setsum)
+    """Sum of the records it holds; zero if it cannot be read."""
+    times_us: tuple[int, int] | None = None
+    """Times of its oldest and newest record; None if it cannot be read."""
+
+
+def check_fragment(data: bytes, entry: Fragment) -> Checked:
+    """Look at a whole object that should be the fragment ``entry``."""
+    found: list[Finding] = []
+    try:
+        content = fragment_file.read(data, path=entry.path)
+        footer = fragment_file.read_footer(data, path=entry.path)
+    except (CorruptionError, FormatVersionError) as error:
+        if len(data) != entry.num_bytes:
+            found.append(_differs(entry, "length", entry.num_bytes, len(data)))
+        return Checked(entry, (*found, of_error(error)))
+    setsum = fragment_columns.setsum_of_column(
+        content.records.column("value"), content.start, content.timestamp_us
+    )
+    for title, stated, held in (
+        ("length", entry.num_bytes, len(data)),
+        ("first offset", entry.start, content.start),
+        ("limit", entry.limit, content.limit),
+        ("setsum", entry.setsum.hexdigest(), setsum.hexdigest()),
+    ):
+        if stated != held:
+            found.append(_differs(entry, title, stated, held))
+    bounds = pc.min_max(content.records.column("timestamp_us"))
+    times = int(bounds["min"].as_py()), int(bounds["max"].as_py())
+    if footer.times_us not in {None, times}:
+        found.append(
+            _misleads(entry, "its footer has other times than its records", footer.times_us, times)
+        )
+    for stream in pc.unique(content.records.column("stream")).to_pylist():
+        if stream is not None and not footer.streams.may_hold(stream):
+            found.append(_misleads(entry, "its footer denies a stream that it holds", stream, None))
+    return Checked(entry, tuple(found), setsum=setsum, times_us=times)
+
+
+def _differs(entry: Fragment, title: str, expected: object, found: object) -> Finding:
+    what = f"its {title} is not what the manifest says"
+    return Finding(Severity.ERROR, entry.path, what, RESTORE, expected, found)
+
+
+def _misleads(entry: Fragment, what: str, expected: object, found: object) -> Finding:
+    return Finding(Severity.WARNING, entry.path, what, _REWRITE, expected, found)

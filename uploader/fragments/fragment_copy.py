@@ -1,0 +1,81 @@
+"""FragmentCopier: takes fragments of one log over into another, byte for byte, and proves each.
+
+What arrives is what the source's manifest promises: length, offsets, and the hash of every record. The
+last fragment may be cut, so that it ends earlier. Copying what is there already puts nothing.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from uploader.errand import put_anyhow
+from uploader.fragments.fragment import (
+    decode_fragment,
+    encode_fragment,
+    fragment_timestamp,
+    verify_fragment,
+)
+from uploader.manifests.entries import Fragment
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.errors import CorruptionError
+from walstore.threads import Worker
+
+
+class FragmentCopier:
+    """Copies fragments from one store to another. Any number of tasks may call it."""
+
+    def __init__(
+        self,
+        source: ObjectStore,
+        target: ObjectStore,
+        *,
+        is_resumed: bool,
+        retry: RetryPolicy,
+        worker: Worker,
+    ) -> None:
+        """``is_resumed``: look into the target first, since an earlier attempt may have put much."""
+        self._source = source
+        self._target = target
+        self._is_resumed = is_resumed
+        self._retry = retry
+        self._worker = worker
+
+    async def copy(self, entry: Fragment, stop: int) -> Fragment:
+        """Copy the records of a fragment before ``stop``; return the entry of the copy.
+
+        Its number and first offset stay; its key is that of the default layout. ObjectNotFoundError if
+        the source has it no more, CorruptionError if it is not what its entry says.
+        """
+        whole = Fragment.numbered(
+            entry.seq_no,
+            start=entry.start,
+            limit=entry.limit,
+            num_bytes=entry.num_bytes,
+            setsum=entry.setsum,
+        )
+        if stop >= entry.limit and self._is_resumed and await self._is_there(whole):
+            return whole
+        data = await self._source.get_range(entry.path, 0, entry.num_bytes + 1)
+        await self._worker.run(verify_fragment, data, entry)
+        if stop < entry.limit:
+            data, whole = await self._worker.run(partial(_cut, data, entry, stop))
+        await put_anyhow(self._target, whole.path, data, retry=self._retry)
+        return whole
+
+    async def _is_there(self, entry: Fragment) -> bool:
+        try:
+            data = await self._target.get_range(entry.path, 0, entry.num_bytes + 1)
+            await self._worker.run(verify_fragment, data, entry)
+        except (ObjectNotFoundError, CorruptionError):
+            return False
+        return True
+
+
+def _cut(data: bytes, entry: Fragment, stop: int) -> tuple[bytes, Fragment]:
+    """Return the fragment that ends at ``stop``, with the same number and time."""
+    batch = decode_fragment(data, entry).slice(entry.start, stop)
+    timestamp_us = fragment_timestamp(data, path=entry.path)
+    encoded = encode_fragment([batch], timestamp_us=timestamp_us)
+    return encoded.data, encoded.entry(entry.seq_no)

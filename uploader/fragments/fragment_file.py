@@ -1,0 +1,305 @@
+"""Fragments as Parquet files: columns, how they are stored, and what a reader insists on.
+
+Owns everything that touches Parquet. wal3's reader takes three columns by name and wants exactly these
+Arrow types; ours follow and are ignored by it. Knows nothing of manifests and setsums; never does I/O.
+
+How columns are stored, and why:
+  * body: zstd level 1. Level 3 saves 8 % on text and takes half as long again. No dictionary, and no
+    statistics: those keep whole values, which makes small fragments five times as long.
+  * offset and times: deltas, which takes no room, with statistics, so that time can be searched.
+  * every page has a CRC-32. Readers of ours check it, so damage shows without hashing any record, also
+    in the columns that no setsum covers.
+  * the footer says which streams there are, so that a reader of one stream can do with the footers of the
+    fragments that have none of it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from uploader.fragments.bloom import StreamSet
+from uploader.layout import MAX_U64
+from walstore.arrow import HEADERS_TYPE, SCHEMA
+from walstore.errors import CorruptionError, FormatVersionError
+
+FORMAT_KEY: Final = b"walstore.fragment"
+FORMAT_VERSION: Final = b"1"
+"""Footer entry of files of ours, which must then have all of our columns."""
+STREAMS_KEY: Final = b"walstore.streams"
+"""Footer entry that says which streams there are; see ``bloom.py``."""
+WRITER_KEY: Final = b"walstore.writer"
+"""Footer entry that names who made the file, if that matters."""
+
+WAL3_FIELDS: Final = (
+    pa.field("offset", pa.uint64(), nullable=False),
+    pa.field("timestamp_us", pa.uint64(), nullable=False),
+    pa.field("body", pa.binary(), nullable=False),
+)
+OUR_FIELDS: Final = (
+    pa.field("record_timestamp_us", pa.uint64(), nullable=False),
+    pa.field("stream", pa.string()),
+    pa.field("key", pa.binary()),
+    pa.field("headers", HEADERS_TYPE),
+)
+FILE_SCHEMA: Final = pa.schema([*WAL3_FIELDS, *OUR_FIELDS], metadata={FORMAT_KEY: FORMAT_VERSION})
+
+ROW_GROUP_ROWS: Final = 128 * 1024
+ROW_GROUP_BYTES: Final = 8 * 1024 * 1024
+"""A row group has at most so many rows and about so many bytes, so that a part can be read alone."""
+PAGE_BYTES: Final = 1024 * 1024
+FOOTER_END_BYTES: Final = 8
+"""The last bytes of a file: the length of its footer, and a magic."""
+_MAGIC: Final = b"PAR1"
+_PAGE_CHECK_ROWS: Final = 1024
+
+_STORED_AS: Final[dict[str, Any]] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": ["timestamp_us", "stream", "headers.key_value.key"],
+    "column_encoding": {
+        "offset": "DELTA_BINARY_PACKED",
+        "record_timestamp_us": "DELTA_BINARY_PACKED",
+    },
+    "write_statistics": ["offset", "timestamp_us", "record_timestamp_us"],
+    "write_page_checksum": True,
+    "data_page_size": PAGE_BYTES,
+    "store_schema": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a fragment holds, checked as far as that goes without knowing its manifest entry."""
+
+    records: pa.Table
+    """The records, in the columns of ``walstore.arrow.SCHEMA``."""
+    timestamp_us: int
+    """The fragment's time, which is part of each record's setsum."""
+    start: int
+    """Offset of the first record."""
+
+    @property
+    def limit(self) -> int:
+        """Offset after the last record."""
+        return self.start + int(self.records.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What a file says of itself at its end."""
+
+    times_us: tuple[int, int] | None
+    """Times of the oldest and the newest record; None if it does not tell."""
+    streams: StreamSet
+    """Which streams there are."""
+
+
+def write(records: pa.Table, *, timestamp_us: int, writer: str | None = None) -> bytes:
+    """Return the file that holds the records, given in the columns of ``walstore.arrow.SCHEMA``.
+
+    The same records, time and name of the writer, which the footer holds, give the same bytes, as long
+    as pyarrow stays the same.
+    """
+    rows = records.num_rows
+    table = pa.Table.from_arrays(
+        [
+            records.column("offset"),
+            pa.repeat(pa.scalar(timestamp_us, pa.uint64()), rows),
+            records.column("value"),
+            records.column("timestamp_us"),
+            records.column("stream"),
+            records.column("key"),
+            records.column("headers"),
+        ],
+        schema=FILE_SCHEMA,
+    )
+    row_bytes = max(1, records.nbytes // rows)
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        FILE_SCHEMA,
+        # Page sizes are looked at once per so many rows.
+        write_batch_size=max(1, min(_PAGE_CHECK_ROWS, PAGE_BYTES // row_bytes)),
+        **_STORED_AS,
+    ) as file:
+        file.write_table(table, max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // row_bytes)))
+        # Not in the schema, whose entries are stored twice.
+        text = _streams_of(records.column("stream")).to_text()
+        if text is not None:
+            file.add_key_value_metadata({STREAMS_KEY: text})
+        if writer is not None:
+            file.add_key_value_metadata({WRITER_KEY: writer})
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def read(data: bytes, *, path: str) -> Content:
+    """Return the content of a file, ours or wal3's; CorruptionError unless it is a fragment.
+
+    FormatVersionError if a newer version of this program wrote it.
+
+    Checked: pages' checksums if there are any, columns and types, no nulls, one time for all, offsets
+    without gap. Columns of ours that are missing are filled: records then have the fragment's time.
+    """
+    table = _read_columns(data, path)
+    rows = table.num_rows
+    offset, timestamp_us, body = (table.column(field.name) for field in WAL3_FIELDS)
+    names = table.column_names
+    times = table.column("record_timestamp_us") if "record_timestamp_us" in names else timestamp_us
+    columns = [offset, times, body]
+    for name in ("key", "stream", "headers"):
+        missing = name not in names
+        columns.append(pa.nulls(rows, SCHEMA.field(name).type) if missing else table.column(name))
+    return Content(
+        records=pa.Table.from_arrays(columns, schema=SCHEMA),
+        timestamp_us=_only_value(timestamp_us, path),
+        start=_first_offset(offset, path),
+    )
+
+
+def footer_bytes(end: bytes, *, path: str) -> int:
+    """Return how long the footer is, from the last 8 bytes of a file; CorruptionError if there is none."""
+    if len(end) < FOOTER_END_BYTES or end[-4:] != _MAGIC:
+        raise CorruptionError("not a Parquet file (no magic at its end)", path=path)
+    return FOOTER_END_BYTES + int.from_bytes(end[-8:-4], "little")
+
+
+def read_footer(end: bytes, *, path: str) -> Footer:
+    """Return what a file says at its end, of which ``end`` is a part that holds the whole footer.
+
+    CorruptionError if there is no footer there.
+    """
+    try:
+        footer = pq.read_metadata(pa.BufferReader(end))
+        groups = [_group_bounds(footer.row_group(at)) for at in range(footer.num_row_groups)]
+        columns = {footer.schema.column(at).path for at in range(footer.num_columns)}
+        entries = footer.metadata or {}
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptionError(f"not a Parquet file ({error})", path=path) from error
+    known = [bounds for bounds in groups if bounds is not None]
+    times = None
+    if known and len(known) == len(groups):
+        times = min(low for low, _ in known), max(high for _, high in known)
+    if STREAMS_KEY in entries:
+        streams = StreamSet.from_text(entries[STREAMS_KEY])
+    else:
+        streams = StreamSet.unknown() if "stream" in columns else StreamSet.of(())
+    return Footer(times, streams)
+
+
+def time_bounds(data: bytes, *, path: str) -> tuple[int, int]:
+    """Return the least and the greatest time of a record, from the footer if it has statistics.
+
+    Then ``data`` may be the last part of the file, the whole footer included. CorruptionError if there is
+    no footer.
+    """
+    found = read_footer(data, path=path).times_us
+    if found is not None:
+        return found
+    bounds = pc.min_max(read(data, path=path).records.column("timestamp_us"))
+    return int(bounds["min"].as_py()), int(bounds["max"].as_py())
+
+
+def timestamp(data: bytes, *, path: str) -> int:
+    """Return the fragment's time, reading no other column; CorruptionError if there is not one."""
+    return _only_value(_read_columns(data, path, only="timestamp_us").column("timestamp_us"), path)
+
+
+def _read_columns(data: bytes, path: str, *, only: str | None = None) -> pa.Table:
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        wanted = _known_columns(file.schema_arrow, path)
+        wanted = wanted if only is None else [only]
+        table = file.read(columns=wanted)
+        table.validate()
+        for name in {"stream", "headers"}.intersection(table.column_names):
+            table.column(name).validate(full=True)  # that text is UTF-8
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptionError(f"not a readable Parquet file ({error})", path=path) from error
+    for field in (*WAL3_FIELDS, OUR_FIELDS[0]):
+        if field.name in wanted and table.column(field.name).null_count:
+            raise CorruptionError(f"column '{field.name}' has nulls", path=path)
+    if not table.num_rows:
+        raise CorruptionError("a fragment without records", path=path)
+    return table
+
+
+def _known_columns(schema: pa.Schema, path: str) -> list[str]:
+    """Return the columns to read: wal3's, and those of ours that are there. Others may be there too."""
+    wanted = [field for field in WAL3_FIELDS if _must_have(schema, field, path)]
+    version = (schema.metadata or {}).get(FORMAT_KEY)
+    if version not in {None, FORMAT_VERSION}:
+        raise FormatVersionError(
+            "a fragment of a newer version",
+            path=path,
+            found=version.decode(errors="replace"),
+            supported=FORMAT_VERSION.decode(),
+        )
+    if version:
+        wanted += [field for field in OUR_FIELDS if _must_have(schema, field, path)]
+    else:
+        # A column that only shares its name with one of ours is somebody else's.
+        wanted += [field for field in OUR_FIELDS if _types(schema, field.name) == [field.type]]
+    return [field.name for field in wanted]
+
+
+def _must_have(schema: pa.Schema, field: pa.Field, path: str) -> bool:
+    found = _types(schema, field.name)
+    if found != [field.type]:
+        raise CorruptionError(
+            f"column '{field.name}' must be there once, as {field.type}",
+            path=path,
+            expected=str(field.type),
+            found=", ".join(map(str, found)) or None,
+        )
+    return True
+
+
+def _types(schema: pa.Schema, name: str) -> list[pa.DataType]:
+    return [field.type for field in schema if field.name == name]
+
+
+def _streams_of(column: pa.ChunkedArray) -> StreamSet:
+    if column.null_count == len(column):
+        return StreamSet.of(())
+    return StreamSet.of(set(pc.unique(column).to_pylist()) - {None})
+
+
+def _only_value(times: pa.ChunkedArray, path: str) -> int:
+    bounds = pc.min_max(times)
+    low, high = int(bounds["min"].as_py()), int(bounds["max"].as_py())
+    if low != high:
+        raise CorruptionError(
+            "records of one fragment must share one time", path=path, expected=low, found=high
+        )
+    return low
+
+
+def _first_offset(offsets: pa.ChunkedArray, path: str) -> int:
+    start, rows = int(offsets[0].as_py()), len(offsets)
+    expected = array("Q", range(start, start + rows)) if start + rows <= MAX_U64 else None
+    if expected is None or not offsets.equals(_chunked(expected)):
+        raise CorruptionError(
+            f"offsets do not go up by one from {start} over {rows} records", path=path
+        )
+    return start
+
+
+def _chunked(numbers: array[int]) -> pa.ChunkedArray:
+    whole = pa.Array.from_buffers(pa.uint64(), len(numbers), [None, pa.py_buffer(numbers)])
+    return pa.chunked_array([whole])
+
+
+def _group_bounds(group: pq.RowGroupMetaData) -> tuple[int, int] | None:
+    """Return the least and greatest time of a row group; None without statistics."""
+    columns = {group.column(at).path_in_schema: group.column(at) for at in range(group.num_columns)}
+    column = columns.get("record_timestamp_us", columns.get("timestamp_us"))
+    statistics = None if column is None else column.statistics
+    if statistics is None or not statistics.has_min_max:
+        return None
+    return int(statistics.min), int(statistics.max)

@@ -1,0 +1,1 @@
+"""Integrity: whether a log in object storage is what its manifest says."""

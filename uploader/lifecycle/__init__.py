@@ -1,0 +1,1 @@
+"""The life of a log in object storage: begun elsewhere, forked, sealed, destroyed."""

@@ -1,0 +1,68 @@
+"""bootstrap: an empty log that does not begin at offset 1, to go on where something else ended."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from uploader import cas, layout
+from uploader.errand import Errand, errand
+from uploader.manifests.manifest import Manifest
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.writing.writable import check_not_destroyed
+from walstore.errors import ContentionError, InvalidSettingsError, OutcomeUnknownError
+from walstore.ports import Clock
+
+_WRITER: Final = "bootstrap"
+"""What wal3's manifests say after the same."""
+
+
+async def bootstrap(
+    url: str,
+    *,
+    start: int,
+    store: ObjectStore | None = None,
+    retry: RetryPolicy | None = None,
+    clock: Clock | None = None,
+) -> None:
+    """Create a log of the default layout whose first record is going to have the offset ``start``.
+
+    Calling it again changes nothing, as long as nothing was appended. Raises ContentionError if there is
+    another log, LogNotFoundError if one was destroyed there, InvalidSettingsError for an offset that no
+    record can have, and OutcomeUnknownError if the store does not answer: call again.
+
+    Args:
+        url: Where the log is to lie.
+        start: Offset of its first record: 1 to 2**64 - 2.
+        store: Replaces the store that the URL names, and stays open.
+        retry: How the put is repeated.
+        clock: Sleeps between the attempts.
+    """
+    if not layout.FIRST_OFFSET <= start < layout.MAX_U64:
+        raise InvalidSettingsError(f"a record's offset is 1 to 2**64 - 2, not {start}")
+    manifest = Manifest.initial(_WRITER)
+    if start > layout.FIRST_OFFSET:
+        manifest = dataclasses.replace(manifest, initial_offset=start)
+    async with errand(url, store=store, retry=retry, clock=clock) as found:
+        if not found.root.is_known:
+            await check_not_destroyed(found.store)
+            await _create(found, manifest)
+        if found.root.manifest != manifest:
+            raise ContentionError(f"there is a log at {found.store.url} already")
+
+
+async def _create(found: Errand, manifest: Manifest) -> None:
+    async for listed in found.store.list(layout.FRAGMENT_FOLDER):
+        raise ContentionError(
+            f"{found.store.url} is not empty ({listed.key}); begin at another prefix"
+        )
+    data = manifest.serialise()
+    result = await cas.create(found.store, layout.MANIFEST, data, retry=found.retry)
+    if result.outcome is cas.Outcome.UNKNOWN:
+        raise OutcomeUnknownError(
+            f"{found.store.url} did not say whether the manifest was created; call again",
+            retriable=True,
+        ) from result.cause
+    await found.root.load()
+    await check_not_destroyed(found.store)

@@ -1,0 +1,180 @@
+"""fork: a new log that begins with what another one holds.
+
+A fork by copy, byte for byte: the same fragments under the same numbers, so offsets, times and sums are
+those of the source, and either log goes on by itself afterwards. Fragments cannot be shared without a
+copy: wal3's keys are relative to a log's prefix, and its collectors know one log only.
+
+Between any two calls to the store the process may die; calling again with the same arguments goes on:
+
+  1. A note in the target says what is going to be there: which log, from where, and up to which offset,
+     so that every attempt copies the same. Without it, a target that holds fragments is refused.
+  2. The source is pinned, so that collectors leave it alone (``fork_pin.py``).
+  3. Fragments are copied. Those that an earlier call has put are looked at, and not put again.
+  4. The manifest is created. Until then there is no log; from then on it is whole.
+  5. The pin is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uploader import cas, layout
+from uploader.errand import Errand, errand
+from uploader.lifecycle.fork_pin import ForkPin
+from uploader.lifecycle.forking import Forking
+from uploader.manifests.document import Fields, position, serialise
+from uploader.manifests.growing_manifest import Forked
+from uploader.manifests.manifest import Manifest
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.writing.writable import check_not_destroyed
+from walstore.errors import (
+    ContentionError,
+    InvalidSettingsError,
+    OffsetNotWrittenError,
+    OffsetTrimmedError,
+    OutcomeUnknownError,
+)
+from walstore.ports import Clock
+
+__all__ = ["Forked", "fork"]
+
+
+async def fork(
+    source_url: str,
+    target_url: str,
+    *,
+    start: int | None = None,
+    stop: int | None = None,
+    parallel: int = 4,
+    progress: Callable[[Forked], None] | None = None,
+    source_store: ObjectStore | None = None,
+    target_store: ObjectStore | None = None,
+    retry: RetryPolicy | None = None,
+    clock: Clock | None = None,
+) -> Forked:
+    """Make a new log at ``target_url`` that holds the records ``[start, stop)`` of another one.
+
+    It begins where the fragment that holds ``start`` does, and ends exactly at ``stop``. The source may
+    be written, collected and read meanwhile; without ``stop`` the fork ends where the source did when it
+    was begun. A sealed log's fork is not sealed. Every record is hashed on the way.
+
+    If the call fails or is cancelled there is no log at the target yet, but for OutcomeUnknownError;
+    call again with the same arguments. Where the fork is made already, calling again returns what it
+    holds. A pin stays on the source until the fork is made, or a day has passed.
+
+    Raises LogNotFoundError if there is no source, or a log was destroyed at the target; ContentionError
+    if the target holds something else; OffsetTrimmedError or OffsetNotWrittenError if the source has no
+    such records; CorruptionError if a fragment is missing or not what the manifest says.
+
+    Args:
+        source_url: The log to copy from; needs write access, for the pin.
+        target_url: Where the new one is to lie; nothing else may be there.
+        start: First offset wanted; None for the source's first, or the first that is not being collected.
+        stop: The offset to end before; None for the source's end.
+        parallel: Fragments copied at the same time; memory is about three times as many. 1 to 64.
+        progress: Called with what was copied so far, after each fragment.
+        source_store: Replaces the store that the URL names, and stays open.
+        target_store: The same for the target.
+        retry: How conditional puts are repeated.
+        clock: Tells the time for the pin, and sleeps between attempts.
+    """
+    if not 1 <= parallel <= 64:
+        raise InvalidSettingsError(f"parallel must be 1 to 64, not {parallel}")
+    async with (
+        errand(source_url, store=source_store, retry=retry, clock=clock) as source,
+        errand(target_url, store=target_store, retry=retry, clock=clock) as target,
+    ):
+        source.check_found()
+        writer = f"walstore fork of {source.store.url}"
+        pin = ForkPin(source, target.store.url)
+        if not target.root.is_known:
+            check_range(source, start, stop)
+            stop, is_resumed = await _begin(source, target, start, stop)
+            low = await pin.hold(start)
+            forking = Forking(source, target, pin, parallel=parallel, is_resumed=is_resumed)
+            manifest = await forking.run(writer, low, stop, progress)
+            await _create(target, manifest)
+        elif target.root.manifest.writer != writer:
+            raise ContentionError(f"there is a log at {target.store.url} already")
+        await pin.release()
+        return Forked.of(target.root.manifest)
+
+
+def check_range(source: Errand, start: int | None, stop: int | None) -> None:
+    """Raise OffsetTrimmedError or OffsetNotWrittenError unless the log holds ``[start, stop)``."""
+    manifest = source.root.manifest
+    head, tail = manifest.oldest_offset, manifest.next_offset
+    if start is not None and stop is not None and start > stop:
+        raise InvalidSettingsError(f"start must not be above stop ({start}, {stop})")
+    for wanted in (start, stop):
+        if wanted is not None and wanted < head:
+            raise OffsetTrimmedError(
+                f"the offset was removed from {source.store.url}",
+                requested=wanted,
+                head=head,
+                tail=tail,
+            )
+        if wanted is not None and wanted > tail:
+            raise OffsetNotWrittenError(
+                f"the offset is not in {source.store.url} yet",
+                requested=wanted,
+                head=head,
+                tail=tail,
+            )
+
+
+async def _begin(
+    source: Errand, target: Errand, start: int | None, stop: int | None
+) -> tuple[int, bool]:
+    """Put the note, unless an earlier call has. Return where the fork ends, and whether it had."""
+    try:
+        return await _read_note(source, target, start, stop), True
+    except ObjectNotFoundError:
+        await check_not_destroyed(target.store)
+    async for listed in target.store.list(layout.FRAGMENT_FOLDER):
+        raise ContentionError(
+            f"{target.store.url} is not empty ({listed.key}); fork to another prefix"
+        )
+    document = {
+        "source": source.store.url,
+        "start": None if start is None else position(start),
+        "stop": position(source.root.manifest.next_offset if stop is None else stop),
+    }
+    result = await cas.create(
+        target.store, layout.FORK_NOTE, serialise(document), retry=target.retry
+    )
+    if result.outcome is cas.Outcome.UNKNOWN:
+        raise OutcomeUnknownError(
+            f"{target.store.url} did not say whether the note was put; call again", retriable=True
+        ) from result.cause
+    return await _read_note(source, target, start, stop), False
+
+
+async def _read_note(source: Errand, target: Errand, start: int | None, stop: int | None) -> int:
+    """Return where the fork that the target is to be ends, if it is this one."""
+    note = Fields.parse((await target.store.get(layout.FORK_NOTE)).data, path=layout.FORK_NOTE)
+    noted_stop = note.position("stop")
+    noted_start = note.position("start") if note.has("start") else None
+    wanted = (source.store.url, start, noted_stop if stop is None else stop)
+    if (note.text("source"), noted_start, noted_stop) != wanted:
+        raise ContentionError(
+            f"{target.store.url} is being made another fork: of {note.text('source')} from "
+            f"{noted_start} to {noted_stop}; finish that one or take another prefix"
+        )
+    return noted_stop
+
+
+async def _create(target: Errand, manifest: Manifest) -> None:
+    data = await target.worker.run(manifest.serialise)
+    result = await cas.create(target.store, layout.MANIFEST, data, retry=target.retry)
+    if result.outcome is cas.Outcome.UNKNOWN:
+        raise OutcomeUnknownError(
+            f"{target.store.url} did not say whether the manifest was created; call again",
+            retriable=True,
+        ) from result.cause
+    await target.root.load()
+    await check_not_destroyed(target.store)
+    if target.root.manifest.writer != manifest.writer:
+        raise ContentionError(f"another log was begun at {target.store.url} meanwhile")

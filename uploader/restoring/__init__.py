@@ -1,0 +1,1 @@
+"""Restoring: a local log made from its fragments."""

@@ -1,0 +1,289 @@
+"""LogBuilder: makes a log directory out of records in the order of their offsets. Blocking; one thread.
+
+Segments are made one after the other (``segment_writer.py``); checkpoint and durable cell follow, and the
+marker goes last (``restore_marker.py``). Until then the directory does not open as a log. A builder that
+finds the marker of an interrupted one that made the same log goes on behind its last whole segment.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from uploader.restoring.framing import Framed, frame_records
+from uploader.restoring.restore_marker import RestoreMarker
+from uploader.restoring.segment_writer import SPARE_NAME, SegmentWriter, encode_frame
+from walstore import checkpoint, segment
+from walstore.checkpoint import Checkpoint, DurableCell
+from walstore.directory import LOCK_NAME, RESTORE_NAME, walk_file
+from walstore.draft import BATCH_RECORDS
+from walstore.durable_file import write_durably
+from walstore.errors import CorruptionError, InvalidSettingsError, WalError
+from walstore.ledger import Ledger
+from walstore.locks import lock_log
+from walstore.ports import Clock, FileSystem
+from walstore.recovery import Chain
+from walstore.segment import SegmentIndex, SegmentSummary
+from walstore.segment_file import read_footer, read_header
+from walstore.settings import Settings
+
+logger = logging.getLogger("walstore")
+
+_EPOCH: Final = 1
+_HARMLESS: Final = frozenset((LOCK_NAME, f"{RESTORE_NAME}.tmp"))
+"""What a restore leaves that failed, or was interrupted before it began."""
+
+
+class LogBuilder:
+    """A log in the making. After an error only :meth:`discard` and :meth:`close` are allowed."""
+
+    def __init__(
+        self, fs: FileSystem, clock: Clock, directory: Path, settings: Settings, owner: str
+    ) -> None:
+        """Take the directory, creating it if needed, and lock it.
+
+        WalLockedError if it is open elsewhere; InvalidSettingsError if something lies in it that no
+        restore put there; OSError.
+        """
+        self._fs = fs
+        self._clock = clock
+        self._directory = directory
+        self._settings = settings
+        self._log_id = b""
+        self._ledger = Ledger()
+        self._chain = Chain(0, 0, 0, _EPOCH, self._ledger)
+        self._sealed: list[SegmentSummary] = []
+        self._tail_index = SegmentIndex()
+        self._writer: SegmentWriter | None = None
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_rows = self._gathered_bytes = 0
+        self._head = 0
+        fs.make_directory(directory)
+        self._check_vacant()  # before the lock, which would be one more file among a stranger's
+        self._lock = lock_log(fs, directory, owner)
+        try:
+            self._check_vacant()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    @property
+    def head(self) -> int:
+        """Offset of the first record."""
+        return self._head
+
+    @property
+    def position(self) -> int:
+        """Offset of the record to be added next."""
+        return self._chain.next_offset + self._gathered_rows
+
+    @property
+    def streams(self) -> int:
+        """Streams that were found so far."""
+        return len(self._ledger.streams)
+
+    @property
+    def segments(self) -> int:
+        """Segments that hold records and are whole."""
+        return len(self._sealed)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of those segments, without their footers."""
+        return sum(summary.data_bytes for summary in self._sealed)
+
+    def interrupted(self) -> RestoreMarker | None:
+        """Return what an interrupted restore was making here, if one was; OSError."""
+        try:
+            return RestoreMarker.decode(self._fs.read(self._directory / RESTORE_NAME))
+        except FileNotFoundError:
+            return None
+
+    def begin(self, marker: RestoreMarker) -> None:
+        """Begin a log, or go on with an interrupted one; :attr:`position` says where. OSError."""
+        self._log_id = bytes.fromhex(marker.log_id)
+        self._forget(marker.head)
+        if self.interrupted() == marker:
+            try:
+                self._resume()
+                return
+            except WalError as error:
+                logger.warning("an interrupted restore is begun anew: %s", error)
+                self._forget(marker.head)
+        self._remove_files()
+        write_durably(self._fs, self._directory / RESTORE_NAME, marker.encode())
+
+    def add(self, records: Iterable[pa.RecordBatch]) -> None:
+        """Add records behind the others, in the columns of ``walstore.arrow.SCHEMA``; OSError.
+
+        Few records wait for more, so that little fragments do not make little batches.
+        """
+        for batch in records:
+            self._gathered.append(batch)
+            self._gathered_rows += batch.num_rows
+            self._gathered_bytes += batch.nbytes
+            is_full = self._gathered_bytes >= self._settings.batch_bytes
+            if is_full or self._gathered_rows >= BATCH_RECORDS:
+                self._frame_gathered()
+
+    def finish(self, *, uploaded_limit: int, tier_url: str | None) -> None:
+        """Make it a log that opens; ``uploaded_limit`` is 0 if it is shipped nowhere. OSError."""
+        self._frame_gathered()
+        if not self._sealed and self._writer is None:
+            self._begin_segment().leave_open()
+        elif self._writer is not None:
+            self._seal(self._writer)
+        self._writer = None
+        self._write_hints(uploaded_limit, tier_url)
+        self._fs.remove(self._directory / RESTORE_NAME)
+        self._fs.sync_directory(self._directory)
+
+    def discard(self) -> None:
+        """Remove what was made, the marker last; OSError. Without a marker it is whole, and stays."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        if RESTORE_NAME in self._fs.list(self._directory):
+            self._remove_files()
+            self._fs.remove(self._directory / RESTORE_NAME)
+            self._fs.sync_directory(self._directory)
+
+    def close(self) -> None:
+        """Release the lock; twice is allowed. What is not finished can be gone on with."""
+        writer, self._writer = self._writer, None
+        try:
+            if writer is not None:
+                writer.close()
+        finally:
+            self._lock.release()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _forget(self, head: int) -> None:
+        self._ledger = Ledger()
+        self._chain = Chain(head, 0, 0, _EPOCH, self._ledger)
+        self._head = head
+        self._sealed.clear()
+        self._gathered.clear()
+        self._gathered_rows = self._gathered_bytes = 0
+
+    def _check_vacant(self) -> None:
+        names = set(self._fs.list(self._directory)) - _HARMLESS
+        if names and RESTORE_NAME not in names:
+            raise InvalidSettingsError(
+                f"{self._directory} is not empty; restore into a directory of its own"
+            )
+
+    def _frame_gathered(self) -> None:
+        batches, self._gathered = self._gathered, []
+        self._gathered_rows = self._gathered_bytes = 0
+        if len(batches) > 1:
+            batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
+        for batch in batches:
+            found = frame_records(
+                batch,
+                floor_us=self._chain.timestamp_us,
+                batch_bytes=self._settings.batch_bytes,
+                known_streams=self._ledger.streams,
+            )
+            for framed in found:
+                self._add(framed)
+
+    def _add(self, framed: Framed) -> None:
+        compress = self._settings.compression is not None
+        encoded = encode_frame(framed, self._chain.next_offset, self._ledger, compress=compress)
+        writer = self._writer
+        if (
+            writer is not None
+            and not writer.is_empty
+            and writer.size_bytes + len(encoded.data) > self._settings.segment_bytes
+        ):
+            self._seal(writer)
+            writer = None
+        if writer is None:
+            writer = self._begin_segment()
+        writer.add(encoded)
+
+    def _begin_segment(self) -> SegmentWriter:
+        self._writer = SegmentWriter(
+            self._fs,
+            self._directory,
+            self._chain,
+            log_id=self._log_id,
+            now_us=self._clock.now_us(),
+        )
+        return self._writer
+
+    def _seal(self, writer: SegmentWriter) -> None:
+        self._sealed.append(writer.seal())
+        self._tail_index = writer.index
+        self._writer = None
+
+    def _resume(self) -> None:
+        """Take over the segments of an interrupted restore; WalError if they do not fit together."""
+        names = self._fs.list(self._directory)
+        starts = sorted(start for name in names if (start := segment.parse_file_name(name)))
+        for start in starts:
+            path = self._directory / segment.file_name(start)
+            file = self._fs.open(path, "r")
+            try:
+                header, footer = read_header(file, path), read_footer(file, start, path)
+                expected = (self._log_id, self.position, self._chain.previous_crc)
+                found = (header.log_id, header.start, header.previous_crc)
+                if footer is None or found != expected:
+                    raise CorruptionError("a segment does not continue the log", path=str(path))
+                summary, self._tail_index = footer
+                if start == starts[-1]:
+                    chain = Chain(start, header.previous_crc, 0, _EPOCH, self._ledger)
+                    walk_file(file, path, chain, SegmentIndex(), segment.HEADER_BYTES)
+            finally:
+                file.close()
+            self._sealed.append(summary)
+            self._chain.next_offset = summary.limit
+            self._chain.previous_crc = summary.last_crc
+            self._chain.timestamp_us = summary.max_timestamp_us
+
+    def _remove_files(self) -> None:
+        made = (SPARE_NAME, checkpoint.FILE_NAME, checkpoint.CELL_FILE_NAME)
+        spare = {f"{name}.tmp" for name in (*made, RESTORE_NAME)}
+        for name in self._fs.list(self._directory):
+            if name in made or name in spare or segment.parse_file_name(name) is not None:
+                self._fs.remove(self._directory / name)
+        self._fs.sync_directory(self._directory)
+
+    def _write_hints(self, uploaded_limit: int, tier_url: str | None) -> None:
+        """Write the checkpoint and the cell. As long as nothing is appended, the log ends in its last
+        segment, sealed though it is."""
+        last = self._sealed[-1] if self._sealed else None
+        hint = Checkpoint(
+            log_id=self._log_id,
+            epoch=_EPOCH,
+            head=self._head,
+            sealed=tuple(self._sealed[:-1]),
+            tail_start=last.start if last else self._head,
+            tail_position=last.data_bytes if last else segment.HEADER_BYTES,
+            tail_index=self._tail_index if last else SegmentIndex(),
+            next_offset=self.position,
+            previous_crc=self._chain.previous_crc,
+            timestamp_us=self._chain.timestamp_us,
+            uploaded_limit=uploaded_limit,
+            tier_url=tier_url,
+            ledger=b"" if self._ledger.is_empty else self._ledger.whole().encode(),
+        )
+        cell = DurableCell(
+            head=hint.head,
+            durable_limit=hint.next_offset,
+            epoch=hint.epoch,
+            tail_start=hint.tail_start,
+            tail_position=hint.tail_position,
+            visible_limit=hint.next_offset,
+        )
+        data = checkpoint.encode_cell(cell).ljust(checkpoint.CELL_BYTES, b"\0")
+        write_durably(self._fs, self._directory / checkpoint.CELL_FILE_NAME, data)
+        write_durably(
+            self._fs, self._directory / checkpoint.FILE_NAME, checkpoint.encode_checkpoint(hint)
+        )

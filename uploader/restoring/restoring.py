@@ -1,0 +1,268 @@
+"""Restoring: one restore of a log directory, from the manifest to the finished log.
+
+Owns the order of things: where it ends, under which identity, and what becomes of the directory if something
+fails. Fragments are fetched several at a time, each is checked against its setsum, and one thread makes
+segments of them (``log_builder.py``). The public face is ``restore.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar, cast
+
+from uploader.cloud_log import CloudLog
+from uploader.cloud_tier import CloudTier
+from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.manifests.entries import Fragment
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.roots import find_root
+from uploader.manifests.tree import ManifestTree
+from uploader.restoring.log_builder import LogBuilder
+from uploader.restoring.restore_marker import RestoreMarker
+from uploader.restoring.restored import Restored, RestoreProgress
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.writing.ownership import check_shippable, owner
+from uploader.writing.writable import check_unsealed
+from walstore.errors import (
+    ContentionError,
+    CorruptionError,
+    LogSealedError,
+    OffsetNotWrittenError,
+    OffsetTrimmedError,
+    StorageUnavailableError,
+)
+from walstore.faults import describe_open
+from walstore.locks import this_process
+from walstore.ports import Clock, FileSystem
+from walstore.settings import Settings
+from walstore.threads import Worker
+
+_T = TypeVar("_T")
+_ID_BYTES: Final = 16
+
+
+class Restoring:
+    """One call of :func:`restore`."""
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        path: Path,
+        stop: int | None,
+        stop_at_us: int | None,
+        settings: Settings,
+        max_in_flight: int,
+        progress: Callable[[RestoreProgress], None] | None,
+        store: ObjectStore,
+        retry: RetryPolicy,
+        clock: Clock,
+        fs: FileSystem,
+        stack: AsyncExitStack,
+    ) -> None:
+        # Set once.
+        self._url = url
+        self._path = path
+        self._stop = stop
+        self._stop_at_us = stop_at_us
+        self._settings = settings
+        self._max_in_flight = max_in_flight
+        self._progress = progress
+        self._store = store
+        self._retry = retry
+        self._clock = clock
+        self._fs = fs
+        self._stack = stack
+        self._reading = Worker("restore-read", threads=2)
+        self._writing = Worker("restore-write")
+        # Counters.
+        self._fragments = self._fragment_bytes = self._adopted = 0
+
+    def close(self) -> None:
+        """End the threads."""
+        self._reading.close()
+        self._writing.close()
+
+    async def run(self, log: CloudLog) -> Restored:
+        """Restore, and leave the directory as :func:`restore` promises."""
+        limit = await self._find_limit(log)  # before the directory is touched
+        try:
+            builder = await self._writing.run_owned(self._take_directory, LogBuilder.close)
+            try:
+                return await self._restore(log, builder, limit)
+            except StorageUnavailableError:
+                raise
+            except Exception:
+                with contextlib.suppress(OSError):  # the marker is still there then
+                    await self._writing.run(builder.discard)
+                raise
+            finally:
+                # On the thread it comes behind whatever a cancelled call still does there, and is waited
+                # for even when cancelled: the caller may open the log at once.
+                await self._writing.run_owned(builder.close, lambda _: None)
+        except OSError as error:
+            raise describe_open(error, self._path) from error
+
+    def _take_directory(self) -> LogBuilder:
+        return LogBuilder(self._fs, self._clock, self._path, self._settings, this_process())
+
+    async def _find_limit(self, log: CloudLog) -> int | None:
+        """Return where to stop; None for all there is."""
+        if self._stop_at_us is not None:
+            return max(log.head, await log.offset_at(self._stop_at_us))
+        stop = self._stop
+        if stop is None:
+            return None
+        if isinstance(stop, bool) or not isinstance(stop, int):
+            raise TypeError(f"stop must be an offset, a datetime or None, not {stop!r}")
+        bounds = {"requested": stop, "head": log.head, "tail": log.tail}
+        if stop < log.head:
+            raise OffsetTrimmedError("the offset was removed from the log", **bounds)
+        if stop > log.tail:
+            raise OffsetNotWrittenError("the offset has not reached the store", **bounds)
+        return stop
+
+    async def _restore(self, log: CloudLog, builder: LogBuilder, stop: int | None) -> Restored:
+        owns_prefix = stop is None and _can_go_on(log.manifest, self._store.url)
+        if owns_prefix:
+            await self._adopt(log)
+        manifest = log.manifest
+        limit = manifest.next_offset if stop is None else stop
+        make_marker = partial(
+            RestoreMarker, url=self._store.url, head=manifest.oldest_offset, stop=stop
+        )
+        identify = partial(_identify, builder, make_marker, owner(manifest))
+        marker = await self._writing.run(partial(identify, owns_prefix=owns_prefix))
+        await self._writing.run(builder.begin, marker)
+        resumed_at = builder.position
+        await self._fill(log, builder, limit)
+        finish = partial(
+            builder.finish,
+            uploaded_limit=limit if owns_prefix else 0,
+            tier_url=self._store.url if owns_prefix else None,
+        )
+        await self._writing.run(finish)
+        return Restored(
+            path=self._path,
+            url=self._store.url,
+            log_id=marker.log_id,
+            owns_prefix=owns_prefix,
+            head=marker.head,
+            limit=limit,
+            resumed_at=resumed_at,
+            fragments=self._fragments,
+            fragment_bytes=self._fragment_bytes,
+            segments=builder.segments,
+            size_bytes=builder.size_bytes,
+            adopted_fragments=self._adopted,
+            streams=builder.streams,
+        )
+
+    async def _adopt(self, log: CloudLog) -> None:
+        """Publish what a crash left unpublished, as opening a new directory would."""
+        root = await find_root(self._store, retry=self._retry, worker=self._reading)
+        async with aclosing(root), aclosing(_closeable(root.unpublished())) as found:
+            if await anext(found, None) is None:
+                return
+        tier = CloudTier(self._url, store=self._store, retry=self._retry, clock=self._clock)
+        self._stack.push_async_callback(tier.aclose)  # not before the end: it closes the store
+        await tier.open(None)
+        self._adopted = tier.uploader.adopted_fragments
+        await log.refresh()
+
+    async def _fill(self, log: CloudLog, builder: LogBuilder, limit: int) -> None:
+        """Add the records up to ``limit``: fragments are fetched side by side, added in order."""
+
+        async def newest() -> Manifest:
+            await log.refresh()
+            return log.manifest
+
+        tree = ManifestTree(self._store, self._reading, newest=newest)
+        found = tree.fragments(log.manifest, builder.position, limit)
+        fetching: deque[asyncio.Task[FragmentBatch]] = deque()
+        try:
+            async with asyncio.TaskGroup() as group, aclosing(_closeable(found)) as entries:
+                async for entry in entries:
+                    fetching.append(group.create_task(self._fetch(log, entry)))
+                    if len(fetching) == self._max_in_flight:
+                        await self._add(builder, await fetching.popleft(), limit)
+                while fetching:
+                    await self._add(builder, await fetching.popleft(), limit)
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from None
+        if builder.position != limit:
+            raise CorruptionError(
+                "records are missing",
+                path=self._store.url,
+                expected=limit,
+                found=builder.position,
+            )
+
+    async def _fetch(self, log: CloudLog, entry: Fragment) -> FragmentBatch:
+        batch = await log.read_fragment(entry, verify=True)
+        self._fragments += 1
+        self._fragment_bytes += entry.num_bytes
+        return batch
+
+    async def _add(self, builder: LogBuilder, batch: FragmentBatch, limit: int) -> None:
+        position = builder.position
+        if batch.start > position:
+            raise CorruptionError(
+                "records are missing", path=self._store.url, expected=position, found=batch.start
+            )
+        part = batch.slice(position, min(batch.limit, limit))
+        await self._writing.run(builder.add, part.to_arrow_batches())
+        if self._progress is not None:
+            at = RestoreProgress(builder.position, builder.head, limit, self._fragment_bytes)
+            self._progress(at)
+
+
+def _identify(
+    builder: LogBuilder,
+    make_marker: Callable[..., RestoreMarker],
+    owner_id: bytes | None,
+    *,
+    owns_prefix: bool,
+) -> RestoreMarker:
+    """Return the marker of the log to be made: the one that ships to the prefix, or another.
+
+    Where the identity is free to choose, an interrupted restore of the same has chosen it.
+    """
+    if owns_prefix and owner_id is not None:
+        return make_marker(log_id=owner_id.hex())
+    known = builder.interrupted()
+    is_same = known is not None and make_marker(log_id=known.log_id) == known
+    if known is not None and is_same and known.log_id != (owner_id or b"").hex():
+        return known
+    return make_marker(log_id=os.urandom(_ID_BYTES).hex())
+
+
+def _can_go_on(manifest: Manifest, url: str) -> bool:
+    """Return whether a local log may ship to where the manifest lies."""
+    try:
+        check_shippable(manifest, url=url)
+        check_unsealed(manifest, url=url)
+    except (ContentionError, LogSealedError):
+        return False
+    return True
+
+
+def _closeable(found: AsyncIterator[_T]) -> AsyncGenerator[_T, None]:
+    """Return an iterator as what it is: an async generator, which must be closed."""
+    return cast(AsyncGenerator[_T, None], found)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error of a group of errors, however deep."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,1 @@
+"""Writing: from records to published fragments, for the uploader of a local log and for ``CloudWriter``."""

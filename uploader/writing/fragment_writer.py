@@ -1,0 +1,122 @@
+"""FragmentWriter: builds and puts fragments of a local log, and tells whose those are that lie there.
+
+A number may be taken when its fragment is put: by an attempt of ours that was given up and came late, or
+by another writer. Ours are known by their content: the setsum over the same local records. Nothing is
+overwritten that any manifest could name, now or later. Never touches the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from uploader.fragments.fragment import EncodedFragment, encode_fragment
+from uploader.manifests.entries import Fragment
+from uploader.setsum import Setsum
+from uploader.writing.adoption import Orphan
+from uploader.writing.fragment_puts import FragmentPuts, Taken
+from walstore.batch import Batch
+from walstore.errors import ContentionError
+from walstore.ports import Clock, TierSource
+from walstore.threads import Worker
+
+_READ_BYTES = 1 << 20
+
+Turn = Callable[[], Awaitable[None]]
+"""Returns when all fragments before one's own are published."""
+
+
+class LateFragmentError(ContentionError):
+    """An earlier put of ours arrived where another cut was to go: plan again and adopt it."""
+
+
+class FragmentWriter:
+    """Puts fragments of one log. Any number of tasks may call it."""
+
+    def __init__(self, *, url: str, puts: FragmentPuts, clock: Clock, worker: Worker) -> None:
+        self._url = url
+        self.puts = puts
+        self._clock = clock
+        self._worker = worker
+        self.adopted_fragments = 0
+
+    async def put(
+        self, source: TierSource, seq_no: int, batches: list[Batch], my_turn: Turn
+    ) -> Fragment:
+        """Build a fragment and put it, once, however often the store has to be asked.
+
+        Raises LateFragmentError and ContentionError if its number is taken. Cancelled, it may have
+        been put all the same, or be put later.
+        """
+        timestamp_us = self._clock.now_us()
+        built = await self._worker.run(partial(encode_fragment, batches, timestamp_us=timestamp_us))
+        del batches
+        found = await self.puts.create(built, seq_no)
+        if not isinstance(found, Taken):
+            return found
+        orphan = await self._contest(source, found, built)
+        if (orphan.entry.start, orphan.entry.limit) == (built.start, built.limit):
+            self.adopted_fragments += 1
+            return orphan.entry
+        await my_turn()
+        return await self.puts.replace(found, built, seq_no)
+
+    async def adopt(self, source: TierSource, orphan: Orphan) -> Fragment:
+        """Return an orphan's entry after proving that it holds our records; see :meth:`prove`."""
+        await self.prove(source, orphan)
+        self.adopted_fragments += 1
+        return orphan.entry
+
+    async def prove(self, source: TierSource, orphan: Orphan) -> None:
+        """Raise ContentionError unless a fragment holds exactly our records, and these are here."""
+        if not await self._is_ours(source, orphan):
+            raise ContentionError(
+                f"{orphan.entry.path} in {self._url} holds other records than this log; "
+                "another writer put it"
+            )
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _contest(self, source: TierSource, taken: Taken, built: EncodedFragment) -> Orphan:
+        """Return the object in our way if it is ours, and either as good or of no use to anybody.
+
+        It is of no use if it does not begin where the fragment before it ends: no manifest can ever
+        name it once that one is published. Otherwise somebody could, so it must be adopted.
+        """
+        orphan = await self.puts.examine(taken.data, taken.key)
+        await self.prove(source, orphan)
+        if orphan.entry.start == built.start and orphan.entry.limit != built.limit:
+            raise LateFragmentError(f"an earlier put of {taken.key} arrived late")
+        return orphan
+
+    async def _is_ours(self, source: TierSource, orphan: Orphan) -> bool:
+        entry = orphan.entry
+        if entry.start < source.head or entry.limit > source.durable_limit:
+            return False
+        batches = await gather(source, entry.start, entry.limit, most_bytes=None)
+        setsum = await self._worker.run(_setsum, batches, orphan.timestamp_us)
+        return setsum == entry.setsum
+
+
+async def gather(
+    source: TierSource, position: int, limit: int, *, most_bytes: int | None
+) -> list[Batch]:
+    """Return local batches of ``[position, limit)``.
+
+    All of it, or with ``most_bytes`` as many as reach that size, the last one whole.
+    """
+    batches: list[Batch] = []
+    size = 0
+    while position < limit and (most_bytes is None or size < most_bytes):
+        missing = _READ_BYTES if most_bytes is None else most_bytes - size
+        for batch in await source.read_local(position, limit, missing):
+            batches.append(batch)
+            size += batch.nbytes
+            position = batch.limit
+    return batches
+
+
+def _setsum(batches: list[Batch], timestamp_us: int) -> Setsum:
+    return Setsum.total(
+        Setsum.of_records(batch.start, timestamp_us, batch.values) for batch in batches
+    )

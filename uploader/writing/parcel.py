@@ -1,0 +1,215 @@
+"""Parcel: records that go into one fragment, and the appends that wait for it.
+
+Where a parcel lies in the log is decided when it is cut, and again if another writer was quicker. So it
+keeps its records until it is committed. Pure, but for the futures of the callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgpack
+import pyarrow as pa
+
+from uploader.fragments.fragment import EncodedFragment, encode_fragment
+from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.manifests.entries import Fragment
+from uploader.writing.fragment_puts import Taken
+from walstore.arrow import SCHEMA, offsets_array
+from walstore.draft import Draft, Group
+from walstore.errors import OffsetMismatchError, WalError
+from walstore.faults import fresh
+
+_T = TypeVar("_T")
+
+Waiter = tuple["asyncio.Future[int]", int, int | None]
+"""Who waits for an append, how many records it has, and at which offset it must begin, if anywhere."""
+
+
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """One fragment to be, or on its way."""
+
+    draft: Draft = field(default_factory=lambda: Draft(0))
+    """The records, column by column."""
+    waiters: list[Waiter] = field(default_factory=list)
+    """The appends, in the order of their records."""
+    is_conditional: bool = False
+    """Whether some append must begin at a certain offset."""
+    size_bytes: int = 0
+    """Budget that the records take."""
+    attempts: int = 0
+    """How often another writer was quicker."""
+    decided: asyncio.Future[None] | None = None
+    """For those who wait until it is known what became of it; made on request."""
+
+    # Set when it is cut.
+    seq_no: int = 0
+    start: int = 0
+    built: EncodedFragment | None = None
+    entry: Fragment | None = None
+    """What a manifest says of it, once it was put."""
+    taken: Taken | None = None
+    """What lies in its place instead."""
+    is_exposed: bool = False
+    """Whether its fragment may be in the store, where others could adopt it."""
+    _told_offset: int = 0
+
+    @property
+    def count(self) -> int:
+        """Number of records."""
+        return len(self.draft.values)
+
+    @property
+    def limit(self) -> int:
+        """Offset after its last record."""
+        return self.start + self.count
+
+    def add(self, group: Group, waiter: asyncio.Future[int], expect_offset: int | None) -> None:
+        """Take in an append."""
+        self.draft.extend(group)
+        self.waiters.append((waiter, group.count, expect_offset))
+        self.is_conditional |= expect_offset is not None
+        self.size_bytes += group.size_bytes
+
+    def place(self, seq_no: int, start: int) -> None:
+        """Give it its place in the log; appends that must not be there are refused and leave it.
+
+        It may be empty then.
+        """
+        self.seq_no, self.start = seq_no, start
+        self.built = self.entry = self.taken = None
+        self.is_exposed = False
+        if self.is_conditional:
+            self._refuse_misplaced()
+
+    def resolve(self, first: int, most: int) -> bool:
+        """Tell up to ``most`` appends from the ``first`` on where their records are.
+
+        Returns whether that were the last ones. To be called from the first to the last.
+        """
+        offset = self._told_offset if first else self.start
+        part = self.waiters[first : first + most]
+        for waiter, count, _ in part:
+            if not waiter.done():
+                waiter.set_result(offset)
+            offset += count
+        self._told_offset = offset
+        if first + most < len(self.waiters):
+            return False
+        self._end()
+        return True
+
+    def fail(self, error: WalError) -> None:
+        """Tell every append that it failed."""
+        for waiter, _, _ in self.waiters:
+            refuse(waiter, fresh(error))
+        self._end()
+
+    def wait_decided(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """Return a future that resolves when its appends were told. Not to be cancelled."""
+        if self.decided is None:
+            self.decided = loop.create_future()
+        return self.decided
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _refuse_misplaced(self) -> None:
+        kept: list[Waiter] = []
+        rows: list[int] = []
+        row, offset = 0, self.start
+        for item in self.waiters:
+            waiter, count, expected = item
+            if expected is None or expected == offset:
+                kept.append(item)
+                rows += range(row, row + count)
+                offset += count
+            else:
+                refuse(waiter, mismatch(expected, offset))
+            row += count
+        if len(rows) < row:
+            self.draft.pad()
+            self.draft = _pick(self.draft, rows)
+            self.waiters = kept
+
+    def _end(self) -> None:
+        self.built = self.taken = None
+        if self.decided is not None and not self.decided.done():
+            self.decided.set_result(None)
+
+
+def encode(
+    draft: Draft,
+    *,
+    start: int,
+    timestamp_us: int,
+    base_us: int,
+    deltas_us: list[int] | None,
+    writer: str,
+) -> EncodedFragment:
+    """Return the fragment that holds a padded draft's records from ``start`` on. For executor threads.
+
+    ``writer`` goes into the footer, so that two writers never make the same bytes of the same records.
+    """
+    rows = len(draft.values)
+    if deltas_us is None:
+        times = pa.repeat(pa.scalar(base_us, pa.uint64()), rows)
+    else:
+        times = pa.array([base_us + delta for delta in deltas_us], pa.uint64())
+    columns = [
+        offsets_array(start, start + rows),
+        times,
+        pa.array(draft.values, pa.binary()),
+        _column(draft.keys, "key", rows),
+        _column(draft.streams, "stream", rows),
+        _column(_unpacked(draft.headers), "headers", rows),
+    ]
+    table = pa.Table.from_arrays(columns, schema=SCHEMA)
+    return encode_fragment(
+        [FragmentBatch(table, start=start)], timestamp_us=timestamp_us, writer=writer
+    )
+
+
+def refuse(waiter: asyncio.Future[int], error: WalError) -> None:
+    """Tell an append that it failed, unless its caller has gone."""
+    if not waiter.done():
+        waiter.set_exception(error)
+        waiter.exception()  # a caller cancelled at this moment never looks
+
+
+def mismatch(expected: int, actual: int) -> OffsetMismatchError:
+    """Return the error for an append that would not begin where it must."""
+    return OffsetMismatchError(
+        f"the records would begin at offset {actual}, not at {expected}; nothing was written",
+        expected=expected,
+        actual=actual,
+    )
+
+
+def _pick(draft: Draft, rows: list[int]) -> Draft:
+    def column(items: list[_T] | None) -> list[_T] | None:
+        return items and [items[row] for row in rows]
+
+    return Draft(
+        0,
+        [draft.values[row] for row in rows],
+        column(draft.keys),
+        column(draft.streams),
+        column(draft.headers),
+        column(draft.timestamps_us),
+    )
+
+
+def _column(items: list[_T] | None, name: str, rows: int) -> pa.Array:
+    type_ = SCHEMA.field(name).type
+    return pa.nulls(rows, type_) if items is None else pa.array(items, type_)
+
+
+def _unpacked(packed: Iterable[bytes | None] | None) -> list[list[tuple[str, bytes]] | None] | None:
+    if packed is None:
+        return None
+    unpack: Callable[[bytes], dict[str, bytes]] = msgpack.unpackb
+    return [None if item is None else list(unpack(item).items()) for item in packed]

@@ -1,0 +1,188 @@
+"""Pipeline: takes a local log to the cloud, from the manifest's end on.
+
+Cuts durable batches into fragments and hands them to a conveyor, which makes several at once and
+publishes them in order. Fragments that a crash left unpublished are taken up first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import takewhile
+
+from uploader.manifests.entries import Fragment
+from uploader.manifests.root import Root
+from uploader.stores.retry import RetryPolicy
+from uploader.writing import adoption
+from uploader.writing.adoption import Slot
+from uploader.writing.announcer import Announcer
+from uploader.writing.conveyor import Conveyor, Make
+from uploader.writing.fragment_writer import FragmentWriter, gather
+from uploader.writing.pace import Pace
+from uploader.writing.patience import Patience
+from walstore.errors import ContentionError
+from walstore.ports import Clock, TierSource
+
+logger = logging.getLogger("walstore")
+
+
+class Pipeline:
+    """Ships one log. One shipment at a time."""
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        root: Root,
+        fragments: FragmentWriter,
+        patience: Patience,
+        retry: RetryPolicy,
+        clock: Clock,
+        fragment_bytes: int,
+        max_in_flight: int,
+        interval_seconds: float = 0.0,
+    ) -> None:
+        """``retry`` is for reads of the local log, which may fail in passing, too."""
+        self._url = url
+        self._root = root
+        self._fragments = fragments
+        self._patience = patience
+        self._retry = retry
+        self._clock = clock
+        self._fragment_bytes = fragment_bytes
+        self._max_in_flight = max_in_flight
+        self._pace = Pace(interval_seconds=interval_seconds, max_publishing=root.max_publishing)
+        self._slots: deque[Slot] = deque()
+        self._orphans = 0
+
+    async def plan(self) -> None:
+        """Look for fragments behind the manifest's end, and plan how the log goes on with them.
+
+        CorruptionError for an object that is none.
+        """
+        orphans = await self._fragments.puts.orphans()
+        manifest = self._root.manifest
+        self._orphans = len(orphans)
+        self._slots = deque(adoption.plan(manifest.next_seq_no, manifest.next_offset, orphans))
+        if orphans:
+            logger.warning("%s has %d unpublished fragments", self._url, len(orphans))
+
+    async def adopt_unproven(self, writer: str) -> None:
+        """Publish the planned orphans for a new directory, which has no records to compare them with.
+
+        ContentionError if the records before some of them are missing: only the lost directory had these.
+        """
+        whole = [slot.orphan.entry for slot in takewhile(_is_adoption, self._slots) if slot.orphan]
+        if len(whole) < self._orphans:
+            first = self._root.manifest.next_seq_no + len(whole)
+            raise ContentionError(
+                f"{self._url} has fragments behind records that were never uploaded; restore the log's "
+                f"old directory, or delete the fragments from number {first} on"
+            )
+        if whole:
+            await self._root.publish(whole, writer)
+            self._fragments.adopted_fragments += len(whole)
+        self._slots.clear()
+
+    @asynccontextmanager
+    async def shipping(self, source: TierSource, writer: str) -> AsyncIterator[Shipment]:
+        """Return a shipment of what ``source`` holds behind the manifest's end.
+
+        The block may raise an ExceptionGroup of what :meth:`FragmentWriter.put` and the root raise. Left
+        normally, everything that was started is published.
+        """
+        announcer = Announcer(source, asyncio.get_running_loop())
+
+        def tell(run: Sequence[Fragment]) -> None:
+            announcer.announce(run[-1].limit)
+
+        async with asyncio.TaskGroup() as tasks:
+            conveyor = Conveyor(
+                tasks,
+                root=self._root,
+                writer=writer,
+                patience=self._patience,
+                clock=self._clock,
+                pace=self._pace,
+                max_in_flight=self._max_in_flight,
+                on_published=tell,
+            )
+            shipment = Shipment(self, source, conveyor, self._root)
+            yield shipment
+            await shipment.finish()
+            await announcer.wait_told()
+
+    async def cut(
+        self, source: TierSource, seq_no: int, position: int, limit: int, conveyor: Conveyor
+    ) -> tuple[Make, int]:
+        """Return how to make the fragment that begins at ``position``, and its limit."""
+        slot = self._slots.popleft() if self._slots else None
+        if slot is not None and slot.limit > limit:
+            raise ContentionError(
+                f"{self._url} holds records up to offset {slot.limit}, but this log ends at {limit}: "
+                "another writer put them, or this disk lost records"
+            )
+        if slot is not None and slot.orphan is not None:
+            return partial(self._fragments.adopt, source, slot.orphan), slot.limit
+        end, most_bytes = (limit, self._fragment_bytes) if slot is None else (slot.limit, None)
+        batches = await self._retry.call(
+            partial(gather, source, position, end, most_bytes=most_bytes)
+        )
+        root = self._root
+        turn = partial(conveyor.wait_until, lambda: root.manifest.next_seq_no >= seq_no)
+        make = partial(self._fragments.put, source, seq_no, batches, turn)
+        return make, batches[-1].limit
+
+
+class Shipment:
+    """Fragments of one log on their way. Made by :meth:`Pipeline.shipping`."""
+
+    def __init__(
+        self, pipeline: Pipeline, source: TierSource, conveyor: Conveyor, root: Root
+    ) -> None:
+        self._pipeline = pipeline
+        self._source = source
+        self._conveyor = conveyor
+        self._seq_no = root.manifest.next_seq_no
+        self.position = root.manifest.next_offset
+        """Every offset below it was cut into a fragment."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was cut is published."""
+        return self._conveyor.is_empty
+
+    @property
+    def due(self) -> float:
+        """When the next fragment should be cut, by the monotonic clock, if somebody waits for it."""
+        return self._conveyor.due
+
+    async def wait_change(self) -> None:
+        """Return when something was put or published."""
+        await self._conveyor.wait_change()
+
+    async def wait_room(self) -> None:
+        """Return when another fragment may be cut."""
+        await self._conveyor.wait_until(lambda: self._conveyor.has_room)
+
+    async def ship(self, limit: int) -> None:
+        """Cut ``[position, limit)``, all of it durable, as there is room; return when that is done."""
+        while self.position < limit:
+            await self.wait_room()
+            make, self.position = await self._pipeline.cut(
+                self._source, self._seq_no, self.position, limit, self._conveyor
+            )
+            self._conveyor.start(make)
+            self._seq_no += 1
+
+    async def finish(self) -> None:
+        """Return when all that was cut is published."""
+        await self._conveyor.wait_until(lambda: self._conveyor.is_empty)
+
+
+def _is_adoption(slot: Slot) -> bool:
+    return slot.orphan is not None

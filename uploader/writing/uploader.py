@@ -1,0 +1,275 @@
+"""Uploader: ships durable batches as fragments and publishes them. One task per log.
+
+Reads what is durable, cuts it into fragments, puts several of them in parallel, and names each contiguous
+run of finished ones by one change of the root, while the next ones are under way. A record that somebody
+waits for goes with the first fragment that can still be named by the next change (pace.py). Between two
+calls to the store the process may die:
+
+  * before a put: nothing happened;
+  * after a put, before the manifest names it: an orphan, adopted at the next start (adoption.py);
+  * after that: the manifest says so; the local log learns it from there.
+
+So a restart at any point uploads nothing twice and loses nothing (tests/scenarios/test_upload.py). What a
+manifest names that this directory does not know to be its own is compared with the local records before
+the log takes it for shipped. Faults of the store that may pass are waited out (patience.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+
+from uploader.manifests.entries import Fragment
+from uploader.manifests.rollup import RollUpSettings
+from uploader.manifests.root import Root
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.writing.fragment_puts import FragmentPuts
+from uploader.writing.fragment_writer import FragmentWriter, LateFragmentError
+from uploader.writing.ownership import check_owner, writer_name
+from uploader.writing.patience import Patience
+from uploader.writing.pipeline import Pipeline, Shipment
+from walstore.errors import (
+    CorruptionError,
+    InvalidSettingsError,
+    OffsetTrimmedError,
+    WalError,
+)
+from walstore.ports import Clock, TierSource
+from walstore.threads import Worker
+
+logger = logging.getLogger("walstore")
+
+_LEAST_SLEEP_SECONDS = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadSettings:
+    """How a log is shipped. Sizes are bytes, times are seconds."""
+
+    fragment_bytes: int = 8 << 20
+    """Size of batches at which a fragment is cut, before compression. 4 KiB to 512 MiB."""
+
+    fragment_age_seconds: float = 1.0
+    """Longest time a durable record waits for company before it is shipped. 0 or more. Sealing a
+    segment, or a caller that waits for the cloud, ships at once."""
+
+    max_in_flight: int = 8
+    """Fragments built or put at the same time; memory is about this many times ``fragment_bytes``.
+    1 to 64."""
+
+    interval_seconds: float = 0.02
+    """Least time from one fragment to the next while some are under way and callers wait for the cloud,
+    unless one is full. 0 or more. Less lets the chain of manifests answer sooner, with more requests; a
+    single manifest needs one fragment for each swap anyway."""
+
+    roll_up: RollUpSettings = field(default_factory=RollUpSettings)
+    """How the manifest is kept short."""
+
+    drain_seconds: float = 30.0
+    """How long closing the log waits for a store that fulfils no request. 0 or more; 0 does not wait
+    for the cloud at all. What is not shipped by then stays on disk for the next opening."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not 4096 <= self.fragment_bytes <= 512 << 20:
+            raise InvalidSettingsError(
+                f"fragment_bytes must be 4 KiB to 512 MiB, not {self.fragment_bytes}"
+            )
+        if not 1 <= self.max_in_flight <= 64:
+            raise InvalidSettingsError(f"max_in_flight must be 1 to 64, not {self.max_in_flight}")
+        seconds = (self.fragment_age_seconds, self.interval_seconds, self.drain_seconds)
+        if not all(value >= 0 for value in seconds):
+            raise InvalidSettingsError(
+                "fragment_age_seconds, interval_seconds and drain_seconds must not be negative"
+            )
+
+
+class Uploader:
+    """Ships one log to one store."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        root: Root,
+        settings: UploadSettings,
+        retry: RetryPolicy,
+        clock: Clock,
+        worker: Worker,
+    ) -> None:
+        """``root`` is loaded."""
+        self._url = store.url
+        self._root = root
+        self._settings = settings
+        self._clock = clock
+        self._patience = Patience(
+            url=store.url, retry=retry, clock=clock, silent_seconds=settings.drain_seconds
+        )
+        self._puts = FragmentPuts(
+            store=store, root=root, patience=self._patience, retry=retry, worker=worker
+        )
+        self._fragments = FragmentWriter(url=store.url, puts=self._puts, clock=clock, worker=worker)
+        self._pipeline = Pipeline(
+            url=store.url,
+            root=root,
+            fragments=self._fragments,
+            patience=self._patience,
+            retry=retry,
+            clock=clock,
+            fragment_bytes=settings.fragment_bytes,
+            max_in_flight=settings.max_in_flight,
+            interval_seconds=settings.interval_seconds,
+        )
+
+    @property
+    def uploaded_fragments(self) -> int:
+        """Fragments put since the log was opened."""
+        return self._puts.put_fragments
+
+    @property
+    def uploaded_bytes(self) -> int:
+        """Length of the fragments put since the log was opened."""
+        return self._puts.put_bytes
+
+    @property
+    def adopted_fragments(self) -> int:
+        """Fragments taken over since the log was opened that had been put before and never published."""
+        return self._fragments.adopted_fragments
+
+    async def prepare(self, *, is_new: bool) -> None:
+        """Look for fragments that a crash left unpublished. Called once, before :meth:`run`.
+
+        A new directory has no records to compare them with, so they are published at once, and it goes
+        on behind them. ContentionError if that would leave records out that only the old directory has.
+        """
+        await self._pipeline.plan()
+        if is_new:
+            await self._pipeline.adopt_unproven(self._root.manifest.writer)
+
+    async def run(self, source: TierSource) -> None:
+        """Ship until the source drains and all is shipped; create the manifest if there is none.
+
+        Owned by the log's task group. Cancelling it may leave orphans, nothing else. Raises
+        ContentionError, CorruptionError, OffsetTrimmedError if what is to be shipped is gone from local
+        disk, and StorageUnavailableError if the store refuses for good or does nothing for
+        ``drain_seconds`` while the log is closing.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(self._patience.run_out(source))
+                await self._run(source)
+                watching.cancel()
+        except* WalError as errors:
+            error = _first(errors)
+            raise error from error.__cause__
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _run(self, source: TierSource) -> None:
+        writer = writer_name(bytes.fromhex(source.log_id))
+        await self._begin(source, writer)
+        source.advance_uploaded(self._root.manifest.next_offset)
+        is_done = False
+        while not is_done:
+            try:
+                async with self._pipeline.shipping(source, writer) as shipment:
+                    await self._ship(source, shipment)
+                is_done = True
+            except* LateFragmentError as errors:
+                logger.warning("%s", _first(errors))
+                await self._patience.call(self._pipeline.plan)
+
+    async def _ship(self, source: TierSource, shipment: Shipment) -> None:
+        """Ship until the source drains and all is published."""
+        mark = 0
+        while True:
+            if source.durable_limit > shipment.position:
+                await self._wait_due(source, mark)
+                await self._wait_turn(source, shipment, mark)
+                limit, mark = source.durable_limit, source.appended_bytes
+                await shipment.ship(limit)
+            elif source.is_draining:
+                await shipment.finish()
+                if source.durable_limit <= shipment.position:
+                    return
+            else:
+                await source.wait_durable_limit(shipment.position + 1)
+
+    async def _begin(self, source: TierSource, writer: str) -> None:
+        """Create the manifest if there is none, and make sure that it is ours."""
+        log = self._root
+        if log.manifest.next_offset < source.head:
+            raise OffsetTrimmedError(
+                f"{self._url} lacks records that are no longer on this disk; ship this log to the prefix "
+                "that has them",
+                requested=log.manifest.next_offset,
+                head=source.head,
+                tail=source.durable_limit,
+            )
+        if not log.is_known:
+            await self._patience.call(partial(log.load_or_create, writer))
+        check_owner(log.manifest, bytes.fromhex(source.log_id), url=self._url)
+        if log.manifest.fragments and source.uploaded_limit < log.manifest.next_offset:
+            await self._prove_last(source, log.manifest.fragments[-1])
+
+    async def _prove_last(self, source: TierSource, last: Fragment) -> None:
+        """Compare the last fragment with the local records, unless these are gone.
+
+        The manifest names more than this directory remembers to have shipped. Normally it died after a
+        swap; but a copy of the directory may have gone its own way.
+        """
+        if last.start < source.head:
+            return
+        try:
+            found = await self._patience.call(partial(self._puts.inspect, last.path))
+        except ObjectNotFoundError as error:
+            raise CorruptionError("a fragment is missing", path=last.path) from error
+        if found.entry != last:
+            raise CorruptionError(
+                "a fragment is not what the manifest says",
+                path=last.path,
+                expected=last,
+                found=found.entry,
+            )
+        await self._fragments.prove(source, found)
+
+    async def _wait_due(self, source: TierSource, mark: int) -> None:
+        """Wait for company: until a fragment is full, the age is reached, or somebody is in a hurry."""
+        full = mark + self._settings.fragment_bytes
+        if source.wants_cloud:
+            await source.wait_shipping_due(full)  # at once
+            return
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(source.wait_shipping_due(full))
+            aging = group.create_task(self._clock.sleep(self._settings.fragment_age_seconds))
+            await asyncio.wait((waiting, aging), return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            aging.cancel()
+
+    async def _wait_turn(self, source: TierSource, shipment: Shipment, mark: int) -> None:
+        """Wait until a fragment cut now would not lie idle, unless a full one has gathered meanwhile."""
+        await shipment.wait_room()
+        while not (shipment.is_idle or source.is_draining):
+            seconds = shipment.due - self._clock.monotonic()
+            is_full = source.appended_bytes - mark >= self._settings.fragment_bytes
+            if is_full or seconds < _LEAST_SLEEP_SECONDS:
+                return
+            async with asyncio.TaskGroup() as group:
+                sleeping = group.create_task(self._clock.sleep(seconds))
+                changing = group.create_task(shipment.wait_change())
+                await asyncio.wait((sleeping, changing), return_when=asyncio.FIRST_COMPLETED)
+                sleeping.cancel()
+                changing.cancel()
+
+
+def _first(group: BaseExceptionGroup[WalError]) -> WalError:
+    """Return the first error of a group of errors, however deep."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, WalError)
+    return error
