@@ -252,7 +252,10 @@ async def test_killed_at_every_call(kind: str, fault: Callable[[], Fault]) -> No
 
 @pytest.mark.parametrize("kind", LAYOUTS)
 async def test_a_late_put_into_a_collected_place_is_swept(kind: str) -> None:
-    """A writer that slept while its number was given, published and collected cannot publish it."""
+    """A writer that slept while its number was given, published and collected cannot publish it.
+
+    Nor can it tell that nobody else did.
+    """
     inner = MemoryStore()
     await fill(inner, kind, 3)
     store = FaultyStore(inner)
@@ -268,6 +271,8 @@ async def test_a_late_put_into_a_collected_place_is_swept(kind: str) -> None:
     prefix = "log/" if kind == "swap" else "shard"
     store.on("put_if_absent", call(sleep), key_prefix=prefix)
     async with writer(store, kind) as log:
+        with pytest.raises(OutcomeUnknownError, match="was collected before"):
+            await log.append(b"9")
         assert await log.append(b"9") == 9
     assert slept
     await collect(inner, later())

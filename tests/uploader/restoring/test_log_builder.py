@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from tests.local import SMALL, close_opened, open_blocking, read_opened, segments
+from uploader.restoring import segment_writer
 from uploader.restoring.log_builder import LogBuilder
 from uploader.restoring.restore_marker import RestoreMarker
-from uploader.restoring import segment_writer
 from walstore.arrow import SCHEMA
 from walstore.posix import PosixFileSystem
 from walstore.testing import ManualClock
