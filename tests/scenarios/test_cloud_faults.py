@@ -34,6 +34,8 @@ from uploader.testing.faults import Fault, fail, happen_then_fail, timeout
 from walstore import StorageUnavailableError, Wal
 from walstore.errors import WalError
 
+pytestmark = pytest.mark.slow
+
 STRIDES = [pytest.param(5, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 EXPECTED = values(60)
 

@@ -22,6 +22,8 @@ from walstore.errors import WalError
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 
+pytestmark = pytest.mark.slow
+
 NOTHING_KEPT = SMALL_LOG.replace(cache_bytes=0, retention_bytes=0)
 EXPECTED = values(600)
 STRIDES = [pytest.param(173, id="some"), pytest.param(5, id="many", marks=pytest.mark.slow)]

@@ -33,7 +33,7 @@ from walstore.errors import (
     WalError,
 )
 
-pytestmark = pytest.mark.s3
+pytestmark = [pytest.mark.s3, pytest.mark.slow]
 
 SMALL = UploadSettings(fragment_bytes=4096, fragment_age_seconds=0.01)
 

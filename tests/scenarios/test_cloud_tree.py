@@ -19,6 +19,8 @@ from uploader.writing.writer_settings import WriterSettings
 from walstore import Wal
 from walstore.errors import WalError
 
+pytestmark = pytest.mark.slow
+
 URL = "memory://ignored"
 PAIRS = RollUpSettings(fragments_per_snapshot=2, snapshots_per_snapshot=2)
 FAST = RetryPolicy(attempts=2, first_wait_seconds=0.001, longest_wait_seconds=0.001)

@@ -129,6 +129,7 @@ def values(count: int, who: str = "a", size: int = 300) -> list[bytes]:
     return [f"{who}{number:05d}".encode().ljust(size, b".") for number in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize(
     "fault",
@@ -159,6 +160,7 @@ async def test_a_fault_of_every_call(kind: str, fault: Fault) -> None:
     pytest.fail("the run never got to its end")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize("fault", [kill, happen_then_kill])
 async def test_killed_at_every_call(kind: str, fault: Callable[[], Fault]) -> None:

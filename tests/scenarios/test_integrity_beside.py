@@ -33,6 +33,8 @@ from uploader.stores import MemoryStore
 from uploader.writing.writer_settings import WriterSettings
 from walstore import LogNotFoundError, LogSealedError
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = WriterSettings(
     interval_seconds=0.0,
     roll_up=RollUpSettings(fragments_per_snapshot=3, snapshots_per_snapshot=2),

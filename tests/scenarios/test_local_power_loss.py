@@ -24,6 +24,8 @@ from walstore.opening import Opened
 from walstore.settings import KIB
 from walstore.testing import Call, FaultyFileSystem, PowerLossFileSystem
 
+pytestmark = pytest.mark.slow
+
 FS = UnsyncedFileSystem()
 SEEDS = (0, 1, 2, 3, 4, 5)
 """Lose all that was not synced, keep all, and four mixtures."""

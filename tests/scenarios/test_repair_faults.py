@@ -23,6 +23,8 @@ from walstore.repair.repairing import Keep, apply_repair, plan_repair
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 
+pytestmark = pytest.mark.slow
+
 FS = UnsyncedFileSystem()
 FAULTS: dict[str, dict[str, Any]] = {
     "one-error": {"error": errno.EIO},

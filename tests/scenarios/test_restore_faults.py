@@ -35,6 +35,8 @@ from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 from walstore.testing.script import Call
 
+pytestmark = pytest.mark.slow
+
 CONTENT = [b"%d-" % number + bytes(9000) for number in range(24)]
 """Enough for four segments."""
 FAULTS: dict[str, dict[str, Any]] = {

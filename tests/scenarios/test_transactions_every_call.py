@@ -20,6 +20,8 @@ from walstore.settings import KIB
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = SMALL.replace(transaction_memory_bytes=4 * KIB, producer_window=8)
 STRIDES = [pytest.param(17, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 FAULTS = {

@@ -11,6 +11,8 @@ from walstore import Wal, WalError
 from walstore.settings import KIB
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 
+pytestmark = pytest.mark.slow
+
 VALUE = "x" * 500
 
 

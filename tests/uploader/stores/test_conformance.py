@@ -128,6 +128,7 @@ class TestAllWrappersOnDisk(ObjectStoreSuite):
             yield peer
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 class TestAllWrappersOverHttp(ObjectStoreSuite):
     @pytest.fixture

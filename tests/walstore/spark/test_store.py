@@ -32,6 +32,8 @@ from walstore.errors import (
 from walstore.spark.partition import FilePartition, FragmentPartition
 from walstore.spark.schema import spark_schema
 
+pytestmark = pytest.mark.slow
+
 KEEP_FEW = local.SMALL.replace(retention_bytes=0)
 SMALL_FRAGMENTS = UploadSettings(fragment_bytes=16_384)
 
