@@ -7,6 +7,7 @@ import tempfile
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +70,7 @@ def test_any_orphans_at_all_give_a_plan_that_fits(found: list[tuple[int, int, in
     assert not slots or slots[-1].orphan is not None
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     published=st.integers(0, 10),

@@ -738,7 +738,7 @@ async def test_a_large_transaction_that_never_reached_the_disk_leaves_no_open_fi
 
 def test_a_log_does_what_the_model_does() -> None:
     run_state_machine_as_test(
-        LogMachine, settings=settings(max_examples=40, stateful_step_count=30, deadline=None)
+        LogMachine, settings=settings(max_examples=20, stateful_step_count=30, deadline=None)
     )
 
 

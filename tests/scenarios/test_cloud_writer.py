@@ -186,6 +186,7 @@ async def test_killed_at_every_call(kind: str, fault: Callable[[], Fault]) -> No
     pytest.fail("the run never got to its end")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize("seed", range(12))
 async def test_writers_that_contend(kind: str, seed: int) -> None:

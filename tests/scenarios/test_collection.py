@@ -149,6 +149,7 @@ class Crowd:
                 await collect(store, clock)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LAYOUTS)
 async def test_writer_reader_and_collectors_at_once(kind: str) -> None:
     """Every record is read once, in order, whatever happens to the collectors."""

@@ -207,6 +207,7 @@ async def test_latency_from_append_to_another_process(tmp_path: Path) -> None:
     assert samples[150] < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 async def test_what_a_reader_saw_survives_a_power_failure(tmp_path: Path, seed: int) -> None:
     root = tmp_path / "disk"

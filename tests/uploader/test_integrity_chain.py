@@ -132,6 +132,7 @@ async def test_a_manifest_that_comes_late_is_of_no_use(worker) -> None:
     assert await tail(inner) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [faults.kill, faults.happen_then_kill])
 async def test_destroyed_and_killed_at_every_call(worker, fault: type[Fault]) -> None:
     for nth in range(1, 80):

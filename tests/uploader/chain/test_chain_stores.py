@@ -23,6 +23,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return request.getfixturevalue("s3_url")
 
 
+@pytest.mark.slow
 async def test_two_writers_and_a_reader(url: str) -> None:
     worker = Worker("test")
     async with contextlib.aclosing(open_store(url)) as store:

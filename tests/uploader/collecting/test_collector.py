@@ -767,6 +767,7 @@ async def test_killed_at_every_call_and_resumed_in_small_steps() -> None:
     await place.check_collected(8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("happens", [False, True])
 @pytest.mark.parametrize("times", [1, 20])
 async def test_lost_answers_at_every_call(happens: bool, times: int) -> None:

@@ -263,6 +263,7 @@ async def test_a_foreign_record_is_told(store) -> None:
 # -- faults ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [faults.kill, faults.happen_then_kill])
 async def test_killed_at_every_call_nothing_is_forgotten(fault: type[Fault]) -> None:
     """What was noted, or not known not to be, is dirty until it is done."""

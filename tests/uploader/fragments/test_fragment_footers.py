@@ -66,6 +66,7 @@ async def test_who_asks_at_the_same_time_asks_once(store, reader) -> None:
     assert store.requests == 1
 
 
+@pytest.mark.slow
 async def test_a_long_footer_takes_two_requests_once(store, reader) -> None:
     """Ten thousand streams in a fragment; then so much is asked for at once."""
     manifest = await put_log(store.inner, 3, lambda at: f"s{at}", records=10_000)

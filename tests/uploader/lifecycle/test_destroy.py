@@ -231,6 +231,7 @@ async def test_no_local_log_ships_there_any_more(tmp_path: Path) -> None:
 # -- faults ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [faults.kill, faults.happen_then_kill])
 async def test_killed_at_every_call_and_called_again(worker, fault: type[Fault]) -> None:
     """At each of them the log is whole, or sealed and buried; then nothing is left."""

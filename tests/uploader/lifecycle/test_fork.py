@@ -179,6 +179,7 @@ async def test_82_deep_trees(source, target, worker) -> None:
     assert await cloud_values(target.inner) == numbers(5, 70)
 
 
+@pytest.mark.slow
 async def test_82_its_manifest_is_rolled_up(source, target, worker) -> None:
     await begin(source, worker, fragments=300)
     await copy(source, target)
@@ -402,6 +403,7 @@ async def test_a_collector_that_takes_what_was_asked_for(source, target, worker)
 # -- faults ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["source", "target"])
 @pytest.mark.parametrize("fault", [faults.kill, faults.happen_then_kill])
 async def test_killed_at_every_call_and_called_again(

@@ -145,6 +145,7 @@ def test_what_is_half_restored_is_no_log(cli: Cli, log: Path, verb: str) -> None
     assert "a restore was interrupted; restore the log again" in done.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["restore", "fork", "scrub"])
 def test_a_bar_is_shown_on_terminals_only(stored: str, tmp_path: Path, verb: str) -> None:
     targets = {"restore": [str(tmp_path / "new")], "fork": [(tmp_path / "new").as_uri()]}

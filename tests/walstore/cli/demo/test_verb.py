@@ -39,6 +39,7 @@ def test_a_machine_without_proc(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "from /proc, which is not there" in done.error
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_a_bucket_that_does_not_exist(s3_url: str, tmp_path: Path) -> None:
     """The writing process says so, and the reason reaches the user."""
