@@ -265,6 +265,7 @@ async def test_nothing_is_left_open_if_opening_fails(store) -> None:
         {"contention_attempts": -1},
         {"interval_seconds": -1},
         {"patience_seconds": float("nan")},
+        {"patience_seconds": 0},
     ],
 )
 def test_settings_out_of_range(changes: dict[str, float]) -> None:

@@ -43,7 +43,7 @@ class WriterSettings:
 
     patience_seconds: float = 30.0
     """How long appends under way, or closing, wait for a store that fulfils no request; then they raise,
-    saying whether their records may still be committed. 0 or more."""
+    saying whether their records may still be committed. More than 0."""
 
     max_timestamp_lead_seconds: float = 86_400.0
     """How far ahead of the clock a caller's timestamp may be. 0 or more."""
@@ -68,10 +68,13 @@ class WriterSettings:
             raise InvalidSettingsError(
                 "pending_records must be at least 1, and contention_attempts not negative"
             )
-        seconds = (self.interval_seconds, self.patience_seconds, self.max_timestamp_lead_seconds)
-        if not all(value >= 0 for value in seconds):
+        if not (self.interval_seconds >= 0 and self.max_timestamp_lead_seconds >= 0):
             raise InvalidSettingsError(
-                "interval_seconds, patience_seconds and max_timestamp_lead_seconds must not be negative"
+                "interval_seconds and max_timestamp_lead_seconds must not be negative"
+            )
+        if not self.patience_seconds > 0:
+            raise InvalidSettingsError(
+                f"patience_seconds must be more than 0, not {self.patience_seconds}"
             )
 
 
