@@ -215,7 +215,9 @@ class ChainLog:
                 base=self._current().slot,
                 now_us=self._clock.now_us(),
             )
-            data = await self._worker.run(link.serialise)
+            # A thread would be woken for less time than that takes, and all appends wait for it.
+            is_short = link.manifest.is_short
+            data = link.serialise() if is_short else await self._worker.run(link.serialise)
             step.check()
             # Another answer may have come meanwhile: then the link may follow nothing, or be too far ahead.
             if self._is_timely(link, tip):

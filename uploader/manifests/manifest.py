@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from uploader import layout
 from uploader.layout import FIRST_OFFSET, FIRST_SEQ_NO, MAX_U64
@@ -27,6 +28,8 @@ from uploader.setsum import Setsum
 from walstore.errors import CorruptionError, LogSealedError
 
 __all__ = ["Fragment", "Manifest", "Snapshot", "SnapshotPointer"]
+
+SHORT_ENTRIES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,12 @@ class Manifest:
         if last:
             return last[0].limit
         return FIRST_OFFSET if self.initial_offset is None else self.initial_offset
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is so short that serialising it takes a fraction of a millisecond, and a few
+        milliseconds if none of its entries ever was."""
+        return len(self.snapshots) + len(self.fragments) <= SHORT_ENTRIES
 
     @property
     def next_seq_no(self) -> int:

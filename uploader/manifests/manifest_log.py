@@ -228,7 +228,9 @@ class ManifestLog:
 
     async def _swap(self, known: _Known, manifest: Manifest) -> bool:
         """Swap a known manifest for ``manifest``; if it was no longer current, load the newer one."""
-        data = await self._worker.run(manifest.serialise)
+        # A thread would be woken for less time than that takes, and all appends wait for it.
+        is_short = manifest.is_short
+        data = manifest.serialise() if is_short else await self._worker.run(manifest.serialise)
         result = await cas.swap(self._store, layout.MANIFEST, data, known.etag, retry=self._retry)
         if result.outcome is cas.Outcome.COMMITTED:
             assert result.etag is not None
