@@ -8,6 +8,7 @@ from uploader.chain.names import FragmentName
 from uploader.chain.step import Ground, Make, WaitForDurableError
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
+from uploader.manifests.published import is_published
 from uploader.manifests.roller import Roller
 from uploader.manifests.root import Change
 from uploader.manifests.tree import ManifestTree
@@ -36,8 +37,10 @@ class Maker:
             _check_key(fragment)
 
         async def appended(ground: Ground) -> Manifest | None:
-            manifest = ground.manifest
-            if ground.is_durable and await self._is_published(manifest, fragments[-1]):
+            manifest, last = ground.manifest, fragments[-1]
+            if ground.is_durable and await is_published(
+                self._tree, manifest, last, url=self._store.url
+            ):
                 return None
             check_unsealed(manifest, url=self._store.url)
             first = fragments[0]
@@ -62,18 +65,6 @@ class Maker:
             return made
 
         return changed
-
-    async def _is_published(self, manifest: Manifest, last: Fragment) -> bool:
-        """Return whether the manifest names the last of our fragments, hence all of them."""
-        if manifest.next_seq_no <= last.seq_no:
-            return False
-        if last.limit <= manifest.oldest_offset:
-            raise ContentionError(
-                f"another writer went on at {self._store.url}, and offset {last.start} was collected "
-                "before it could be told whose records it had",
-                outcome="unknown",
-            )
-        return await self._tree.locate(manifest, last.start) == last
 
 
 def _check_key(fragment: Fragment) -> None:

@@ -20,6 +20,7 @@ from typing import Final
 from uploader import cas, layout
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
+from uploader.manifests.published import is_published
 from uploader.manifests.roller import Roller
 from uploader.manifests.rollup import RollUpSettings
 from uploader.manifests.root import Change
@@ -141,7 +142,9 @@ class ManifestLog:
             if fragment.path != layout.fragment_path(fragment.seq_no):
                 raise ValueError(f"fragment {fragment.seq_no} has the key {fragment.path!r}")
         async with self._turn:
-            while not await self._is_published(fragments[-1]):
+            while not await is_published(
+                self._tree, self.manifest, fragments[-1], url=self._store.url
+            ):
                 known = self._current()
                 check_unsealed(known.manifest, url=self._store.url)
                 end = known.manifest.next_seq_no, known.manifest.next_offset
@@ -244,23 +247,6 @@ class ManifestLog:
         if not await self._load():
             raise ContentionError(f"somebody deleted the manifest of {self._store.url}")
         return False
-
-    async def _is_published(self, last: Fragment) -> bool:
-        """Return whether the manifest names the last of our fragments, hence all of them.
-
-        After a lost answer others may have appended, rolled up and even collected. Then no entry is left
-        to compare, and the ContentionError says that the outcome is unknown.
-        """
-        manifest = self.manifest
-        if manifest.next_seq_no <= last.seq_no:
-            return False
-        if last.limit <= manifest.oldest_offset:
-            raise ContentionError(
-                f"another writer went on at {self._store.url}, and offset {last.start} was collected "
-                "before it could be told whose records it had",
-                outcome="unknown",
-            )
-        return await self._tree.locate(manifest, last.start) == last
 
 
 def _parse(data: bytes) -> Manifest:
