@@ -72,7 +72,7 @@ class CloudSource:
         manifest = self._log.manifest
         found = await self._fragments.skip_stream(manifest, name, position, limit)
         if found > position:
-            self._ahead.pass_to(found)
+            self._ahead.pass_over(position, found)
         return found
 
 

@@ -99,10 +99,15 @@ class ReadAhead:
         self._fill_later(manifest, limit)
         return batch
 
-    def pass_to(self, position: int) -> None:
-        """Note that reading goes on at ``position``, and that nothing before it will be read."""
-        self._drop_before(position)
-        self._next = position
+    def pass_over(self, start: int, limit: int) -> None:
+        """Note that who was to read at ``start`` goes on at ``limit``: what lies between is not wanted.
+
+        Who looks ahead is on the way there, so that is only given up if reading jumped to ``start``.
+        """
+        if start != self._next:
+            self.cancel()
+        self._drop_ended(limit)
+        self._next = limit
 
     def cancel(self) -> None:
         """Give up what is under way."""
@@ -129,7 +134,9 @@ class ReadAhead:
         """Forget what ends before ``position``; everything, if that is no step forward."""
         if not self._next <= position <= max(self._planned, self._next):
             self.cancel()
-            return
+        self._drop_ended(position)
+
+    def _drop_ended(self, position: int) -> None:
         for each in self._ahead:
             if each.entry.limit <= position:
                 each.task.cancel()
