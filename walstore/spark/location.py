@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from walstore.errors import InvalidSettingsError
 
@@ -20,6 +20,14 @@ class Location:
     """Whether it is the URL of an object store."""
     topic: str
     """Name of the log: the last component of the path."""
+
+    def child(self, name: str) -> Location:
+        """Return the place of a log below this one: a directory in it, or a longer prefix."""
+        if not self.is_store:
+            return Location(os.path.join(self.text, name), is_store=False, topic=_topic(name))  # noqa: PTH118
+        bare, mark, query = self.text.partition("?")
+        url = f"{bare.rstrip('/')}/{quote(name)}{mark}{query}"
+        return Location(url, is_store=True, topic=_topic(name))
 
 
 def parse_location(path: str, store: Mapping[str, str]) -> Location:

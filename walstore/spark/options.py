@@ -14,6 +14,7 @@ from typing import Final
 
 from walstore.errors import InvalidSettingsError
 from walstore.spark.location import Location, parse_location
+from walstore.spark.values import Options, number
 
 KNOWN: Final = (
     "path",
@@ -29,7 +30,6 @@ KNOWN: Final = (
 )
 """Every option of a batch read, beside those that begin with ``store.``."""
 
-STORE_PREFIX: Final = "store."
 _JSON_LATEST: Final = -1
 _JSON_EARLIEST: Final = -2
 
@@ -72,23 +72,13 @@ class ReadOptions:
 
 def parse_options(options: Mapping[str, str]) -> ReadOptions:
     """Return the checked options; InvalidSettingsError names the option and what it may be."""
-    given = {name.lower(): value for name, value in options.items()}
-    store = {
-        name.removeprefix(STORE_PREFIX): given.pop(name)
-        for name in sorted(given)
-        if name.startswith(STORE_PREFIX)
-    }
-    known = {name.lower(): name for name in KNOWN}
-    unknown = sorted(given.keys() - known.keys())
-    if unknown:
-        raise InvalidSettingsError(
-            f"unknown option {', '.join(unknown)}; known are {', '.join(KNOWN)} and {STORE_PREFIX}*"
-        )
-    if not given.get("path"):
+    given = Options(options, KNOWN)
+    path = given.text("path")
+    if not path:
         raise InvalidSettingsError(
             "name the log: .load('s3://bucket/prefix'), .load('file:///dir') or .load('/log/dir')"
         )
-    location = parse_location(given["path"], store)
+    location = parse_location(path, given.store)
     ending = _bound(given, "endingOffsets", "endingTimestamp", location, Edge.LATEST)
     if ending is Edge.EARLIEST:
         raise InvalidSettingsError("endingOffsets cannot be earliest (-2): nothing would be read")
@@ -96,27 +86,24 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         location=location,
         starting=_bound(given, "startingOffsets", "startingTimestamp", location, Edge.EARLIEST),
         ending=ending,
-        needs_record=_word(
-            "startingOffsetsByTimestampStrategy",
-            given.get("startingoffsetsbytimestampstrategy", "error"),
-            yes="error",
-            no="latest",
+        needs_record=given.flag(
+            "startingOffsetsByTimestampStrategy", yes="error", no="latest", default=True
         ),
-        min_partitions=_number("minPartitions", given.get("minpartitions", "1"), low=1),
-        fail_on_data_loss=_word("failOnDataLoss", given.get("failondataloss", "true")),
-        include_headers=_word("includeHeaders", given.get("includeheaders", "false")),
-        use_tier=_word("tier", given.get("tier", "auto"), yes="auto", no="off"),
+        min_partitions=given.number("minPartitions", low=1, default=1) or 1,
+        fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+        include_headers=given.flag("includeHeaders", default=False),
+        use_tier=given.flag("tier", yes="auto", no="off", default=True),
     )
 
 
 def _bound(
-    given: Mapping[str, str], by_offset: str, by_time: str, location: Location, default: Edge
+    given: Options, by_offset: str, by_time: str, location: Location, default: Edge
 ) -> Bound:
-    offsets, time = given.get(by_offset.lower()), given.get(by_time.lower())
+    offsets, time = given.text(by_offset), given.text(by_time)
     if offsets is not None and time is not None:
         raise InvalidSettingsError(f"give {by_offset} or {by_time}, not both")
     if time is not None:
-        return Moment(_number(by_time, time, low=0) * 1000)
+        return Moment(number(by_time, time, low=0) * 1000)
     if offsets is None:
         return default
     text = offsets.strip()
@@ -124,7 +111,7 @@ def _bound(
         return Edge[text.upper()]
     if text.startswith("{"):
         return _json_bound(by_offset, text, location.topic)
-    return _number(by_offset, text, low=0)
+    return number(by_offset, text, low=0)
 
 
 def _json_bound(name: str, text: str, topic: str) -> Bound:
@@ -148,17 +135,3 @@ def _bad_json(name: str, text: str, topic: str) -> InvalidSettingsError:
         f"{name} must be earliest, latest, an offset, or JSON as {example} (-1 latest, -2 earliest),"
         f" not {text}"
     )
-
-
-def _number(name: str, value: str, *, low: int) -> int:
-    text = value.strip()
-    if not (text.isascii() and text.isdigit()) or int(text) < low:
-        raise InvalidSettingsError(f"{name} must be a whole number from {low}, not {value!r}")
-    return int(text)
-
-
-def _word(name: str, value: str, *, yes: str = "true", no: str = "false") -> bool:
-    word = value.strip().lower()
-    if word not in {yes, no}:
-        raise InvalidSettingsError(f"{name} must be {yes} or {no}, not {value!r}")
-    return word == yes

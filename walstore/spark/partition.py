@@ -48,25 +48,35 @@ class FragmentPart:
 class LogPartition(InputPartition):
     """Consecutive records ``[start, limit)`` of one log."""
 
-    def __init__(self, *, topic: str, start: int, limit: int, size_bytes: int) -> None:
-        super().__init__((topic, start, limit))
+    def __init__(
+        self, *, topic: str, partition: int = 0, start: int, limit: int, size_bytes: int
+    ) -> None:
+        super().__init__((topic, partition, start, limit))
         self.topic = topic
+        self.partition = partition
+        """Which of a partitioned log's logs; 0 for a log of its own."""
         self.start = start
         self.limit = limit
         self.size_bytes = size_bytes
         """About how many stored bytes the task reads."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.topic} [{self.start}, {self.limit}))"
+        return f"{type(self).__name__}({self.topic}/{self.partition} [{self.start}, {self.limit}))"
 
 
 class FilePartition(LogPartition):
     """Records in the files of a log's directory."""
 
     def __init__(
-        self, *, topic: str, directory: str, tier_url: str | None, parts: Sequence[FilePart]
+        self,
+        *,
+        topic: str,
+        partition: int = 0,
+        directory: str,
+        tier_url: str | None,
+        parts: Sequence[FilePart],
     ) -> None:
-        super().__init__(topic=topic, **_bounds(parts))
+        super().__init__(topic=topic, partition=partition, **_bounds(parts))
         self.directory = directory
         self.tier_url = tier_url
         self.parts = parts
@@ -75,8 +85,10 @@ class FilePartition(LogPartition):
 class FragmentPartition(LogPartition):
     """Records in the fragments of an object store."""
 
-    def __init__(self, *, topic: str, url: str, parts: Sequence[FragmentPart]) -> None:
-        super().__init__(topic=topic, **_bounds(parts))
+    def __init__(
+        self, *, topic: str, partition: int = 0, url: str, parts: Sequence[FragmentPart]
+    ) -> None:
+        super().__init__(topic=topic, partition=partition, **_bounds(parts))
         self.url = url
         self.parts = parts
 

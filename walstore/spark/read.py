@@ -47,7 +47,9 @@ def read_rows(
     warning.
     """
     with closing(_read(partition, fail_on_data_loss=fail_on_data_loss)) as batches:
-        yield from RowBuilder(names, topic=partition.topic).build(batches)
+        yield from RowBuilder(names, topic=partition.topic, partition=partition.partition).build(
+            batches
+        )
 
 
 def _read(partition: LogPartition, *, fail_on_data_loss: bool) -> Generator[Batch, None, None]:

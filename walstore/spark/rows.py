@@ -33,10 +33,11 @@ PRODUCER_TIME: Final = 0
 class RowBuilder:
     """Turns a log's batches into what Spark expects."""
 
-    def __init__(self, names: Sequence[str], *, topic: str) -> None:
-        """Build the columns ``names``, in that order, for the log called ``topic``."""
+    def __init__(self, names: Sequence[str], *, topic: str, partition: int = 0) -> None:
+        """Build the columns ``names``, in that order, for one log."""
         self._schema = arrow_schema(names)
         self._topic = topic
+        self._partition = partition
         self._repeated: dict[str, pa.Array] = {}
 
     def build(self, batches: Iterable[Batch]) -> Iterator[pa.RecordBatch]:
@@ -58,7 +59,7 @@ class RowBuilder:
             case "topic":
                 return self._constant(name, self._topic, len(rows))
             case "partition":
-                return self._constant(name, 0, len(rows))
+                return self._constant(name, self._partition, len(rows))
             case "timestampType":
                 return self._constant(name, PRODUCER_TIME, len(rows))
         found = rows.column(name)

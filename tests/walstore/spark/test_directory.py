@@ -232,4 +232,4 @@ def test_a_store_named_as_a_directory_gets_a_hint(tmp_path):
 
 def test_partitions_tell_what_they_read_and_nothing_else(log_directory, records):
     (partition,) = planned(log_directory)
-    assert repr(partition) == "FilePartition(log [1, 1001))"
+    assert repr(partition) == "FilePartition(log/0 [1, 1001))"

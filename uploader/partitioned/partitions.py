@@ -1,0 +1,64 @@
+"""How many logs a partitioned log has, and where each of them lies.
+
+One small object under the common prefix says how many there are: put once, by whoever comes first, so that
+readers and writers agree on which log a key belongs to. The logs lie below it, ``{prefix}/{number}``, each
+with its own manifest, and are complete without it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from uploader import cas
+from uploader.manifests.document import Fields, serialise
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.errors import CorruptionError, InvalidSettingsError, OutcomeUnknownError
+
+PARTITIONS: Final = "partitioned/PARTITIONS"
+"""Key of the object, relative to the common prefix: ``{"partitions":4}``."""
+MOST_PARTITIONS: Final = 1024
+
+
+def partition_url(url: str, partition: int) -> str:
+    """Return the URL of one of the logs; what follows a ``?`` stays."""
+    bare, mark, query = url.partition("?")
+    return f"{bare.rstrip('/')}/{partition}{mark}{query}"
+
+
+async def read_partitions(store: ObjectStore) -> int | None:
+    """Return how many logs there are, or None if no partitioned log lies there.
+
+    CorruptionError if the object is damaged; else the store's errors.
+    """
+    try:
+        found = await store.get(PARTITIONS)
+    except ObjectNotFoundError:
+        return None
+    partitions = Fields.parse(found.data, path=PARTITIONS).number(
+        "partitions", maximum=MOST_PARTITIONS
+    )
+    if not partitions:
+        raise CorruptionError("a partitioned log has at least one log", path=PARTITIONS)
+    return partitions
+
+
+async def create_partitions(store: ObjectStore, partitions: int, *, retry: RetryPolicy) -> int:
+    """Make a partitioned log of so many logs, unless there is one; return how many it has.
+
+    InvalidSettingsError unless ``partitions`` is 1 to 1024. OutcomeUnknownError if the store does not
+    answer; call again.
+    """
+    if not 1 <= partitions <= MOST_PARTITIONS:
+        raise InvalidSettingsError(f"partitions must be 1 to {MOST_PARTITIONS}, not {partitions}")
+    found = await read_partitions(store)
+    while found is None:
+        data = serialise({"partitions": partitions})
+        result = await cas.create(store, PARTITIONS, data, retry=retry)
+        if result.outcome is cas.Outcome.UNKNOWN:
+            raise OutcomeUnknownError(
+                f"{store.url} did not say whether {PARTITIONS} was put; call again", retriable=True
+            ) from result.cause
+        found = await read_partitions(store)
+    return found
