@@ -23,7 +23,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import StorageUnavailableError, WalError
+from walstore.errors import OutcomeUnknownError, StorageUnavailableError, WalError
 
 
 class Outcome(Enum):
@@ -59,6 +59,14 @@ class PutResult:
     cause: WalError | None = None
     """UNKNOWN: the last error. Otherwise None."""
 
+    def decided(self, url: str, question: str) -> PutResult:
+        """Return the result; OutcomeUnknownError, saying what ``url`` left open, if it is UNKNOWN."""
+        if self.outcome is Outcome.UNKNOWN:
+            raise OutcomeUnknownError(
+                f"{url} did not say whether {question}", retriable=True
+            ) from self.cause
+        return self
+
 
 async def create(
     store: ObjectStore, key: str, data: bytes, *, retry: RetryPolicy | None = None
@@ -82,6 +90,15 @@ async def swap(
     """
     attempt = _Attempts(store, key, data, expected=etag)
     return await attempt.run(lambda: store.put_if_match(key, data, etag), retry or RetryPolicy())
+
+
+async def put(
+    store: ObjectStore, key: str, data: bytes, etag: str | None, *, retry: RetryPolicy | None = None
+) -> PutResult:
+    """:func:`swap` what has this ETag, or :func:`create` if there is none."""
+    if etag is None:
+        return await create(store, key, data, retry=retry)
+    return await swap(store, key, data, etag, retry=retry)
 
 
 class _Attempts:

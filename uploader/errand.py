@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from uploader import cas
 from uploader.manifests.root import Root
@@ -14,7 +13,7 @@ from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.clock import SystemClock
-from walstore.errors import LogNotFoundError, OutcomeUnknownError, WalError
+from walstore.errors import LogNotFoundError, WalError
 from walstore.ports import Clock
 from walstore.threads import Worker
 
@@ -69,16 +68,12 @@ async def put_anyhow(store: ObjectStore, key: str, data: bytes, *, retry: RetryP
 
     OutcomeUnknownError if the store does not say whether it did.
     """
-    put = cas.create
+    etag: str | None = None
     while True:
-        result = await put(store, key, data, retry=retry)
-        if result.outcome is cas.Outcome.COMMITTED:
+        result = await cas.put(store, key, data, etag, retry=retry)
+        if result.decided(store.url, f"{key} was put; call again").outcome is cas.Outcome.COMMITTED:
             return
-        if result.outcome is cas.Outcome.UNKNOWN:
-            raise OutcomeUnknownError(
-                f"{store.url} did not say whether {key} was put; call again", retriable=True
-            ) from result.cause
-        put = cas.create if result.etag is None else partial(cas.swap, etag=result.etag)
+        etag = result.etag
 
 
 def first_of(group: BaseExceptionGroup[WalError]) -> WalError:

@@ -332,8 +332,7 @@ class ChainLog:
             Manifest.initial(writer), author=self._window.author, alpha=self._settings.alpha
         )
         result = await cas.create(self._store, link.key, link.serialise(), retry=self._retry)
-        if result.outcome is cas.Outcome.UNKNOWN:
-            raise _unknown(self._store, "created", result.cause)
+        result.decided(self._store.url, "the manifest was created; open again")
         if await self._store.head(layout.MANIFEST) is not None:
             raise InvalidSettingsError(
                 f"somebody created a log of the other layout at {self._store.url} at the same time; "

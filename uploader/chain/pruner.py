@@ -1,17 +1,17 @@
 """Pruner: deletes the manifests that nobody needs any more, beside publishing.
 
-Owns one task, which lives as long as there is something to delete. After a takeover it lists the manifests,
+It lives as long as there is something to delete. After a takeover it lists the manifests,
 for there may be what others left; behind that it knows its own links by their slots. Failing harms nobody:
 what was not deleted is found again by whoever takes over next.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from typing import Final
 
+from uploader.beside import Beside
 from uploader.chain.chain_reader import ChainReader
 from uploader.chain.link import Link
 from uploader.chain.names import manifest_key
@@ -30,7 +30,7 @@ class Pruner:
     def __init__(self, store: ObjectStore, reader: ChainReader) -> None:
         self._store = store
         self._reader = reader
-        self._task: asyncio.Task[None] | None = None
+        self._beside = Beside[None]()
         self._takeover: Link | None = None
         # Slots of links that were published here and are no takeovers, oldest first.
         self._own: deque[int] = deque()
@@ -42,29 +42,20 @@ class Pruner:
             self._takeover = link
         else:
             self._own.append(link.slot)
-        is_idle = self._task is None or self._task.done()
         if (
-            is_idle
+            not self._beside.is_busy
             and link.slot >= self._resume_at
             and (self._takeover is not None or self._is_due(link))
         ):
-            self._task = asyncio.get_running_loop().create_task(
-                self._prune(link), name=f"prune {self._store.url}"
-            )
+            self._beside.start(self._prune(link), f"prune {self._store.url}")
 
     async def wait(self) -> None:
         """Return when nothing is being deleted."""
-        if self._task is not None:
-            await asyncio.wait((self._task,))
+        await self._beside.wait()
 
     async def aclose(self) -> None:
         """Give up what is under way, and wait for its end; twice is allowed."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait((task,))
-            if not task.cancelled():
-                task.exception()  # nothing follows from it
+        await self._beside.aclose()
 
     # -- inside ------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from uploader.manifests.manifest import Manifest
 from uploader.setsum import Setsum
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import ContentionError, CorruptionError, LogNotFoundError, OutcomeUnknownError
+from walstore.errors import ContentionError, CorruptionError, LogNotFoundError
 
 _SLOTS_AHEAD: Final = 1 << 32
 """A new chain begins at the next multiple of it: far from any slot that an old one could name."""
@@ -101,11 +101,7 @@ async def rebuild(
     slot = (max(slots, default=-1) // _SLOTS_AHEAD + 1) * _SLOTS_AHEAD
     link = Link.root(rebuilt.manifest, author=make_id(), alpha=1, slot=slot)
     result = await cas.create(store, link.key, link.serialise(), retry=retry)
-    if result.outcome is cas.Outcome.UNKNOWN:
-        raise OutcomeUnknownError(
-            f"{store.url} did not say whether {link.key} was put; look before you try again",
-            retriable=True,
-        ) from result.cause
+    result.decided(store.url, f"{link.key} was put; look before you try again")
     if result.outcome is cas.Outcome.LOST:
         raise ContentionError(f"somebody else rebuilds the manifest of {store.url}")
     return rebuilt

@@ -19,7 +19,7 @@ from uploader.manifests.manifest import Manifest
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import CorruptionError, OutcomeUnknownError
+from walstore.errors import CorruptionError
 from walstore.ports import Clock
 
 logger = logging.getLogger("walstore")
@@ -71,17 +71,10 @@ class HeadFile:
             seq_no = first_seq_no(manifest)
             made = Head(manifest.oldest_offset, seq_no, now_us, self._interval_us)
             data = _serialise((*self._worth_keeping(heads, now_us), made))
-            if etag is None:
-                result = await cas.create(self._store, layout.HEADS, data, retry=self._retry)
-            else:
-                result = await cas.swap(self._store, layout.HEADS, data, etag, retry=self._retry)
+            result = await cas.put(self._store, layout.HEADS, data, etag, retry=self._retry)
+            result.decided(self._store.url, f"{layout.HEADS} was written; collect again")
             if result.outcome is cas.Outcome.COMMITTED:
                 return made
-            if result.outcome is cas.Outcome.UNKNOWN:
-                raise OutcomeUnknownError(
-                    f"{self._store.url} did not say whether {layout.HEADS} was written; collect again",
-                    retriable=True,
-                ) from result.cause
 
     async def find(self, offset: int) -> Head | None:
         """Return since when the log has begun at ``offset`` or further on, if that was noted."""

@@ -15,7 +15,7 @@ from uploader.manifests.root import Root
 from uploader.manifests.snapshot import Snapshot
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import ContentionError, CorruptionError, OutcomeUnknownError, WalError
+from walstore.errors import ContentionError, CorruptionError, WalError
 from walstore.ports import Clock
 from walstore.threads import Worker
 
@@ -49,11 +49,7 @@ class Dropping:
         for snapshot in garbage.snapshots_to_make:
             data = await self.worker.run(snapshot.serialise)
             result = await cas.create(self.store, snapshot.path, data, retry=self.retry)
-            if result.outcome is cas.Outcome.UNKNOWN:
-                raise OutcomeUnknownError(
-                    f"{self.store.url} did not say whether {snapshot.path} was put; collect again",
-                    retriable=True,
-                ) from result.cause
+            result.decided(self.store.url, f"{snapshot.path} was put; collect again")
             if result.outcome is cas.Outcome.LOST:
                 await self.worker.run(_check_same, snapshot, result.data)
 

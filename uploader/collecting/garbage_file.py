@@ -11,7 +11,6 @@ from uploader.collecting.garbage import Garbage
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import OutcomeUnknownError
 from walstore.threads import Worker
 
 
@@ -40,15 +39,8 @@ class GarbageFile:
         None if somebody else was quicker. OutcomeUnknownError if the store does not say.
         """
         data = await self._worker.run(garbage.serialise)
-        if etag is None:
-            result = await cas.create(self._store, layout.GARBAGE, data, retry=self._retry)
-        else:
-            result = await cas.swap(self._store, layout.GARBAGE, data, etag, retry=self._retry)
-        if result.outcome is cas.Outcome.UNKNOWN:
-            raise OutcomeUnknownError(
-                f"{self._store.url} did not say whether {layout.GARBAGE} was written; collect again",
-                retriable=True,
-            ) from result.cause
+        result = await cas.put(self._store, layout.GARBAGE, data, etag, retry=self._retry)
+        result.decided(self._store.url, f"{layout.GARBAGE} was written; collect again")
         return result.etag if result.outcome is cas.Outcome.COMMITTED else None
 
     async def clear(self, etag: str) -> bool:

@@ -31,7 +31,6 @@ from walstore.errors import (
     InvalidSettingsError,
     LogNotFoundError,
     OffsetTrimmedError,
-    OutcomeUnknownError,
 )
 from walstore.locks import this_process
 from walstore.ports import Clock
@@ -244,16 +243,10 @@ class CloudCursors:
 
     async def _put(self, found: CloudCursor | None, made: CloudCursor) -> str | None:
         key, data = layout.cursor_path(made.name), made.serialise()
-        if found is None:
-            result = await cas.create(self._store, key, data, retry=self._retry)
-        else:
-            assert found.etag is not None
-            result = await cas.swap(self._store, key, data, found.etag, retry=self._retry)
-        if result.outcome is cas.Outcome.UNKNOWN:
-            raise OutcomeUnknownError(
-                f"{self._store.url} did not say whether cursor {made.name!r} was written; call again",
-                retriable=True,
-            ) from result.cause
+        etag = None if found is None else found.etag
+        assert found is None or etag is not None
+        result = await cas.put(self._store, key, data, etag, retry=self._retry)
+        result.decided(self._store.url, f"cursor {made.name!r} was written; call again")
         return result.etag if result.outcome is cas.Outcome.COMMITTED else None
 
     async def _check_kept(self, before: CloudCursor | None, made: CloudCursor) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from uploader import cas, layout
-from uploader.errand import Errand, errand
+from uploader import layout
+from uploader.errand import errand
+from uploader.lifecycle.creation import check_empty, create_manifest
 from uploader.manifests.manifest import Manifest
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.writing.writable import check_not_destroyed
-from walstore.errors import ContentionError, InvalidSettingsError, OutcomeUnknownError
+from walstore.errors import ContentionError, InvalidSettingsError
 from walstore.ports import Clock
 
 _WRITER: Final = "bootstrap"
@@ -47,22 +48,7 @@ async def bootstrap(
     async with errand(url, store=store, retry=retry, clock=clock) as found:
         if not found.root.is_known:
             await check_not_destroyed(found.store)
-            await _create(found, manifest)
+            await check_empty(found)
+            await create_manifest(found, manifest)
         if found.root.manifest != manifest:
             raise ContentionError(f"there is a log at {found.store.url} already")
-
-
-async def _create(found: Errand, manifest: Manifest) -> None:
-    async for listed in found.store.list(layout.FRAGMENT_FOLDER):
-        raise ContentionError(
-            f"{found.store.url} is not empty ({listed.key}); begin at another prefix"
-        )
-    data = manifest.serialise()
-    result = await cas.create(found.store, layout.MANIFEST, data, retry=found.retry)
-    if result.outcome is cas.Outcome.UNKNOWN:
-        raise OutcomeUnknownError(
-            f"{found.store.url} did not say whether the manifest was created; call again",
-            retriable=True,
-        ) from result.cause
-    await found.root.load()
-    await check_not_destroyed(found.store)

@@ -20,11 +20,11 @@ from collections.abc import Callable
 
 from uploader import cas, layout
 from uploader.errand import Errand, errand
+from uploader.lifecycle.creation import check_empty, create_manifest
 from uploader.lifecycle.fork_pin import ForkPin
 from uploader.lifecycle.forking import Forking
 from uploader.manifests.document import Fields, position, serialise
 from uploader.manifests.growing_manifest import Forked
-from uploader.manifests.manifest import Manifest
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -34,7 +34,6 @@ from walstore.errors import (
     InvalidSettingsError,
     OffsetNotWrittenError,
     OffsetTrimmedError,
-    OutcomeUnknownError,
 )
 from walstore.ports import Clock
 
@@ -95,7 +94,9 @@ async def fork(
             low = await pin.hold(start)
             forking = Forking(source, target, pin, parallel=parallel, is_resumed=is_resumed)
             manifest = await forking.run(writer, low, stop, progress)
-            await _create(target, manifest)
+            await create_manifest(target, manifest)
+            if target.root.manifest.writer != writer:
+                raise ContentionError(f"another log was begun at {target.store.url} meanwhile")
         elif target.root.manifest.writer != writer:
             raise ContentionError(f"there is a log at {target.store.url} already")
         await pin.release()
@@ -133,10 +134,7 @@ async def _begin(
         return await _read_note(source, target, start, stop), True
     except ObjectNotFoundError:
         await check_not_destroyed(target.store)
-    async for listed in target.store.list(layout.FRAGMENT_FOLDER):
-        raise ContentionError(
-            f"{target.store.url} is not empty ({listed.key}); fork to another prefix"
-        )
+    await check_empty(target)
     document = {
         "source": source.store.url,
         "start": None if start is None else position(start),
@@ -145,10 +143,7 @@ async def _begin(
     result = await cas.create(
         target.store, layout.FORK_NOTE, serialise(document), retry=target.retry
     )
-    if result.outcome is cas.Outcome.UNKNOWN:
-        raise OutcomeUnknownError(
-            f"{target.store.url} did not say whether the note was put; call again", retriable=True
-        ) from result.cause
+    result.decided(target.store.url, "the note was put; call again")
     return await _read_note(source, target, start, stop), False
 
 
@@ -164,17 +159,3 @@ async def _read_note(source: Errand, target: Errand, start: int | None, stop: in
             f"{noted_start} to {noted_stop}; finish that one or take another prefix"
         )
     return noted_stop
-
-
-async def _create(target: Errand, manifest: Manifest) -> None:
-    data = await target.worker.run(manifest.serialise)
-    result = await cas.create(target.store, layout.MANIFEST, data, retry=target.retry)
-    if result.outcome is cas.Outcome.UNKNOWN:
-        raise OutcomeUnknownError(
-            f"{target.store.url} did not say whether the manifest was created; call again",
-            retriable=True,
-        ) from result.cause
-    await target.root.load()
-    await check_not_destroyed(target.store)
-    if target.root.manifest.writer != manifest.writer:
-        raise ContentionError(f"another log was begun at {target.store.url} meanwhile")

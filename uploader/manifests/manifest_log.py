@@ -34,7 +34,6 @@ from walstore.errors import (
     ContentionError,
     InvalidSettingsError,
     LogNotFoundError,
-    OutcomeUnknownError,
 )
 from walstore.threads import Worker
 
@@ -215,11 +214,7 @@ class ManifestLog:
     async def _create(self, writer: str) -> None:
         data = Manifest.initial(writer).serialise()
         result = await cas.create(self._store, layout.MANIFEST, data, retry=self._retry)
-        if result.outcome is cas.Outcome.UNKNOWN:
-            raise OutcomeUnknownError(
-                f"{self._store.url} did not say whether the manifest was created; open again",
-                retriable=True,
-            ) from result.cause
+        result.decided(self._store.url, "the manifest was created; open again")
         async for listed in self._store.list(f"{layout.MANIFEST}."):
             raise InvalidSettingsError(
                 f"somebody created a log of the other layout at {self._store.url} at the same time; "
@@ -239,11 +234,7 @@ class ManifestLog:
             assert result.etag is not None
             self._known = _Known(manifest, result.etag)
             return True
-        if result.outcome is cas.Outcome.UNKNOWN:
-            raise OutcomeUnknownError(
-                f"{self._store.url} did not say whether the manifest was swapped; open again",
-                retriable=True,
-            ) from result.cause
+        result.decided(self._store.url, "the manifest was swapped; open again")
         if not await self._load():
             raise ContentionError(f"somebody deleted the manifest of {self._store.url}")
         return False

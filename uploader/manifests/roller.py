@@ -14,13 +14,14 @@ import logging
 from collections.abc import Sequence
 
 from uploader import cas
+from uploader.beside import Beside
 from uploader.manifests.entries import SnapshotPointer
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.rollup import Replacement, RollUpSettings, fold, is_ripe, plan
 from uploader.manifests.snapshot import Snapshot
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import CorruptionError, OutcomeUnknownError, WalError
+from walstore.errors import CorruptionError, WalError
 from walstore.threads import Lane
 
 logger = logging.getLogger("walstore")
@@ -36,7 +37,7 @@ class Roller:
         self._retry = retry
         self._worker = worker
         self._settings = settings
-        self._task: asyncio.Task[list[Replacement]] | None = None
+        self._beside = Beside[list[Replacement]]()
         self._ready: Sequence[Replacement] = ()
         self._resume_at = 0
         self.put_snapshots = 0
@@ -45,7 +46,7 @@ class Roller:
     @property
     def is_busy(self) -> bool:
         """Whether snapshots are being put."""
-        return self._task is not None and not self._task.done()
+        return self._beside.is_busy
 
     def fold(self, manifest: Manifest) -> Manifest:
         """Return the manifest with what is finished rolled up in it; the very same if nothing is.
@@ -61,35 +62,27 @@ class Roller:
         Does nothing while others are under way, or wait to be folded in.
         """
         self._collect(manifest)
-        if self._task is not None or fold(manifest, self._ready) is not manifest:
+        if self._beside.has_task or fold(manifest, self._ready) is not manifest:
             return
         self._ready = ()
         if manifest.next_seq_no >= self._resume_at and is_ripe(manifest, self._settings):
-            self._task = asyncio.get_running_loop().create_task(
-                self._roll_up(manifest), name=f"roll up {self._store.url}"
-            )
+            self._beside.start(self._roll_up(manifest), f"roll up {self._store.url}")
 
     async def wait(self) -> None:
         """Return when nothing is under way. What was put waits to be folded in."""
-        if self._task is not None:
-            await asyncio.wait((self._task,))
+        await self._beside.wait()
 
     async def aclose(self) -> None:
         """Give up what is under way, and wait for its end; twice is allowed."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait((task,))
-            if not task.cancelled():
-                task.exception()  # nothing follows from it
+        await self._beside.aclose()
 
     # -- inside ------------------------------------------------------------------------------
 
     def _collect(self, manifest: Manifest) -> None:
         """Take the result of the task if it has ended."""
-        if self._task is None or not self._task.done():
+        task = self._beside.take()
+        if task is None:
             return
-        task, self._task = self._task, None
         try:
             self._ready = task.result()
         except WalError as error:
@@ -110,10 +103,7 @@ class Roller:
     async def _put(self, snapshot: Snapshot) -> Replacement:
         data = await self._worker.run(snapshot.serialise)
         result = await cas.create(self._store, snapshot.path, data, retry=self._retry)
-        if result.outcome is cas.Outcome.UNKNOWN:
-            raise OutcomeUnknownError(
-                f"{self._store.url} did not say whether {snapshot.path} was put", retriable=True
-            ) from result.cause
+        result.decided(self._store.url, f"{snapshot.path} was put")
         pointer = snapshot.pointer()
         if result.outcome is cas.Outcome.LOST:
             assert result.data is not None  # there is an object in the way

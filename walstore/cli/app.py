@@ -23,6 +23,7 @@ from walstore.cli import (
     gc,
     inspect,
     manifest,
+    rebuild,
     repair,
     restore,
     scrub,
@@ -115,6 +116,7 @@ _add(cursors.cursors, cursors.EXAMPLES, LOOKING)
 _add(verify.verify, verify.EXAMPLES, CHECKING)
 _add(scrub.scrub, scrub.EXAMPLES, CHECKING)
 _add(repair.repair, repair.EXAMPLES, CHECKING)
+_add(rebuild.rebuild, rebuild.EXAMPLES, CHECKING)
 _add(upload.upload, upload.EXAMPLES, MOVING)
 _add(restore.restore, restore.EXAMPLES, MOVING)
 _add(fork.fork, fork.EXAMPLES, MOVING)

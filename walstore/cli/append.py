@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from walstore.cli.errors import UsageError
+from walstore.cli.layout import Alpha, LayoutOption, Shards, layout_arguments
 from walstore.cli.location import is_url, to_directory, to_url
 from walstore.cli.options import AsJson, Location
 from walstore.cli.output import complain, print_fields, print_json
@@ -27,7 +29,7 @@ Examples:
   printf 'one\\ntwo\\n' | walstore append data/orders
   tail -f app.log | walstore append data/app --stream web --durability disk
   producer | walstore append data/blobs --length-prefixed --tier s3://bucket/blobs
-  producer | walstore append s3://bucket/events
+  producer | walstore append s3://bucket/events --layout chain
 """
 
 
@@ -62,6 +64,9 @@ def append(
     tier: Annotated[
         str | None, typer.Option("--tier", metavar="URL", help="Ship the log to a store as well.")
     ] = None,
+    layout: LayoutOption = None,
+    alpha: Alpha = None,
+    shards: Shards = None,
     as_json: AsJson = False,
 ) -> None:
     """Append records from stdin, a line each, and write the offsets they got to stdout.
@@ -73,20 +78,23 @@ def append(
     """
     splitter: Splitter = LengthPrefixed() if length_prefixed else Lines()
     options = {"key": None if key is None else key.encode(), "stream": stream}
+    placing = layout_arguments(layout, alpha, shards)
     if is_url(location):
         if durability is not None or tier is not None:
             raise UsageError("--durability and --tier are for log directories")
-        done = run_async(append_to_store(location, splitter, options))
+        done = run_async(append_to_store(location, splitter, options, placing))
     else:
         if durability is Level.CLOUD and tier is None:
             raise UsageError("--durability cloud needs --tier URL")
+        if placing and tier is None:
+            raise UsageError("--layout, --alpha and --shards need --tier URL")
         done = run_async(
             _append(
                 to_directory(location, "append"),
                 splitter,
                 Settings(durability=Durability.DISK),
                 level=durability or Level.DISK,
-                tier_url=None if tier is None else to_url(tier, "--tier"),
+                tier=None if tier is None else _make_tier(to_url(tier, "--tier"), placing),
                 options=options,
             )
         )
@@ -108,10 +116,10 @@ async def _append(
     settings: Settings,
     *,
     level: str,
-    tier_url: str | None,
+    tier: Tier | None,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    async with Wal.open(path, settings=settings, tier=_make_tier(tier_url)) as wal:
+    async with Wal.open(path, settings=settings, tier=tier) as wal:
         start, size = wal.tail, 0
         splitter.max_record_bytes = settings.max_record_bytes
         try:
@@ -145,9 +153,7 @@ async def _append_all(wal: Wal, values: list[bytes], options: dict[str, Any]) ->
     return size
 
 
-def _make_tier(url: str | None) -> Tier | None:
-    if url is None:
-        return None
+def _make_tier(url: str, options: Mapping[str, Any]) -> Tier:
     from uploader.cloud_tier import CloudTier
 
-    return CloudTier(url)
+    return CloudTier(url, **options)

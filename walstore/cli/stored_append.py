@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from walstore.cli.output import complain
@@ -19,12 +20,17 @@ _GROUPS: Final = 16
 """Groups of records that are under way together; each is what was read at once."""
 
 
-async def append_to_store(url: str, splitter: Splitter, options: dict[str, Any]) -> dict[str, Any]:
-    """Append records until stdin ends or a signal comes; return what the verb reports."""
+async def append_to_store(
+    url: str, splitter: Splitter, options: dict[str, Any], placing: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Append records until stdin ends or a signal comes; return what the verb reports.
+
+    ``placing`` says how a new log is laid out (``layout.py``).
+    """
     from uploader.cloud_writer import CloudWriter
     from uploader.errand import first_of
 
-    async with CloudWriter.open(url) as log:
+    async with CloudWriter.open(url, **placing) as log:
         splitter.max_record_bytes = log.settings.max_record_bytes
         appending = _Appending(log, options)
         failure: WalError | None = None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from walstore.cli.layout import Alpha, LayoutOption, Shards, layout_arguments
 from walstore.cli.location import to_directory, to_url
 from walstore.cli.options import AsJson, Directory, StoreUrl
 from walstore.cli.output import format_bytes, print_fields, print_json, terminal
@@ -18,18 +20,28 @@ EXAMPLES = """\b
 Examples:
   walstore upload data/orders s3://bucket/orders
   walstore upload data/orders file:///srv/bucket/orders --json
+  walstore upload data/orders s3://bucket/orders --layout chain --shards 4
 """
 
 _PROGRESS_SECONDS = 0.2
 
 
-def upload(directory: Directory, url: StoreUrl, *, as_json: AsJson = False) -> None:
+def upload(
+    directory: Directory,
+    url: StoreUrl,
+    *,
+    layout: LayoutOption = None,
+    alpha: Alpha = None,
+    shards: Shards = None,
+    as_json: AsJson = False,
+) -> None:
     """Ship everything durable in DIRECTORY that is not at URL yet, then end.
 
     Opens the log for writing, so it takes the lock; exit code 4 if a writer has it. Interrupted, it
     leaves a prefix of the log at URL, and the next run goes on from there.
     """
-    shipped = run_async(_upload(to_directory(directory, "upload"), to_url(url, "upload")))
+    options = layout_arguments(layout, alpha, shards)
+    shipped = run_async(_upload(to_directory(directory, "upload"), to_url(url, "upload"), options))
     if as_json:
         print_json(shipped)
         return
@@ -45,11 +57,11 @@ def upload(directory: Directory, url: StoreUrl, *, as_json: AsJson = False) -> N
     )
 
 
-async def _upload(path: Path, url: str) -> dict[str, Any]:
+async def _upload(path: Path, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     from uploader.cloud_tier import CloudTier
 
     await asyncio.to_thread(LogView.open, path)  # refuses to create a log by mistake
-    tier = CloudTier(url)
+    tier = CloudTier(url, **options)
     async with Wal.open(path, tier=tier) as wal:
         start, limit = wal.uploaded_limit, wal.durable_limit
         async with asyncio.TaskGroup() as group:

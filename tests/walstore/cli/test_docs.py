@@ -65,6 +65,7 @@ def _fields(value: Any) -> set[str]:
 
 def test_json_fields(cli: Cli, log: Path, stored: str, tmp_path: Path) -> None:
     cli("cursors", log, "--set", "billing", "5", "--confirm")
+    cli("upload", log, (tmp_path / "chain").as_uri(), "--layout", "chain")
     lines: dict[str, list[tuple[Any, ...]]] = {
         "append": [("append", tmp_path / "new", "--json")],
         "dump": [("dump", log, "--limit", "1")],
@@ -81,6 +82,7 @@ def test_json_fields(cli: Cli, log: Path, stored: str, tmp_path: Path) -> None:
         "scrub": [("scrub", stored, "--json")],
         "restore": [("restore", stored, tmp_path / "restored", "--json")],
         "fork": [("fork", stored, (tmp_path / "fork").as_uri(), "--json")],
+        "rebuild": [("rebuild", (tmp_path / "chain").as_uri(), "--json")],
         "gc": [("gc", "plan", stored, "--json")],
         "seal": [("seal", stored, "--json")],
         "destroy": [("destroy", stored, "--unsealed", "--json")],
