@@ -9,8 +9,8 @@ come. Afterwards
   * no task, no room in the channel and, once the log is closed, no descriptor and no file is left behind;
   * the log works.
 
-``Wal.open`` and ``Wal.aclose`` are in tests/walstore/test_wal.py (L14), the commit of a cursor in
-tests/walstore/cursors/test_cursor.py, many callers at once in test_local_cancellation.py.
+``Wal.open`` and ``Wal.aclose`` are in tests/walstore/test_wal_cancellation.py (L14), the commit of a cursor
+in tests/walstore/cursors/test_cursor.py, many callers at once in test_local_cancellation.py.
 """
 
 from __future__ import annotations

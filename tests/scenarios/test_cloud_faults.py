@@ -26,8 +26,8 @@ from tests.cloud import (
     values,
 )
 from tests.local import UnsyncedFileSystem
+from tests.uploader.answers import refusal
 from tests.waiting import until
-from uploader.stores.errors import PreconditionFailedError
 from uploader.stores.memory import MemoryStore
 from uploader.testing import FaultyStore, StoreKilled, faults
 from uploader.testing.faults import Fault, fail, happen_then_fail, timeout
@@ -38,10 +38,6 @@ pytestmark = pytest.mark.slow
 
 STRIDES = [pytest.param(5, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 EXPECTED = values(60)
-
-
-def refusal() -> PreconditionFailedError:
-    return PreconditionFailedError("refused (injected)", key="?")
 
 
 PUTS: dict[str, Callable[[], Fault]] = {

@@ -50,7 +50,7 @@ CASES = {
     "append_fsm: AcquirePipeline, cancelled": Case(
         "cancelled while it waits for room, an append leaves nothing and others move up",
         (
-            "walstore/test_wal.py::test_L14_cancelled_while_waiting_for_room_nothing_is_written",
+            "walstore/test_wal_cancellation.py::test_L14_cancelled_while_waiting_for_room_nothing_is_written",
             "test_cancelled_while_waiting_its_conditions_are_never_looked_at",
         ),
     ),
@@ -59,7 +59,7 @@ CASES = {
     "append_fsm: UpdateAssignments, suspend": Case(NO_REPLICAS),
     "append_fsm: ValidatePreconditions, index not refreshed": Case(
         "a log is recovered before anybody can append; opening can be cancelled",
-        ("walstore/test_wal.py::test_L14_an_open_that_is_cancelled_leaves_the_log_free",),
+        ("walstore/test_wal_unopened.py::test_L14_an_open_that_is_cancelled_leaves_the_log_free",),
     ),
     "append_fsm: ValidatePreconditions, unhealthy then healthy": Case(
         "appends are refused while the disk is nearly full and work again without reopening",

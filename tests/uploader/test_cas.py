@@ -9,6 +9,7 @@ import os
 
 import pytest
 
+from tests.uploader.answers import refusal
 from uploader.cas import Outcome, create, swap
 from uploader.stores import LocalStore, MemoryStore, PreconditionFailedError, RetryPolicy
 from uploader.testing import FaultyStore, StoreKilled, faults
@@ -16,10 +17,6 @@ from walstore.errors import DiskFullError, LogNotFoundError, StorageUnavailableE
 
 KEY = "manifest/MANIFEST"
 OLD, OURS, THEIRS = b"old", b"ours", b"theirs"
-
-
-def refusal() -> PreconditionFailedError:
-    return PreconditionFailedError("refused (injected)", key=KEY)
 
 
 @pytest.fixture

@@ -1,15 +1,9 @@
-"""Wal: the public calls, what they accept and refuse, and that no interruption harms anybody."""
+"""Wal: the public calls, what they accept and refuse."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import signal
-import subprocess
-import sys
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -17,16 +11,14 @@ from tests.local import (
     SMALL,
     check_contiguous,
     contents,
-    gather_outcomes,
     open_descriptors,
     read_all,
     read_values,
     turns,
 )
 from tests.waiting import until
+from tests.walstore.wals import ACTIVE
 from walstore import (
-    CorruptionError,
-    DiskFullError,
     Durability,
     InvalidSettingsError,
     OffsetNotWrittenError,
@@ -36,26 +28,12 @@ from walstore import (
     StorageUnavailableError,
     Wal,
     WalClosedError,
-    WalLockedError,
     WouldBlock,
 )
 from walstore.settings import KIB
-from walstore.testing import FaultyFileSystem, ManualClock
+from walstore.testing import ManualClock
 
-ACTIVE = "next.tmp"
-"""The name under which a new segment was opened; its calls keep it."""
-TINY = SMALL.replace(max_record_bytes=1000, channel_bytes=1000)
-
-
-@pytest.fixture
-async def wal(log_directory: Path, faulty: FaultyFileSystem, clock: ManualClock):
-    """An open log with little room in its channel."""
-    async with Wal.open(log_directory, settings=TINY, fs=faulty, clock=clock) as opened:
-        yield opened
-        faulty.heal()
-
-
-# -- opening and closing ---------------------------------------------------------------------------
+# -- opening and closing -----------------------------------------------------------------------
 
 
 async def test_open_can_be_awaited_or_entered(log_directory) -> None:
@@ -167,157 +145,7 @@ async def test_a_failed_close_loses_nothing_and_frees_the_lock(log_directory, fa
     assert [record.value for record in await contents(log_directory)] == [b"a"]
 
 
-# -- what cannot be opened -------------------------------------------------------------------------
-
-
-async def test_L15_two_openers_one_wins(log_directory) -> None:
-    outcomes = await gather_outcomes(Wal.open(log_directory)._open_it() for _ in range(4))
-    winners = [found for found in outcomes if isinstance(found, Wal)]
-    assert len(winners) == 1
-    losers = [found for found in outcomes if isinstance(found, WalLockedError)]
-    assert len(losers) == 3
-    assert losers[0].path == str(log_directory)
-    with pytest.raises(WalLockedError, match=str(os.getpid())):  # by now the winner has signed
-        await Wal.open(log_directory)
-    assert await winners[0].append(b"a") == 1
-    await winners[0].aclose()
-    async with Wal.open(log_directory) as wal:
-        assert wal.tail == 2
-
-
-HOLDER = """
-import asyncio, sys
-from walstore import Wal
-
-async def main():
-    async with Wal.open(sys.argv[1]) as wal:
-        print(await wal.append(b"theirs"), flush=True)
-        await asyncio.to_thread(sys.stdin.read)
-
-asyncio.run(main())
-"""
-
-
-async def test_L15_an_opener_in_another_process_wins_until_it_dies(log_directory) -> None:
-    holder = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        HOLDER,
-        log_directory,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
-    )
-    assert holder.stdout is not None
-    assert await holder.stdout.readline() == b"1\n"
-    with pytest.raises(WalLockedError, match=f"process {holder.pid} on"):
-        await Wal.open(log_directory)
-    holder.send_signal(signal.SIGKILL)
-    await holder.communicate()
-    assert [record.value for record in await contents(log_directory)] == [b"theirs"]
-
-
-async def test_a_path_that_is_a_file(tmp_path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"hello")
-    for place in (path, path / "below"):
-        with pytest.raises(StorageUnavailableError, match="not a directory") as found:
-            await Wal.open(place)
-        assert not found.value.retriable
-        assert isinstance(found.value.__cause__, OSError)
-
-
-@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
-@pytest.mark.parametrize("kind", ["make_directory", "lock", "open"])
-async def test_a_directory_that_cannot_be_written(log_directory, faulty, code, kind) -> None:
-    faulty.fail(kind, code)
-    with pytest.raises(StorageUnavailableError, match="cannot be written") as found:
-        await Wal.open(log_directory, fs=faulty)
-    assert str(log_directory) in str(found.value)
-    assert open_descriptors(log_directory) == []
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-async def test_a_read_only_directory(log_directory) -> None:
-    async with Wal.open(log_directory):
-        pass
-    log_directory.chmod(0o500)
-    (log_directory / "LOCK").chmod(0o400)
-    with pytest.raises(StorageUnavailableError, match="cannot be written"):
-        await Wal.open(log_directory)
-    log_directory.chmod(0o700)
-
-
-async def test_a_full_disk(log_directory, faulty) -> None:
-    faulty.limit_space(100)
-    with pytest.raises(DiskFullError, match="no space left"):
-        await Wal.open(log_directory, fs=faulty)
-    faulty.limit_space(None)
-    async with Wal.open(log_directory, fs=faulty) as wal:
-        await wal.append(b"a")
-
-
-async def test_damaged_files(log_directory) -> None:
-    async with Wal.open(log_directory) as wal:
-        await wal.append(b"a")
-    (log_directory / "00000000000000000001.wal").write_bytes(b"hello")
-    with pytest.raises(CorruptionError):
-        await Wal.open(log_directory)
-    assert open_descriptors(log_directory) == []
-
-
-async def test_settings_that_contradict_are_refused(log_directory) -> None:
-    with pytest.raises(InvalidSettingsError, match="needs a log opened with tier="):
-        await Wal.open(log_directory, settings=Settings(durability="cloud"))
-    assert not log_directory.exists()
-
-
-@pytest.mark.parametrize("kind", ["make_directory", "lock", "pwrite", "replace", "cell"])
-async def test_L14_an_open_that_is_cancelled_leaves_the_log_free(
-    log_directory, faulty, kind
-) -> None:
-    with faulty.hold(kind) as hold:
-        opening = asyncio.create_task(Wal.open(log_directory, fs=faulty)._open_it())
-        await hold.wait_entered()
-        opening.cancel()
-        await turns()
-        assert not opening.done(), "it waits for the call on the thread, so that nothing is left"
-    await asyncio.wait([opening])
-    assert opening.cancelled()
-    assert open_descriptors(log_directory) == []
-    async with Wal.open(log_directory) as wal:
-        assert await wal.append(b"a") == 1
-
-
-async def test_L14_an_open_that_is_cancelled_at_any_turn_leaves_the_log_free(log_directory) -> None:
-    for after in sorted({int(1.4**n) for n in range(40)}):
-        opening = asyncio.create_task(Wal.open(log_directory)._open_it())
-        await turns(after)
-        opening.cancel()
-        await asyncio.wait([opening])
-        if not opening.cancelled():
-            await opening.result().aclose()
-            break
-        assert open_descriptors(log_directory) == []
-        async with Wal.open(log_directory) as wal:
-            assert await wal.append(b"") == wal.tail - 1
-    else:
-        pytest.fail("it never finished")
-
-
-async def test_L14_a_cancelled_open_that_fails_meanwhile_is_silent(log_directory, faulty) -> None:
-    with faulty.hold("list") as hold:
-        faulty.fail("list")
-        opening = asyncio.create_task(Wal.open(log_directory, fs=faulty)._open_it())
-        await hold.wait_entered()
-        opening.cancel()
-        await turns()
-    await asyncio.wait([opening])
-    assert opening.cancelled()
-    assert open_descriptors(log_directory) == []
-
-
-# -- appending -------------------------------------------------------------------------------------
+# -- appending ---------------------------------------------------------------------------------
 
 
 async def test_a_record_comes_back_as_it_was_given(wal, clock) -> None:
@@ -465,7 +293,7 @@ async def test_offsets_that_nobody_has_cannot_be_waited_for(wal) -> None:
             await wal.wait_durable(offset)
 
 
-# -- back-pressure ---------------------------------------------------------------------------------
+# -- back-pressure -----------------------------------------------------------------------------
 
 
 async def test_a_full_channel_makes_append_wait_in_turn_and_nowait_raise(wal, faulty) -> None:
@@ -486,145 +314,7 @@ async def test_a_full_channel_makes_append_wait_in_turn_and_nowait_raise(wal, fa
     assert await last == 13
 
 
-# -- L14: cancellation -----------------------------------------------------------------------------
-
-
-async def test_L14_cancelled_while_waiting_for_room_nothing_is_written(wal, faulty) -> None:
-    with faulty.hold("datasync", name=ACTIVE) as hold:
-        full = asyncio.create_task(wal.append(b"x" * 992))
-        await hold.wait_entered()
-        tasks = [asyncio.create_task(wal.append(b"%d" % n * 90)) for n in range(6)]
-        many = asyncio.create_task(wal.append_many([b"m"] * 3))
-        await turns()
-        tasks[1].cancel()
-        tasks[4].cancel()
-        many.cancel()
-        await turns()
-    await full
-    outcomes = await gather_outcomes(tasks)
-    assert [found for found in outcomes if isinstance(found, int)] == [2, 3, 4, 5]
-    assert many.cancelled()
-    assert await read_values(wal) == [b"x" * 992, *(b"%d" % n * 90 for n in (0, 2, 3, 5))]
-
-
-@pytest.mark.parametrize("call", ["append", "append_many", "flush", "wait_durable"])
-async def test_L14_cancelled_while_waiting_for_the_disk_nobody_else_is_harmed(
-    wal, faulty, call
-) -> None:
-    with faulty.hold("datasync", name=ACTIVE) as hold:
-        before = asyncio.create_task(wal.append(b"before"))
-        await hold.wait_entered()
-        victim = asyncio.create_task(
-            {
-                "append": lambda: wal.append(b"victim"),
-                "append_many": lambda: wal.append_many([b"victim"]),
-                "flush": lambda: wal.flush(),
-                "wait_durable": lambda: wal.wait_durable(1),
-            }[call]()
-        )
-        await turns()
-        after = asyncio.create_task(wal.append(b"after"))
-        await turns()
-        victim.cancel()
-        await turns()
-        assert victim.cancelled()
-        assert not before.done()
-    assert await before == 1
-    appended = call.startswith("append")
-    assert await after == (3 if appended else 2)
-    victims = [b"victim"] if appended else []
-    assert await read_values(wal) == [b"before", *victims, b"after"], "cancelled is not unwritten"
-
-
-@pytest.mark.parametrize("turns_before", range(12))
-async def test_L14_cancelling_half_of_the_callers_at_any_turn(log_directory, turns_before) -> None:
-    async with Wal.open(log_directory, settings=TINY) as wal:
-        tasks = [asyncio.create_task(wal.append(b"%03d" % n * 20)) for n in range(60)]
-        await turns(turns_before)
-        for task in tasks[::2]:
-            task.cancel()
-        outcomes = await gather_outcomes(tasks)
-        records = await read_all(wal)
-        check_contiguous(records)
-        by_offset = {record.offset: record.value for record in records}
-        for n, found in enumerate(outcomes):
-            if isinstance(found, int):
-                assert by_offset[found] == b"%03d" % n * 20
-            else:
-                assert isinstance(found, asyncio.CancelledError)
-                assert n % 2 == 0
-        values = list(by_offset.values())
-        assert len(values) == len(set(values)), "nothing is written twice"
-        assert values == sorted(values), "first come, first served"
-
-
-async def test_L14_cancelling_close_does_not_stop_it(wal, faulty, log_directory) -> None:
-    with faulty.hold("datasync", name=ACTIVE) as hold:
-        offset = wal.append_nowait(b"a")
-        await hold.wait_entered()
-        closing = asyncio.create_task(wal.aclose())
-        await turns()
-        closing.cancel()
-        await turns()
-        assert closing.cancelled()
-        with pytest.raises(WalClosedError):
-            wal.append_nowait(b"b")
-    await wal.aclose()
-    await wal.wait_durable(offset)
-    assert [record.value for record in await contents(log_directory)] == [b"a"]
-
-
-def test_a_loop_that_ends_without_closing_leaves_a_log_that_opens(log_directory) -> None:
-    async def forget() -> None:
-        wal = await Wal.open(log_directory)
-        await wal.append(b"kept")
-        wal.append_nowait(b"perhaps")
-
-    asyncio.run(forget())
-    assert open_descriptors(log_directory) == []
-    values = [record.value for record in asyncio.run(contents(log_directory))]
-    assert values in ([b"kept"], [b"kept", b"perhaps"])
-
-
-class _BrokenClock(ManualClock):
-    """A clock with a defect: its sleep raises."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.crash = asyncio.Event()
-
-    async def sleep(self, seconds: float) -> None:
-        await self.crash.wait()
-        raise RuntimeError("a defect")
-
-
-async def test_a_defect_in_a_task_of_the_log_leaves_nobody_waiting(log_directory, faulty) -> None:
-    clock = _BrokenClock()
-    settings = TINY.replace(segment_age_seconds=60)
-    wal = await Wal.open(log_directory, settings=settings, fs=faulty, clock=clock)
-    await wal.append(b"kept")
-    reading = asyncio.create_task(anext(wal.reader(2)))
-    with faulty.hold("datasync", name=ACTIVE) as hold:
-        in_flight = asyncio.create_task(wal.append(b"in flight" * 100))
-        await hold.wait_entered()
-        waiting = asyncio.create_task(wal.append(b"no room" * 100))
-        await turns()
-        clock.crash.set()
-        await turns()
-    outcomes = await gather_outcomes([in_flight, reading, waiting])
-    assert all(isinstance(found, WalClosedError) for found in outcomes)
-    assert [found.outcome for found in outcomes] == ["unknown", "unknown", "not_written"]
-    with pytest.raises(WalClosedError):
-        wal.append_nowait(b"")
-    with pytest.raises(WalClosedError):
-        await wal.rotate()
-    with pytest.raises(ExceptionGroup) as closing:
-        await wal.aclose()
-    assert closing.group_contains(RuntimeError, match="a defect")
-    assert (await contents(log_directory))[0].value == b"kept"
-
-
-# -- reading ---------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------
 
 
 async def test_visible_is_durable(wal, faulty) -> None:

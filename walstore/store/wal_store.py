@@ -3,7 +3,7 @@
 Opens, closes, lists and deletes logs; what happens in a log is the log's own affair. One task watches the
 space on disk for all of them, asleep until megabytes were written. An idle log costs memory, nothing else.
 
-Invariants (tests/scenarios/test_store.py)
+Invariants (tests/scenarios/test_store.py, test_store_sharing.py)
   S1  While a store is open, nobody else writes to any of its logs.
   S2  A log has at most one open object; everybody who asks for it gets that one.
   S3  A deleted log is gone as a whole, also after a crash: it is renamed away durably, then removed.

@@ -11,7 +11,6 @@ import pytest
 
 from tests.cloud import put_fragment, values
 from tests.frames import batch_of, build
-from tests.uploader.documents import snapshot_of
 from tests.uploader.parquet import by_pyarrow, wal3_table
 from uploader import layout
 from uploader.fragments.fragment import encode_fragment, inspect_fragment
@@ -85,98 +84,6 @@ async def test_entries_of_an_interval(store, reader, start, limit, numbers) -> N
     found = await reader.entries(manifest, start, limit)
     assert [entry.seq_no for entry in found] == numbers
     assert store.requests == 0
-
-
-async def rolled_up(store: FaultyStore, *sizes: int) -> Manifest:
-    """Move the oldest fragments of ten into snapshots, these into one of depth 2."""
-    manifest = await write(store, count=10)
-    rest, children = list(manifest.fragments), []
-    for size in sizes:
-        children.append(snapshot_of(rest[:size]))
-        rest = rest[size:]
-    top = snapshot_of([child.pointer() for child in children])
-    for snapshot in (*children, top):
-        await store.inner.put_if_absent(snapshot.path, snapshot.serialise())
-    return dataclasses.replace(manifest, snapshots=(top.pointer(),), fragments=tuple(rest))
-
-
-@pytest.mark.parametrize(
-    ("start", "limit", "numbers", "requests"),
-    [
-        (0, 101, list(range(1, 11)), 4),
-        (1, 11, [1], 2),
-        (35, 36, [4], 2),
-        (30, 32, [3, 4], 3),
-        (61, 101, [7, 8, 9, 10], 0),
-        (60, 62, [6, 7], 2),
-    ],
-)
-async def test_snapshots_are_followed_as_far_as_needed(
-    store, reader, start, limit, numbers, requests
-) -> None:
-    manifest = await rolled_up(store, 2, 1, 3)
-    manifest.scrub()
-    for _ in range(2):  # the second time from memory
-        found = await reader.entries(manifest, start, limit)
-        assert [entry.seq_no for entry in found] == numbers
-        assert store.count("get").requests == requests
-
-
-async def test_a_missing_snapshot(store, reader) -> None:
-    manifest = await rolled_up(store, 2, 3)
-    (pointer,) = manifest.snapshots
-    await store.inner.delete([pointer.path_to_snapshot])
-    with pytest.raises(CorruptionError, match="snapshot is missing") as told:
-        await reader.entries(manifest, 1, 2)
-    assert told.value.path == pointer.path_to_snapshot
-    assert await reader.entries(manifest, 61, 62)
-
-
-@pytest.mark.parametrize("data", [b"", b"{}", b'{"path":1}'])
-async def test_a_damaged_snapshot(store, reader, data) -> None:
-    manifest = await rolled_up(store, 2, 3)
-    path = manifest.snapshots[0].path_to_snapshot
-    await store.inner.delete([path])
-    await store.inner.put_if_absent(path, data)
-    with pytest.raises(CorruptionError) as told:
-        await reader.entries(manifest, 1, 2)
-    assert told.value.path == path
-
-
-@pytest.mark.parametrize("changes", [{"limit": 52}, {"start": 2}, {"depth": 1}])
-async def test_a_snapshot_that_is_not_what_is_said_of_it(store, reader, changes) -> None:
-    manifest = await rolled_up(store, 2, 3)
-    pointer = dataclasses.replace(manifest.snapshots[0], **changes)
-    manifest = dataclasses.replace(manifest, snapshots=(pointer,))
-    with pytest.raises(CorruptionError, match="not what is said of it") as told:
-        await reader.entries(manifest, 3, 4)
-    assert told.value.path == pointer.path_to_snapshot
-
-
-async def test_snapshots_of_the_same_sum_share_an_object(store, reader) -> None:
-    """wal3 names them by their sum, so one that holds only another is never stored itself."""
-    manifest = await write(store)
-    inner = snapshot_of(manifest.fragments[:2])
-    outer = snapshot_of([inner.pointer()])
-    assert outer.path == inner.path
-    await store.inner.put_if_absent(inner.path, inner.serialise())
-    manifest = dataclasses.replace(
-        manifest, snapshots=(outer.pointer(),), fragments=manifest.fragments[2:]
-    )
-    assert len(await reader.entries(manifest, 1, 51)) == 5
-
-
-async def test_a_snapshot_that_holds_itself_is_no_trap(store, reader) -> None:
-    """The outer one was stored under the shared name: reading ends all the same."""
-    manifest = await write(store)
-    inner = snapshot_of(manifest.fragments[:2])
-    outer = snapshot_of([inner.pointer()])
-    await store.inner.put_if_absent(outer.path, outer.serialise())
-    manifest = dataclasses.replace(
-        manifest, snapshots=(outer.pointer(),), fragments=manifest.fragments[2:]
-    )
-    with pytest.raises(CorruptionError, match="not what is said of it"):
-        await reader.entries(manifest, 1, 51)
 
 
 # -- reading ---------------------------------------------------------------------------------

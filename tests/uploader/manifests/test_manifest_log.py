@@ -9,14 +9,15 @@ from functools import partial
 
 import pytest
 
+from tests.uploader.answers import PUT_FAULTS
 from tests.uploader.documents import fragment, fragments, manifest_of, rolled_up
 from uploader import layout
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.manifest_log import ManifestLog
 from uploader.setsum import Setsum
-from uploader.stores import MemoryStore, PreconditionFailedError, RetryPolicy
+from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
-from uploader.testing.faults import Fault, StoreKilled, fail, happen_then_fail, timeout
+from uploader.testing.faults import StoreKilled, fail, happen_then_fail, timeout
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -194,26 +195,12 @@ async def test_published_again_is_published_once(store, opened) -> None:
     assert store.count("put_if_match").requests == 1
 
 
-def refusal() -> PreconditionFailedError:
-    return PreconditionFailedError("refused (injected)", key=KEY)
-
-
-SWAP_FAULTS: dict[str, Fault] = {
-    "refused": fail(timeout("not_written")),
-    "lost": fail(timeout()),
-    "happened": happen_then_fail(timeout()),
-    "409": fail(faults.conflict()),
-    "412 out of nothing": fail(refusal()),
-    "412 about an earlier attempt": happen_then_fail(refusal()),
-}
-
-
 @pytest.mark.parametrize("times", [1, 2, 4])
-@pytest.mark.parametrize("fault", SWAP_FAULTS)
+@pytest.mark.parametrize("fault", PUT_FAULTS)
 async def test_a_swap_whose_answer_is_strange(store, opened, fault: str, times: int) -> None:
     log = opened()
     await log.load_or_create("w")
-    store.on("put_if_match", SWAP_FAULTS[fault], times=times)
+    store.on("put_if_match", PUT_FAULTS[fault](), times=times)
     await log.publish(fragments(3, 4), "w")
     await log.publish(fragments(5, seq_no=3, start=8), "w")
     assert (await stored(store)).fragments == tuple(fragments(3, 4, 5))
@@ -520,10 +507,10 @@ async def test_a_change_is_made_again_on_top_of_what_others_wrote(store, opened)
 
 
 @pytest.mark.parametrize("times", [1, 2, 4])
-@pytest.mark.parametrize("fault", SWAP_FAULTS)
+@pytest.mark.parametrize("fault", PUT_FAULTS)
 async def test_a_change_whose_answer_is_strange(store, opened, fault: str, times: int) -> None:
     log = await with_two(opened)
-    store.on("put_if_match", SWAP_FAULTS[fault], times=times)
+    store.on("put_if_match", PUT_FAULTS[fault](), times=times)
     assert await log.change(drop_first)
     assert (await stored(store)).oldest_offset == 4
     assert not await log.change(drop_first)

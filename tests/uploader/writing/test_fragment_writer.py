@@ -7,13 +7,14 @@ import asyncio
 import pytest
 
 from tests.cloud import MemorySource, put_fragment, values
+from tests.uploader.answers import PUT_FAULTS
 from uploader import layout
 from uploader.fragments.fragment import decode_fragment, verify_fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.manifest_log import ManifestLog
 from uploader.stores import MemoryStore, PreconditionFailedError, RetryPolicy
 from uploader.testing import FaultyStore, faults
-from uploader.testing.faults import Fault, fail, happen_then_fail, timeout
+from uploader.testing.faults import fail, happen_then_fail, timeout
 from uploader.writing.fragment_puts import FragmentPuts
 from uploader.writing.fragment_writer import FragmentWriter, LateFragmentError, gather
 from uploader.writing.patience import Patience
@@ -102,25 +103,11 @@ async def test_a_fragment_is_what_its_entry_says(writer, source, store) -> None:
     assert store.requests == 1
 
 
-def refusal() -> PreconditionFailedError:
-    return PreconditionFailedError("refused (injected)", key=KEY)
-
-
-PUT_FAULTS: dict[str, Fault] = {
-    "refused": fail(timeout("not_written")),
-    "lost": fail(timeout()),
-    "happened": happen_then_fail(timeout()),
-    "409": fail(faults.conflict()),
-    "412 out of nothing": fail(refusal()),
-    "412 about an earlier attempt": happen_then_fail(refusal()),
-}
-
-
 @pytest.mark.parametrize("times", [1, 4, 23])
 @pytest.mark.parametrize("fault", PUT_FAULTS)
 async def test_a_put_whose_answer_is_strange(writer, source, store, fault, times) -> None:
     """However often: the object is put once, with the bytes its entry speaks of."""
-    store.on("put_if_absent", PUT_FAULTS[fault], times=times)
+    store.on("put_if_absent", PUT_FAULTS[fault](), times=times)
     if fault == "412 out of nothing" and times > 4:
         with pytest.raises(PreconditionFailedError):  # a store that refuses for no reason
             await put(writer, source)
@@ -207,7 +194,7 @@ async def test_an_earlier_put_that_nobody_can_publish_is_replaced(
 @pytest.mark.parametrize("fault", PUT_FAULTS)
 async def test_a_replacement_whose_answer_is_strange(writer, source, store, fault) -> None:
     await put_fragment(store.inner, 1, 5, CONTENT[4:9])
-    store.on("put_if_match", PUT_FAULTS[fault], times=3)
+    store.on("put_if_match", PUT_FAULTS[fault](), times=3)
     entry = await put(writer, source, 11, 21, _at_once)
     assert decode_fragment((await store.inner.get(KEY)).data, entry).values == CONTENT[10:20]
 
