@@ -136,12 +136,22 @@ class FrameBatch(Batch):
 
     def __init__(self, buffer: memoryview, header: FrameHeader) -> None:
         """Wrap a verified frame; ValueError if it uses a feature this version lacks."""
+        self._wrap(header, frame.directory(buffer, header))
+
+    @classmethod
+    def of_value(cls, buffer: memoryview, header: FrameHeader) -> FrameBatch:
+        """Wrap what :func:`walstore.frame.encode_value` made."""
+        batch = cls.__new__(cls)
+        batch._wrap(header, frame.value_columns(buffer))
+        return batch
+
+    def _wrap(self, header: FrameHeader, columns: dict[int, tuple[int, memoryview]]) -> None:
         self.header = header
         self.start = header.start
-        self.limit = header.limit
+        self.limit = header.start + header.count
         self._low = 0
         self._high = header.count
-        self._columns = frame.directory(buffer, header)
+        self._columns = columns
         # Filled on demand. The stream names (name → id) are shared by all views of the frame, the
         # decoded values by a view and its slices.
         self._names: list[dict[str, int]] = []

@@ -58,6 +58,21 @@ class Draft:
         """Whether there is nothing to write."""
         return not self.values and self.marks is None and self.spill is None
 
+    @property
+    def only_value(self) -> bytes | None:
+        """The one value, if the draft is one record that has nothing else."""
+        values = self.values
+        if (
+            len(values) == 1
+            and self.keys is None
+            and self.streams is None
+            and self.headers is None
+            and self.timestamps_us is None
+            and self.marks is None
+        ):
+            return values[0]
+        return None
+
     def extend(self, group: Group) -> None:
         """Add the records of a group behind the others."""
         before = len(self.values)

@@ -75,6 +75,10 @@ CONSTANT: Final = 0
 """Encoding of an integer column whose entries are all alike: one u32."""
 BLOB: Final = 255
 """Encoding of a column that is plain bytes."""
+_ONE_VALUE: Final = struct.Struct("<BBHIBBHII")
+"""The two entries of the directory of a frame of one plain record, and the column of its length."""
+_VALUE_AT: Final = HEADER_BYTES + _ONE_VALUE.size
+_BLANK_HEADER: Final = bytes(HEADER_BYTES)
 _TYPECODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _SWAP: Final = sys.byteorder == "big"
 
@@ -259,6 +263,84 @@ def encode(
     )
     frame[:HEADER_BYTES] = header
     return frame, crc
+
+
+def encode_value(
+    value: bytes,
+    *,
+    start: int,
+    timestamp_us: int,
+    epoch: int,
+    previous_crc: int,
+    synced_limit: int,
+) -> tuple[bytearray, FrameHeader]:
+    """Build the frame of one record that has nothing but a value: the same bytes as :func:`encode`.
+
+    For producers that wait for one append before they make the next, which wait for this, too: it takes
+    a third of the time. Returns the header as :func:`parse_header` would, not verified.
+    """
+    size = len(value)
+    unpadded = _VALUE_AT + size
+    length = unpadded + -unpadded % ALIGNMENT + TRAILER.size
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"a batch of {length} bytes does not fit a frame")
+    directory_and_length = _ONE_VALUE.pack(
+        Kind.VALUE_LENGTHS, CONSTANT, 0, 4, Kind.VALUES, BLOB, 0, size, size
+    )
+    ending = bytes(length - unpadded - TRAILER.size) + TRAILER.pack(length, TRAILER_MAGIC)
+    frame = bytearray().join((_BLANK_HEADER, directory_and_length, value, ending))
+    body_crc = crc32c(memoryview(frame)[HEADER_BYTES:])
+    HEADER.pack_into(
+        frame,
+        0,
+        FRAME_MAGIC,
+        0,
+        length,
+        previous_crc,
+        start,
+        1,
+        2,
+        FRAME_VERSION,
+        codec.NONE,
+        timestamp_us,
+        timestamp_us,
+        epoch,
+        synced_limit,
+        0,
+        size + 4,
+        size + 4,
+        0,
+    )
+    crc = crc32c(memoryview(frame)[CRC_FROM:HEADER_BYTES], body_crc)
+    frame[4:CRC_FROM] = crc.to_bytes(4, "little")
+    header = FrameHeader(
+        0,
+        crc,
+        length,
+        previous_crc,
+        start,
+        1,
+        2,
+        FRAME_VERSION,
+        codec.NONE,
+        timestamp_us,
+        timestamp_us,
+        epoch,
+        synced_limit,
+        0,
+        size + 4,
+        size + 4,
+    )
+    return frame, header
+
+
+def value_columns(buffer: memoryview) -> dict[int, tuple[int, memoryview]]:
+    """Return the columns of what :func:`encode_value` made, as :func:`directory` would."""
+    size = int.from_bytes(buffer[_VALUE_AT - 4 : _VALUE_AT], "little")
+    return {
+        Kind.VALUE_LENGTHS: (CONSTANT, buffer[_VALUE_AT - 4 : _VALUE_AT]),
+        Kind.VALUES: (BLOB, buffer[_VALUE_AT : _VALUE_AT + size]),
+    }
 
 
 def parse_header(buffer: memoryview, position: int) -> FrameHeader | None:

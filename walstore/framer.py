@@ -5,10 +5,22 @@ Owns what the next frame must say to continue the log: the chain, and the ledger
 
 from __future__ import annotations
 
-from walstore import frame
+from typing import NamedTuple
+
+from walstore import codec, frame
 from walstore.batch import FrameBatch
 from walstore.draft import Draft, marks_column
 from walstore.recovery import Chain
+
+
+class Framed(NamedTuple):
+    """A draft as it is written."""
+
+    data: bytearray
+    base_timestamp_us: int
+    """Time of the first record."""
+    batch: FrameBatch | None
+    """The records as readers see them, sharing the frame's bytes; None if it holds only marks."""
 
 
 class Framer:
@@ -21,8 +33,11 @@ class Framer:
         self._ledger = chain.ledger
         self._compress = compress
 
-    def frame(self, draft: Draft, now_us: int, synced_limit: int) -> tuple[bytearray, int]:
-        """Return the frame of a draft, and the timestamp of its first record."""
+    def frame(self, draft: Draft, now_us: int, synced_limit: int) -> Framed:
+        """Frame a draft behind the frames before it."""
+        value = draft.only_value
+        if value is not None and not (self._compress and len(value) + 4 >= codec.LEAST_BYTES):
+            return self._frame_value(draft.start, value, now_us, synced_limit)
         chain = self._chain
         base_us, last_us, deltas = draft.times(now_us, chain.timestamp_us)
         data, crc = frame.encode(
@@ -41,7 +56,13 @@ class Framer:
         chain.timestamp_us = last_us
         if draft.marks is not None:
             self._ledger.apply(draft.marks)
-        return data, base_us
+        batch = None
+        if draft.values:
+            view = memoryview(data).toreadonly()
+            header = frame.parse_header(view, 0)
+            assert header is not None
+            batch = FrameBatch(view, header)
+        return Framed(data, base_us, batch)
 
     def frame_ledger(self, synced_limit: int) -> bytearray:
         """Return the frame that begins a segment: no records, and all that the log remembers."""
@@ -58,10 +79,20 @@ class Framer:
         )
         return data
 
-    @staticmethod
-    def batch(data: bytearray) -> FrameBatch:
-        """Return a frame of records as readers see it, sharing its bytes."""
-        view = memoryview(data).toreadonly()
-        header = frame.parse_header(view, 0)
-        assert header is not None
-        return FrameBatch(view, header)
+    def _frame_value(self, start: int, value: bytes, now_us: int, synced_limit: int) -> Framed:
+        chain = self._chain
+        timestamp_us = max(now_us, chain.timestamp_us)
+        data, header = frame.encode_value(
+            value,
+            start=start,
+            timestamp_us=timestamp_us,
+            epoch=chain.epoch,
+            previous_crc=chain.previous_crc,
+            synced_limit=synced_limit,
+        )
+        chain.next_offset = start + 1
+        chain.previous_crc = header.crc
+        chain.timestamp_us = timestamp_us
+        return Framed(
+            data, timestamp_us, FrameBatch.of_value(memoryview(data).toreadonly(), header)
+        )

@@ -53,6 +53,7 @@ class LogState:
         self._registers_to_come: Mapping[str, str] | None = None
         self.cache = Cache(cache_bytes, cache_budget)
         self.segments: SortedDict = SortedDict({s.start: s for s in (*sealed, active)})
+        self._active = active
         self._written_limit = durable_limit
         self._head_to_come = head
         self.errors = ErrorCounts()
@@ -76,7 +77,8 @@ class LogState:
         """Take over what a commit wrote, then wake whoever waits for it."""
         for sealed in commit.sealed:
             self._seal(sealed)
-        self.segments[commit.active.start] = commit.active
+        if commit.active is not self._active:
+            self._active = self.segments[commit.active.start] = commit.active
         if not commit.batches and commit.sealed:
             self.cache.clear()  # a transaction of many batches; those before it would leave a gap
         for batch in commit.batches:
@@ -114,7 +116,7 @@ class LogState:
     def on_rotate(self, sealed: Segment, active: Segment) -> None:
         """Take over a rotation that was asked for."""
         self._seal(sealed)
-        self.segments[active.start] = active
+        self._active = self.segments[active.start] = active
         self._wake_shipping()
 
     def on_drop(self, starts: list[int], head: int) -> None:

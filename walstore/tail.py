@@ -375,15 +375,12 @@ class Tail:
     ) -> FrameBatch | None:
         """Frame a draft that comes to lie at ``position``; None if it holds only marks."""
         assert self.active.index is not None
-        data, base_us = self._framer.frame(draft, now_us, self.durable_limit)
+        data, base_us, batch = self._framer.frame(draft, now_us, self.durable_limit)
         self.active.index.add(draft.start, position, base_us)
         frames.append(data)
         if draft.marks is not None:
             self.head = max(self.head, self.ledger.head)
-        if not draft.values:
-            return None
-        batch = self._framer.batch(data)
-        if draft.streams is not None:
+        if batch is not None and draft.streams is not None:
             self.active.index.streams.add(batch.stream_names)
         return batch
 

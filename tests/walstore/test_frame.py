@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from tests import format_tables
 from tests.frames import build, header_of, record_lists, values_only
 from walstore import frame
+from walstore.draft import Draft
 from walstore.frame import Column, FrameHeader, Kind
+from walstore.ledger import Marks
 from walstore.records import Record
 
 RICH = [
@@ -143,6 +145,65 @@ def test_the_crc_returned_is_the_one_stored() -> None:
     )
     assert header_of(bytes(data)).crc == crc
     assert len(data) == frame.HEADER_BYTES + frame.TRAILER.size
+
+
+@given(st.binary(max_size=100), st.integers(1, 1 << 60), st.integers(0, (1 << 32) - 1))
+def test_a_record_by_itself_has_the_bytes_of_any_batch(
+    value: bytes, number: int, previous_crc: int
+) -> None:
+    """The short way to frame one value makes what the long way makes, header and columns included."""
+    draft = Draft(number, [value])
+    usual, crc = frame.encode(
+        draft.columns(None),
+        start=number,
+        count=1,
+        base_timestamp_us=number,
+        max_timestamp_us=number,
+        epoch=3,
+        previous_crc=previous_crc,
+        synced_limit=number,
+    )
+    data, header = frame.encode_value(
+        value,
+        start=number,
+        timestamp_us=number,
+        epoch=3,
+        previous_crc=previous_crc,
+        synced_limit=number,
+    )
+    assert data == usual
+    assert header == header_of(bytes(usual))
+    assert header.crc == crc
+    view = memoryview(data)
+    assert frame.value_columns(view) == frame.directory(view, header)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_alone"),
+    [
+        ({}, True),
+        ({"values": [b"a", b"b"]}, False),
+        ({"values": []}, False),
+        ({"keys": [None]}, False),
+        ({"streams": ["s"]}, False),
+        ({"headers": [None]}, False),
+        ({"timestamps_us": [5]}, False),
+        ({"marks": Marks(head=1)}, False),
+    ],
+)
+def test_which_drafts_are_a_record_by_itself(changes: dict[str, object], is_alone: bool) -> None:
+    draft = Draft(7, [b"a"])
+    for name, value in changes.items():
+        setattr(draft, name, value)
+    assert (draft.only_value == b"a") is is_alone
+
+
+def test_a_value_that_is_too_large_for_a_frame_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "MAX_FRAME_BYTES", 200)
+    terms = {"start": 1, "timestamp_us": 0, "epoch": 1, "previous_crc": 0, "synced_limit": 1}
+    frame.encode_value(bytes(80), **terms)
+    with pytest.raises(ValueError, match="does not fit a frame"):
+        frame.encode_value(bytes(100), **terms)
 
 
 def test_a_batch_that_is_too_large_for_a_frame_is_refused() -> None:
