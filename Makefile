@@ -19,7 +19,7 @@ DEV := $(VENV)/.ready-to-develop
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(if $(wildcard $(DEV)),$(DEV),$(RUN)) ## Run the whole path once on real data of this machine: append, kill, recover, ship, read, Spark
@@ -42,8 +42,12 @@ test-debug: $(DEV) ## Run the quick tests of the local log with asyncio's debug 
 .PHONY: test-s3
 test-s3: $(DEV) ## Run the store and log tests against a real S3 server, Ceph's; as root it is installed if missing
 	@$(VENV)/bin/python tests/s3/rgw.py run $(PYTEST) $(PARALLEL) tests/s3 tests/scenarios/test_cloud_s3.py \
-		tests/uploader/stores/test_s3.py tests/uploader/stores/test_conformance.py -m s3 $(ARGS) \
+		tests/uploader/stores/test_s3.py tests/uploader/stores/test_conformance.py tests/cluster -m s3 $(ARGS) \
 		|| { status=$$?; [ $$status -eq 77 ] && echo "test-s3: skipped, see above"; } || exit $$status
+
+.PHONY: test-cluster
+test-cluster: $(DEV) ## Run the tests on a Spark cluster: a master and two workers, started for them; needs Java 17
+	$(PYTEST) --numprocesses=0 tests/cluster $(ARGS)
 
 .PHONY: test-all
 test-all: $(DEV) ## Run all tests

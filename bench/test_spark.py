@@ -2,7 +2,10 @@
 
 ``WALSTORE_BENCH_SPARK_RECORDS`` sets the number of records of 100 B (default 2 000 000). The native scan
 reads the column ``body`` alone; a Python source is not told which columns a query needs, so it is
-measured with all columns and with the one column chosen by ``schema``.
+measured with all columns and with the one column chosen by ``schema``. The fast path is told.
+
+``WALSTORE_BENCH_SPARK_FRAGMENTS`` sets of how many small fragments the log is whose planning is measured
+(default 10 000).
 """
 
 from __future__ import annotations
@@ -16,9 +19,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.frames import batch_of, build
 from uploader import CloudTier
-from walstore import Wal
-from walstore.spark import local_session, problem
+from uploader.fragments.fragment import encode_fragment
+from uploader.layout import MANIFEST
+from uploader.manifests.manifest import Manifest
+from walstore import Record, Wal
+from walstore.spark import local_session, problem, read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,6 +36,7 @@ pytestmark = [
 ]
 
 RECORDS = int(os.environ.get("WALSTORE_BENCH_SPARK_RECORDS", "2000000"))
+FRAGMENTS = int(os.environ.get("WALSTORE_BENCH_SPARK_FRAGMENTS", "10000"))
 VALUE_BYTES = 100
 MANY = 5000
 MEDIANS: dict[str, float] = {}
@@ -84,6 +92,18 @@ def test_native_parquet_scan(benchmark, spark, places) -> None:
     measure(benchmark, spark.read.parquet(*files), "body")
 
 
+def test_fast_path(benchmark, spark, places) -> None:
+    """Fragments from the store, by the JVM; the query says which columns it needs."""
+    frame = read(spark, f"file://{places[1]}", fast_path="always")
+    measure(benchmark, frame, "value")
+
+
+def test_fast_path_of_a_directory(benchmark, spark, places) -> None:
+    """The log's directory: all of it was shipped, so the JVM reads the fragments."""
+    frame = read(spark, places[0], fast_path="always")
+    measure(benchmark, frame, "value")
+
+
 def test_store_all_columns(benchmark, spark, places) -> None:
     """Fragments from the store, the eight columns of the source."""
     measure(benchmark, spark.read.format("walstore").load(f"file://{places[1]}"), "value")
@@ -98,3 +118,30 @@ def test_store_one_column(benchmark, spark, places) -> None:
 def test_directory_all_columns(benchmark, spark, places) -> None:
     """The log's own files, the eight columns of the source."""
     measure(benchmark, spark.read.format("walstore").load(str(places[0])), "value")
+
+
+@pytest.fixture(scope="module")
+def fragments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of many fragments of ten records each."""
+    root = tmp_path_factory.mktemp("many")
+    clock_us = 1_700_000_000_000_000
+    found = []
+    for at in range(FRAGMENTS):
+        records = [Record(1 + 10 * at + n, b"value", timestamp_us=clock_us) for n in range(10)]
+        found.append(encode_fragment([batch_of(build(records))], timestamp_us=clock_us))
+    entries = [one.entry(at + 1) for at, one in enumerate(found)]
+    manifest = Manifest.initial("bench").apply_fragments(entries, "bench")
+    files = {entry.path: one.data for entry, one in zip(entries, found, strict=True)}
+    files[MANIFEST] = manifest.serialise()
+    for key, data in files.items():
+        (root / key).parent.mkdir(parents=True, exist_ok=True)
+        (root / key).write_bytes(data)
+    return root
+
+
+def test_planning_many_fragments(benchmark, spark, fragments) -> None:
+    """The fast path looks at every footer, and Spark at every file, before anything is read."""
+    benchmark.group = f"Spark, planning {FRAGMENTS} fragments"
+    benchmark.pedantic(
+        lambda: read(spark, f"file://{fragments}", fast_path="always"), rounds=3, warmup_rounds=1
+    )

@@ -307,6 +307,6 @@ class CloudLog:
 
     async def _refresh(self) -> None:
         self.check_open()
-        if not await self._root.load():
+        if await self._root.may_have_changed() and not await self._root.load():
             raise LogNotFoundError(f"there is no log at {self.url}", location=self.url)
         self._refreshed_at = self._clock.monotonic()

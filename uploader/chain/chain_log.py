@@ -129,6 +129,11 @@ class ChainLog:
             self._take(found)
         return found is not None
 
+    async def may_have_changed(self) -> bool:
+        """Return False if nothing follows the head, as one look at the slot behind it tells, most times."""
+        head = self._window.head
+        return head is None or await self._reader.may_follow(head)
+
     async def load_or_create(self, writer: str) -> None:
         """Read the newest manifest, creating an empty one if there is none. Several may try: one creates.
 

@@ -21,6 +21,8 @@ from walstore.errors import CorruptionError, StorageUnavailableError
 from walstore.ports import Clock
 from walstore.threads import Lane
 
+LISTING_SECONDS: Final = 5.0
+"""How old a listing may be on which it is relied that the slot behind the head was not pruned."""
 _ATTEMPTS: Final = 16
 
 
@@ -47,6 +49,20 @@ class ChainReader:
         self._store = store
         self._worker = worker
         self._clock = clock
+        # When the store was last asked for a listing that named nothing new.
+        self._unchanged: Moment | None = None
+
+    async def may_follow(self, head: Link) -> bool:
+        """Return whether something may follow a head that :meth:`find_head` returned.
+
+        One look at the one slot in which it would lie, which costs less than a listing. A slot is empty, too,
+        once it was pruned, and that takes more than 500 manifests behind it. So this is relied upon for
+        :data:`LISTING_SECONDS` after a listing that named nothing new, and True at other times.
+        """
+        unchanged = self._unchanged
+        if unchanged is None or unchanged.age_seconds(self._clock) >= LISTING_SECONDS:
+            return True
+        return await self._store.head(manifest_key(head.next)) is not None
 
     async def find_head(self, known: Link | None = None) -> Head | None:
         """Return the head; None if there is no manifest.
@@ -58,6 +74,8 @@ class ChainReader:
         for _ in range(_ATTEMPTS):
             asked = Moment.now(self._clock)
             slots = await self._newest_slots()
+            is_same = known is not None and bool(slots) and slots[0] == known.slot
+            self._unchanged = asked if is_same else None
             if not slots and known is None:
                 return None
             if not slots or (known is not None and slots[0] < known.slot):

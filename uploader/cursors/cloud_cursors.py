@@ -121,6 +121,21 @@ class CloudCursors:
                     found.append(loaded)
         return found
 
+    async def create(self, name: str, position: int) -> CloudCursor:
+        """Return the cursor of that name, made at ``position`` if there is none; durable when it returns.
+
+        Errors as :meth:`commit`.
+        """
+        _check_position(position)
+        while True:
+            found = await self.load(name)
+            if found is not None:
+                return found
+            made = CloudCursor(name=name, position=position, epoch_us=0, writer=self._writer)
+            written = await self._write(None, made)
+            if written is not None:
+                return written
+
     async def commit(
         self, name: str, position: int, *, seen: CloudCursor | None = None
     ) -> CloudCursor:
@@ -196,10 +211,7 @@ class CloudCursors:
         expires_us: int | None = None,
         is_rewind: bool = False,
     ) -> CloudCursor:
-        if isinstance(position, bool) or not isinstance(position, int):
-            raise TypeError(f"an offset is an int, not {type(position).__name__}")
-        if not layout.FIRST_OFFSET <= position <= layout.MAX_U64:
-            raise ValueError(f"a cursor stands at offset 1 or behind, not at {position}")
+        _check_position(position)
         while True:
             found = await self.load(name)
             if seen is not None and (found is None or found.etag != seen.etag):
@@ -284,6 +296,13 @@ class CloudCursors:
         info = await self._store.head(key)
         if info is not None and info.etag == made.etag:
             await self._store.delete([key])
+
+
+def _check_position(position: int) -> None:
+    if isinstance(position, bool) or not isinstance(position, int):
+        raise TypeError(f"an offset is an int, not {type(position).__name__}")
+    if not layout.FIRST_OFFSET <= position <= layout.MAX_U64:
+        raise ValueError(f"a cursor stands at offset 1 or behind, not at {position}")
 
 
 def _is_same(found: CloudCursor | None, made: CloudCursor) -> bool:

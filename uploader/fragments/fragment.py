@@ -6,7 +6,7 @@ entry speaks of. How it is stored is in ``fragment_file.py``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -87,6 +87,16 @@ def decode_fragment(data: bytes, entry: Fragment) -> FragmentBatch:
     return _batch(_read(data, entry))
 
 
+def decode_columns(
+    data: bytes | bytearray, entry: Fragment, names: Collection[str]
+) -> FragmentBatch:
+    """As :func:`decode_fragment`, with only the columns ``names`` of ``walstore.arrow.SCHEMA`` and offsets.
+
+    The others are null, times the fragment's; what lies where they are stored is not looked at.
+    """
+    return _batch(_read(data, entry, only=names))
+
+
 def verify_fragment(data: bytes, entry: Fragment) -> FragmentBatch:
     """As :func:`decode_fragment`, and hash every record: CorruptionError if the setsum differs too."""
     content = _read(data, entry)
@@ -134,9 +144,11 @@ def fragment_timestamp(data: bytes, *, path: str = "fragment") -> int:
     return fragment_file.timestamp(data, path=path)
 
 
-def _read(data: bytes, entry: Fragment) -> Content:
+def _read(
+    data: bytes | bytearray, entry: Fragment, *, only: Collection[str] | None = None
+) -> Content:
     _same("length", entry, entry.num_bytes, len(data))
-    content = fragment_file.read(data, path=entry.path)
+    content = fragment_file.read(data, path=entry.path, only=only)
     _same("first offset", entry, entry.start, content.start)
     _same("limit", entry, entry.limit, content.limit)
     return content

@@ -15,7 +15,7 @@ How columns are stored, and why:
 
 from __future__ import annotations
 
-from array import array
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -98,6 +98,14 @@ class Footer:
     """Times of the oldest and the newest record; None if it does not tell."""
     streams: StreamSet
     """Which streams there are."""
+    rows: int
+    """How many records there are."""
+    offsets: tuple[int, int] | None
+    """Offsets of the first and the last record; None if it does not tell."""
+    columns: frozenset[str]
+    """Names of the columns."""
+    version: bytes | None
+    """Which version of this program's format it has; None for files of others."""
 
 
 def write(records: pa.Table, *, timestamp_us: int, writer: str | None = None) -> bytes:
@@ -138,28 +146,62 @@ def write(records: pa.Table, *, timestamp_us: int, writer: str | None = None) ->
     return bytes(sink.getvalue().to_pybytes())
 
 
-def read(data: bytes, *, path: str) -> Content:
+def read(data: bytes | bytearray, *, path: str, only: Collection[str] | None = None) -> Content:
     """Return the content of a file, ours or wal3's; CorruptionError unless it is a fragment.
 
-    FormatVersionError if a newer version of this program wrote it.
+    FormatVersionError if a newer version of this program wrote it. ``only`` names the columns of
+    ``walstore.arrow.SCHEMA`` to read beside the offsets; the others are null, times the fragment's.
 
     Checked: pages' checksums if there are any, columns and types, no nulls, one time for all, offsets
     without gap. Columns of ours that are missing are filled: records then have the fragment's time.
     """
-    table = _read_columns(data, path)
+    table = _read_columns(data, path, only=None if only is None else stored_columns(only))
     rows = table.num_rows
-    offset, timestamp_us, body = (table.column(field.name) for field in WAL3_FIELDS)
+    offset, timestamp_us = table.column("offset"), table.column("timestamp_us")
     names = table.column_names
     times = table.column("record_timestamp_us") if "record_timestamp_us" in names else timestamp_us
-    columns = [offset, times, body]
-    for name in ("key", "stream", "headers"):
-        missing = name not in names
-        columns.append(pa.nulls(rows, SCHEMA.field(name).type) if missing else table.column(name))
+    columns = [offset, times]
+    for stored, name in (("body", "value"), ("key", "key"), ("stream", "stream"), ("headers",) * 2):
+        missing = stored not in names
+        columns.append(pa.nulls(rows, SCHEMA.field(name).type) if missing else table.column(stored))
     return Content(
         records=pa.Table.from_arrays(columns, schema=SCHEMA),
         timestamp_us=_only_value(timestamp_us, path),
         start=_first_offset(offset, path),
     )
+
+
+def stored_columns(names: Collection[str]) -> frozenset[str]:
+    """Return the columns of the file that hold these columns of ``walstore.arrow.SCHEMA``, and offsets."""
+    stored = {"timestamp_us": "record_timestamp_us", "value": "body"}
+    return frozenset({"offset", "timestamp_us"} | {stored.get(name, name) for name in names})
+
+
+def column_ranges(
+    end: bytes, size_bytes: int, names: Collection[str], path: str
+) -> list[tuple[int, int]]:
+    """Return where the columns ``names``, and the offsets, lie in a file of so many bytes.
+
+    ``end`` is its last part, the whole footer included. CorruptionError if there is no footer, or if it
+    places a column elsewhere than in the file.
+    """
+    wanted = stored_columns(names)
+    found = []
+    try:
+        footer = pq.read_metadata(pa.BufferReader(end))
+        for at in range(footer.num_row_groups):
+            group = footer.row_group(at)
+            for number in range(group.num_columns):
+                column = group.column(number)
+                if column.path_in_schema.partition(".")[0] in wanted:
+                    first = column.dictionary_page_offset if column.has_dictionary_page else None
+                    low = column.data_page_offset if first is None else first
+                    found.append((low, low + column.total_compressed_size))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptionError(f"not a Parquet file ({error})", path=path) from error
+    if any(not 0 <= low <= high <= size_bytes for low, high in found):
+        raise CorruptionError("a column lies outside of the file", path=path)
+    return found
 
 
 def footer_bytes(end: bytes, *, path: str) -> int:
@@ -176,20 +218,20 @@ def read_footer(end: bytes, *, path: str) -> Footer:
     """
     try:
         footer = pq.read_metadata(pa.BufferReader(end))
-        groups = [_group_bounds(footer.row_group(at)) for at in range(footer.num_row_groups)]
-        columns = {footer.schema.column(at).path for at in range(footer.num_columns)}
+        paths = [footer.schema.column(at).path for at in range(footer.num_columns)]
+        groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
+        times = _bounds(groups, paths, "record_timestamp_us", "timestamp_us")
+        offsets = _bounds(groups, paths, "offset")
         entries = footer.metadata or {}
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptionError(f"not a Parquet file ({error})", path=path) from error
-    known = [bounds for bounds in groups if bounds is not None]
-    times = None
-    if known and len(known) == len(groups):
-        times = min(low for low, _ in known), max(high for _, high in known)
+    columns = frozenset(path.partition(".")[0] for path in paths)
     if STREAMS_KEY in entries:
         streams = StreamSet.from_text(entries[STREAMS_KEY])
     else:
         streams = StreamSet.unknown() if "stream" in columns else StreamSet.of(())
-    return Footer(times, streams)
+    version = entries.get(FORMAT_KEY)
+    return Footer(times, streams, int(footer.num_rows), offsets, columns, version)
 
 
 def time_bounds(data: bytes, *, path: str) -> tuple[int, int]:
@@ -207,14 +249,17 @@ def time_bounds(data: bytes, *, path: str) -> tuple[int, int]:
 
 def timestamp(data: bytes, *, path: str) -> int:
     """Return the fragment's time, reading no other column; CorruptionError if there is not one."""
-    return _only_value(_read_columns(data, path, only="timestamp_us").column("timestamp_us"), path)
+    table = _read_columns(data, path, only={"timestamp_us"})
+    return _only_value(table.column("timestamp_us"), path)
 
 
-def _read_columns(data: bytes, path: str, *, only: str | None = None) -> pa.Table:
+def _read_columns(
+    data: bytes | bytearray, path: str, *, only: Collection[str] | None = None
+) -> pa.Table:
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         wanted = _known_columns(file.schema_arrow, path)
-        wanted = wanted if only is None else [only]
+        wanted = [name for name in wanted if only is None or name in only]
         table = file.read(columns=wanted)
         table.validate()
         for name in {"stream", "headers"}.intersection(table.column_names):
@@ -282,24 +327,28 @@ def _only_value(times: pa.ChunkedArray, path: str) -> int:
 
 def _first_offset(offsets: pa.ChunkedArray, path: str) -> int:
     start, rows = int(offsets[0].as_py()), len(offsets)
-    expected = array("Q", range(start, start + rows)) if start + rows <= MAX_U64 else None
-    if expected is None or not offsets.equals(_chunked(expected)):
+    whole = offsets.combine_chunks()
+    # Unsigned differences: whatever does not go up by one gives another number.
+    steps = pc.min_max(pc.subtract(whole[1:], whole[:-1]))
+    if start + rows > MAX_U64 or (rows > 1 and steps.as_py() != {"min": 1, "max": 1}):
         raise CorruptionError(
             f"offsets do not go up by one from {start} over {rows} records", path=path
         )
     return start
 
 
-def _chunked(numbers: array[int]) -> pa.ChunkedArray:
-    whole = pa.Array.from_buffers(pa.uint64(), len(numbers), [None, pa.py_buffer(numbers)])
-    return pa.chunked_array([whole])
+def _bounds(
+    groups: Sequence[pq.RowGroupMetaData], paths: Sequence[str], *names: str
+) -> tuple[int, int] | None:
+    """Return the least and greatest number in the first of these columns that is among ``paths``.
 
-
-def _group_bounds(group: pq.RowGroupMetaData) -> tuple[int, int] | None:
-    """Return the least and greatest time of a row group; None without statistics."""
-    columns = {group.column(at).path_in_schema: group.column(at) for at in range(group.num_columns)}
-    column = columns.get("record_timestamp_us", columns.get("timestamp_us"))
-    statistics = None if column is None else column.statistics
-    if statistics is None or not statistics.has_min_max:
+    None if there is none, or if a row group lacks its statistics.
+    """
+    at = next((paths.index(name) for name in names if name in paths), None)
+    if at is None or not groups:
         return None
-    return int(statistics.min), int(statistics.max)
+    found = [group.column(at).statistics for group in groups]
+    if not all(statistics is not None and statistics.has_min_max for statistics in found):
+        return None
+    lows, highs = [int(one.min) for one in found], [int(one.max) for one in found]
+    return min(lows), max(highs)

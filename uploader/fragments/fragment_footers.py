@@ -67,7 +67,7 @@ class FragmentFooters:
             if cached is not None and cached[0] == entry.limit:
                 self._cached.move_to_end(entry.path)
                 return cached[1]
-            end = await self._read_end(entry)
+            end = await self.end(entry)
             footer = await self._worker.run(partial(read_footer, end, path=entry.path))
             self._keep(entry, footer)
             return footer
@@ -100,6 +100,24 @@ class FragmentFooters:
                 low += len(window)
                 at_once = min(2 * at_once, PARALLEL)
 
+    async def end(self, entry: Fragment) -> bytes:
+        """Return the last part of a fragment, the whole footer included; one request or two. Not kept."""
+        size = entry.num_bytes
+        length = min(size, self._guess_bytes)
+        # One byte more is asked for than there should be, so that a longer object shows too.
+        end = await self._fetch(entry, size - length, size + 1)
+        needed = footer_bytes(end[-FOOTER_END_BYTES:], path=entry.path)
+        if len(end) != length or needed > size:
+            raise CorruptionError(
+                "a fragment's footer does not fit its length", path=entry.path, expected=size
+            )
+        if needed > length:
+            self._guess_bytes = min(_MOST_BYTES, -(-needed // _GRAIN_BYTES) * _GRAIN_BYTES)
+            return await self._fetch(entry, size - needed, size)
+        if length == size:
+            self._keep_whole(entry.path, end)
+        return end
+
     def take_whole(self, entry: Fragment) -> bytes | None:
         """Return the bytes of a fragment if asking for its end has fetched all of it; once."""
         data = self._wholes.pop(entry.path, None)
@@ -118,24 +136,6 @@ class FragmentFooters:
             return (await self.get(entry)).streams.may_hold(stream)
         except WalError:
             return True
-
-    async def _read_end(self, entry: Fragment) -> bytes:
-        """Return the last part of a fragment, the whole footer included."""
-        size = entry.num_bytes
-        length = min(size, self._guess_bytes)
-        # One byte more is asked for than there should be, so that a longer object shows too.
-        end = await self._fetch(entry, size - length, size + 1)
-        needed = footer_bytes(end[-FOOTER_END_BYTES:], path=entry.path)
-        if len(end) != length or needed > size:
-            raise CorruptionError(
-                "a fragment's footer does not fit its length", path=entry.path, expected=size
-            )
-        if needed > length:
-            self._guess_bytes = min(_MOST_BYTES, -(-needed // _GRAIN_BYTES) * _GRAIN_BYTES)
-            return await self._fetch(entry, size - needed, size)
-        if length == size:
-            self._keep_whole(entry.path, end)
-        return end
 
     def _keep(self, entry: Fragment, footer: Footer) -> None:
         before = self._cached.pop(entry.path, None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -21,6 +21,7 @@ from uploader.fragments.fragment import decode_fragment, verify_fragment
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.fragments.fragment_cache import FragmentCache
 from uploader.fragments.fragment_footers import FragmentFooters
+from uploader.fragments.fragment_projection import read_columns
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.roots import find_root
@@ -130,6 +131,16 @@ class FragmentReader:
                 self._write_to_disk(entry, data)
             self._keep(entry, batch, is_verified=verify)
             return batch
+
+    async def read_columns(self, entry: Fragment, names: Collection[str]) -> FragmentBatch:
+        """Return a fragment's records, checked as by :meth:`read`, with the columns ``names`` at least.
+
+        These are of ``walstore.arrow.SCHEMA``; offsets come always. Fetches only where they lie in the
+        object, if that spares half of it or more; the others are then null.
+        """
+        end = await self.footers.end(entry)
+        found = await read_columns(entry, end, names, fetch=self._range, worker=self._worker)
+        return await self.read(entry) if found is None else found
 
     async def fetch(self, entry: Fragment) -> bytes:
         """Return the bytes of a fragment, unchecked and uncached; errors as :meth:`read`.

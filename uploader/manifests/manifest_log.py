@@ -118,6 +118,10 @@ class ManifestLog:
         async with self._turn:
             return await self._is_unchanged() or await self._load()
 
+    async def may_have_changed(self) -> bool:
+        """Return True: :meth:`load` itself asks cheaply where it can."""
+        return True
+
     async def load_or_create(self, writer: str) -> None:
         """Read the manifest, creating an empty one if there is none. Several may try: one creates.
 

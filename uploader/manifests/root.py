@@ -47,6 +47,12 @@ class Root(Protocol):
         CorruptionError if it is damaged, or older than the one known before; else the store's errors.
         """
 
+    async def may_have_changed(self) -> bool:
+        """Return False if :meth:`load` would find nothing new, where that can be asked for less.
+
+        For readers, who may be told no for some seconds after something came. The store's errors.
+        """
+
     async def load_or_create(self, writer: str) -> None:
         """Read the newest manifest, creating an empty one if there is none.
 

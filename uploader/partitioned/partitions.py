@@ -14,7 +14,7 @@ from uploader.manifests.document import Fields, serialise
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import CorruptionError, InvalidSettingsError, OutcomeUnknownError
+from walstore.errors import CorruptionError, InvalidSettingsError
 
 PARTITIONS: Final = "partitioned/PARTITIONS"
 """Key of the object, relative to the common prefix: ``{"partitions":4}``."""
@@ -56,9 +56,6 @@ async def create_partitions(store: ObjectStore, partitions: int, *, retry: Retry
     while found is None:
         data = serialise({"partitions": partitions})
         result = await cas.create(store, PARTITIONS, data, retry=retry)
-        if result.outcome is cas.Outcome.UNKNOWN:
-            raise OutcomeUnknownError(
-                f"{store.url} did not say whether {PARTITIONS} was put; call again", retriable=True
-            ) from result.cause
+        result.decided(store.url, f"{PARTITIONS} was put; call again")
         found = await read_partitions(store)
     return found

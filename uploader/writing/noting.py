@@ -56,6 +56,10 @@ class NotingRoot:
         """As inside."""
         return await self._inner.load()
 
+    async def may_have_changed(self) -> bool:
+        """As inside."""
+        return await self._inner.may_have_changed()
+
     async def load_or_create(self, writer: str) -> None:
         """As inside."""
         await self._inner.load_or_create(writer)

@@ -29,6 +29,7 @@ from walstore.cli import (
     scrub,
     seal,
     segments,
+    sidecar,
     tail,
     trim,
     upload,
@@ -120,6 +121,7 @@ _add(rebuild.rebuild, rebuild.EXAMPLES, CHECKING)
 _add(upload.upload, upload.EXAMPLES, MOVING)
 _add(restore.restore, restore.EXAMPLES, MOVING)
 _add(fork.fork, fork.EXAMPLES, MOVING)
+_add(sidecar.sidecar, sidecar.EXAMPLES, MOVING)
 _add(trim.trim, trim.EXAMPLES, ENDING)
 _add(gc.gc, gc.EXAMPLES, ENDING)
 _add(seal.seal, seal.EXAMPLES, ENDING)

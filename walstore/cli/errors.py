@@ -35,6 +35,7 @@ _EXTRA_OF: Final = {
     "tenacity": "cloud",
     "py4j": "spark",
     "pyspark": "spark",
+    "prometheus_client": "metrics",
 }
 
 

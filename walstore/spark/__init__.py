@@ -3,12 +3,24 @@
 Where walstore is installed, Spark finds the format by itself (through the package ``pyspark_walstore``),
 provided that its Python workers run the same interpreter: set ``PYSPARK_PYTHON`` to ``sys.executable``.
 :func:`register` makes it known to a session otherwise, and :func:`local_session` makes a session.
-The options are listed at :class:`walstore.spark.source.WalstoreSource`.
+The options are listed at :class:`walstore.spark.source.WalstoreSource`. :func:`read` takes the same and lets
+Spark's own Parquet reader do the work where it can.
 
 Importing this needs neither PySpark nor Java; :func:`problem` says what is missing.
 """
 
 from walstore.spark.environment import problem
+from walstore.spark.fast_path import FastPathError, read
 from walstore.spark.session import local_session, register
+from walstore.spark.writing import finish_commits, partition_rows, sweep_staging
 
-__all__ = ["local_session", "problem", "register"]
+__all__ = [
+    "FastPathError",
+    "finish_commits",
+    "local_session",
+    "partition_rows",
+    "problem",
+    "read",
+    "register",
+    "sweep_staging",
+]

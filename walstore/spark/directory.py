@@ -1,13 +1,15 @@
 """A log in a directory of this machine: what is in its files, and before them in its tier.
 
 Planning looks at headers and indexes only. Files are preferred to the tier wherever both have a record;
-a file that retention deletes before a task reads it is made up for from the tier (``read.py``).
+a file that retention deletes before a task reads it is made up for from the tier (``task.py``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 from walstore import segment
 from walstore.directory import read_cell, walk_file
@@ -17,18 +19,26 @@ from walstore.segment import INDEX_INTERVAL_BYTES, SegmentIndex
 from walstore.segment_file import Segment, read_header
 from walstore.spark.location import Location
 from walstore.spark.partition import FilePart, FilePartition, LogPartition
-from walstore.spark.plan import FileExtent, clip, cut_file, group
+from walstore.spark.plan import PARTITION_BYTES, FileExtent, clip, cut_file, group
+from walstore.spark.span import Span
 from walstore.spark.store import StoreLog
 from walstore.view import LogView
+
+_CUTS: Final = 8
+"""How finely files are looked at, in parts of what is asked for."""
 
 
 class DirectoryLog:
     """A moment of a log directory, with its tier behind it. Close it after planning."""
 
-    def __init__(self, location: Location, *, use_tier: bool = True) -> None:
-        """Look at the log; see :meth:`walstore.view.LogView.open` for the errors."""
+    def __init__(self, location: Location, *, partition: int = 0, use_tier: bool = True) -> None:
+        """Look at the log; see :meth:`walstore.view.LogView.open` for the errors.
+
+        ``partition`` is its number if it is one of a partitioned log.
+        """
         self._directory = Path(location.text)
         self._topic = location.topic
+        self._partition = partition
         try:
             self._view = LogView.open(self._directory)
         except LogNotFoundError as error:
@@ -41,6 +51,11 @@ class DirectoryLog:
         """Release the tier's connections, if there are any."""
         if "_tier" in self.__dict__ and self._tier is not None:
             self._tier.close()
+
+    @property
+    def tier_url(self) -> str | None:
+        """Where the log was last shipped to; None if nowhere, or if the tier is not to be used."""
+        return self._tier_url
 
     @property
     def head(self) -> int:
@@ -80,20 +95,34 @@ class DirectoryLog:
         if start < head and self._tier is not None:
             found += self._tier.partitions(start, min(limit, head), most_bytes)
         parts: list[FilePart] = []
-        for at, source in enumerate(self._view.segments):
-            end = self._segment_limit(at)
-            low, high = clip((max(source.start, head), end), start, limit)
-            if low < high:
-                parts += cut_file(self._extent(source, end, most_bytes), low, high, most_bytes)
+        for source, end, low, high in self._files(start, limit):
+            parts += cut_file(self._extent(source, end, most_bytes), low, high, most_bytes)
         for members in group(parts, most_bytes):
             found.append(
                 FilePartition(
                     topic=self._topic,
+                    partition=self._partition,
                     directory=str(self._directory),
                     tier_url=self._tier_url,
                     parts=tuple(members),
                 )
             )
+        return found
+
+    def spans(self, start: int, limit: int, most_bytes: int) -> list[Span]:
+        """Return what fragments and files hold of ``[start, limit)``, as far as ``most_bytes`` needs."""
+        found: list[Span] = []
+        head = self._view.head
+        if start < head and self._tier is not None:
+            found += self._tier.spans(start, min(limit, head), most_bytes)
+        total_bytes = sum(span.size_bytes for span in found)
+        for source, end, low, high in self._files(start, limit):
+            if total_bytes >= most_bytes:
+                break
+            extent = self._extent(source, end, PARTITION_BYTES)
+            for part in cut_file(extent, low, high, max(1, most_bytes // _CUTS)):
+                found.append(Span(part.start, part.limit, max(1, part.size_bytes)))
+                total_bytes += part.size_bytes
         return found
 
     @cached_property
@@ -103,7 +132,8 @@ class DirectoryLog:
         if self._tier_url is None or head <= 1:
             return None
         try:
-            tier = StoreLog(Location(self._tier_url, is_store=True, topic=self._topic))
+            place = Location(self._tier_url, is_store=True, topic=self._topic)
+            tier = StoreLog(place, partition=self._partition)
         except WalError as error:
             if isinstance(error, LogNotFoundError) and not self._view.uploaded_limit:
                 return None  # nothing has been shipped yet
@@ -113,6 +143,14 @@ class DirectoryLog:
             return tier
         tier.close()
         return None
+
+    def _files(self, start: int, limit: int) -> Iterator[tuple[Segment, int, int, int]]:
+        """Yield each segment that holds some of ``[start, limit)``, its end, and what of that it holds."""
+        for at, source in enumerate(self._view.segments):
+            end = self._segment_limit(at)
+            low, high = clip((max(source.start, self._view.head), end), start, limit)
+            if low < high:
+                yield source, end, low, high
 
     def _segment_limit(self, at: int) -> int:
         segments = self._view.segments

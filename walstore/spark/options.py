@@ -7,22 +7,27 @@ hands them over in lower case.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Final
 
 from walstore.errors import InvalidSettingsError
+from walstore.spark.bounds import ENDING, STARTING, Bounds, Edge, parse_bounds
 from walstore.spark.location import Location, parse_location
-from walstore.spark.values import Options, number
+from walstore.spark.values import Options
+
+SELECTORS: Final = ("subscribe", "subscribePattern", "assign")
+"""Options that choose among several logs; at most one is given."""
 
 KNOWN: Final = (
     "path",
-    "startingOffsets",
-    "startingTimestamp",
+    *SELECTORS,
+    *STARTING.all,
     "startingOffsetsByTimestampStrategy",
-    "endingOffsets",
-    "endingTimestamp",
+    *ENDING.all,
+    "stream",
+    "pushdown",
     "minPartitions",
     "failOnDataLoss",
     "includeHeaders",
@@ -30,26 +35,31 @@ KNOWN: Final = (
 )
 """Every option of a batch read, beside those that begin with ``store.``."""
 
-_JSON_LATEST: Final = -1
-_JSON_EARLIEST: Final = -2
-
-
-class Edge(Enum):
-    """An end of the log as it is when the read is planned."""
-
-    EARLIEST = auto()
-    LATEST = auto()
+STREAM_ONLY: Final = (
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "cursorName",
+    "pollIntervalMs",
+    "discoveryIntervalMs",
+)
+"""Options that only a streaming read has."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """The first record that is not older than a time."""
+class Selection:
+    """Which logs are read: what lies at the location itself, or some of several below it."""
 
-    timestamp_us: int
+    names: tuple[str, ...] = ()
+    """Names of logs, of partitioned logs, or of single partitions (``orders/1``)."""
+    pattern: str | None = None
+    """A regular expression that a log's whole name matches."""
+    assigned: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Topics, and partitions of each."""
 
-
-Bound = Edge | Moment | int
-"""Where a read starts or ends: an end of the log, a time, or an offset (the end is exclusive)."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether the location is the log, or the partitioned log."""
+        return not self.names and self.pattern is None and not self.assigned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +67,15 @@ class ReadOptions:
     """What is to be read, and how."""
 
     location: Location
-    starting: Bound = Edge.EARLIEST
-    ending: Bound = Edge.LATEST
+    selection: Selection
+    starting: Bounds
+    ending: Bounds
     needs_record: bool = True
-    """Whether ``startingTimestamp`` fails when no record is that new; else nothing is read then."""
+    """Whether a starting time fails when no record is that new; else nothing is read then."""
+    stream: str | None = None
+    """Whose records are read; None for all."""
+    takes_filters: bool = False
+    """Whether filters that Spark hands over may leave out what they rule out."""
     min_partitions: int = 1
     """Soft: partitions are cut only between fragments, or batches of a local file."""
     fail_on_data_loss: bool = True
@@ -73,22 +88,19 @@ class ReadOptions:
 def parse_options(options: Mapping[str, str]) -> ReadOptions:
     """Return the checked options; InvalidSettingsError names the option and what it may be."""
     given = Options(options, KNOWN)
-    path = given.text("path")
-    if not path:
-        raise InvalidSettingsError(
-            "name the log: .load('s3://bucket/prefix'), .load('file:///dir') or .load('/log/dir')"
-        )
-    location = parse_location(path, given.store)
-    ending = _bound(given, "endingOffsets", "endingTimestamp", location, Edge.LATEST)
-    if ending is Edge.EARLIEST:
+    ending = parse_bounds(given, ENDING, default=Edge.LATEST)
+    if Edge.EARLIEST in (ending.every, *(ending.each or {}).values()):
         raise InvalidSettingsError("endingOffsets cannot be earliest (-2): nothing would be read")
     return ReadOptions(
-        location=location,
-        starting=_bound(given, "startingOffsets", "startingTimestamp", location, Edge.EARLIEST),
+        location=required_location(given),
+        selection=parse_selection(given),
+        starting=parse_bounds(given, STARTING, default=Edge.EARLIEST),
         ending=ending,
         needs_record=given.flag(
             "startingOffsetsByTimestampStrategy", yes="error", no="latest", default=True
         ),
+        stream=given.text("stream"),
+        takes_filters=given.flag("pushdown", yes="on", no="off", default=False),
         min_partitions=given.number("minPartitions", low=1, default=1) or 1,
         fail_on_data_loss=given.flag("failOnDataLoss", default=True),
         include_headers=given.flag("includeHeaders", default=False),
@@ -96,42 +108,58 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
     )
 
 
-def _bound(
-    given: Options, by_offset: str, by_time: str, location: Location, default: Edge
-) -> Bound:
-    offsets, time = given.text(by_offset), given.text(by_time)
-    if offsets is not None and time is not None:
-        raise InvalidSettingsError(f"give {by_offset} or {by_time}, not both")
-    if time is not None:
-        return Moment(number(by_time, time, low=0) * 1000)
-    if offsets is None:
-        return default
-    text = offsets.strip()
-    if text.lower() in {"earliest", "latest"}:
-        return Edge[text.upper()]
-    if text.startswith("{"):
-        return _json_bound(by_offset, text, location.topic)
-    return number(by_offset, text, low=0)
+def required_location(given: Options) -> Location:
+    """Return the location that was given with ``load``."""
+    path = given.text("path")
+    if not path:
+        raise InvalidSettingsError(
+            "name the log: .load('s3://bucket/prefix'), .load('file:///dir') or .load('/log/dir')"
+        )
+    return parse_location(path, given.store)
 
 
-def _json_bound(name: str, text: str, topic: str) -> Bound:
-    """Read Kafka's form, ``{"topic": {"partition": offset}}``; a log has partition 0 alone."""
+def parse_selection(given: Options) -> Selection:
+    """Return which logs are wanted; InvalidSettingsError if two of :data:`SELECTORS` are given."""
+    found = [(name, value) for name in SELECTORS if (value := given.text(name)) is not None]
+    if len(found) > 1:
+        raise InvalidSettingsError(f"give {found[0][0]} or {found[1][0]}, not both")
+    if not found:
+        return Selection()
+    ((option, value),) = found
+    if option == "assign":
+        return Selection(assigned=_parse_assigned(value))
+    if option == "subscribePattern":
+        return Selection(pattern=_parse_pattern(value))
+    names = tuple(dict.fromkeys(name.strip() for name in value.split(",")))
+    if "" in names:
+        raise InvalidSettingsError(
+            f"subscribe must be names of logs with commas between them, not {value!r}"
+        )
+    return Selection(names=names)
+
+
+def _parse_pattern(value: str) -> str:
     try:
-        found = json.loads(text)
-        ((named, partitions),) = found.items()
-        ((partition, offset),) = partitions.items()
-    except (ValueError, AttributeError):
-        raise _bad_json(name, text, topic) from None
-    if named != topic or partition != "0" or type(offset) is not int or offset < _JSON_EARLIEST:
-        raise _bad_json(name, text, topic)
-    if offset == _JSON_EARLIEST:
-        return Edge.EARLIEST
-    return Edge.LATEST if offset == _JSON_LATEST else offset
+        re.compile(value)
+    except re.error as error:
+        raise InvalidSettingsError(
+            f"subscribePattern must be a regular expression: {error}"
+        ) from None
+    return value
 
 
-def _bad_json(name: str, text: str, topic: str) -> InvalidSettingsError:
-    example = json.dumps({topic: {"0": 23}})
-    return InvalidSettingsError(
-        f"{name} must be earliest, latest, an offset, or JSON as {example} (-1 latest, -2 earliest),"
-        f" not {text}"
-    )
+def _parse_assigned(value: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Read Kafka's form, ``{"orders":[0,2]}``."""
+    try:
+        found = json.loads(value)
+        pairs = tuple((topic, tuple(sorted(set(numbers)))) for topic, numbers in found.items())
+    except (ValueError, TypeError, AttributeError):
+        pairs = ()
+    if not pairs or not all(
+        numbers and all(type(number) is int and number >= 0 for number in numbers)
+        for _, numbers in pairs
+    ):
+        raise InvalidSettingsError(
+            f'assign must be JSON as {{"orders": [0, 2]}}, partitions of each log, not {value}'
+        )
+    return pairs

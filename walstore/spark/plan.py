@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, OffsetTrimmedError
 from walstore.segment import SegmentIndex
-from walstore.spark.options import Bound, Edge, Moment, ReadOptions
+from walstore.spark.bounds import Bound, Edge, Moment
 from walstore.spark.partition import FilePart, LogPartition
 
 PARTITION_BYTES: Final = 32 << 20
@@ -37,6 +37,9 @@ class Log(Protocol):
     def partitions(self, start: int, limit: int, most_bytes: int) -> list[LogPartition]:
         """Return partitions of about ``most_bytes`` that cover ``[start, limit)``, in order."""
 
+    def close(self) -> None:
+        """Release what it holds."""
+
 
 class _Sized(Protocol):
     @property
@@ -56,19 +59,48 @@ class Interval:
     """What was asked for and is not there, if the options allow to go on without."""
 
 
-def resolve(options: ReadOptions, log: Log) -> Interval:
-    """Turn the options' bounds into offsets.
+class EmptyLog:
+    """A log that nobody has written to yet."""
 
-    Raises OffsetTrimmedError or OffsetNotWrittenError for offsets that are not there (with
-    ``failOnDataLoss=false`` they are left out instead), and InvalidSettingsError for bounds that
-    contradict each other or a starting time that no record meets.
+    head = 1
+    limit = 1
+
+    def is_trimmed(self, offset: int) -> bool:
+        """Return False: nothing was removed."""
+        return False
+
+    def offset_at(self, timestamp_us: int) -> int | None:
+        """Return None: there is no record."""
+        return None
+
+    def partitions(self, start: int, limit: int, most_bytes: int) -> list[LogPartition]:
+        """Return none."""
+        return []
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def resolve(
+    log: Log,
+    starting: Bound,
+    ending: Bound,
+    *,
+    needs_record: bool = True,
+    fail_on_data_loss: bool = True,
+) -> Interval:
+    """Turn the bounds of one log into offsets.
+
+    Raises OffsetTrimmedError or OffsetNotWrittenError for offsets that are not there (without
+    ``fail_on_data_loss`` they are left out instead), and InvalidSettingsError for bounds that
+    contradict each other or, with ``needs_record``, a starting time that no record meets.
     """
-    start = _start(options, log)
-    limit = _limit(options.ending, log)
+    start = start_offset(log, starting, needs_record=needs_record)
+    limit = limit_offset(log, ending)
     lost = []
     beyond = max(start, limit)
     if beyond > log.limit:
-        if options.fail_on_data_loss:
+        if fail_on_data_loss:
             raise OffsetNotWrittenError(
                 "the read would go beyond the log's tail; failOnDataLoss=false reads what is there",
                 requested=beyond,
@@ -82,7 +114,7 @@ def resolve(options: ReadOptions, log: Log) -> Interval:
             f"the read would start at offset {start} and end before it, at {limit}"
         )
     if start < limit and log.is_trimmed(start):
-        if options.fail_on_data_loss:
+        if fail_on_data_loss:
             raise OffsetTrimmedError(
                 "the read would start before the log's head; failOnDataLoss=false starts at the head",
                 requested=start,
@@ -94,15 +126,19 @@ def resolve(options: ReadOptions, log: Log) -> Interval:
     return Interval(start, limit, "; ".join(lost) or None)
 
 
-def _start(options: ReadOptions, log: Log) -> int:
-    bound = options.starting
+def start_offset(log: Log, bound: Bound, *, needs_record: bool = True) -> int:
+    """Return where a read starts; it may lie before the head or beyond the tail.
+
+    InvalidSettingsError if no record is as new as a starting time and ``needs_record`` is set; else it
+    is the tail.
+    """
     if bound is Edge.EARLIEST:
         return log.head
     if isinstance(bound, Moment):
         found = log.offset_at(bound.timestamp_us)
-        if found is None and options.needs_record:
+        if found is None and needs_record:
             raise InvalidSettingsError(
-                "no record is as new as startingTimestamp; to read nothing then, set "
+                "no record is as new as the starting time; to read nothing then, set "
                 "startingOffsetsByTimestampStrategy=latest"
             )
         return log.limit if found is None else found
@@ -110,22 +146,33 @@ def _start(options: ReadOptions, log: Log) -> int:
     return log.limit if bound is Edge.LATEST else max(1, bound)
 
 
-def _limit(bound: Bound, log: Log) -> int:
+def limit_offset(log: Log, bound: Bound) -> int:
+    """Return where a read ends; it may lie beyond the tail."""
     if isinstance(bound, Moment):
         found = log.offset_at(bound.timestamp_us)
         return log.limit if found is None else found
     return log.limit if isinstance(bound, Edge) else max(1, bound)
 
 
-def partitions(log: Log, interval: Interval, min_partitions: int) -> list[LogPartition]:
-    """Return what each task reads; more and smaller tasks if ``min_partitions`` asks for them."""
-    if interval.start == interval.limit:
-        return []
-    found = log.partitions(interval.start, interval.limit, PARTITION_BYTES)
-    if len(found) < min_partitions:
+def divide(reads: Sequence[tuple[Log, Interval]], min_partitions: int) -> list[LogPartition]:
+    """Return what each task reads, log by log.
+
+    More and smaller tasks if ``min_partitions`` asks for them, for the larger logs more than for the others.
+    """
+    found = _cut(reads, PARTITION_BYTES)
+    if found and len(found) < min_partitions:
         total = sum(partition.size_bytes for partition in found)
-        found = log.partitions(interval.start, interval.limit, max(1, total // min_partitions))
+        found = _cut(reads, max(1, total // min_partitions))
     return found
+
+
+def _cut(reads: Sequence[tuple[Log, Interval]], most_bytes: int) -> list[LogPartition]:
+    return [
+        partition
+        for log, interval in reads
+        if interval.start < interval.limit
+        for partition in log.partitions(interval.start, interval.limit, most_bytes)
+    ]
 
 
 def group(parts: Iterable[_P], most_bytes: int) -> list[list[_P]]:

@@ -6,16 +6,17 @@ and streams) is built once and sliced, because Spark wants it spelled out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walstore.arrow import HEADERS_TYPE, SCHEMA, offsets_of
+from walstore.arrow import HEADERS_TYPE, SCHEMA, offsets_array, offsets_of
 from walstore.batch import Batch
 from walstore.joined import ConcatBatch
 from walstore.spark.schema import HEADERS, HEADERS_ARROW, arrow_schema
+from walstore.spark.wanted import Wanted
 
 MOST_ROWS: Final = 128 * 1024
 """Rows in one Arrow batch, at most; as many as a row group of a fragment."""
@@ -33,9 +34,10 @@ PRODUCER_TIME: Final = 0
 class RowBuilder:
     """Turns a log's batches into what Spark expects."""
 
-    def __init__(self, names: Sequence[str], *, topic: str, partition: int = 0) -> None:
-        """Build the columns ``names``, in that order, for one log."""
-        self._schema = arrow_schema(names)
+    def __init__(self, wanted: Wanted, *, topic: str, partition: int = 0) -> None:
+        """Build the columns that are wanted, of the records that are wanted, for one log."""
+        self._schema = arrow_schema(wanted.names)
+        self._streams = None if wanted.streams is None else pa.array(wanted.streams, pa.string())
         self._topic = topic
         self._partition = partition
         self._repeated: dict[str, pa.Array] = {}
@@ -44,12 +46,22 @@ class RowBuilder:
         """Yield the rows of batches in their order; holds on to :data:`ENOUGH_BYTES` of small ones."""
         for parts in gather(batches):
             rows = _join(parts)
-            row_bytes = max(1, rows.nbytes // rows.num_rows)
+            if self._streams is not None:
+                rows = rows.filter(pc.is_in(rows.column("stream"), value_set=self._streams))
+            row_bytes = max(1, rows.nbytes // max(1, rows.num_rows))
             step = max(1, min(MOST_ROWS, MOST_BYTES // row_bytes))
             for at in range(0, rows.num_rows, step):
                 part = rows.slice(at, step)
                 columns = [self._column(part, name) for name in self._schema.names]
                 yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def count(self, start: int, limit: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of ``[start, limit)``, of which nothing is wanted that lies in the log."""
+        for low in range(start, limit, MOST_ROWS):
+            offsets = offsets_array(low, min(low + MOST_ROWS, limit))
+            rows = pa.RecordBatch.from_arrays([offsets], names=["offset"])
+            columns = [self._column(rows, name) for name in self._schema.names]
+            yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _column(self, rows: pa.RecordBatch, name: str) -> pa.Array:
         match name:

@@ -13,28 +13,38 @@ from pyspark.sql.datasource import DataSource
 from walstore.spark.environment import require_packages
 
 if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
-
-    from walstore.spark.reader import BatchReader
 
 
 class WalstoreSource(DataSource):
-    """A log as a table: ``spark.read.format("walstore").load(location)``.
+    """Logs as tables: ``spark.read.format("walstore").load(location)``. docs/spark.md is its manual.
 
-    ``location`` is the URL of an object store (``s3://bucket/prefix``, ``file:///dir``) or a log's
-    directory. Columns are those of Spark's Kafka source, and ``stream``: ``key binary, value binary,
-    topic string, partition int, offset long, timestamp timestamp, timestampType int, stream string``,
-    with ``includeHeaders`` also ``headers array<struct<key string, value binary>>``. ``.schema("value
-    binary")`` chooses some of them and spares the rest.
+    ``location`` is the URL of an object store (``s3://bucket/prefix``, ``file:///dir``) or a directory. There
+    lies a log or a partitioned log; or several, of which an option chooses. Columns are those of the Kafka
+    source, and ``stream``: ``key binary, value binary, topic string, partition int, offset long, timestamp
+    timestamp, timestampType int, stream string``, with ``includeHeaders`` also ``headers array<struct<key
+    string, value binary>>``. ``.schema("value binary")`` chooses some of them and spares the rest.
 
-    Options, case-insensitive:
+    Options of a batch read, case-insensitive:
 
+    * ``subscribe``: names of logs at the location, with commas between them; ``subscribePattern``: a regular
+      expression that whole names match; ``assign``: ``{"topic": [0, 2]}``. At most one of them.
     * ``startingOffsets``: ``earliest`` (default), ``latest``, an offset, or ``{"topic": {"0": n}}`` with
       -2 for earliest and -1 for latest. ``endingOffsets``: the same without earliest; exclusive; default
       ``latest``, the durable limit at the time of planning.
     * ``startingTimestamp``, ``endingTimestamp``: milliseconds since 1970, instead of offsets: from the
-      first record that is not older, up to the first that is not older.
+      first record that is not older, up to the first that is not older. For each log its own:
+      ``startingOffsetsByTimestamp``, ``endingOffsetsByTimestamp``, as ``{"topic": {"0": ms}}``.
       ``startingOffsetsByTimestampStrategy``: ``error`` (default) or ``latest`` if none is that new.
+    * ``stream``: only the records of that stream.
+    * ``pushdown``: ``off`` (default), or ``on`` to leave out what filters of the query rule out, where Spark
+      hands them over. The DataFrame is then for one query only: docs/spark.md.
     * ``minPartitions``: at least so many tasks, as far as fragments and batches allow.
     * ``failOnDataLoss``: ``true`` (default) fails if offsets asked for are not there (any more).
     * ``includeHeaders``: ``false`` (default) or ``true``.
@@ -52,16 +62,46 @@ class WalstoreSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns; checks the options too, so that mistakes show at ``load``."""
         require_packages()
-        from walstore.spark.options import parse_options
+        from walstore.spark.options import STREAM_ONLY, parse_options
         from walstore.spark.schema import spark_schema
 
-        return spark_schema(include_headers=parse_options(self.options).include_headers)
+        # Spark does not say whether it is going to read once or to follow.
+        streaming = {name.lower() for name in STREAM_ONLY}
+        options = {
+            name: value for name, value in self.options.items() if name.lower() not in streaming
+        }
+        return spark_schema(include_headers=parse_options(options).include_headers)
 
-    def reader(self, schema: StructType) -> BatchReader:
-        """Return a reader for the columns in ``schema``."""
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads logs once, as the columns in ``schema``."""
         require_packages()
         from walstore.spark.options import parse_options
         from walstore.spark.reader import BatchReader
         from walstore.spark.schema import column_names
 
         return BatchReader(parse_options(self.options), column_names(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Return what follows logs, as the columns in ``schema``."""
+        require_packages()
+        from walstore.spark.streaming import stream_reader
+
+        return stream_reader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
+        """Return what appends rows of ``schema`` once."""
+        require_packages()
+        from walstore.spark.sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(  # noqa: N802
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: FBT001
+    ) -> DataSourceStreamWriter:
+        """Return what appends rows of ``schema`` micro-batch by micro-batch."""
+        require_packages()
+        from walstore.spark.sink import stream_writer
+
+        return stream_writer(self.options, schema, overwrite=overwrite)

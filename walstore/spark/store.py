@@ -1,50 +1,60 @@
 """A log in an object store, for callers without an event loop: planning and reading.
 
-Each object here owns one event loop, run on demand. Nothing of it may be used inside another loop.
+Each object here has one event loop, run on demand. Nothing of it may be used inside another loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
-from typing import Self
 from urllib.parse import unquote, urlsplit
 
-from uploader import CloudLog, open_store
-from uploader.fragments.fragment_reader import FragmentReader
-from walstore.batch import Batch
+from uploader import CloudLog
+from uploader.stores.port import ObjectStore
 from walstore.errors import LogNotFoundError
 from walstore.segment import parse_file_name
 from walstore.spark.location import Location
+from walstore.spark.loop import Loop
 from walstore.spark.partition import FragmentPart, FragmentPartition, LogPartition
 from walstore.spark.plan import clip, group
-from walstore.threads import Worker
+from walstore.spark.span import Span
 
 
 class StoreLog:
     """A log as its manifest was when this was made. Close it after planning."""
 
-    def __init__(self, location: Location) -> None:
-        """Read the manifest; see :meth:`uploader.CloudLog.open` for the errors."""
+    def __init__(
+        self,
+        location: Location,
+        *,
+        partition: int = 0,
+        log: CloudLog | None = None,
+        loop: Loop | None = None,
+    ) -> None:
+        """Read the manifest; see :meth:`uploader.CloudLog.open` for the errors.
+
+        ``partition`` is its number if it is one of a partitioned log. ``log`` is the log that lies there,
+        open on ``loop``, if it is open already: then it is not closed with this.
+        """
         self._topic = location.topic
-        self._runner = asyncio.Runner()
-        # Not Runner.run(): it restores a signal handler, and signal() formats the one it replaces,
-        # with the task it holds and all of its result.
-        self._run = self._runner.get_loop().run_until_complete
+        self._partition = partition
+        self._loop = loop or Loop()
+        self._run = self._loop.run
+        self._owns_log = log is None
         try:
-            self._log = self._run(_open(location.text))
-        except BaseException as error:
-            self._runner.close()
-            if isinstance(error, LogNotFoundError):
-                _hint(error, location.text)
+            self._log = log or self._run(open_cloud_log(location.text))
+        except BaseException:
+            self._loop.close()
             raise
 
     def close(self) -> None:
         """Release connections and threads."""
-        try:
-            self._run(self._log.aclose())
-        finally:
-            self._runner.close()
+        if self._owns_log:
+            try:
+                self._run(self._log.aclose())
+            finally:
+                self._loop.close()
 
     @property
     def head(self) -> int:
@@ -73,43 +83,44 @@ class StoreLog:
             for entry in entries
         ]
         return [
-            FragmentPartition(topic=self._topic, url=self._log.url, parts=tuple(members))
+            FragmentPartition(
+                topic=self._topic,
+                partition=self._partition,
+                url=self._log.url,
+                parts=tuple(members),
+            )
             for members in group(parts, most_bytes)
         ]
 
+    def spans(self, start: int, limit: int, most_bytes: int) -> list[Span]:
+        """Return what fragments hold of ``[start, limit)``, as many as are needed for ``most_bytes``.
 
-class FragmentSource:
-    """Fetches fragments for a task, one at a time. A context manager; nothing happens before a read."""
-
-    def __init__(self, url: str) -> None:
-        """Read from the store at ``url``."""
-        self._store = open_store(url)
-        self._worker = Worker("spark")
-        self._fragments = FragmentReader(store=self._store, worker=self._worker, cache_bytes=0)
-        self._runner = asyncio.Runner()
-        self._run = self._runner.get_loop().run_until_complete  # as in StoreLog
-
-    def read(self, part: FragmentPart) -> Batch:
-        """Return the records of a part; the fragment is checked against its entry (length, offsets).
-
-        Raises OffsetTrimmedError for a fragment that was collected meanwhile, CorruptionError,
-        StorageUnavailableError.
+        Nothing of what lies behind is looked at. Raises OffsetTrimmedError if ``start`` was collected.
         """
-        return self._run(self._fragments.read(part.entry)).slice(part.start, part.limit)
+        return self._run(self._spans(start, limit, most_bytes))
 
-    def __enter__(self) -> Self:
-        return self
+    async def _spans(self, start: int, limit: int, most_bytes: int) -> list[Span]:
+        found: list[Span] = []
+        total_bytes = 0
+        async with aclosing(self._log.scan(start)) as entries:
+            async for entry in entries:
+                if entry.start >= limit or total_bytes >= most_bytes:
+                    break
+                low, high = clip((entry.start, entry.limit), start, limit)
+                # Of a fragment that is read in parts, each part counts by its records.
+                size_bytes = entry.num_bytes * (high - low) // (entry.limit - entry.start)
+                found.append(Span(low, high, max(1, size_bytes)))
+                total_bytes += size_bytes
+        return found
 
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._worker.close()
-            self._run(self._store.aclose())
-        finally:
-            self._runner.close()
 
-
-async def _open(url: str) -> CloudLog:
-    return await CloudLog.open(url)
+async def open_cloud_log(url: str, *, store: ObjectStore | None = None) -> CloudLog:
+    """Open a log, in ``store`` instead of the one that the URL names; see :meth:`uploader.CloudLog.open`."""
+    try:
+        return await CloudLog.open(url, store=store)
+    except LogNotFoundError as error:
+        await asyncio.to_thread(_hint, error, url)
+        raise
 
 
 def _hint(error: LogNotFoundError, url: str) -> None:

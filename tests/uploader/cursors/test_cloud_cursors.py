@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -370,3 +371,53 @@ async def test_killed_at_every_call(
         if not place.store.is_killed:
             return
     pytest.fail("it never got to its end")
+
+
+# -- made once ---------------------------------------------------------------------------------
+
+
+async def test_create_leaves_what_is_there(place: Place) -> None:
+    made = await place.cursors.create("billing", 11)
+    assert made.position == 11
+    assert (await place.cursors.create("billing", 15)).position == 11
+    assert (await place.other.create("billing", 5)).position == 11
+    assert await place.cursors.load("billing") == made
+    with pytest.raises(ValueError, match="offset 1 or behind"):
+        await place.cursors.create("other", 0)
+
+
+async def test_two_that_create_at_once_agree(place: Place) -> None:
+    async def somebody_else() -> None:
+        await place.other.create("billing", 7)
+
+    place.store.on("put_if_absent", call(somebody_else))
+    assert (await place.cursors.create("billing", 11)).position == 7
+
+
+@pytest.mark.parametrize("fault", [fail(timeout()), happen_then_fail(timeout())])
+async def test_create_reads_back_a_lost_answer(place: Place, fault: Fault) -> None:
+    place.store.on("put_if_absent", fault)
+    assert (await place.cursors.create("billing", 11)).position == 11
+    loaded = await place.other.load("billing")
+    assert loaded is not None
+    assert loaded.position == 11
+
+
+@pytest.mark.parametrize("fault", [kill(), happen_then_kill()])
+@pytest.mark.parametrize("nth", range(1, 5))
+async def test_create_after_a_death_is_where_the_first_was(
+    place: Place, fault: Fault, nth: int
+) -> None:
+    place.store.on("any", fault, nth=nth)
+    with contextlib.suppress(StoreKilled):
+        await place.cursors.create("billing", 11)
+    held = await place.other.load("billing")
+    again = await place.other.create("billing", 15)
+    assert again.position == (15 if held is None else 11)
+
+
+async def test_create_below_a_collection_is_taken_back(place: Place) -> None:
+    await place.announce(21)
+    with pytest.raises(OffsetTrimmedError):
+        await place.cursors.create("billing", 11)
+    assert await place.cursors.load("billing") is None

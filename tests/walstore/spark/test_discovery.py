@@ -22,8 +22,12 @@ PROGRAM = """
 import sys
 from pyspark.sql import SparkSession
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-frame = builder.config("spark.driver.memory", "1g").getOrCreate().read.format("walstore")
-print("rows", frame.load(sys.argv[1]).count())
+spark = builder.config("spark.driver.memory", "1g").getOrCreate()
+frame = spark.read.format("walstore").load(sys.argv[1])
+print("rows", frame.count())
+spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+frame = spark.read.format("walstore").option("pushdown", "on").load(sys.argv[1])
+print("few", frame.filter("offset > 90").count())
 """
 
 
@@ -58,3 +62,4 @@ def test_a_plain_session_reads_a_log(log_directory, tmp_path):
         check=False,
     )
     assert f"rows {len(records)}" in done.stdout, done.stderr
+    assert "few 10" in done.stdout, done.stderr

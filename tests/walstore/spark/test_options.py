@@ -7,7 +7,8 @@ import pickle
 import pytest
 
 from walstore.errors import InvalidSettingsError
-from walstore.spark.options import Edge, Moment, ReadOptions, parse_options
+from walstore.spark.bounds import Edge
+from walstore.spark.options import ReadOptions, Selection, parse_options
 
 
 def parse(**options: str) -> ReadOptions:
@@ -16,79 +17,60 @@ def parse(**options: str) -> ReadOptions:
 
 def test_defaults_read_all_there_is():
     options = parse()
-    assert (options.starting, options.ending) == (Edge.EARLIEST, Edge.LATEST)
+    assert options.selection.is_whole
+    assert (options.starting.every, options.ending.every) == (Edge.EARLIEST, Edge.LATEST)
     assert options.fail_on_data_loss
     assert not options.include_headers
     assert options.min_partitions == 1
+    assert options.stream is None
     assert options.use_tier
 
 
-@pytest.mark.parametrize(
-    ("text", "bound"),
-    [
-        ("earliest", Edge.EARLIEST),
-        ("LATEST", Edge.LATEST),
-        ("42", 42),
-        ('{"orders": {"0": 42}}', 42),
-        ('{"orders": {"0": -2}}', Edge.EARLIEST),
-        ('{"orders": {"0": -1}}', Edge.LATEST),
-    ],
-)
-def test_starting_offsets_as_kafka_has_them(text, bound):
-    assert parse(startingOffsets=text).starting == bound
-    assert parse(STARTINGOFFSETS=text).starting == bound
-
-
-@pytest.mark.parametrize("text", ["latest", '{"orders":{"0":-1}}'])
-def test_ending_at_the_tail(text):
-    assert parse(endingOffsets=text).ending is Edge.LATEST
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "yesterday",
-        "-1",
-        "1.5",
-        "",
-        "{",
-        "{}",
-        "[1]",
-        '{"orders": 3}',
-        '{"orders": {"0": -3}}',
-        '{"orders": {"0": true}}',
-        '{"orders": {"0": "3"}}',
-        '{"orders": {"1": 3}}',
-        '{"orders": {"0": 1, "1": 3}}',
-        '{"bills": {"0": 3}}',
-    ],
-)
-def test_bad_offsets_are_refused(text):
-    with pytest.raises(InvalidSettingsError, match="startingOffsets"):
-        parse(startingOffsets=text)
-
-
-@pytest.mark.parametrize("text", ["earliest", '{"orders":{"0":-2}}'])
+@pytest.mark.parametrize("text", ["earliest", '{"orders":{"0":-2}}', '{"a":{"0":1},"b":{"0":-2}}'])
 def test_ending_at_the_head_is_refused(text):
     with pytest.raises(InvalidSettingsError, match="endingOffsets"):
         parse(endingOffsets=text)
 
 
-def test_times_are_milliseconds():
-    options = parse(startingTimestamp="1700000000000", endingTimestamp="1700000000001")
-    assert options.starting == Moment(1_700_000_000_000_000)
-    assert options.ending == Moment(1_700_000_000_001_000)
+@pytest.mark.parametrize(
+    ("options", "selection"),
+    [
+        ({"subscribe": "a"}, Selection(names=("a",))),
+        ({"subscribe": "a, b/1,a"}, Selection(names=("a", "b/1"))),
+        ({"subscribePattern": "a.*"}, Selection(pattern="a.*")),
+        ({"assign": '{"a":[2,0,2],"b":[1]}'}, Selection(assigned=(("a", (0, 2)), ("b", (1,))))),
+    ],
+)
+def test_selectors(options, selection):
+    found = parse(**options).selection
+    assert found == selection
+    assert not found.is_whole
 
 
-@pytest.mark.parametrize("text", ["now", "-5", "1e9", "2023-01-01"])
-def test_bad_times_are_refused(text):
-    with pytest.raises(InvalidSettingsError, match="endingTimestamp"):
-        parse(endingTimestamp=text)
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("subscribe", ""),
+        ("subscribe", "a,,b"),
+        ("subscribePattern", "a("),
+        ("assign", "a"),
+        ("assign", "{}"),
+        ("assign", '{"a":[]}'),
+        ("assign", '{"a":0}'),
+        ("assign", '{"a":[-1]}'),
+        ("assign", '{"a":["0"]}'),
+        ("assign", '{"a":[true]}'),
+        ("assign", '["a"]'),
+    ],
+)
+def test_bad_selectors_are_refused(name, text):
+    with pytest.raises(InvalidSettingsError, match=name):
+        parse(**{name: text})
 
 
-def test_two_ways_to_start_are_refused():
-    with pytest.raises(InvalidSettingsError, match="not both"):
-        parse(startingOffsets="1", startingTimestamp="1")
+def test_two_selectors_are_refused():
+    with pytest.raises(InvalidSettingsError, match="subscribe or assign, not both"):
+        parse(subscribe="a", assign='{"a":[0]}')
 
 
 def test_words_and_numbers():
@@ -97,12 +79,16 @@ def test_words_and_numbers():
         failOnDataLoss="FALSE",
         includeHeaders="true",
         tier="off",
+        stream="eu",
+        pushdown="on",
         startingOffsetsByTimestampStrategy="latest",
     )
     assert options.min_partitions == 8
     assert not options.fail_on_data_loss
     assert options.include_headers
     assert not options.use_tier
+    assert options.stream == "eu"
+    assert options.takes_filters
     assert not options.needs_record
 
 
@@ -114,6 +100,7 @@ def test_words_and_numbers():
         ("failOnDataLoss", "yes"),
         ("includeHeaders", "1"),
         ("tier", "on"),
+        ("pushdown", "true"),
         ("startingOffsetsByTimestampStrategy", "earliest"),
     ],
 )
@@ -134,5 +121,5 @@ def test_a_log_must_be_named(options):
 
 
 def test_options_can_be_pickled():
-    options = parse(startingTimestamp="5")
+    options = parse(startingOffsets='{"a":{"0":5}}', subscribe="a")
     assert pickle.loads(pickle.dumps(options)) == options

@@ -12,7 +12,7 @@ from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, OffsetT
 from walstore.segment import HEADER_BYTES, SegmentIndex
 from walstore.spark.options import parse_options
 from walstore.spark.partition import FilePart, LogPartition
-from walstore.spark.plan import FileExtent, Interval, cut_file, group, partitions, resolve
+from walstore.spark.plan import FileExtent, Interval, cut_file, divide, group, resolve
 
 
 @dataclass
@@ -44,7 +44,14 @@ class FakeLog:
 
 
 def resolved(log=None, **options):
-    return resolve(parse_options({"path": "/srv/orders", **options}), log or FakeLog())
+    found = parse_options({"path": "/srv/orders", **options})
+    return resolve(
+        log or FakeLog(),
+        found.starting.of("orders", 0),
+        found.ending.of("orders", 0),
+        needs_record=found.needs_record,
+        fail_on_data_loss=found.fail_on_data_loss,
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,12 +122,22 @@ def test_a_time_that_no_record_meets_is_refused():
 
 def test_min_partitions_makes_smaller_tasks():
     log = FakeLog(head=1, limit=101)
-    assert len(partitions(log, Interval(1, 101), 1)) == 4
-    found = partitions(log, Interval(1, 101), 10)
+    assert len(divide([(log, Interval(1, 101))], 1)) == 4
+    found = divide([(log, Interval(1, 101))], 10)
     assert len(found) >= 10
     assert [found[0].start, *(p.limit for p in found)] == [*(p.start for p in found), 101]
-    assert len(partitions(log, Interval(1, 101), 1000)) == 100
-    assert partitions(log, Interval(7, 7), 10) == []
+    assert len(divide([(log, Interval(1, 101))], 1000)) == 100
+    assert divide([(log, Interval(7, 7))], 10) == []
+
+
+def test_min_partitions_are_distributed_by_bytes():
+    large, small = FakeLog(head=1, limit=91), FakeLog(head=1, limit=11)
+    reads = [(large, Interval(1, 91)), (small, Interval(1, 11)), (small, Interval(11, 11))]
+    found = divide(reads, 20)
+    assert 20 <= len(found) <= 22
+    assert 18 <= sum(p.limit <= 91 for p in found[:-2]) <= 20
+    assert [p.limit - p.start for p in found] == [5] * 20
+    assert len(divide(reads, 1)) == 4
 
 
 @dataclass(frozen=True)

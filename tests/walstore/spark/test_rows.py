@@ -18,8 +18,9 @@ from walstore import Record
 from walstore.batch import Batch
 from walstore.errors import InvalidSettingsError
 from walstore.spark import rows
-from walstore.spark.rows import RowBuilder
+from walstore.spark.rows import MOST_ROWS, RowBuilder
 from walstore.spark.schema import arrow_schema, column_names, spark_schema
+from walstore.spark.wanted import Wanted
 
 ALL = spark_schema(include_headers=True)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -47,7 +48,7 @@ def schema_of(**columns: str) -> StructType:
 
 
 def built(batches: Sequence[Batch], schema: StructType = ALL) -> list[pa.RecordBatch]:
-    return list(RowBuilder(column_names(schema), topic="orders").build(iter(batches)))
+    return list(RowBuilder(Wanted(column_names(schema)), topic="orders").build(iter(batches)))
 
 
 def as_batches(records: Sequence[Record], cuts: Sequence[int]) -> list[Batch]:
@@ -123,3 +124,28 @@ def test_a_schema_may_choose_columns(columns):
 def test_another_schema_is_refused(schema):
     with pytest.raises(InvalidSettingsError, match="schema"):
         column_names(schema)
+
+
+def test_offsets_are_told_in_batches():
+    names = ("partition", "offset", "topic", "timestampType")
+    batches = list(RowBuilder(Wanted(names), topic="orders", partition=3).count(5, 300_005))
+    assert [len(batch) for batch in batches] == [MOST_ROWS, MOST_ROWS, 300_000 - 2 * MOST_ROWS]
+    assert {batch.schema for batch in batches} == {arrow_schema(names)}
+    found = pa.Table.from_batches(batches)
+    assert found.column("offset").to_pylist() == list(range(5, 300_005))
+    for name, value in (("partition", 3), ("topic", "orders"), ("timestampType", 0)):
+        assert found.column(name).unique().to_pylist() == [value]
+    assert list(RowBuilder(Wanted(names), topic="orders").count(5, 5)) == []
+
+
+def test_only_records_of_the_streams_are_built():
+    records = [
+        Record(at, b"%d" % at, None, (None, "eu", "us", "asia")[at % 4], {}, at)
+        for at in range(1, 200)
+    ]
+    wanted = Wanted(("offset", "value"), frozenset({"eu", "us"}))
+    batches = list(RowBuilder(wanted, topic="orders").build(as_batches(records, [7, 50, 51])))
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert rows == [
+        {"offset": r.offset, "value": r.value} for r in records if r.stream in {"eu", "us"}
+    ]

@@ -302,4 +302,4 @@ def test_nothing_secret_is_planned(records, url, monkeypatch):
     reader = reader_of(url)
     planned_bytes = pickle.dumps((reader, reader.partitions()))
     assert b"hunter2" not in planned_bytes
-    assert repr(reader.partitions()[0]).startswith("FragmentPartition(orders [1, ")
+    assert repr(reader.partitions()[0]).startswith("FragmentPartition(orders/0 [1, ")

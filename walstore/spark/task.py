@@ -7,7 +7,7 @@ few megabytes of a local file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -18,6 +18,7 @@ from walstore.batch import Batch
 from walstore.errors import CorruptionError, LogNotFoundError, OffsetTrimmedError
 from walstore.posix import PosixFileSystem
 from walstore.segment_file import Segment, iter_chunks
+from walstore.spark.fragment_source import FragmentSource
 from walstore.spark.location import Location
 from walstore.spark.partition import (
     FilePart,
@@ -27,7 +28,8 @@ from walstore.spark.partition import (
     LogPartition,
 )
 from walstore.spark.rows import RowBuilder
-from walstore.spark.store import FragmentSource, StoreLog
+from walstore.spark.store import StoreLog
+from walstore.spark.wanted import Wanted
 
 logger = logging.getLogger("walstore.spark")
 
@@ -38,46 +40,62 @@ CHUNK_BYTES: Final = 4 << 20
 
 
 def read_rows(
-    partition: LogPartition, names: Sequence[str], *, fail_on_data_loss: bool
+    partition: LogPartition, wanted: Wanted, *, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the partition's rows with the columns ``names``.
+    """Yield the partition's rows that are wanted.
 
-    Raises CorruptionError if what is stored is not what was planned, and OffsetTrimmedError for a file
-    or fragment that was removed since; without ``fail_on_data_loss`` that one is left out, with a
-    warning.
+    If nothing is wanted that lies in the log, nothing is read: what was planned tells. Raises
+    CorruptionError if what is stored is not what was planned, and OffsetTrimmedError for a file or
+    fragment that was removed since; without ``fail_on_data_loss`` that one is left out, with a warning.
     """
-    with closing(_read(partition, fail_on_data_loss=fail_on_data_loss)) as batches:
-        yield from RowBuilder(names, topic=partition.topic, partition=partition.partition).build(
-            batches
-        )
+    rows = RowBuilder(wanted, topic=partition.topic, partition=partition.partition)
+    if not wanted.columns:
+        yield from rows.count(partition.start, partition.limit)
+        return
+    with closing(_read(partition, wanted, fail_on_data_loss=fail_on_data_loss)) as batches:
+        yield from rows.build(batches)
 
 
-def _read(partition: LogPartition, *, fail_on_data_loss: bool) -> Generator[Batch, None, None]:
-    with closing(_read_parts(partition)) as parts:
+def _read(
+    partition: LogPartition, wanted: Wanted, *, fail_on_data_loss: bool
+) -> Generator[Batch, None, None]:
+    with closing(_read_parts(partition, wanted)) as parts:
         for part, batches in parts:
             try:
-                yield from _whole(batches, part, partition)
+                for batch in _whole(batches, part, partition):
+                    if _may_hold(batch, wanted):
+                        yield batch
             except OffsetTrimmedError as error:
                 if fail_on_data_loss:
                     raise
                 logger.warning("left out of [%d, %d): %s", part.start, part.limit, error)
 
 
-def _read_parts(partition: LogPartition) -> Generator[_PartBatches, None, None]:
+def _read_parts(partition: LogPartition, wanted: Wanted) -> Generator[_PartBatches, None, None]:
     """Yield each part with its batches, which are to be taken before the next part is.
 
-    Holds connections and threads: close it. Left to the garbage collector it would release them at any
-    point of any thread, where locks may be held that this needs.
+    Parts that hold nothing that is wanted may be passed over. Holds connections and threads: close it.
+    Left to the garbage collector it would release them at any point of any thread, where locks may be
+    held that this needs.
     """
     if isinstance(partition, FilePartition):
         for file in partition.parts:
-            yield file, _read_file_or_tier(partition, file)
+            yield file, _read_file_or_tier(partition, file, wanted)
     elif isinstance(partition, FragmentPartition):
-        with FragmentSource(partition.url) as source:
-            for fragment in partition.parts:
-                yield fragment, map(source.read, (fragment,))
+        with (
+            FragmentSource(partition.url, wanted) as source,
+            closing(source.holding(partition.parts)) as parts,
+        ):
+            for fragment, may_hold in parts:
+                if may_hold:
+                    yield fragment, map(source.read, (fragment,))
     else:
         raise TypeError(f"not a partition of this source: {partition!r}")
+
+
+def _may_hold(batch: Batch, wanted: Wanted) -> bool:
+    streams = wanted.streams
+    return streams is None or any(batch.may_hold_stream(name) for name in streams)
 
 
 def _whole(
@@ -103,13 +121,13 @@ def _hole(partition: LogPartition, expected: int, found: int) -> CorruptionError
     )
 
 
-def _read_file_or_tier(partition: FilePartition, part: FilePart) -> Iterator[Batch]:
+def _read_file_or_tier(partition: FilePartition, part: FilePart, wanted: Wanted) -> Iterator[Batch]:
     """Yield from the file or, where retention has deleted it since the planning, from the tier."""
     path = Path(partition.directory, part.name)
     try:
         file = PosixFileSystem().open(path, "r")
     except FileNotFoundError:
-        yield from _read_tier(partition, part)
+        yield from _read_tier(partition, part, wanted)
         return
     try:
         source = Segment(path, part.segment_start)
@@ -121,7 +139,7 @@ def _read_file_or_tier(partition: FilePartition, part: FilePart) -> Iterator[Bat
         file.close()
 
 
-def _read_tier(partition: FilePartition, part: FilePart) -> Iterator[Batch]:
+def _read_tier(partition: FilePartition, part: FilePart, wanted: Wanted) -> Iterator[Batch]:
     gone = OffsetTrimmedError(
         f"{part.name} in {partition.directory} was deleted since the read was planned, or this machine"
         " does not see the directory",
@@ -142,6 +160,6 @@ def _read_tier(partition: FilePartition, part: FilePart) -> Iterator[Batch]:
     finally:
         log.close()
     for fragments in found:
-        with closing(_read_parts(fragments)) as parts:
-            for _, batches in parts:
-                yield from batches
+        if isinstance(fragments, FragmentPartition):
+            with FragmentSource(fragments.url, wanted) as source:
+                yield from map(source.read, fragments.parts)

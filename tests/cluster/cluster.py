@@ -1,0 +1,262 @@
+"""A standalone Spark cluster on loopback: a master and workers from the installed PySpark.
+
+Every process leads a session of its own, so that whatever it starts (executors, their Python workers) can be
+found and killed with it; and each dies when the thread that started the cluster does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+ROOT = Path(__file__).parents[2]
+START_SECONDS = 60.0
+STOP_SECONDS = 10.0
+DRIVER_SECONDS = 240.0
+SETTINGS = "WALSTORE_TEST_SPARK_SETTINGS"
+"""Where a job finds the settings of its session, as JSON."""
+_KEPT_LINES = 50
+
+# Dies with the parent, then becomes the program. Not preexec_fn: this process has threads.
+_BECOME = (
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
+
+_LOGGING = """
+rootLogger.level = info
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %p %c{1}: %m%n
+"""
+
+
+class ClusterError(Exception):
+    """The cluster did not start; the text holds the last words of its processes."""
+
+
+class Daemon:
+    """A process of the cluster, and what it says on stderr."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
+        self._said: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self._is_over = False
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _BECOME, *command],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def wait_for(self, pattern: str, *, count: int = 1) -> re.Match[str]:
+        """Return when so many lines match, with the last match; ClusterError if they do not in time."""
+        deadline = time.monotonic() + START_SECONDS
+        with self._changed:
+            while True:
+                found = [match for line in self._lines if (match := re.search(pattern, line))]
+                if len(found) >= count:
+                    return found[-1]
+                left = deadline - time.monotonic()
+                if self._is_over or left <= 0:
+                    raise ClusterError(f"no line {pattern!r} in: {' | '.join(self._said)}")
+                self._changed.wait(left)
+
+    def stop(self) -> None:
+        """End the process, and kill what is left of its session."""
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_SECONDS)
+        kill_session(self.process.pid)
+        self.process.wait()
+        self._listener.join(STOP_SECONDS)
+
+    def _listen(self) -> None:
+        assert self.process.stderr is not None
+        with self.process.stderr as lines:
+            for line in lines:
+                with self._changed:
+                    self._said.append(line.rstrip())
+                    self._lines.append(line)
+                    self._changed.notify_all()
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+
+class Cluster:
+    """A master and workers with one core each. To the tests' environment they add ``environment``."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        workers: int = 2,
+        worker_memory: str = "768m",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start everything below ``directory``; return when all workers are registered."""
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "log4j2.properties").write_text(_LOGGING)
+        self._home = Path(pyspark.__file__).parent
+        self.environment = {**os.environ, **self._settings(), **(environment or {})}
+        self._daemons: list[Daemon] = []
+        try:
+            master = self._start("master.Master", "--port", "0", "--webui-port", "0")
+            self.url = master.wait_for(r"Starting Spark master at (spark://\S+)")[1]
+            for number in range(workers):
+                self._start(
+                    "worker.Worker",
+                    *("--cores", "1", "--memory", worker_memory, "--webui-port", "0"),
+                    *("--work-dir", str(directory / f"worker-{number}"), self.url),
+                )
+            master.wait_for(r"Registering worker \S+ with", count=workers)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End workers first, then the master; nothing of them is left."""
+        for daemon in reversed(self._daemons):
+            daemon.stop()
+        self._daemons.clear()
+
+    @property
+    def sessions(self) -> list[int]:
+        """Ids of the sessions that the processes lead."""
+        return [daemon.process.pid for daemon in self._daemons]
+
+    def settings(self) -> dict[str, str]:
+        """Return the settings of a Spark session on this cluster: small, with nothing but loopback."""
+        return {
+            "spark.master": self.url,
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.memory": "512m",
+            "spark.executor.memory": "512m",
+            "spark.executor.cores": "1",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.shuffle.partitions": "2",
+            # A task must not wait for the worker that happens to be nearer, or be alone on one.
+            "spark.locality.wait": "0s",
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "30s",
+        }
+
+    def run(
+        self, job: str, *arguments: str, python: str = sys.executable, **environment: str
+    ) -> Done:
+        """Run a job of ``jobs.py`` in a driver of its own, whose Python workers are ``python``.
+
+        Not in this process: Spark has one context in a process, and other tests may have theirs here.
+        """
+        return run_driver(
+            [sys.executable, "-m", "tests.cluster.jobs", job, *arguments],
+            {
+                **self.environment,
+                SETTINGS: json.dumps(self.settings()),
+                "PYSPARK_PYTHON": python,
+                "PYSPARK_DRIVER_PYTHON": sys.executable,
+                **environment,
+            },
+        )
+
+    def _start(self, name: str, *arguments: str) -> Daemon:
+        program = str(self._home / "bin" / "spark-class")
+        daemon = Daemon(
+            [program, f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", *arguments],
+            self.environment,
+        )
+        self._daemons.append(daemon)
+        return daemon
+
+    def _settings(self) -> dict[str, str]:
+        return {
+            "SPARK_HOME": str(self._home),
+            "SPARK_CONF_DIR": str(self._directory),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(self._directory / "scratch"),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "PYTHONPATH": str(ROOT),
+        }
+
+
+def processes_of(session: int) -> list[int]:
+    """Return the processes of a session that are not dead."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] not in "ZX":
+                found.append(int(path.parent.name))
+    return found
+
+
+def kill_session(session: int) -> None:
+    """Kill a session's processes until there is none."""
+    deadline = time.monotonic() + STOP_SECONDS
+    while (found := processes_of(session)) and time.monotonic() < deadline:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a driver did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def result(self) -> Any:
+        """What the job returned, if it did."""
+        assert self.code == 0, self.err
+        return json.loads(self.out.splitlines()[-1])
+
+
+def run_driver(command: list[str], environment: Mapping[str, str]) -> Done:
+    """Run a program that starts a Spark driver; nothing of it is left when this returns."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=DRIVER_SECONDS)
+    finally:
+        kill_session(process.pid)
+        process.wait()
+    return Done(process.returncode, out, err)

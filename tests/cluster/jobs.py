@@ -1,0 +1,111 @@
+"""What drivers do on the cluster: ``python -m tests.cluster.jobs NAME ARGUMENTS``; a line of JSON at the end.
+
+The driver has the session that ``tests/cluster/cluster.py`` describes to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.cluster.cluster import SETTINGS
+from walstore.errors import WalError
+from walstore.spark import register
+from walstore.spark.workers import require_workers
+
+
+@contextlib.contextmanager
+def session() -> Iterator[SparkSession]:
+    """Run a session on the cluster."""
+    builder = SparkSession.builder.appName("tests on a cluster")
+    for name, value in json.loads(os.environ[SETTINGS]).items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def work(url: str, copy: str, directory: str) -> dict[str, Any]:
+    """Do all that a job may do with a log; in one session, which takes long to start."""
+    with session() as spark:
+        register(spark)
+        require_workers(spark)
+        return {
+            "read": read(spark, url),
+            "written": write(spark, url, copy),
+            "streamed": stream(spark, url, directory),
+        }
+
+
+def read(spark: SparkSession, url: str) -> dict[str, Any]:
+    """Read a log in many tasks; tell which executor read which offsets with which interpreter."""
+
+    def tell(rows):
+        yield os.environ["SPARK_EXECUTOR_DIRS"], sys.executable, [row.offset for row in rows]
+
+    frame = spark.read.format("walstore").option("minPartitions", 6).load(url)
+    return {
+        "told": frame.select("offset").rdd.mapPartitions(tell).collect(),
+        "values": values_of(frame),
+        "plan": frame._jdf.queryExecution().toString(),
+    }
+
+
+def write(spark: SparkSession, url: str, copy: str) -> dict[str, Any]:
+    """Write a log, twice the same, as another one of two partitions; tell what that has."""
+    frame = spark.read.format("walstore").option("minPartitions", 4).load(url)
+    for _ in range(2):
+        writer = frame.select("key", "value").write.format("walstore").mode("append")
+        writer.option("partitions", 2).option("queryId", "copy").save(copy)
+    copied = spark.read.format("walstore").load(copy)
+    partitions = copied.select("partition").distinct().collect()
+    return {
+        "values": values_of(copied),
+        "partitions": sorted(row.partition for row in partitions),
+    }
+
+
+def stream(spark: SparkSession, url: str, directory: str) -> dict[str, Any]:
+    """Stream a log into a Parquet table in small batches; tell what is in it."""
+    frame = spark.readStream.format("walstore").option("maxOffsetsPerTrigger", 400).load(url)
+    writer = frame.writeStream.format("parquet").trigger(availableNow=True)
+    table = str(Path(directory, "table"))
+    query = writer.option("checkpointLocation", str(Path(directory, "checkpoint"))).start(table)
+    query.awaitTermination()
+    landed = spark.read.parquet(table)
+    return {
+        "batches": len(query.recentProgress),
+        "offsets": sorted(row.offset for row in landed.select("offset").collect()),
+        "values": values_of(landed),
+    }
+
+
+def values_of(frame: DataFrame) -> list[str]:
+    """Return all values, in order."""
+    return sorted(bytes(row.value).hex() for row in frame.select("value").collect())
+
+
+def check(_: str) -> str:
+    """Ask the workers whether they can read; tell what is wrong."""
+    with session() as spark:
+        try:
+            require_workers(spark)
+        except WalError as error:
+            return str(error)
+    return ""
+
+
+JOBS = {job.__name__: job for job in (work, check)}
+
+if __name__ == "__main__":
+    print(json.dumps(JOBS[sys.argv[1]](*sys.argv[2:])), flush=True)

@@ -1,0 +1,66 @@
+"""The examples run as they are and print what they should; the page names them all."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.cluster import kill_session
+from walstore.spark import problem
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PRINTED = {
+    "aggregate_a_log": """\
+{"country": "de", "orders": 334, "cents": 34403}
+{"country": "fr", "orders": 333, "cents": 34295}
+{"country": "nl", "orders": 333, "cents": 34299}
+""",
+    "stream_into_a_table": """\
+the table has 500 rows of 500 records
+the table has 800 rows of 800 records
+""",
+    "join_two_logs": """\
+paid after 5 min 33
+paid after 6 min 33
+not paid 34
+""",
+    "backfill_then_follow": "backfilled up to 2001, 3000 rows of 3000 records in all\n",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", PRINTED)
+def test_an_example_prints_what_it_should(name: str, tmp_path: Path) -> None:
+    missing = problem()
+    if missing:
+        pytest.skip(missing)
+    process = subprocess.Popen(
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=280)
+    finally:
+        kill_session(process.pid)
+    assert process.returncode == 0, err
+    assert out == PRINTED[name]
+    assert "Traceback" not in err
+
+
+def test_the_page_names_every_example() -> None:
+    page = (EXAMPLES / "README.md").read_text()
+    assert re.findall(r"`python examples/(\w+)\.py`", page) == list(PRINTED)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == PRINTED.keys()

@@ -1,0 +1,109 @@
+"""Who reads what, and what is found wrong before the JVM is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+
+import pytest
+
+from tests import local
+from tests.walstore.spark.fast_path.building import ours, put_log, records, wal3
+from tests.walstore.spark.reading import fill
+from uploader import CloudTier, UploadSettings
+from walstore import Wal
+from walstore.errors import CorruptionError
+from walstore.spark.fast_path.kinds import Kind
+from walstore.spark.fast_path.planner import plan
+from walstore.spark.options import parse_options
+
+
+def planned(location, **options):
+    return plan(parse_options({"path": str(location), **options}))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def log(store):
+    """Four fragments of 50 records, the third by wal3; and where they lie."""
+    parts = [records(1 + 50 * at, 50, at) for at in range(4)]
+    return put_log(store, [ours(parts[0]), ours(parts[1]), wal3(parts[2]), ours(parts[3])])
+
+
+def test_fragments_of_a_store(store, log):
+    found = planned(f"file://{store}", startingOffsets="20", endingOffsets="180")
+    (fragments,) = found.fragments
+    assert (fragments.topic, fragments.partition, fragments.bounds) == ("store", 0, (20, 180))
+    assert found.files == []
+    scans = found.scans(None)
+    assert [(s.kind, s.cut, len(s.parts)) for s in scans] == [
+        (Kind.OURS, None, 1),
+        (Kind.WAL3, None, 1),
+        (Kind.OURS, (20, 180), 2),
+    ]
+
+
+def test_streams_rule_fragments_out(store, log):
+    assert planned(f"file://{store}").scans("nobody") == []
+    assert sum(len(s.parts) for s in planned(f"file://{store}").scans("eu")) == 3  # not wal3's
+
+
+def test_what_is_wrong_with_a_fragment(store, log):
+    found = planned(f"file://{store}")
+    whole = log[1].read_bytes()
+    for data in (whole[:-1], whole + b"x", b"not parquet" * 100, ours(records(51, 49, 1))):
+        log[1].write_bytes(data)
+        with pytest.raises(CorruptionError):
+            found.scans(None)
+    log[1].unlink()
+    with pytest.raises(CorruptionError, match="a fragment that the manifest names is missing"):
+        found.scans(None)
+
+
+async def append_unshipped(path, count: int) -> None:
+    async with Wal.open(path) as wal:
+        await wal.append_many([b"later"] * count)
+
+
+def shipped_log(path, store, **settings):
+    tier = CloudTier(f"file://{store}", settings=UploadSettings(fragment_bytes=16_384))
+    asyncio.run(fill(path, tier=tier, settings=local.SMALL.replace(**settings)))
+
+
+@pytest.mark.parametrize("retention_bytes", [0, None])
+def test_files_are_left_where_no_fragment_is(log_directory, store, retention_bytes):
+    shipped_log(log_directory, store, retention_bytes=retention_bytes)
+    assert planned(log_directory).files == []
+    asyncio.run(append_unshipped(log_directory, 5))
+    found = planned(log_directory)
+    assert found.fragments[0].bounds[0] == 1
+    assert found.fragments[-1].bounds[1] == 1001
+    (files,) = found.files
+    assert (files.topic, files.partition, files.start, files.limit) == ("log", 0, 1001, 1006)
+    assert files.directory == str(log_directory)
+    offsets = [p.start for f in found.fragments for p in f.parts]
+    assert offsets == sorted(set(offsets))
+
+
+def test_a_log_that_was_never_shipped(log_directory):
+    asyncio.run(fill(log_directory))
+    found = planned(log_directory)
+    assert found.fragments == []
+    assert [(files.start, files.limit) for files in found.files] == [(1, 1001)]
+
+
+def test_the_tier_may_be_off_or_lost(log_directory, store, caplog):
+    shipped_log(log_directory, store)
+    assert planned(log_directory, tier="off").fragments == []
+    (store / "manifest" / "MANIFEST").write_bytes(b"damaged")
+    with caplog.at_level(logging.WARNING, "walstore.spark"):
+        found = planned(log_directory)
+    assert (found.fragments, len(found.files)) == ([], 1)
+    assert "log is read from its files" in caplog.text
+    shutil.rmtree(store)
+    assert planned(log_directory).fragments == []

@@ -1,0 +1,49 @@
+"""The manual's pages on Spark: their programs run, and the tables name what exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.test_docs import run, snippets
+from walstore.spark import problem
+from walstore.spark.options import KNOWN
+from walstore.spark.schema import spark_schema
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = sorted(path.stem for path in DOCS.glob("spark*.md") if "```python" in path.read_text())
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(problem() is not None, reason=str(problem()))
+@pytest.mark.parametrize("page", PAGES)
+def test_the_programs_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
+    """Each runs on what the ones before left, and prints what the page says, if it says so."""
+    for code, output in snippets((DOCS / f"{page}.md").read_text()):
+        printed = run(code, tmp_path, timeout_seconds=300)
+        if output is not None:
+            assert printed == output
+
+
+def rows(text: str) -> set[str]:
+    """Return what the first cells of a table's rows name."""
+    cells = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([\w.*]+)`", cell)}
+
+
+def test_the_table_lists_every_option() -> None:
+    page = (DOCS / "spark.md").read_text()
+    options = page.partition("### Options")[2].partition("###")[0]
+    assert rows(options) == {*KNOWN, "store.*"} - {"path"}
+
+
+def test_the_table_lists_every_column() -> None:
+    page = (DOCS / "spark.md").read_text()
+    columns = page.partition("### Columns")[2].partition("###")[0]
+    assert rows(columns) == set(spark_schema(include_headers=True).fieldNames())
+    for field in spark_schema(include_headers=True):
+        assert f"| `{field.name}` | `{field.dataType.simpleString()}` |" in columns

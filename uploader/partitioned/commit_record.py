@@ -1,0 +1,132 @@
+"""CommitRecord: what a query has committed last, and how far that is published. Pure.
+
+Putting it is the commit of an epoch: from then on its rows will be in the logs, whatever happens; before,
+none of them ever is. One object for each query, replaced by compare-and-swap; no two versions have the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from uploader.manifests.document import Fields, serialise
+from uploader.partitioned.staged import StagedFragment
+from walstore.errors import CorruptionError, FormatVersionError
+
+VERSION: Final = 1
+
+
+class Place(NamedTuple):
+    """Where publishing goes on: fragment ``at`` of a log's plan becomes ``seq_no``, from ``start`` on."""
+
+    at: int
+    seq_no: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlan:
+    """What goes into one log."""
+
+    fragments: tuple[StagedFragment, ...]
+    """In order."""
+    base: Place
+    """Everything before ``base.at`` is in the log; what follows gets the places from there on, as long as
+    no other writer comes between."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """The newest epoch of a query."""
+
+    source: str
+    """Whose epochs these are."""
+    generation: int
+    """Goes up with each version."""
+    epoch: int | None
+    """None before the first commit."""
+    job: str
+    """The run of that epoch whose rows these are."""
+    committed_us: int
+    """When it was committed, by its driver's clock; microseconds since 1970 UTC."""
+    is_done: bool
+    """Whether all is published. Then nothing is said of the logs."""
+    logs: Mapping[int, LogPlan] = field(repr=False)
+    """By partition."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that are to be published."""
+        return sum(one.count for plan in self.logs.values() for one in plan.fragments)
+
+    def has(self, epoch: int) -> bool:
+        """Return whether that epoch was committed, by whatever run of it."""
+        return self.epoch is not None and self.epoch >= epoch
+
+    def done(self) -> CommitRecord:
+        """Return the record once all of it is published."""
+        return dataclasses.replace(self, generation=self.generation + 1, is_done=True, logs={})
+
+    def fenced(self) -> CommitRecord:
+        """Return the same record as a new version, before which no put that was on its way gets through."""
+        return dataclasses.replace(self, generation=self.generation + 1)
+
+    def moved(self, partition: int, base: Place) -> CommitRecord:
+        """Return the record with another base for one log."""
+        plan = dataclasses.replace(self.logs[partition], base=base)
+        logs = {**self.logs, partition: plan}
+        return dataclasses.replace(self, generation=self.generation + 1, logs=logs)
+
+    def serialise(self) -> bytes:
+        """Return the object."""
+        return serialise(
+            {
+                "version": VERSION,
+                "source": self.source,
+                "generation": self.generation,
+                "epoch": self.epoch,
+                "job": self.job,
+                "committed_us": self.committed_us,
+                "done": self.is_done,
+                "logs": [_plan_json(at, self.logs[at]) for at in sorted(self.logs)],
+            }
+        )
+
+    @classmethod
+    def parse(cls, data: bytes, *, path: str) -> CommitRecord:
+        """Read the object; CorruptionError if it is damaged, FormatVersionError for a newer version."""
+        fields = Fields.parse(data, path=path)
+        version = fields.number("version")
+        if version != VERSION:
+            raise FormatVersionError(
+                "a commit record of another version", path=path, found=version, supported=VERSION
+            )
+        return cls(
+            source=fields.text("source"),
+            generation=fields.number("generation"),
+            epoch=fields.number("epoch") if fields.has("epoch") else None,
+            job=fields.text("job"),
+            committed_us=fields.number("committed_us"),
+            is_done=fields.raw("done") is True,
+            logs=dict(_plan(one) for one in fields.objects("logs")),
+        )
+
+
+def _plan_json(partition: int, plan: LogPlan) -> dict[str, Any]:
+    return {
+        "partition": partition,
+        "base": plan.base._asdict(),
+        "fragments": [one.to_json() for one in plan.fragments],
+    }
+
+
+def _plan(fields: Fields) -> tuple[int, LogPlan]:
+    base = fields.object("base")
+    place = Place(base.number("at"), base.number("seq_no"), base.number("start"))
+    fragments = tuple(StagedFragment.from_fields(one) for one in fields.objects("fragments"))
+    if place.at > len(fragments):
+        raise CorruptionError("a plan goes on behind its end", path=fields.path)
+    return fields.number("partition"), LogPlan(fragments, place)

@@ -1,0 +1,216 @@
+"""Committer: what the driver does. Takes what tasks staged into the logs, all of it once or none of it.
+
+The commit is one compare-and-swap of the query's record (``commit_record.py``). Before it nothing of the
+write is in any log; after it everything will be, whoever publishes it: this driver, the one that comes
+after it, or a later job (``finish``). A write whose epoch the record has is never published anew.
+
+What may go wrong, and what follows:
+  * the driver dies before the commit: nothing happened; what lies in the staging folder is swept up later;
+  * it dies after the commit: whoever runs the epoch again finds the record and publishes the rest of it;
+  * two drivers of one query: one of them gets its record in, the other one publishes that, too;
+  * a write is given up (``abort``): the record is replaced by a new version first, so that no put of it
+    that was on its way arrives later, and only then the staged objects are deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from uploader.partitioned.commit_record import CommitRecord
+from uploader.partitioned.publisher import Publisher
+from uploader.partitioned.record_file import Known, RecordFile
+from uploader.partitioned.sink_settings import SinkSettings
+from uploader.partitioned.staged import StagedFragment
+from uploader.partitioned.staging import delete_staged
+from uploader.partitioned.together import together
+from uploader.partitioned.write_id import JOBS, WriteId, job_time_us, staging_of
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.writing.patience import Patience
+from walstore.errors import InvalidSettingsError, WalError
+from walstore.ports import Clock
+from walstore.threads import Worker
+
+logger = logging.getLogger("walstore")
+
+STALE_SECONDS = 6 * 86_400.0
+"""What was begun so long ago is not committed any more: a sweep may be removing it (``sweep.py``)."""
+_FORSAKEN_SECONDS = 600.0
+"""A job whose record is not done after so long has most likely lost its driver."""
+
+
+class Committer:
+    """Commits writes into the logs under one prefix. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        settings: SinkSettings,
+        retry: RetryPolicy,
+        clock: Clock,
+        worker: Worker,
+    ) -> None:
+        """Write to the logs under ``store``, which stays open."""
+        self._store = store
+        self._retry = retry
+        self._clock = clock
+        self._patience = Patience(
+            url=store.url, retry=retry, clock=clock, silent_seconds=settings.patience_seconds
+        )
+        self._publisher = Publisher(
+            store, settings=settings, retry=retry, patience=self._patience, worker=worker
+        )
+
+    async def commit(self, write: WriteId, staged: Mapping[int, Sequence[StagedFragment]]) -> bool:
+        """Put what was staged into the logs. Returns False if the epoch had been committed before.
+
+        Then all of it is in the logs all the same, by that run. May be called again after any error: what
+        was committed is finished then, and else committed.
+
+        Raises InvalidSettingsError if the query belongs to another source, LogSealedError,
+        LogNotFoundError if a log was destroyed, ContentionError if others write to a log all the time,
+        CorruptionError for damaged or missing objects, OutcomeUnknownError and StorageUnavailableError.
+        """
+        async with self._watched():
+            if not write.is_named:
+                await self._finish_forsaken()
+            return await self._commit(write, staged)
+
+    async def abort(self, write: WriteId) -> bool:
+        """Give up a write, unless it is committed; return whether it was given up.
+
+        Nothing of it will be in any log then, and what it staged is gone.
+        """
+        async with self._watched():
+            file = self._file(write.record_key)
+            while True:
+                known = await file.read()
+                if known is None:
+                    record = CommitRecord(
+                        write.source, 1, None, write.job, 0, is_done=True, logs={}
+                    )
+                elif not known.record.has(write.epoch):
+                    record = known.record.fenced()
+                elif known.record.job == write.job:
+                    return False
+                else:
+                    break
+                if await file.write(record, known):
+                    break
+            await delete_staged(self._store, write.staging)
+            return True
+
+    async def finish(self, key: str) -> bool:
+        """Publish the rest of what a record says; return whether there was anything to do."""
+        async with self._watched():
+            return await self._finish(key)
+
+    # -- the commit --------------------------------------------------------------------------
+
+    async def _commit(self, write: WriteId, staged: Mapping[int, Sequence[StagedFragment]]) -> bool:
+        file = self._file(write.record_key)
+        is_ours = False
+        while True:
+            known = await file.read()
+            if known is not None:
+                _check_record(known.record, write)
+            if known and not known.record.is_done:
+                await self._publisher.publish(file, known)
+            elif known and known.record.has(write.epoch):
+                await self._clean(file, write.query, write.epoch)
+                return is_ours
+            elif known is None and is_ours and not write.is_named:
+                return True  # somebody else finished it and removed the record
+            elif await self._put_record(file, known, write, staged):
+                is_ours = True
+
+    async def _put_record(
+        self,
+        file: RecordFile,
+        known: Known | None,
+        write: WriteId,
+        staged: Mapping[int, Sequence[StagedFragment]],
+    ) -> bool:
+        """Commit; False if the record is another one by now."""
+        age_seconds = (self._clock.now_us() - job_time_us(write.job)) / 1e6
+        if age_seconds > STALE_SECONDS:
+            raise WalError(
+                f"the write was begun {age_seconds / 86_400:.0f} days ago, and what was staged may have "
+                "been swept up; run it again in smaller parts"
+            )
+        plans = await self._publisher.plan({at: found for at, found in staged.items() if found})
+        record = CommitRecord(
+            source=write.source,
+            generation=1 if known is None else known.record.generation + 1,
+            epoch=write.epoch,
+            job=write.job,
+            committed_us=self._clock.now_us(),
+            is_done=not plans,
+            logs=plans,
+        )
+        return await file.write(record, known) is not None
+
+    # -- other jobs --------------------------------------------------------------------------
+
+    async def _finish_forsaken(self) -> None:
+        """Publish what jobs committed whose drivers died; nobody runs them again."""
+        keys = [listed.key async for listed in self._store.list(JOBS)]
+        for key in keys:
+            known = await self._file(key).read()
+            if known is None or known.record.is_done:
+                continue
+            age_seconds = (self._clock.now_us() - known.record.committed_us) / 1e6
+            if age_seconds > _FORSAKEN_SECONDS:
+                try:
+                    await self._finish(key)
+                except WalError as error:
+                    logger.warning("the job %s cannot be finished: %s", key, error)
+
+    async def _finish(self, key: str) -> bool:
+        file = self._file(key)
+        is_needed = False
+        while (known := await file.read()) is not None and not known.record.is_done:
+            is_needed = True
+            await self._publisher.publish(file, known)
+        if is_needed and known is not None and known.record.epoch is not None:
+            await self._clean(file, key.rpartition("/")[2], known.record.epoch)
+        return is_needed
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _file(self, key: str) -> RecordFile:
+        return RecordFile(self._store, key, retry=self._retry, patience=self._patience)
+
+    async def _clean(self, file: RecordFile, query: str, epoch: int) -> None:
+        """Delete what was staged for an epoch that is done, and for older ones: nobody can commit that.
+
+        Then the record, if nobody will ask for it again. What cannot be deleted is left to a sweep.
+        """
+        try:
+            await delete_staged(self._store, staging_of(query), most_epoch=epoch)
+            if file.key.startswith(JOBS):
+                await self._store.delete([file.key])
+        except WalError as error:
+            logger.warning("what was staged for %s was not removed: %s", query, error)
+
+    @asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        """Give up once the store has been silent for too long."""
+        async with together() as tasks:
+            watching = tasks.create_task(self._patience.run_out())
+            yield
+            watching.cancel()
+
+
+def _check_record(record: CommitRecord, write: WriteId) -> None:
+    """Raise InvalidSettingsError if the query is another's, WalError if this write was given up."""
+    if record.source != write.source:
+        raise InvalidSettingsError(
+            f"the query {write.query!r} belongs to another stream or job ({record.source}); its epochs "
+            "cannot be told from those of this one: give this one another queryId"
+        )
+    if record.epoch is None and record.job == write.job:
+        raise WalError("the write was given up before; run it again")

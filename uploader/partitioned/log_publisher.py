@@ -1,0 +1,185 @@
+"""LogPublisher: takes the staged fragments of a committed epoch into one log, each of them once.
+
+Fragment by fragment: the next one is put at its real key only when the log is seen to end exactly where it
+is to go, and everything before it is in the log. So for each fragment there is at most one place at which it
+may come into the log, and it is decided for good as soon as the log has passed that place:
+
+  * the fragment there has our numbers and our sum: it is in the log, whoever published it;
+  * anything else is there: it is not, and never will be at that place. Then, and only then, it gets another
+    place, which the commit record must say before anything is put there.
+
+Any number of drivers may do this at once with the same record, also ones that stopped for long: whatever
+an old one still puts goes where the log has passed. The sum tells fragments apart because it covers the
+offset, the fragment's own time, and the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.root import Root
+from uploader.manifests.tree import ManifestTree
+from uploader.partitioned.commit_record import LogPlan, Place
+from uploader.partitioned.staged import StagedFragment, placed, setsum_at
+from uploader.partitioned.stager import writer_of
+from uploader.partitioned.sub_store import SubStore
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.writing.fragment_puts import FragmentPuts, Taken
+from uploader.writing.log_end import Fate, LogEnd
+from uploader.writing.parcel import Parcel
+from uploader.writing.patience import Patience
+from uploader.writing.writable import check_unsealed
+from walstore.errors import ContentionError, CorruptionError, OutcomeUnknownError, WalError
+from walstore.threads import Worker
+
+Move = Callable[[LogPlan, Place], Awaitable[LogPlan]]
+"""Notes that the plan goes on at another place, durably, and returns the plan as it is then: another driver
+may have moved it."""
+
+
+class StagedMissingError(WalError):
+    """A staged object is gone: another driver has published it and cleaned up, or somebody deleted it."""
+
+    def __init__(self, message: str, *, key: str) -> None:
+        super().__init__(f"{message}: {key}")
+        self.key = key
+
+
+class LogPublisher:
+    """Publishes to one log. One task at a time."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        log: SubStore,
+        root: Root,
+        *,
+        writer: str,
+        retry: RetryPolicy,
+        patience: Patience,
+        worker: Worker,
+    ) -> None:
+        """``store`` holds what is staged, ``log`` the log; ``writer`` is what its manifest will say."""
+        self._store = store
+        self._log = log
+        self._root = root
+        self._patience = patience
+        self._worker = worker
+        self._puts = FragmentPuts(
+            store=log, root=root, patience=patience, retry=retry, worker=worker
+        )
+        self._end = LogEnd(
+            store=log,
+            root=root,
+            puts=self._puts,
+            patience=patience,
+            writer=writer,
+            worker=worker,
+        )
+        self._tree = ManifestTree(log, worker, newest=self._newest, cache_bytes=0)
+
+    async def find_end(self) -> Place:
+        """Return where the log goes on, after publishing what others left there; create it if need be.
+
+        ContentionError if a local log ships there, LogSealedError, LogNotFoundError if it was destroyed.
+        """
+        await self._end.load()
+        check_unsealed(self._root.manifest, url=self._log.url)
+        await self._end.adopt_orphans()
+        return self._place(0)
+
+    async def publish(self, plan: LogPlan, move: Move) -> None:
+        """Return when all of the plan is in the log.
+
+        StagedMissingError if an object is needed that is gone, LogSealedError, OutcomeUnknownError if
+        the log was collected before it could be told what became of a fragment; what ``move`` raises.
+        """
+        await self._end.load()
+        index, seq_no, start = plan.base
+        while index < len(plan.fragments):
+            staged = plan.fragments[index]
+            if await self._bring(staged, seq_no, start):
+                index, seq_no, start = index + 1, seq_no + 1, start + staged.count
+            else:
+                plan = await move(plan, self._place(index))
+                index, seq_no, start = plan.base
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _place(self, index: int) -> Place:
+        manifest = self._root.manifest
+        return Place(index, manifest.next_seq_no, manifest.next_offset)
+
+    async def _bring(self, staged: StagedFragment, seq_no: int, start: int) -> bool:
+        """Return whether a fragment is in the log at its place; False if it never will be."""
+        if self._root.manifest.next_seq_no < seq_no:
+            await self._end.load()
+        if self._place(0) == Place(0, seq_no, start):
+            parcel = await self._put(staged, seq_no, start)
+            if await self._end.fate(parcel) is Fate.COMMITTED:
+                self._end.note_ours(seq_no)
+                return True
+        return await self._is_there(staged, seq_no, start)
+
+    async def _put(self, staged: StagedFragment, seq_no: int, start: int) -> Parcel:
+        await self._end.learn_floor()
+        built, times_us = await self._worker.run(
+            partial(
+                placed,
+                await self._fetch(staged),
+                staged,
+                start=start,
+                floor_us=self._end.floor_us,
+                writer=writer_of(staged),
+            )
+        )
+        found = await self._puts.create(built, seq_no)
+        self._end.floor_us = times_us[1]
+        parcel = Parcel(seq_no=seq_no, start=start, built=built)
+        if isinstance(found, Taken):
+            parcel.taken = found
+        else:
+            parcel.entry = found
+        return parcel
+
+    async def _is_there(self, staged: StagedFragment, seq_no: int, start: int) -> bool:
+        manifest = self._root.manifest
+        if manifest.next_seq_no < seq_no:
+            raise CorruptionError(
+                f"the log at {self._log.url} has lost fragments that were published",
+                path=self._log.url,
+                expected=seq_no,
+                found=manifest.next_seq_no,
+            )
+        if manifest.next_seq_no == seq_no:
+            if manifest.next_offset == start:
+                raise ContentionError(f"{self._log.url} is being written to", retriable=True)
+            return False
+        if start < manifest.oldest_offset:
+            raise OutcomeUnknownError(
+                f"offset {start} of {self._log.url} was collected before it could be told whose "
+                "records it had"
+            )
+        entry = await self._patience.call(partial(self._tree.locate, manifest, start))
+        limit = start + staged.count
+        if entry is None or (entry.seq_no, entry.start, entry.limit) != (seq_no, start, limit):
+            return False
+        if staged.start == start:
+            return entry.setsum == staged.setsum
+        data = await self._fetch(staged)
+        return entry.setsum == await self._worker.run(setsum_at, data, staged, start)
+
+    async def _fetch(self, staged: StagedFragment) -> bytes:
+        try:
+            found = await self._patience.call(partial(self._store.get, staged.key))
+        except ObjectNotFoundError as error:
+            raise StagedMissingError("a staged fragment is gone", key=staged.key) from error
+        return found.data
+
+    async def _newest(self) -> Manifest:
+        await self._end.load()
+        return self._root.manifest

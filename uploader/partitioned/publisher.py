@@ -1,0 +1,125 @@
+"""Publisher: plans where the staged fragments of a write go, and takes them there, log beside log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from uploader.manifests.roots import find_root
+from uploader.partitioned.commit_record import LogPlan
+from uploader.partitioned.keeper import Keeper, SupersededError
+from uploader.partitioned.log_publisher import LogPublisher, StagedMissingError
+from uploader.partitioned.record_file import Known, RecordFile
+from uploader.partitioned.sink_settings import SinkSettings
+from uploader.partitioned.staged import StagedFragment
+from uploader.partitioned.sub_store import SubStore
+from uploader.partitioned.together import together
+from uploader.partitioned.write_id import JOBS
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.writing.ownership import direct_writer_name
+from uploader.writing.patience import Patience
+from walstore.errors import CorruptionError
+from walstore.threads import Worker
+
+logger = logging.getLogger("walstore")
+
+
+class Publisher:
+    """Publishes to the logs under one prefix, several at a time. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        settings: SinkSettings,
+        retry: RetryPolicy,
+        patience: Patience,
+        worker: Worker,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._retry = retry
+        self._patience = patience
+        self._worker = worker
+        self._writer = direct_writer_name(secrets.token_hex(8))
+
+    async def plan(self, staged: Mapping[int, Sequence[StagedFragment]]) -> dict[int, LogPlan]:
+        """Return where staged fragments go, by partition; creates logs that are not there.
+
+        Raises what :meth:`LogPublisher.find_end` raises.
+        """
+        plans: dict[int, LogPlan] = {}
+
+        async def plan_one(partition: int) -> None:
+            async with slots, self._open(partition) as publisher:
+                plans[partition] = LogPlan(tuple(staged[partition]), await publisher.find_end())
+
+        slots = asyncio.Semaphore(self._settings.parallel_logs)
+        async with together() as tasks:
+            for partition in staged:
+                tasks.create_task(plan_one(partition))
+        return plans
+
+    async def publish(self, file: RecordFile, known: Known) -> None:
+        """Publish what a record says and mark it done; or return because somebody else went on with it."""
+        keeper = Keeper(file, known, self._settings.max_moves)
+
+        async def publish_one(partition: int) -> None:
+            async with slots, self._open(partition) as publisher:
+                await publisher.publish(
+                    known.record.logs[partition],
+                    lambda plan, place: keeper.move(partition, plan, place),
+                )
+
+        slots = asyncio.Semaphore(self._settings.parallel_logs)
+        try:
+            async with together() as tasks:
+                for partition in known.record.logs:
+                    tasks.create_task(publish_one(partition))
+            await keeper.finish()
+        except SupersededError:
+            return
+        except StagedMissingError as error:
+            await self._explain_missing(file, keeper.known, error)
+
+    async def _explain_missing(
+        self, file: RecordFile, known: Known, error: StagedMissingError
+    ) -> None:
+        """Return if what is missing was published by somebody else."""
+        newest = await file.read()
+        if newest is None or newest.etag != known.etag:
+            return
+        if file.key.startswith(JOBS):
+            # Such a record is deleted when all is done, and a put of it that was on its way for long may
+            # bring it back. What is staged is deleted first, and only then.
+            logger.warning("%s was finished before and is removed: %s", file.key, error)
+            await self._store.delete([file.key])
+            return
+        raise CorruptionError(
+            "a committed row is lost: somebody deleted what was staged", path=error.key
+        ) from error
+
+    @asynccontextmanager
+    async def _open(self, partition: int) -> AsyncIterator[LogPublisher]:
+        log = SubStore(self._store, partition)
+        root = await self._patience.call(
+            lambda: find_root(
+                log, retry=self._retry, worker=self._worker, layout=self._settings.layout
+            )
+        )
+        try:
+            yield LogPublisher(
+                self._store,
+                log,
+                root,
+                writer=self._writer,
+                retry=self._retry,
+                patience=self._patience,
+                worker=self._worker,
+            )
+        finally:
+            await root.aclose()

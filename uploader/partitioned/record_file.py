@@ -1,0 +1,63 @@
+"""RecordFile: the commit record of one query in the store, and the compare-and-swap that replaces it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from uploader import cas
+from uploader.partitioned.commit_record import CommitRecord
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.writing.patience import Patience
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A version of the record, and the ETag that replaces it."""
+
+    record: CommitRecord
+    etag: str
+
+
+class RecordFile:
+    """Reads and replaces one record. Belongs to one event loop."""
+
+    def __init__(
+        self, store: ObjectStore, key: str, *, retry: RetryPolicy, patience: Patience
+    ) -> None:
+        self.key = key
+        self._store = store
+        self._retry = retry
+        self._patience = patience
+
+    async def read(self) -> Known | None:
+        """Return the newest version; None if there is none. CorruptionError if it is damaged."""
+        return await self._patience.call(self._read)
+
+    async def write(self, record: CommitRecord, before: Known | None) -> Known | None:
+        """Put a version in the place of ``before``; None if another one lies there by now.
+
+        Then ours may have been there in between: read it.
+        """
+        data = record.serialise()
+
+        async def attempt() -> cas.PutResult:
+            if before is None:
+                found = await cas.create(self._store, self.key, data, retry=self._retry)
+            else:
+                found = await cas.swap(self._store, self.key, data, before.etag, retry=self._retry)
+            return found.decided(self._store.url, f"{self.key} was put; call again")
+
+        result = await self._patience.call(attempt)
+        if result.outcome is cas.Outcome.LOST:
+            return None
+        assert result.etag is not None
+        return Known(record, result.etag)
+
+    async def _read(self) -> Known | None:
+        try:
+            found = await self._store.get(self.key)
+        except ObjectNotFoundError:
+            return None
+        return Known(CommitRecord.parse(found.data, path=self.key), found.etag)

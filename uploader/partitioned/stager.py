@@ -1,0 +1,212 @@
+"""Stager: what a task does with its rows. Cuts fragments for each log and puts them where no log looks.
+
+Nothing that a task puts is in any log; see ``committer.py`` for how it gets there. Keys are the attempt's
+own, so attempts that run twice or side by side do not meet. Memory is bounded: by the settings' buffer,
+and the fragments under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from uploader import cas, layout
+from uploader.manifests.roots import find_root
+from uploader.partitioned.sink_settings import SinkSettings
+from uploader.partitioned.staged import StagedFragment, encode, raised
+from uploader.partitioned.sub_store import SubStore
+from uploader.partitioned.together import together
+from uploader.partitioned.write_id import WriteId
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.errors import RecordTooLargeError, WalError
+from walstore.ports import Clock
+from walstore.threads import Worker
+
+Staged = dict[int, tuple[StagedFragment, ...]]
+"""What a task put, by partition, in the order of its rows."""
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """What waits for one log."""
+
+    next_offset: int
+    records: list[pa.Table] = field(default_factory=list)
+    size_bytes: int = 0
+    floor_us: int = 0
+    staged: list[StagedFragment | None] = field(default_factory=list)
+
+
+class Stager:
+    """Stages the rows of one attempt of one task. An async context manager; one task may call it."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        write: WriteId,
+        attempt: str,
+        *,
+        settings: SinkSettings,
+        retry: RetryPolicy,
+        clock: Clock,
+        worker: Worker,
+    ) -> None:
+        """Put below ``write.staging``, under a name of the attempt that no other has."""
+        self._store = store
+        self._folder = f"{write.staging}{attempt}/"
+        self._settings = settings
+        self._retry = retry
+        self._clock = clock
+        self._worker = worker
+        self._shelves: dict[int, _Shelf] = {}
+        self._buffered_bytes = 0
+        self._slots = asyncio.Semaphore(settings.max_in_flight)
+        self._around = contextlib.AsyncExitStack()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._put: list[str] = []
+        self._is_finished = False
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await self._around.enter_async_context(together())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self._around.__aexit__(kind, error, traceback)
+        finally:
+            if not self._is_finished:
+                with contextlib.suppress(WalError):
+                    await self._store.delete(self._put)
+
+    async def add(self, partition: int, records: pa.Table) -> None:
+        """Take records, in the columns of ``RECORDS``, for one log. Waits while too much is under way.
+
+        A time that is older than the one before is raised to that. Raises RecordTooLargeError, and ValueError
+        for a time too far ahead.
+        """
+        if not records.num_rows:
+            return
+        self._check(records)
+        shelf = self._shelves.get(partition)
+        if shelf is None:
+            shelf = self._shelves[partition] = await self._shelf(partition)
+        records = raised(records, shelf.floor_us)
+        shelf.floor_us = int(records.column("timestamp_us")[-1].as_py())
+        for part in _pieces(records, self._settings.fragment_bytes):
+            shelf.records.append(part)
+            shelf.size_bytes += part.nbytes
+            self._buffered_bytes += part.nbytes
+            if shelf.size_bytes >= self._settings.fragment_bytes:
+                await self._cut(shelf, partition)
+        while self._buffered_bytes > self._settings.buffer_bytes:
+            largest = max(self._shelves, key=lambda at: self._shelves[at].size_bytes)
+            await self._cut(self._shelves[largest], largest)
+
+    async def finish(self) -> Staged:
+        """Return what was put, once all of it was."""
+        for partition, shelf in self._shelves.items():
+            await self._cut(shelf, partition)
+        for _ in range(self._settings.max_in_flight):
+            await self._slots.acquire()
+        self._is_finished = True
+        return {
+            partition: tuple(one for one in shelf.staged if one is not None)
+            for partition, shelf in sorted(self._shelves.items())
+        }
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _shelf(self, partition: int) -> _Shelf:
+        """Look where the log ends: most likely that is where our records go."""
+        root = await find_root(
+            SubStore(self._store, partition), retry=self._retry, worker=self._worker
+        )
+        try:
+            return _Shelf(root.manifest.next_offset if root.is_known else layout.FIRST_OFFSET)
+        finally:
+            await root.aclose()
+
+    async def _cut(self, shelf: _Shelf, partition: int) -> None:
+        """Begin a fragment of all that waits for a log."""
+        if not shelf.records:
+            return
+        assert self._tasks is not None
+        records = pa.concat_tables(shelf.records)
+        place = len(shelf.staged)
+        start = shelf.next_offset
+        self._buffered_bytes -= shelf.size_bytes
+        shelf.records, shelf.size_bytes = [], 0
+        shelf.next_offset += records.num_rows
+        shelf.staged.append(None)
+        key = f"{self._folder}{partition}-{place}.parquet"
+        await self._slots.acquire()
+        self._tasks.create_task(self._stage(shelf, place, key, records, start))
+
+    async def _stage(
+        self, shelf: _Shelf, place: int, key: str, records: pa.Table, start: int
+    ) -> None:
+        make = partial(
+            encode, records, start=start, timestamp_us=self._clock.now_us(), writer=_writer(key)
+        )
+        built, crc32, times_us = await self._worker.run(make)
+        self._put.append(key)
+        result = await cas.create(self._store, key, built.data, retry=self._retry)
+        result.decided(self._store.url, f"{key} was put")
+        if result.outcome is not cas.Outcome.COMMITTED:
+            raise WalError(f"somebody else put {key} in {self._store.url}")
+        shelf.staged[place] = StagedFragment(
+            key, built.start, built.limit, len(built.data), crc32, built.setsum, times_us
+        )
+        self._slots.release()
+
+    def _check(self, records: pa.Table) -> None:
+        longest = pc.max(pc.binary_length(records.column("value"))).as_py()
+        if longest > self._settings.max_record_bytes:
+            raise RecordTooLargeError(
+                f"a value of {longest} bytes exceeds max_record_bytes "
+                f"({self._settings.max_record_bytes})",
+                size_bytes=longest,
+                limit_bytes=self._settings.max_record_bytes,
+            )
+        latest = self._clock.now_us() + int(self._settings.max_timestamp_lead_seconds * 1e6)
+        newest = pc.max(records.column("timestamp_us")).as_py()
+        if newest > latest:
+            raise ValueError(
+                f"a timestamp of {newest} us since 1970 is more than "
+                f"{self._settings.max_timestamp_lead_seconds:g} s ahead of the clock; it would date all"
+                " records behind it"
+            )
+
+
+def writer_of(staged: StagedFragment) -> str:
+    """Return what the footers of a staged fragment, and of its copies, say of who made it."""
+    return _writer(staged.key)
+
+
+def _writer(key: str) -> str:
+    return f"walstore {key}"
+
+
+def _pieces(records: pa.Table, most_bytes: int) -> list[pa.Table]:
+    """Return the records in parts of about that size, at least one record each; nothing is copied."""
+    rows = records.num_rows
+    if records.nbytes <= most_bytes or rows == 1:
+        return [records]
+    half = rows // 2
+    return [
+        *_pieces(records.slice(0, half), most_bytes),
+        *_pieces(records.slice(half), most_bytes),
+    ]

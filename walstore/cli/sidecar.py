@@ -1,0 +1,228 @@
+"""walstore sidecar: land a log in a table with Spark, each record once."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from walstore.cli.errors import UsageError
+from walstore.cli.options import AsJson
+from walstore.cli.output import complain, format_count, print_fields
+from walstore.cli.running import STOP_SIGNALS
+from walstore.cli.sidecar_show import Several, brief, showing
+from walstore.clock import SystemClock
+from walstore.spark.sidecar.settings import (
+    DEFAULT_MAX_RECORDS,
+    DEFAULT_TRIGGER_SECONDS,
+    SidecarSettings,
+    TableFormat,
+)
+
+if TYPE_CHECKING:
+    from walstore.spark.sidecar.reports import Observer, Summary
+
+EXAMPLES = """\b
+Examples:
+  walstore sidecar s3://bucket/orders --to s3a://lake/orders
+  walstore sidecar data/orders --to tables/orders --once
+  walstore sidecar s3://bucket/logs --subscribe orders,payments --to tables/all --partition-by topic,date
+"""
+
+
+class SparkLog(StrEnum):
+    """How much Spark itself says on stderr."""
+
+    OFF = "off"
+    ERROR = "error"
+    WARN = "warn"
+    INFO = "info"
+
+
+def sidecar(
+    location: Annotated[
+        str,
+        typer.Argument(
+            metavar="LOCATION",
+            help="A log directory or a store URL; with --subscribe what several logs lie in.",
+            show_default=False,
+        ),
+    ],
+    *,
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="TABLE", help="Path or URL of the table.", show_default=False),
+    ],
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint", metavar="PATH", help="Spark's checkpoint; TABLE/_checkpoint by default."
+        ),
+    ] = None,
+    table_format: Annotated[
+        TableFormat,
+        typer.Option("--format", metavar="NAME", help="'parquet', 'delta' or 'iceberg'."),
+    ] = TableFormat.PARQUET,
+    trigger_seconds: Annotated[
+        float,
+        typer.Option("--trigger-seconds", metavar="S", help="Begin a batch so often; 0: at once."),
+    ] = DEFAULT_TRIGGER_SECONDS,
+    once: Annotated[
+        bool,
+        typer.Option("--once", "--available-now", help="End when all that is there has landed."),
+    ] = False,
+    max_records: Annotated[
+        int,
+        typer.Option("--max-records-per-trigger", metavar="N", help="Most records of one batch."),
+    ] = DEFAULT_MAX_RECORDS,
+    subscribe: Annotated[
+        str | None,
+        typer.Option("--subscribe", metavar="NAMES", help="Logs below LOCATION, with commas."),
+    ] = None,
+    pattern: Annotated[
+        str | None,
+        typer.Option(
+            "--subscribe-pattern", metavar="REGEX", help="Logs below LOCATION that match."
+        ),
+    ] = None,
+    partition_by: Annotated[
+        str,
+        typer.Option(
+            "--partition-by",
+            metavar="COLUMNS",
+            help="Divide the table by some of stream, topic, partition, date, hour.",
+        ),
+    ] = "",
+    no_headers: Annotated[
+        bool, typer.Option("--no-headers", help="Leave the column headers out of the table.")
+    ] = False,
+    cursor: Annotated[
+        str | None,
+        typer.Option("--cursor", metavar="NAME", help="Name of the cursor that holds the log."),
+    ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option("--master", metavar="URL", help="Spark's master; this machine by default."),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", metavar="NAME=VALUE", help="A setting of Spark's; repeatable."),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option("--metrics-port", metavar="PORT", help="Serve metrics for Prometheus."),
+    ] = None,
+    spark_log: Annotated[
+        SparkLog,
+        typer.Option(
+            "--spark-log", metavar="LEVEL", help="What Spark says: 'off', 'error', 'warn', 'info'."
+        ),
+    ] = SparkLog.OFF,
+    as_json: AsJson = False,
+) -> None:
+    """Land a log in a table by a Spark streaming query, and go on until SIGINT or SIGTERM.
+
+    Each record lands once, also if this is killed: start it again with the same TABLE. A cursor in the log
+    keeps what has not landed from being collected. Stopped by a signal, it lets the batch under way finish
+    for 15 s or gives it up, and ends with code 0; a second signal ends it at once.
+    """
+    settings = SidecarSettings(
+        location=location,
+        table=to,
+        checkpoint=checkpoint,
+        table_format=table_format,
+        trigger_seconds=trigger_seconds,
+        is_once=once,
+        max_records=max_records,
+        subscribe=subscribe,
+        subscribe_pattern=pattern,
+        partition_by=tuple(name.strip() for name in partition_by.split(",") if name.strip()),
+        has_headers=not no_headers,
+        cursor=cursor,
+        master=master,
+        config=parse_config(config or []),
+    )
+    summary = _run(settings, metrics_port, spark_log, as_json=as_json)
+    if not as_json:
+        _print(settings, summary)
+
+
+def parse_config(given: list[str]) -> dict[str, str]:
+    """Return settings given as ``NAME=VALUE``; UsageError for others."""
+    found = {}
+    for text in given:
+        name, mark, value = text.partition("=")
+        if not mark or not name.strip():
+            raise UsageError(f"--config takes NAME=VALUE, not {text!r}")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _run(
+    settings: SidecarSettings, metrics_port: int | None, spark_log: SparkLog, *, as_json: bool
+) -> Summary:
+    from walstore.spark.environment import require
+
+    require()
+    from walstore.spark.sidecar.sidecar import Sidecar
+
+    with contextlib.ExitStack() as stack:
+        observers: list[Observer] = [stack.enter_context(showing(as_json=as_json))]
+        if metrics_port is not None:
+            from walstore.spark.sidecar.metrics import serving
+
+            metrics, port = stack.enter_context(serving(metrics_port))
+            observers.append(metrics)
+            complain(f"metrics at port {port}")
+        everybody = Several(observers)
+        running = Sidecar(settings, everybody, clock=SystemClock(), spark_log_level=str(spark_log))
+        everybody.on_start = stack.enter_context(_stopping_on_signal(running.stop))
+        return running.run()
+
+
+@contextlib.contextmanager
+def _stopping_on_signal(stop: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Let the first SIGINT or SIGTERM call ``stop``, and the next end the process.
+
+    Yields what takes the signals again: PySpark takes SIGINT when its context is made.
+    """
+    stopped = threading.Event()
+
+    def handle(_number: int, _frame: object) -> None:
+        stopped.set()
+        for each in STOP_SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        stop()
+
+    def take() -> None:
+        with contextlib.suppress(ValueError):  # not the main thread: then nobody sends signals
+            for number in STOP_SIGNALS:
+                if not stopped.is_set():
+                    signal.signal(number, handle)
+
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        take()
+        yield take
+    finally:
+        for number, handler in before.items():
+            with contextlib.suppress(ValueError):
+                signal.signal(number, handler)
+
+
+def _print(settings: SidecarSettings, summary: Summary) -> None:
+    print_fields(
+        [
+            ("location", settings.location),
+            ("table", settings.table_place),
+            ("records", format_count(summary.records)),
+            ("landed up to", brief(summary.positions)),
+            ("cursor", f"{settings.cursor_name} at {brief(summary.cursors)}"),
+            ("ended", "told to stop" if summary.is_stopped else "all has landed"),
+        ]
+    )

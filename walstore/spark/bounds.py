@@ -1,0 +1,175 @@
+"""Where a read starts and ends, in every log or in each its own: Kafka's words and JSON. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final
+
+from walstore.errors import InvalidSettingsError
+from walstore.spark.values import Options, number
+
+_JSON_LATEST: Final = -1
+_JSON_EARLIEST: Final = -2
+_SHOWN: Final = 5
+
+
+class Edge(Enum):
+    """An end of the log as it is when the read is planned."""
+
+    EARLIEST = auto()
+    LATEST = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The first record that is not older than a time."""
+
+    timestamp_us: int
+
+
+Bound = Edge | Moment | int
+"""Where a read of one log starts or ends: an end of it, a time, or an offset (the end is exclusive)."""
+
+LogName = tuple[str, int]
+"""Topic and partition of a log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where a read starts, or ends, in each of its logs."""
+
+    every: Bound = Edge.EARLIEST
+    """Where in every log, unless :attr:`each` tells."""
+    each: Mapping[LogName, Bound] | None = None
+    """Where in each log, if the option named them one by one."""
+    option: str = "startingOffsets"
+    """The option they came from, for messages."""
+
+    def of(self, topic: str, partition: int) -> Bound:
+        """Return where in one log; call :meth:`check` first."""
+        return self.every if self.each is None else self.each[topic, partition]
+
+    def check(self, logs: Collection[LogName]) -> None:
+        """Raise InvalidSettingsError unless they fit the logs of the read.
+
+        As in Kafka's source, JSON names every log of the read and no other; and an offset by itself goes
+        with a single log only.
+        """
+        if self.each is None:
+            if isinstance(self.every, int) and len(logs) > 1:
+                raise InvalidSettingsError(
+                    f"{self.option} must name the offset of each of the {len(logs)} logs,"
+                    f" as {offsets_json(dict.fromkeys(sorted(logs)[:_SHOWN], self.every))}"
+                )
+            return
+        missing, strange = (
+            sorted(set(logs) - self.each.keys()),
+            sorted(self.each.keys() - set(logs)),
+        )
+        if missing or strange:
+            what = [f"names {_some(strange)}, not in this read"] if strange else []
+            what += [f"lacks {_some(missing)}"] if missing else []
+            raise InvalidSettingsError(
+                f"{self.option} must name every partition that is read and no other:"
+                f" it {' and '.join(what)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class BoundNames:
+    """The options that say where a read starts, or ends; at most one of them is given."""
+
+    offsets: str
+    """Option for ``earliest``, ``latest``, an offset, or JSON of offsets."""
+    time: str
+    """Option for a time in milliseconds since 1970, in every log."""
+    times: str
+    """Option for JSON of such times."""
+
+    @property
+    def all(self) -> tuple[str, str, str]:
+        """All of them."""
+        return self.offsets, self.time, self.times
+
+
+STARTING: Final = BoundNames("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+ENDING: Final = BoundNames("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+
+
+def parse_bounds(given: Options, names: BoundNames, *, default: Edge) -> Bounds:
+    """Return what one of the options ``names`` says; InvalidSettingsError if it is not understood."""
+    found = [(name, value) for name in names.all if (value := given.text(name)) is not None]
+    if len(found) > 1:
+        raise InvalidSettingsError(f"give {found[0][0]} or {found[1][0]}, not both")
+    if not found:
+        return Bounds(default, None, names.offsets)
+    ((name, value),) = found
+    if name == names.time:
+        return Bounds(Moment(number(name, value, low=0) * 1000), None, name)
+    if name == names.times:
+        return Bounds(default, _parse_json(name, value, _to_moment), name)
+    text = value.strip()
+    if text.lower() in {"earliest", "latest"}:
+        return Bounds(Edge[text.upper()], None, name)
+    if text.startswith("{"):
+        return Bounds(default, _parse_json(name, text, _to_bound), name)
+    return Bounds(number(name, value, low=0), None, name)
+
+
+def offsets_json(offsets: Mapping[LogName, int]) -> str:
+    """Return offsets as options and checkpoints have them: ``{"orders": {"0": 123}}``, keys sorted."""
+    nested: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        nested.setdefault(topic, {})[str(partition)] = offset
+    return json.dumps(nested, ensure_ascii=False)
+
+
+def _parse_json(
+    name: str, text: str, to_bound: Callable[[int], Bound | None]
+) -> dict[LogName, Bound]:
+    """Read Kafka's form, ``{"topic": {"partition": number}}``, each log named once."""
+    found: dict[LogName, Bound] = {}
+    try:
+        for topic, partitions in json.loads(text, object_pairs_hook=_pairs).items():
+            for partition, value in partitions.items():
+                bound = to_bound(value) if type(value) is int else None
+                if bound is None or partition != str(int(partition)) or int(partition) < 0:
+                    raise ValueError
+                found[topic, int(partition)] = bound
+    except (ValueError, AttributeError):
+        found = {}
+    if not found:
+        words = ", -1 latest, -2 earliest" if to_bound is _to_bound else " milliseconds since 1970"
+        example = offsets_json({("orders", 0): 23, ("orders", 1): 7})
+        alone = "earliest, latest, an offset, or " if to_bound is _to_bound else ""
+        raise InvalidSettingsError(
+            f"{name} must be {alone}JSON as {example}{words}, each log named once; not {text}"
+        )
+    return found
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _to_bound(value: int) -> Bound | None:
+    if value == _JSON_EARLIEST:
+        return Edge.EARLIEST
+    if value == _JSON_LATEST:
+        return Edge.LATEST
+    return value if value >= 0 else None
+
+
+def _to_moment(value: int) -> Bound | None:
+    return Moment(value * 1000) if value >= 0 else None
+
+
+def _some(logs: list[LogName]) -> str:
+    shown = ", ".join(f"{topic}/{partition}" for topic, partition in logs[:_SHOWN])
+    return shown if len(logs) <= _SHOWN else f"{shown} and {len(logs) - _SHOWN} more"

@@ -1,0 +1,68 @@
+"""How the JVM names what lies in a store, and which settings it needs for that. Pure.
+
+Credentials are no part of it: the JVM finds its own, by Hadoop's default chain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+_GLOB: Final = re.compile(r"([\\*?\[\]{}])")
+"""Spark takes these in a path for a pattern unless a backslash is before them."""
+_DEFAULT_REGION: Final = "us-east-1"
+"""Servers that are not Amazon's mostly do not care, but requests are signed for some region."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A log's store as Hadoop names it."""
+
+    scheme: str
+    """``file`` or ``s3a``."""
+    base: str
+    """What comes before an object's key, with a slash at its end."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Hadoop settings for a read from there, for that bucket alone."""
+
+    def path(self, key: str) -> str:
+        """Return the path of an object; no character in it is a pattern."""
+        return _GLOB.sub(r"\\\1", self.base + key)
+
+
+def place_of(url: str, environment: Mapping[str, str]) -> Place:
+    """Return the place of a store, given by the URL that the store says of itself.
+
+    ``environment`` may name the S3 server and the region where the URL does not, as for the Python client
+    (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, ``AWS_REGION``, ``AWS_DEFAULT_REGION``).
+    """
+    parts = urlsplit(url)
+    path = unquote(parts.path).strip("/")
+    prefix = f"{path}/" if path else ""
+    if parts.scheme == "file":
+        return Place("file", f"file:/{prefix}")
+    given = dict(parse_qsl(parts.query))
+    named = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    endpoint = given.get("endpoint_url") or _first(environment, named)
+    region = given.get("region") or _first(environment, ("AWS_REGION", "AWS_DEFAULT_REGION"))
+    options: dict[str, str] = {}
+    if endpoint:
+        options["endpoint"] = endpoint
+        options["path.style.access"] = "true"
+        options["connection.ssl.enabled"] = str(endpoint.startswith("https")).lower()
+        region = region or _DEFAULT_REGION
+    if region:
+        options["endpoint.region"] = region
+    bucket = parts.netloc
+    return Place(
+        "s3a",
+        f"s3a://{bucket}/{prefix}",
+        {f"fs.s3a.bucket.{bucket}.{name}": value for name, value in options.items()},
+    )
+
+
+def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next((environment[name] for name in names if environment.get(name)), None)

@@ -1,0 +1,131 @@
+"""Which fragments the JVM reads, and what is left for the Python source. Blocking I/O.
+
+The plan is that of ``format("walstore")``. Of a local log's files only those are left whose records are in
+no fragment yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
+
+from walstore.errors import LogNotFoundError, WalError
+from walstore.spark.fast_path.footers import look_at
+from walstore.spark.fast_path.scans import Scan, scans_of
+from walstore.spark.filters import Narrowed
+from walstore.spark.location import Location
+from walstore.spark.options import ReadOptions
+from walstore.spark.partition import FilePartition, FragmentPart, FragmentPartition, LogPartition
+from walstore.spark.planner import plan_read
+from walstore.spark.store import StoreLog
+
+logger = logging.getLogger("walstore.spark")
+
+PARALLEL: Final = 8
+"""Logs that are looked at at the same time."""
+_ANY_SIZE: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Records that are only in the files of a log's directory."""
+
+    topic: str
+    partition: int
+    directory: str
+    start: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fragments:
+    """Consecutive fragments of one log."""
+
+    topic: str
+    partition: int
+    url: str
+    parts: tuple[FragmentPart, ...]
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Which offsets of them are wanted."""
+        return self.parts[0].start, self.parts[-1].limit
+
+    def scans(self, stream: str | None) -> list[Scan]:
+        """Look at the fragments' footers; see :func:`walstore.spark.fast_path.footers.look_at`."""
+        found = look_at(self.url, self.parts, stream)
+        return scans_of(self.topic, self.partition, self.url, found, self.bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who reads what."""
+
+    fragments: Sequence[Fragments]
+    files: Sequence[FileRange]
+
+    def scans(self, stream: str | None) -> list[Scan]:
+        """Look at all fragments and return the scans."""
+        with ThreadPoolExecutor(PARALLEL, "walstore-footers") as threads:
+            looks = [threads.submit(found.scans, stream) for found in self.fragments]
+        return [scan for look in looks for scan in look.result()]
+
+
+def plan(options: ReadOptions) -> Plan:
+    """Plan a read; errors as for :func:`walstore.spark.planner.plan_read`."""
+    fragments: list[Fragments] = []
+    files: list[FileRange] = []
+    for members in _by_log(plan_read(options, Narrowed())):
+        stored = [found for found in members if isinstance(found, FragmentPartition)]
+        local = [found for found in members if isinstance(found, FilePartition)]
+        if stored:
+            fragments.append(_join(stored))
+        if local:
+            start, limit = local[0].start, local[-1].limit
+            shipped = _shipped(local[0], start, limit)
+            if shipped is not None:
+                fragments.append(shipped)
+                start = shipped.bounds[1]
+            if start < limit:
+                first = local[0]
+                files.append(FileRange(first.topic, first.partition, first.directory, start, limit))
+    return Plan(fragments, files)
+
+
+def _by_log(partitions: Iterable[LogPartition]) -> list[list[LogPartition]]:
+    found: dict[tuple[str, int], list[LogPartition]] = {}
+    for partition in partitions:
+        found.setdefault((partition.topic, partition.partition), []).append(partition)
+    return list(found.values())
+
+
+def _join(partitions: Sequence[FragmentPartition]) -> Fragments:
+    first = partitions[0]
+    parts = tuple(part for partition in partitions for part in partition.parts)
+    return Fragments(first.topic, first.partition, first.url, parts)
+
+
+def _shipped(files: FilePartition, start: int, limit: int) -> Fragments | None:
+    """Return the fragments that hold the first of some records in files, if there are any.
+
+    The files have them all, so a tier that does not answer only makes the read slower.
+    """
+    if files.tier_url is None:
+        return None
+    place = Location(files.tier_url, is_store=True, topic=files.topic)
+    try:
+        with closing(StoreLog(place, partition=files.partition)) as tier:
+            limit = min(limit, tier.limit)
+            if start >= limit or tier.is_trimmed(start):
+                return None
+            found = tier.partitions(start, limit, _ANY_SIZE)
+    except LogNotFoundError:
+        return None  # nothing has been shipped yet
+    except WalError as error:
+        logger.warning("%s is read from its files: %s", files.topic, error)
+        return None
+    return _join([partition for partition in found if isinstance(partition, FragmentPartition)])

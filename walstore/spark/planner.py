@@ -1,0 +1,98 @@
+"""Planning a read of one or many logs: which there are, what of each, and who reads what. Blocking I/O.
+
+Several logs are opened side by side, in threads: each costs a request or two. What filters rule out by
+topic or partition is not opened at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Final
+
+from walstore.errors import WalError
+from walstore.spark.filters import Narrowed
+from walstore.spark.logs import NamedLog, find_logs, open_log
+from walstore.spark.options import ReadOptions
+from walstore.spark.partition import LogPartition
+from walstore.spark.plan import Interval, Log, divide, resolve
+
+logger = logging.getLogger("walstore.spark")
+
+PARALLEL: Final = 8
+"""Logs that are opened at the same time."""
+
+_Read = tuple[Log, Interval]
+
+
+def plan_read(options: ReadOptions, narrowed: Narrowed) -> list[LogPartition]:
+    """Return what each task reads, of what filters leave; reads indexes and manifests, no records.
+
+    Blocks, also where an event loop runs, as in a notebook. See :func:`walstore.spark.logs.find_logs` and
+    :func:`walstore.spark.plan.resolve` for the errors.
+    """
+    if not _is_in_loop():
+        return _plan(options, narrowed)
+    with ThreadPoolExecutor(1, "walstore-plan") as thread:
+        return thread.submit(_plan, options, narrowed).result()
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _plan(options: ReadOptions, narrowed: Narrowed) -> list[LogPartition]:
+    named = find_logs(options.location, options.selection)
+    names = [(log.topic, log.partition) for log in named]
+    options.starting.check(names)
+    options.ending.check(names)
+    wanted = [log for log in named if narrowed.admits(log.topic, log.partition)]
+    with ExitStack() as stack:
+        reads = _open_all(wanted, partial(_look, options, narrowed), stack)
+        return divide(reads, options.min_partitions)
+
+
+def _open_all(logs: Sequence[NamedLog], look: partial[_Read], stack: ExitStack) -> list[_Read]:
+    """Open the logs, all or none; the stack closes them."""
+    if len(logs) == 1:
+        reads = [look(logs[0])]
+        stack.callback(reads[0][0].close)
+        return reads
+    with ThreadPoolExecutor(PARALLEL, "walstore-plan") as threads:
+        looks = [threads.submit(look, log) for log in logs]
+    for done in looks:
+        if done.exception() is None:
+            stack.callback(done.result()[0].close)
+    return [done.result() for done in looks]
+
+
+def _look(options: ReadOptions, narrowed: Narrowed, named: NamedLog) -> _Read:
+    """Open a log and find out what of it is read; the caller closes it."""
+    with ExitStack() as stack:
+        try:
+            log = open_log(named, use_tier=options.use_tier)
+            stack.callback(log.close)
+            interval = resolve(
+                log,
+                options.starting.of(named.topic, named.partition),
+                options.ending.of(named.topic, named.partition),
+                needs_record=options.needs_record,
+                fail_on_data_loss=options.fail_on_data_loss,
+            )
+            found = narrowed.interval(log, interval)
+        except WalError as error:
+            if not options.selection.is_whole or named.is_part:
+                error.add_note(f"this is about {named.topic}/{named.partition}")
+            raise
+        if interval.lost:
+            logger.warning("%s/%d: %s", named.topic, named.partition, interval.lost)
+        stack.pop_all()
+        return log, found

@@ -1,0 +1,10 @@
+"""``walstore sidecar`` as a program of its own, for ``spark-submit``: the same arguments behind the name."""
+
+from __future__ import annotations
+
+import sys
+
+from walstore.cli.app import run
+
+if __name__ == "__main__":
+    sys.exit(run(["sidecar", *sys.argv[1:]]))

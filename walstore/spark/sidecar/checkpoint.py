@@ -1,0 +1,159 @@
+"""Spark's checkpoint and the table beside it: what has landed for good, and whether they belong together.
+
+The checkpoint is the truth about what has landed: Spark writes ``offsets/N`` before batch N begins and
+``commits/N`` when it is in the table; what is not committed is done again. Reads through Spark's own file
+systems, wherever the checkpoint lies; writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from walstore.errors import FormatVersionError, InvalidSettingsError
+from walstore.spark.bounds import LogName
+from walstore.spark.streaming.offsets import from_json, show
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+VERSION: Final = "v1"
+_SINK_LOG: Final = "_spark_metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The newest batch that is in the table for good."""
+
+    batch: int
+    positions: dict[LogName, int]
+    """In each log the offset after its last record in the table."""
+
+
+class Folder(Protocol):
+    """A directory, wherever it is; read-only."""
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names in it, or in a folder of it, in order; none if there is no such folder."""
+
+    def read(self, name: str) -> str:
+        """Return a small file as text."""
+
+
+class SparkFolder:
+    """A directory in whichever file system Spark finds it."""
+
+    def __init__(self, spark: SparkSession, place: str) -> None:
+        """Nothing is looked at yet."""
+        context: Any = spark.sparkContext
+        self._jvm = context._jvm  # noqa: SLF001 - PySpark has no public way to files
+        self._path = self._jvm.org.apache.hadoop.fs.Path(place)
+        self._files = self._path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names in a folder; none if there is none."""
+        path = self._under(folder)
+        if not self._files.exists(path):
+            return []
+        return sorted(status.getPath().getName() for status in self._files.listStatus(path))
+
+    def read(self, name: str) -> str:
+        """Return a small file as text."""
+        stream = self._files.open(self._under(name))
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def _under(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self._path, name) if name else self._path
+
+
+class Checkpoint:
+    """What the checkpoint of a query with one source says."""
+
+    def __init__(self, folder: Folder) -> None:
+        """Read from ``folder``."""
+        self._folder = folder
+
+    def is_begun(self) -> bool:
+        """Return whether a query has run with it."""
+        return "metadata" in self._folder.names()
+
+    def check_logs(self, commit: Commit, logs: Collection[LogName]) -> None:
+        """Raise InvalidSettingsError if none of the ``logs`` is one that was landed."""
+        if logs and not commit.positions.keys() & set(logs):
+            there = ", ".join(show(name) for name in sorted(commit.positions))
+            raise InvalidSettingsError(
+                f"the checkpoint belongs to {there}: name the table of this log, or a new one"
+            )
+
+    def commit(self) -> Commit | None:
+        """Return the newest committed batch, or None if there is none yet."""
+        batches = [int(name) for name in self._folder.names("commits") if name.isdigit()]
+        if not batches:
+            return None
+        newest = max(batches)
+        return Commit(newest, parse_offset_log(self._folder.read(f"offsets/{newest}")))
+
+
+def parse_offset_log(text: str) -> dict[LogName, int]:
+    """Return the offsets in a file ``offsets/N``: a version, a line about the batch, a line a source.
+
+    FormatVersionError for another version, InvalidSettingsError for the file of another query.
+    """
+    version, *lines = text.splitlines()
+    if version != VERSION:
+        raise FormatVersionError(
+            "the checkpoint was written by another version of Spark's offset log",
+            path="offsets",
+            found=version,
+            supported=VERSION,
+        )
+    if len(lines) != 2:
+        raise InvalidSettingsError(
+            f"the checkpoint is that of a query with {len(lines) - 1} sources, not of a sidecar; name "
+            "another one"
+        )
+    try:
+        found = json.loads(lines[1])
+    except ValueError:
+        found = lines[1]
+    return from_json(found)
+
+
+def check_parquet_table(table: Folder, place: str, checkpoint: Checkpoint) -> None:
+    """Raise InvalidSettingsError unless the table is as the checkpoint says.
+
+    Spark's file sink leaves out batches whose numbers the table has, whoever wrote them, and readers see
+    nothing but what it wrote. With another table's checkpoint, or without its own, records would be lost.
+    """
+    names = table.names()
+    newest = max(_batches(table.names(_SINK_LOG)), default=-1)
+    commit = checkpoint.commit()
+    landed = -1 if commit is None else commit.batch
+    # The batch after the last commit may be in the table: killed in between.
+    if newest > (landed + 1 if checkpoint.is_begun() else -1):
+        raise InvalidSettingsError(
+            f"the table at {place} has {newest + 1} batches and the checkpoint knows of {landed + 1}: name "
+            "the checkpoint that the table was made with, or another table"
+        )
+    if landed > newest:
+        raise InvalidSettingsError(
+            f"the checkpoint has landed {landed + 1} batches and the table at {place} has {newest + 1}: "
+            "name the table that it was made for, or another checkpoint"
+        )
+    if not checkpoint.is_begun():
+        files = [name for name in names if not name.startswith(("_", "."))]
+        if files:
+            raise InvalidSettingsError(
+                f"{place} holds files that no sidecar wrote ({files[0]}); name a new table"
+            )
+
+
+def _batches(names: Iterable[str]) -> list[int]:
+    """Return the batches in the sink's log: files ``N``, and ``N.compact`` for all up to N."""
+    words = [name.removesuffix(".compact") for name in names]
+    return [int(word) for word in words if word.isdigit()]

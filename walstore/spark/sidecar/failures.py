@@ -1,0 +1,68 @@
+"""What made a query fail, found in what Spark says about it.
+
+Errors of the source reach the driver as text in the middle of Spark's and Python's tracebacks; the kind of
+error is in there and decides what is said and with which code a program ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from walstore import errors
+from walstore.errors import WalError
+from walstore.spark.workers import explain_worker
+
+_OURS: Final = re.compile(r"^\s*(?:\w+\.)*walstore\.errors\.(\w+): (.+)$", re.MULTILINE)
+_CAUSE: Final = re.compile(
+    r"^(?:Caused by: |: )?[\w.$]*(?:Exception|Error)(?:: (.*))?$", re.MULTILINE
+)
+_CONCURRENT: Final = (
+    "Concurrent update to the log",
+    "CONCURRENT_STREAM_LOG_UPDATE",
+    "Race while writing batch",
+)
+_GONE: Final = (
+    "Answer from Java side is empty",
+    "error while trying to connect to the Java server",
+    "Connection refused",
+)
+_MOST_CHARS: Final = 300
+
+
+def to_error(text: str) -> WalError:
+    """Return the error that a failed query's text tells of: ours as it was, or else Spark's in one line."""
+    ours = _OURS.findall(text)
+    if ours:
+        name, message = ours[-1]
+        kind = getattr(errors, name, WalError)
+        if isinstance(kind, type) and issubclass(kind, WalError):
+            # Without its constructor, whose other arguments are not in the text.
+            found = kind.__new__(kind, message.strip())
+            assert isinstance(found, WalError)
+            return found
+    workers = explain_worker(text)
+    if workers is not None:
+        return WalError(workers)
+    if any(words in text for words in _GONE):
+        return WalError("Spark's Java process has ended; start again, and see --spark-log")
+    if any(words in text for words in _CONCURRENT):
+        return WalError("another query runs with the same checkpoint; one of them had to end")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    causes = [found.strip() for found in _CAUSE.findall(text) if found.strip()]
+    said = (causes or lines or ["nothing"])[-1] if causes else (lines or ["nothing"])[0]
+    return WalError(f"Spark's query failed: {said[:_MOST_CHARS]}")
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """Turn what Spark raises in the block into errors of ours."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError, ConnectionError) as error:
+        raise to_error(str(error)) from None

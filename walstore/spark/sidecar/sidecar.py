@@ -1,0 +1,250 @@
+"""Sidecar: lands logs in a table until it is told to stop, each record once, and moves cursors behind it.
+
+Owns the order of things, which is what makes it safe to kill at any point:
+
+1. A cursor holds each log from where the table will begin.
+2. Spark puts a batch into the table and then commits it in the checkpoint; what it did not commit it does
+   again, and the table shows it once.
+3. Only then, and once what lies on a local disk is synced, the cursors move to the end of that batch. They
+   may be late, never early: killed in between, the next start moves them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Final
+
+from walstore.errors import WalError
+from walstore.ports import Clock
+from walstore.spark.environment import require_packages
+from walstore.spark.sidecar.failures import spark_errors
+from walstore.spark.sidecar.progress import count_records, seconds_of, tails_of
+from walstore.spark.sidecar.reports import Landed, Observer, Started, Summary
+from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from walstore.spark.bounds import LogName
+    from walstore.spark.logs import NamedLog
+    from walstore.spark.sidecar.checkpoint import Checkpoint
+    from walstore.spark.sidecar.holding import HeldLogs
+
+logger = logging.getLogger("walstore.spark")
+
+LOOK_SECONDS: Final = 0.25
+"""How often the query is looked at."""
+RETRY_SECONDS: Final = 5.0
+"""When cursors that did not move are tried again while nothing lands; with each batch in any case."""
+FINISH_SECONDS: Final = 15.0
+"""For how long a batch under way may go on when the sidecar is told to stop; then it is given up."""
+
+
+class Sidecar:
+    """One run of a sidecar. Blocking: runs on the thread that calls :meth:`run`, and stops when told to."""
+
+    def __init__(
+        self,
+        settings: SidecarSettings,
+        observer: Observer,
+        *,
+        clock: Clock,
+        spark_log_level: str = "off",
+    ) -> None:
+        """Nothing is looked at yet."""
+        self._settings = settings
+        self._observer = observer
+        self._clock = clock
+        self._log_level = spark_log_level
+        self._stop = threading.Event()
+        self._seen: tuple[int, str] | None = None
+        self._tails: dict[LogName, int] = {}
+        self._batch = -1
+        self._positions: dict[LogName, int] = {}
+        self._records = 0
+        self._batches = 0
+        self._is_late = False
+        self._retry_at = 0.0
+
+    def stop(self) -> None:
+        """Let :meth:`run` end soon: after the batch under way, if that takes no longer than 15 s.
+
+        Any thread may call it, or the handler of a signal, and any number of times.
+        """
+        self._stop.set()
+
+    def run(self) -> Summary:
+        """Land what there is, until told to stop; with ``is_once`` until everything has landed.
+
+        Raises LogNotFoundError, InvalidSettingsError for a checkpoint, table or cursor that does not fit,
+        OffsetTrimmedError for records that were removed before they landed, CorruptionError,
+        StorageUnavailableError, and WalError with Spark's words for what else goes wrong. Whatever it
+        raises, another run goes on where this one was.
+        """
+        require_packages()
+        from walstore.spark.sidecar.holding import HeldLogs
+        from walstore.spark.sidecar.session import open_session
+
+        held = HeldLogs(self._settings.cursor_name)
+        try:
+            # Before Spark, which takes seconds: most mistakes show here.
+            held.open(self._find_logs())
+            with spark_errors():
+                spark = open_session(self._settings, log_level=self._log_level)
+                try:
+                    return self._run(spark, held)
+                finally:
+                    _quietly_stop(spark)
+        finally:
+            held.close()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _find_logs(self) -> list[NamedLog]:
+        from walstore.spark.location import parse_location
+        from walstore.spark.logs import find_logs
+        from walstore.spark.options import parse_selection
+        from walstore.spark.values import Options
+
+        settings = self._settings
+        given = {"subscribe": settings.subscribe, "subscribePattern": settings.subscribe_pattern}
+        named = {name: value for name, value in given.items() if value is not None}
+        selection = parse_selection(Options(named, tuple(given)))
+        return find_logs(parse_location(settings.location, {}), selection)
+
+    def _run(self, spark: SparkSession, held: HeldLogs) -> Summary:
+        from walstore.spark.sidecar.checkpoint import Checkpoint, SparkFolder, check_parquet_table
+        from walstore.spark.sidecar.job import start_query
+
+        settings = self._settings
+        checkpoint = Checkpoint(SparkFolder(spark, settings.checkpoint_place))
+        if settings.table_format is TableFormat.PARQUET:
+            check_parquet_table(
+                SparkFolder(spark, settings.table_place), settings.table_place, checkpoint
+            )
+        commit = checkpoint.commit()
+        if commit is not None:
+            self._batch, self._positions = commit.batch, commit.positions
+            checkpoint.check_logs(commit, held.names)
+            self._sync()
+        start = held.begin(self._positions if commit is not None else None)
+        self._positions = {**self._positions, **start}
+        self._observer.started(
+            Started(
+                positions=start,
+                is_resumed=commit is not None,
+                cursor=settings.cursor_name,
+                checkpoint=settings.checkpoint_place,
+            )
+        )
+        if not self._stop.is_set():
+            query = start_query(spark, settings, start if commit is None else None)
+            self._watch(query, checkpoint, held)
+        return Summary(
+            records=self._records,
+            batches=self._batches,
+            positions=self._positions,
+            cursors=held.positions,
+            is_stopped=self._stop.is_set(),
+        )
+
+    def _watch(self, query: StreamingQuery, checkpoint: Checkpoint, held: HeldLogs) -> None:
+        try:
+            with spark_errors():
+                while not _wait(query) and not self._stop.is_set():
+                    self._look(query, checkpoint, held)
+                self._finish(query, checkpoint, held)
+                query.stop()
+                self._look(query, checkpoint, held, is_last=True)
+        except WalError as error:
+            if not self._stop.is_set():
+                raise
+            # Whoever stopped us may have stopped the JVM as well, as systemd does; the next run goes on.
+            logger.info("stopped in the middle of a batch: %s", error)
+
+    def _finish(self, query: StreamingQuery, checkpoint: Checkpoint, held: HeldLogs) -> None:
+        """Let the batch under way come to its end, unless that takes too long."""
+        before, deadline = self._batch, self._clock.monotonic() + FINISH_SECONDS
+        while (
+            query.isActive
+            and query.status["isTriggerActive"]
+            and query.status["isDataAvailable"]
+            and self._batch == before
+            and self._clock.monotonic() < deadline
+            and not _wait(query)
+        ):
+            self._look(query, checkpoint, held, is_last=True)
+
+    def _look(
+        self,
+        query: StreamingQuery,
+        checkpoint: Checkpoint,
+        held: HeldLogs,
+        *,
+        is_last: bool = False,
+    ) -> None:
+        """Move the cursors if another batch was committed, and tell about it."""
+        progress = query.lastProgress
+        seen = None if progress is None else (progress["batchId"], progress["timestamp"])
+        if seen == self._seen and not self._is_late and not is_last:
+            return
+        self._seen = seen
+        if progress is not None:
+            self._tails = tails_of(progress, self._tails)
+        commit = checkpoint.commit()
+        if commit is None:
+            return
+        was_late, is_new = self._is_late, commit.batch != self._batch
+        if not is_new and not (was_late and (is_last or self._clock.monotonic() >= self._retry_at)):
+            return
+        records = count_records(self._positions, commit.positions)
+        self._batch, self._positions = commit.batch, commit.positions
+        self._records += records
+        self._batches += is_new
+        self._advance(held)
+        if is_new or not self._is_late:
+            self._observer.landed(
+                Landed(
+                    batch=self._batch,
+                    records=records,
+                    positions=self._positions,
+                    cursors=held.positions,
+                    tails=self._tails,
+                    seconds=seconds_of(progress),
+                )
+            )
+
+    def _advance(self, held: HeldLogs) -> None:
+        """Move the cursors to what has landed. What fails is said and tried again at the next look."""
+        try:
+            self._sync()
+            if self._positions.keys() - held.names:
+                held.open(self._find_logs())
+            held.advance(self._positions)
+            self._is_late = False
+        except WalError as error:
+            if not self._is_late:
+                self._observer.warned(f"the cursor stays where it is for now: {error}")
+            self._is_late = True
+            self._retry_at = self._clock.monotonic() + RETRY_SECONDS
+
+    def _sync(self) -> None:
+        from walstore.spark.sidecar.local_disk import sync_file_systems
+
+        sync_file_systems(self._settings.local_places)
+
+
+def _wait(query: StreamingQuery) -> bool:
+    """Return whether the query has ended, after a moment; its error if it failed."""
+    # PySpark takes parts of seconds, although it does not say so.
+    return bool(query.awaitTermination(LOOK_SECONDS))  # type: ignore[arg-type]
+
+
+def _quietly_stop(spark: SparkSession) -> None:
+    """Stop Spark, which may be gone already."""
+    try:
+        spark.stop()
+    except Exception as error:  # noqa: BLE001 - nothing can be done about it, and nothing depends on it
+        logger.info("Spark did not stop in order: %s", error)

@@ -1,0 +1,71 @@
+"""Doing something at the place of a sink, from code without an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from uploader.partitioned import Committer, SinkSettings, open_partitions
+from uploader.stores import RetryPolicy, open_store
+from uploader.stores.port import ObjectStore
+from walstore.clock import SystemClock
+from walstore.ports import Clock
+from walstore.spark.loop import Loop
+from walstore.spark.sink.options import SinkOptions
+from walstore.threads import Worker
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The store that holds the logs, and what work on them needs."""
+
+    store: ObjectStore
+    settings: SinkSettings
+    retry: RetryPolicy
+    clock: Clock
+    worker: Worker
+
+    @property
+    def committer(self) -> Committer:
+        """What puts staged rows into the logs."""
+        return Committer(
+            self.store,
+            settings=self.settings,
+            retry=self.retry,
+            clock=self.clock,
+            worker=self.worker,
+        )
+
+
+def at_place(options: SinkOptions, act: Callable[[Place], Awaitable[_T]]) -> _T:
+    """Return what ``act`` returns; blocks. Connections and threads are released afterwards."""
+
+    async def run() -> _T:
+        clock = SystemClock()
+        store = open_store(options.location.text)
+        worker = Worker("sink", threads=3)
+        try:
+            return await act(
+                Place(store, options.settings, RetryPolicy(clock=clock), clock, worker)
+            )
+        finally:
+            worker.close()
+            await store.aclose()
+
+    with closing(Loop()) as loop:
+        return loop.run(run())
+
+
+def prepare(options: SinkOptions) -> int:
+    """Return how many logs there are, after making the partitioned log if need be; blocks."""
+
+    async def act(place: Place) -> int:
+        return await open_partitions(
+            place.store, options.partitions, retry=place.retry, worker=place.worker
+        )
+
+    return at_place(options, act)

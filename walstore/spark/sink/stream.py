@@ -1,0 +1,125 @@
+"""The stream writer: the rows of each micro-batch once, across restarts.
+
+Spark gives each stream an identity that lies in its checkpoint, and each micro-batch a number. Tasks find
+both in their properties and pass them on in their messages, since the process that commits is not told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from uploader.partitioned import WriteId
+from walstore.errors import WalError
+from walstore.spark.sink.batch import new_job
+from walstore.spark.sink.message import merge
+from walstore.spark.sink.options import SinkOptions
+from walstore.spark.sink.place import Place, at_place, prepare
+from walstore.spark.sink.row_batches import row_batches
+from walstore.spark.sink.task import Sink
+
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+"""Properties in which Spark tells the tasks of a stream which stream it is, and which micro-batch."""
+
+_ARROW_WRITER: Any = getattr(datasource, "DataSourceStreamArrowWriter", None)  # since Spark 4.1
+
+
+class StreamWriter(DataSourceStreamWriter):
+    """Writes micro-batches. Spark plans each with a new one, and commits with another."""
+
+    def __init__(self, sink: Sink, job: str) -> None:
+        """Stage as ``job``, which is a run of one micro-batch."""
+        self.sink = sink
+        self._job = job
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of a task."""
+        context = TaskContext.get()
+        if context is None:
+            raise WalError("a stream's rows can only be written by a task of Spark")
+        return self.stage(
+            iterator,
+            stream=context.getLocalProperty(QUERY_ID),
+            epoch=context.getLocalProperty(BATCH_ID),
+            task=context.partitionId(),
+        )
+
+    def stage(
+        self, batches: Iterator[pa.RecordBatch], *, stream: str | None, epoch: str | None, task: int
+    ) -> WriterCommitMessage:
+        """Stage rows of a task of a stream's micro-batch."""
+        if not stream or epoch is None:
+            raise WalError(
+                f"this Spark does not tell its tasks which stream they belong to ({QUERY_ID}, {BATCH_ID}); "
+                "write with foreachBatch, the batch writer, a queryId, and the micro-batch's number as epoch"
+            )
+        query = self.sink.options.query or stream
+        return self.sink.stage(batches, WriteId(query, int(epoch), self._job, stream), task)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Put what all tasks staged into the logs, unless the micro-batch is in them already."""
+        write, staged = merge(messages)
+        if write is None or None in messages:
+            raise WalError("a task did not say what it staged; nothing was written")
+        if write.epoch != batchId:
+            raise WalError(f"the tasks staged micro-batch {write.epoch}, not {batchId}")
+        found = write
+
+        async def act(place: Place) -> bool:
+            return await place.committer.commit(found, staged)
+
+        at_place(self.sink.options, act)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Remove what was staged, unless it is committed: then the next run finishes it.
+
+        If no task came to its end nobody knows here what was staged; the next micro-batch removes it.
+        """
+        del batchId
+        write, _ = merge(messages)
+        if write is None:
+            return
+        found = write
+
+        async def act(place: Place) -> bool:
+            return await place.committer.abort(found)
+
+        at_place(self.sink.options, act)
+
+
+class RowStreamWriter(StreamWriter):
+    """For Spark 4.0, whose streams hand over rows instead of Arrow batches."""
+
+    def __init__(self, sink: Sink, job: str, schema: StructType) -> None:
+        """As :class:`StreamWriter`, for rows of ``schema``."""
+        super().__init__(sink, job)
+        self._schema = schema
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Stage the rows of a task."""
+        return super().write(row_batches(iterator, self._schema))
+
+
+def make_stream_writer(
+    options: SinkOptions, names: tuple[str, ...], schema: StructType
+) -> StreamWriter:
+    """Return a writer for one micro-batch, after a look at the place; blocks."""
+    sink, job = Sink(options, names, prepare(options)), new_job()
+    if _ARROW_WRITER is None:
+        return RowStreamWriter(sink, job, schema)
+    return ArrowStreamWriter(sink, job)
+
+
+if _ARROW_WRITER is None:
+    ArrowStreamWriter = StreamWriter
+else:
+
+    class ArrowStreamWriter(StreamWriter, _ARROW_WRITER):  # type: ignore[misc,no-redef]
+        """What Spark hands Arrow batches."""

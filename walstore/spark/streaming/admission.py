@@ -1,0 +1,83 @@
+"""Where a micro-batch ends: how much of each log it takes, by rows or by bytes. Pure.
+
+Fair between logs: each gets the same, and what one does not need goes to the others. What cannot be divided
+goes round: who gets one more depends on how far the stream is, so that none is passed over for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from walstore.spark.bounds import LogName
+from walstore.spark.span import Span
+from walstore.spark.streaming.offsets import Offsets
+
+
+def by_rows(start: Offsets, tail: Offsets, most_rows: int) -> dict[LogName, int]:
+    """Return where a batch of at most ``most_rows`` ends that begins at ``start``; at ``tail`` at the most.
+
+    Both name the same logs.
+    """
+    names = sorted(tail)
+    wanted = [max(0, tail[name] - start[name]) for name in names]
+    first = sum(start[name] for name in names)
+    given = share(wanted, most_rows, first)
+    return {name: start[name] + rows for name, rows in zip(names, given, strict=True)}
+
+
+def by_bytes(
+    start: Offsets, spans: Mapping[LogName, Sequence[Span]], most_bytes: int
+) -> dict[LogName, int]:
+    """Return where a batch of about ``most_bytes`` ends; ``spans`` cover what may be taken.
+
+    It ends between spans where it can, so that no fragment is fetched twice, and takes one record at
+    least, however large that is.
+    """
+    names = sorted(spans)
+    wanted = [sum(span.size_bytes for span in spans[name]) for name in names]
+    first = sum(start[name] for name in names)
+    given = share(wanted, most_bytes, first)
+    ends = {
+        name: _end(start[name], spans[name], budget)
+        for name, budget in zip(names, given, strict=True)
+    }
+    if all(ends[name] <= start[name] for name in names):
+        waiting = [name for name in names if spans[name]]
+        if waiting:
+            chosen = waiting[first % len(waiting)]
+            ends[chosen] = start[chosen] + 1
+    return ends
+
+
+def share(wanted: Sequence[int], total: int, first: int) -> list[int]:
+    """Divide ``total`` among those who want something; nobody gets more than that.
+
+    ``first`` turns the order in which single units that are left over are handed out.
+    """
+    given = [0] * len(wanted)
+    left = min(total, sum(wanted))
+    while left:
+        hungry = [at for at, want in enumerate(wanted) if given[at] < want]
+        each = left // len(hungry)
+        if not each:
+            for step in range(left):
+                given[hungry[(first + step) % len(hungry)]] += 1
+            return given
+        for at in hungry:
+            more = min(each, wanted[at] - given[at])
+            given[at] += more
+            left -= more
+    return given
+
+
+def _end(start: int, spans: Iterable[Span], budget: int) -> int:
+    """Return the offset up to which records fit, judged by the mean size of each span's."""
+    end = start
+    for span in spans:
+        if span.size_bytes > budget:
+            if end == start:
+                return start + (span.limit - start) * budget // span.size_bytes
+            return end
+        end = span.limit
+        budget -= span.size_bytes
+    return end

@@ -1,0 +1,179 @@
+"""The cursor of a stream in one of its logs: holds where it started, and follows it.
+
+A cursor keeps everything from where it stands on. It is made once, at the start, and moved forward by
+compare-and-swap; never back. One query uses it.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Protocol
+
+from uploader import CloudLog
+from uploader.cursors.cloud_cursors import CloudCursors
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.roots import find_root
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.clock import SystemClock
+from walstore.cursors.cursor import Cursor
+from walstore.errors import (
+    CursorMovedError,
+    InvalidSettingsError,
+    LogNotFoundError,
+    OffsetTrimmedError,
+)
+from walstore.locks import this_process
+from walstore.readonly import ReadonlyWal
+from walstore.threads import Worker
+
+
+class StreamCursor(Protocol):
+    """A named position in one log."""
+
+    async def load(self) -> int | None:
+        """Return where it stands, or None if there is none."""
+
+    async def create(self, position: int) -> int:
+        """Return where it stands; made at ``position`` if there is none. Durable when it returns."""
+
+    async def advance(self, position: int) -> None:
+        """Move it forward to ``position``, or make it there. One that is further on stays."""
+
+    async def aclose(self) -> None:
+        """Release what was opened for it."""
+
+
+class StoreCursor:
+    """A cursor in an object store, for its collector to see."""
+
+    def __init__(
+        self, cursors: CloudCursors, name: str, *, store: ObjectStore | None = None
+    ) -> None:
+        """``store`` is closed with it."""
+        self._cursors = cursors
+        self._name = name
+        self._store = store
+
+    @classmethod
+    def without_log(cls, store: ObjectStore, name: str) -> StoreCursor:
+        """Return the cursor of a log to which nobody has written yet; it owns ``store``."""
+        clock = SystemClock()
+        retry = RetryPolicy(clock=clock)
+
+        async def newest() -> Manifest:
+            with closing(Worker("cursor")) as worker:
+                return (await find_root(store, retry=retry, worker=worker)).manifest
+
+        cursors = CloudCursors(
+            store, newest=newest, retry=retry, clock=clock, writer=this_process()
+        )
+        return cls(cursors, name, store=store)
+
+    async def load(self) -> int | None:
+        """Return where it stands, or None if there is none."""
+        found = await self._cursors.load(self._name)
+        if found is not None and found.expires_us is not None:
+            raise InvalidSettingsError(
+                f"{self._name!r} is a pin, which expires; give the stream's cursor another name"
+            )
+        return None if found is None else found.position
+
+    async def create(self, position: int) -> int:
+        """Return where it stands; made at ``position`` if there is none."""
+        return (await self._cursors.create(self._name, position)).position
+
+    async def advance(self, position: int) -> None:
+        """Move it forward, unless it is there or further on."""
+        found = await self.load()
+        if found is None or found < position:
+            try:
+                await self._cursors.commit(self._name, position)
+            except ValueError:
+                if (await self.load() or 0) < position:
+                    raise
+
+    async def aclose(self) -> None:
+        """Release the store, if it was opened for this."""
+        if self._store is not None:
+            await self._store.aclose()
+
+
+class DirectoryCursor:
+    """A cursor of a local log: in the tier that it ships to, or else in its directory.
+
+    Local retention deletes what was shipped, so the tier is where records are held.
+    """
+
+    def __init__(self, log: ReadonlyWal, tier_url: str | None, name: str) -> None:
+        """Belongs to ``log``, which ships to ``tier_url``, if anywhere."""
+        self._log = log
+        self._tier_url = tier_url
+        self._name = name
+        self._tier: CloudLog | None = None
+        self._local: Cursor | None = None
+
+    async def load(self) -> int | None:
+        """Return where it stands, or None if there is none."""
+        tier = await self._open_tier()
+        found = None if tier is None else await StoreCursor(tier.cursors, self._name).load()
+        if found is not None:
+            return found
+        for info in await self._log.cursors():
+            if info.name == self._name:
+                self._local = await self._log.cursor(self._name)
+                return self._local.position
+        return None
+
+    async def create(self, position: int) -> int:
+        """Return where it stands; made at ``position`` if there is none."""
+        found = await self.load()
+        if found is not None:
+            return found
+        if self._tier is not None:
+            return await StoreCursor(self._tier.cursors, self._name).create(position)
+        try:
+            self._local = await self._log.cursor(self._name, start=position)
+        except OffsetTrimmedError as error:
+            error.add_note(
+                "a cursor of a log directory cannot stand before what is in the directory"
+            )
+            raise
+        return self._local.position
+
+    async def advance(self, position: int) -> None:
+        """Move it forward, unless it is there or further on."""
+        if self._tier is None and self._local is None and await self.load() is None:
+            await self.create(position)
+        if self._local is None:
+            assert self._tier is not None
+            await StoreCursor(self._tier.cursors, self._name).advance(position)
+        elif self._local.position < position and not await _commit(self._local, position):
+            self._local = None
+            await self.create(position)
+
+    async def aclose(self) -> None:
+        """Release the tier's connections, if there are any."""
+        if self._tier is not None:
+            await self._tier.aclose()
+
+    async def _open_tier(self) -> CloudLog | None:
+        """Return the tier; None if there is none, or if nothing was shipped yet."""
+        if self._tier is None and self._tier_url is not None:
+            try:
+                self._tier = await CloudLog.open(self._tier_url)
+            except LogNotFoundError:
+                return None
+        return self._tier
+
+
+async def _commit(cursor: Cursor, position: int) -> bool:
+    """Move a cursor to ``position``, unless somebody moved it further; return False if it is gone."""
+    try:
+        await cursor.commit(position)
+    except CursorMovedError as error:
+        if error.actual is None:
+            return False
+        if await cursor.refresh() < position:
+            await cursor.commit(position)
+    return True

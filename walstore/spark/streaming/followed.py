@@ -1,0 +1,170 @@
+"""A log that is followed: opened once, asked now and then how far it reaches, planned over at any time.
+
+All of them share one event loop, so that many logs are asked at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from uploader import CloudLog
+from uploader.stores.port import ObjectStore
+from walstore import Wal
+from walstore.errors import LogNotFoundError
+from walstore.readonly import ReadonlyWal
+from walstore.spark.bounds import LogName
+from walstore.spark.directory import DirectoryLog
+from walstore.spark.location import Location
+from walstore.spark.logs import NamedLog
+from walstore.spark.loop import Loop
+from walstore.spark.plan import EmptyLog
+from walstore.spark.store import StoreLog, open_cloud_log
+from walstore.spark.streaming.cursors import DirectoryCursor, StoreCursor, StreamCursor
+
+StoreOpener = Callable[[str], ObjectStore]
+"""Opens the store at a URL."""
+
+PlannedLog = StoreLog | DirectoryLog | EmptyLog
+
+
+class Followed(Protocol):
+    """One log of a stream."""
+
+    @property
+    def name(self) -> LogName:
+        """Topic and partition."""
+
+    @property
+    def head(self) -> int:
+        """First offset that can surely be read; cheap. What lies before it may be in a tier."""
+
+    @property
+    def limit(self) -> int:
+        """Offset after the last one that can be read, as far as is known; cheap."""
+
+    async def ask(self) -> None:
+        """Find out how far the log reaches now. The first time it is opened.
+
+        Raises LogNotFoundError, CorruptionError, StorageUnavailableError.
+        """
+
+    def plan(self) -> PlannedLog:
+        """Return the log to be planned over; close that. Blocking, so not within the loop."""
+
+    def cursor(self, name: str) -> StreamCursor:
+        """Return the log's cursor of that name; the log was asked before."""
+
+    async def aclose(self) -> None:
+        """Release connections and threads."""
+
+
+class FollowedStore:
+    """A log in an object store. Asking it costs one request if there is nothing new."""
+
+    def __init__(self, log: NamedLog, loop: Loop, open_store: StoreOpener) -> None:
+        """Follow ``log`` on ``loop``."""
+        self.name = (log.topic, log.partition)
+        self._named = log
+        self._loop = loop
+        self._open_store = open_store
+        self._log: CloudLog | None = None
+
+    @property
+    def head(self) -> int:
+        """First retained offset."""
+        return 1 if self._log is None else self._log.head
+
+    @property
+    def limit(self) -> int:
+        """Offset after the last one that the manifest named when it was read last."""
+        return 1 if self._log is None else self._log.tail
+
+    async def ask(self) -> None:
+        """Read the manifest; a partition to which nobody has written yet has none."""
+        if self._log is not None:
+            await self._log.refresh()
+            return
+        url = self._named.location.text
+        try:
+            self._log = await open_cloud_log(url, store=self._open())
+        except LogNotFoundError:
+            if not self._named.is_part:
+                raise
+
+    def plan(self) -> PlannedLog:
+        """Return the log as its manifest was when it was asked last."""
+        if self._log is None:
+            return EmptyLog()
+        return StoreLog(_place(self._named), partition=self.name[1], log=self._log, loop=self._loop)
+
+    def cursor(self, name: str) -> StreamCursor:
+        """Return a cursor in the store."""
+        if self._log is None:
+            return StoreCursor.without_log(self._open(), name)
+        return StoreCursor(self._log.cursors, name)
+
+    async def aclose(self) -> None:
+        """Release connections and threads."""
+        if self._log is not None:
+            await self._log.aclose()
+
+    def _open(self) -> ObjectStore:
+        return self._open_store(self._named.location.text)
+
+
+class FollowedDirectory:
+    """A log in a directory of this machine, beside its writer. How far it reaches is known at any time."""
+
+    def __init__(self, log: NamedLog, *, use_tier: bool) -> None:
+        """Follow ``log``."""
+        self.name = (log.topic, log.partition)
+        self._named = log
+        self._use_tier = use_tier
+        self._log: ReadonlyWal | None = None
+
+    @property
+    def head(self) -> int:
+        """First offset in the directory; what lies before it may be in its tier."""
+        return 1 if self._log is None else self._log.head
+
+    @property
+    def limit(self) -> int:
+        """The durable limit."""
+        return 1 if self._log is None else self._log.limit
+
+    async def ask(self) -> None:
+        """Make sure that the directory still holds that log."""
+        if self._log is None:
+            self._log = await Wal.open_readonly(self._named.location.text)
+        else:
+            await self._log.refresh()
+
+    def plan(self) -> PlannedLog:
+        """Return a new look at the directory."""
+        return DirectoryLog(_place(self._named), partition=self.name[1], use_tier=self._use_tier)
+
+    def cursor(self, name: str) -> StreamCursor:
+        """Return a cursor in the tier, where there is one, or else in the directory."""
+        assert self._log is not None
+        planned = self.plan()
+        assert isinstance(planned, DirectoryLog)
+        planned.close()
+        return DirectoryCursor(self._log, planned.tier_url, name)
+
+    async def aclose(self) -> None:
+        """Release the thread and the memory map."""
+        if self._log is not None:
+            await self._log.aclose()
+
+
+def follow(log: NamedLog, loop: Loop, *, use_tier: bool, open_store: StoreOpener) -> Followed:
+    """Return a log to be followed; nothing is opened yet."""
+    if log.location.is_store:
+        return FollowedStore(log, loop, open_store)
+    return FollowedDirectory(log, use_tier=use_tier)
+
+
+def _place(log: NamedLog) -> Location:
+    return replace(log.location, topic=log.topic)

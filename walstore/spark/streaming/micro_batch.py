@@ -1,0 +1,152 @@
+"""A micro-batch: where it ends, given where it starts, and what its tasks read. Blocking.
+
+What Spark has written down must be read again in the same way after a crash, so a batch depends on its two
+offsets alone. A log that is new to the stream therefore joins it with no records: the batch's end says where
+it begins, and the next batch reads from there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+
+from walstore.errors import CorruptionError, LogNotFoundError, OffsetTrimmedError
+from walstore.spark.bounds import LogName
+from walstore.spark.partition import LogPartition
+from walstore.spark.plan import EmptyLog, Interval, Log, divide
+from walstore.spark.span import Span
+from walstore.spark.streaming.admission import by_bytes, by_rows
+from walstore.spark.streaming.followed import Followed, PlannedLog
+from walstore.spark.streaming.limits import Budget
+from walstore.spark.streaming.offsets import Offsets, show
+
+logger = logging.getLogger("walstore.spark")
+
+
+class MicroBatches:
+    """Plans the micro-batches of one stream."""
+
+    def __init__(
+        self, logs: Mapping[LogName, Followed], *, fail_on_data_loss: bool, min_partitions: int
+    ) -> None:
+        """Plan over ``logs``, which may become more."""
+        self._logs = logs
+        self._fail_on_data_loss = fail_on_data_loss
+        self._min_partitions = min_partitions
+        self._told: set[str] = set()
+
+    def end(self, start: Offsets, tails: Offsets, budget: Budget) -> dict[LogName, int]:
+        """Return where the batch ends that begins at ``start``; at ``tails`` at the most.
+
+        Raises OffsetTrimmedError or LogNotFoundError if records are gone that were not read yet, unless data
+        may be lost. No log ends before ``start``.
+        """
+        self._check_all_there(start)
+        joining = {name: self._head(name) for name in tails if name not in start}
+        begin = {
+            name: self._begin(name, start[name], tail)
+            for name, tail in tails.items()
+            if name in start
+        }
+        ends = {name: tails[name] for name in begin}
+        if budget.rows is not None:
+            ends = by_rows(begin, ends, budget.rows)
+        if budget.size_bytes is not None:
+            spans = {name: self._spans(name, begin[name], ends[name], budget) for name in begin}
+            ends = by_bytes(begin, spans, budget.size_bytes)
+        return {**start, **ends, **joining}
+
+    def partitions(self, start: Offsets, end: Offsets) -> list[LogPartition]:
+        """Return what the tasks of a batch read. Raises as :meth:`end`."""
+        self._check_all_there(end)
+        reads: list[tuple[Log, Interval]] = []
+        with ExitStack() as opened:
+            for name, limit in sorted(end.items()):
+                if name not in self._logs or start.get(name) == limit:
+                    continue
+                # What is trimmed and what is planned must be told by one look at the log.
+                planned = opened.enter_context(closing(self._plan(name)))
+                if name in start:
+                    begin = self._readable(name, planned, start[name], limit)
+                else:
+                    # Spark 4.0 and 4.1 do not say where a batch begins, so no log can join them first.
+                    begin = min(planned.head, limit)
+                reads.append((planned, Interval(begin, limit)))
+            found = divide(reads, self._min_partitions)
+        _check_whole(reads, found)
+        return found
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _spans(self, name: LogName, start: int, limit: int, budget: Budget) -> list[Span]:
+        if start >= limit:
+            return []
+        assert budget.size_bytes is not None
+        with closing(self._plan(name)) as planned:
+            if isinstance(planned, EmptyLog):
+                return []
+            return planned.spans(start, limit, budget.size_bytes)
+
+    def _begin(self, name: LogName, start: int, limit: int) -> int:
+        """Return from where on ``[start, limit)`` can be read, as far as is known."""
+        if start >= self._logs[name].head or start == limit:
+            return start
+        with closing(self._plan(name)) as planned:
+            return self._readable(name, planned, start, limit)
+
+    def _readable(self, name: LogName, planned: PlannedLog, start: int, limit: int) -> int:
+        """Return from where on ``[start, limit)`` can be read."""
+        if not planned.is_trimmed(start):
+            return start
+        head = planned.head
+        if self._fail_on_data_loss:
+            raise OffsetTrimmedError(
+                f"records of {show(name)} were removed before the query read them; "
+                "failOnDataLoss=false goes on at the head",
+                requested=start,
+                head=head,
+                tail=planned.limit,
+            )
+        self._tell(
+            f"{show(name)}: offsets [{start}, {min(head, limit)}) were removed before they were read"
+        )
+        return min(head, limit)
+
+    def _check_all_there(self, offsets: Offsets) -> None:
+        gone = sorted(offsets.keys() - self._logs.keys())
+        if not gone:
+            return
+        text = f"{', '.join(map(show, gone))}: the query has read this log before, and now it is not there"
+        if self._fail_on_data_loss:
+            raise LogNotFoundError(
+                f"{text}, or not asked for; failOnDataLoss=false goes on without",
+                location=show(gone[0]),
+            )
+        self._tell(text)
+
+    def _head(self, name: LogName) -> int:
+        with closing(self._plan(name)) as planned:
+            return planned.head
+
+    def _plan(self, name: LogName) -> PlannedLog:
+        return self._logs[name].plan()
+
+    def _tell(self, text: str) -> None:
+        """Warn once of each."""
+        if text not in self._told:
+            self._told.add(text)
+            logger.warning(text)
+
+
+def _check_whole(reads: list[tuple[Log, Interval]], found: list[LogPartition]) -> None:
+    """Make sure that every record of a batch is somebody's to read: none is ever asked for again."""
+    wanted = sum(interval.limit - interval.start for _, interval in reads)
+    planned = sum(partition.limit - partition.start for partition in found)
+    if planned != wanted:
+        raise CorruptionError(
+            f"a micro-batch has {wanted} records and its tasks would read {planned}",
+            path=", ".join(map(repr, found)),
+            expected=wanted,
+            found=planned,
+        )

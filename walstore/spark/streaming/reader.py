@@ -1,0 +1,186 @@
+"""StreamReader: what Spark asks of a stream, micro-batch after micro-batch.
+
+One copy, in a process of its own, tells offsets and plans; others, on the executors, read. What they need is
+in the partitions. Spark does not always say that a query ended, so nothing here relies on being told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from uploader import open_store
+from walstore.clock import SystemClock
+from walstore.errors import CorruptionError
+from walstore.ports import Clock
+from walstore.spark.bounds import LogName
+from walstore.spark.logs import find_logs
+from walstore.spark.partition import LogPartition
+from walstore.spark.streaming.followed import StoreOpener, follow
+from walstore.spark.streaming.following import Following
+from walstore.spark.streaming.limits import (
+    ReadLimit,
+    SupportsTriggerAvailableNow,
+    budget_of,
+    check_limits,
+    default_limit,
+)
+from walstore.spark.streaming.micro_batch import MicroBatches
+from walstore.spark.streaming.offsets import Offsets, from_json, show, to_json
+from walstore.spark.streaming.start import initial_offsets
+from walstore.spark.streaming.stream_options import StreamOptions
+from walstore.spark.streaming.trail import Trail
+from walstore.spark.task import read_rows
+from walstore.spark.wanted import Wanted
+
+JsonOffsets = dict[str, dict[str, int]]
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows logs. Opens them when it is first asked, so that a copy that only reads opens none."""
+
+    def __init__(
+        self,
+        options: StreamOptions,
+        names: Sequence[str],
+        *,
+        clock: Clock | None = None,
+        open_store: StoreOpener = open_store,
+    ) -> None:
+        """Follow what ``options`` say, as the columns ``names``.
+
+        Tests give a clock, and stores for the logs' URLs.
+        """
+        check_limits(options)
+        self._options = options
+        self._names = tuple(names)
+        self._clock = clock or SystemClock()
+        self._open_store = open_store
+        self._following: Following | None = None
+        self._trail: Trail | None = None
+        self._initial: dict[LogName, int] | None = None
+        self._target: dict[LogName, int] | None = None
+
+    # -- offsets -----------------------------------------------------------------------------
+
+    def initialOffset(self) -> JsonOffsets:  # noqa: N802 - Spark's name
+        """Return where a query starts that has no checkpoint; always the same.
+
+        With ``cursorName`` also after a restart, until the cursor was moved.
+        """
+        if self._initial is None:
+            logs = self._open().logs
+            self._initial = initial_offsets(logs, self._options, self._trail)
+        return to_json(self._initial)
+
+    def latestOffset(  # noqa: N802
+        self, start: JsonOffsets | None = None, limit: ReadLimit | None = None
+    ) -> JsonOffsets:
+        """Return where the micro-batch ends that begins at ``start``.
+
+        Spark 4.0 and 4.1 do not say where that is, and get the tail.
+        """
+        following = self._open()
+        if self._target is None:
+            following.look()
+        tails = following.limits() if self._target is None else self._target
+        if start is None:
+            return to_json(tails)
+        begin = from_json(start)
+        self._renew(following, begin)
+        tails = following.limits() if self._target is None else self._target
+        return to_json(self._batches.end(begin, tails, budget_of(limit, self._options)))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return what the options say that a micro-batch may take."""
+        return default_limit(self._options)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Freeze the end: what is there now is what the query will read."""
+        following = self._open()
+        following.ask_all()
+        self._target = following.limits()
+
+    def reportLatestOffset(self) -> JsonOffsets:  # noqa: N802
+        """Return how far the logs reach, for Spark to show how far the query is behind."""
+        following = self._open()
+        following.look()
+        return to_json(following.limits())
+
+    # -- planning and reading ----------------------------------------------------------------
+
+    def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
+        """Return what tasks read of ``[start, end)``; reads indexes and manifests, no records."""
+        following = self._open()
+        limit = from_json(end)
+        self._renew(following, limit)
+        return [*self._batches.partitions(from_json(start), limit)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one partition."""
+        if not isinstance(partition, LogPartition):
+            return iter(())
+        stream = self._options.stream
+        wanted = Wanted(self._names, None if stream is None else frozenset([stream]))
+        return read_rows(partition, wanted, fail_on_data_loss=self._options.fail_on_data_loss)
+
+    # -- behind the query --------------------------------------------------------------------
+
+    def commit(self, end: JsonOffsets) -> None:
+        """Move the cursor behind what is done. Spark tells that one batch late, and never of the last."""
+        following = self._open()
+        if self._trail is not None:
+            self._trail.advance(following.logs, from_json(end))
+
+    def stop(self) -> None:
+        """Release connections and threads."""
+        following, self._following = self._following, None
+        trail, self._trail = self._trail, None
+        try:
+            if trail is not None:
+                trail.close()
+        finally:
+            if following is not None:
+                following.close()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _open(self) -> Following:
+        if self._following is None:
+            options = self._options
+            by_pattern = options.selection.pattern is not None
+            self._following = Following(
+                find=partial(find_logs, options.location, options.selection),
+                follow=partial(follow, use_tier=options.use_tier, open_store=self._open_store),
+                clock=self._clock,
+                poll_seconds=options.poll_seconds,
+                discovery_seconds=options.discovery_seconds if by_pattern else None,
+            )
+            self._batches = MicroBatches(
+                self._following.logs,
+                fail_on_data_loss=options.fail_on_data_loss,
+                min_partitions=options.min_partitions,
+            )
+            if options.cursor is not None:
+                self._trail = Trail(options.cursor, self._following.loop)
+        return self._following
+
+    def _renew(self, following: Following, offsets: Offsets) -> None:
+        """See to it that all offsets are known that Spark knows: they may come from a checkpoint."""
+        logs = following.logs
+        behind = [name for name in offsets if name in logs and logs[name].limit < offsets[name]]
+        if behind:
+            following.ask_all(behind)
+        for name in behind:
+            if logs[name].limit < offsets[name]:
+                raise CorruptionError(
+                    f"the query has read {show(name)} up to offset {offsets[name]} and the log ends at "
+                    f"{logs[name].limit}: it is another log than the checkpoint is of, or it lost records; "
+                    "begin anew with another checkpointLocation",
+                    path=show(name),
+                    expected=offsets[name],
+                    found=logs[name].limit,
+                )
