@@ -10,21 +10,19 @@ measured with all columns and with the one column chosen by ``schema``. The fast
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.spark_log import RECORDS, VALUE_BYTES, make_log
 from tests.frames import batch_of, build
-from uploader import CloudTier
 from uploader.fragments.fragment import encode_fragment
 from uploader.layout import MANIFEST
 from uploader.manifests.manifest import Manifest
-from walstore import Record, Wal
+from walstore import Record
 from walstore.spark import local_session, problem, read
 
 if TYPE_CHECKING:
@@ -35,10 +33,7 @@ pytestmark = [
     pytest.mark.skipif(problem() is not None, reason=str(problem())),
 ]
 
-RECORDS = int(os.environ.get("WALSTORE_BENCH_SPARK_RECORDS", "2000000"))
 FRAGMENTS = int(os.environ.get("WALSTORE_BENCH_SPARK_FRAGMENTS", "10000"))
-VALUE_BYTES = 100
-MANY = 5000
 MEDIANS: dict[str, float] = {}
 
 
@@ -51,22 +46,8 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A log and the store it was shipped to; the values are hexadecimal digits."""
-    root = tmp_path_factory.mktemp("spark")
-    log, store = root / "log", root / "store"
-
-    async def fill() -> None:
-        chance = random.Random(1)
-        async with Wal.open(log, tier=CloudTier(f"file://{store}")) as wal:
-            for _ in range(RECORDS // MANY):
-                digits = chance.randbytes(VALUE_BYTES * MANY // 2).hex().encode()
-                values = [
-                    digits[at : at + VALUE_BYTES] for at in range(0, len(digits), VALUE_BYTES)
-                ]
-                await wal.append_many(values, durability="memory")
-
-    asyncio.run(fill())
-    return log, store
+    """A log and the store it was shipped to."""
+    return make_log(tmp_path_factory.mktemp("spark"))
 
 
 def total(frame: DataFrame, value: str) -> int:

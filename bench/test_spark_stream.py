@@ -6,9 +6,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
 import subprocess
 import sys
 import time
@@ -19,9 +17,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from uploader import CloudTier, open_store
+from bench.spark_log import RECORDS, VALUE_BYTES, make_log
+from uploader import open_store
 from uploader.stores.metering import MeteredStore
-from walstore import Wal
 from walstore.spark import local_session, problem
 
 if TYPE_CHECKING:
@@ -34,11 +32,8 @@ pytestmark = [
     pytest.mark.skipif(problem() is not None, reason=str(problem())),
 ]
 
-RECORDS = int(os.environ.get("WALSTORE_BENCH_SPARK_RECORDS", "2000000"))
 SECONDS = float(os.environ.get("WALSTORE_BENCH_SPARK_SECONDS", "30"))
 RATE = 10_000
-VALUE_BYTES = 100
-MANY = 5000
 WARM_UP_SECONDS = 5.0
 """What comes first is not counted: the query is just starting."""
 
@@ -52,22 +47,8 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A log and the store it was shipped to; the values are hexadecimal digits."""
-    root = tmp_path_factory.mktemp("stream")
-    log, store = root / "log", root / "store"
-
-    async def fill() -> None:
-        chance = random.Random(1)
-        async with Wal.open(log, tier=CloudTier(f"file://{store}")) as wal:
-            for _ in range(RECORDS // MANY):
-                digits = chance.randbytes(VALUE_BYTES * MANY // 2).hex().encode()
-                values = [
-                    digits[at : at + VALUE_BYTES] for at in range(0, len(digits), VALUE_BYTES)
-                ]
-                await wal.append_many(values, durability="memory")
-
-    asyncio.run(fill())
-    return log, store
+    """A log and the store it was shipped to."""
+    return make_log(tmp_path_factory.mktemp("stream"))
 
 
 @pytest.mark.parametrize("kind", ["store", "directory"])

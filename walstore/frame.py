@@ -290,11 +290,7 @@ def encode_value(
     ending = bytes(length - unpadded - TRAILER.size) + TRAILER.pack(length, TRAILER_MAGIC)
     frame = bytearray().join((_BLANK_HEADER, directory_and_length, value, ending))
     body_crc = crc32c(memoryview(frame)[HEADER_BYTES:])
-    HEADER.pack_into(
-        frame,
-        0,
-        FRAME_MAGIC,
-        0,
+    fields = (
         length,
         previous_crc,
         start,
@@ -309,28 +305,11 @@ def encode_value(
         0,
         size + 4,
         size + 4,
-        0,
     )
+    HEADER.pack_into(frame, 0, FRAME_MAGIC, 0, *fields, 0)
     crc = crc32c(memoryview(frame)[CRC_FROM:HEADER_BYTES], body_crc)
     frame[4:CRC_FROM] = crc.to_bytes(4, "little")
-    header = FrameHeader(
-        0,
-        crc,
-        length,
-        previous_crc,
-        start,
-        1,
-        2,
-        FRAME_VERSION,
-        codec.NONE,
-        timestamp_us,
-        timestamp_us,
-        epoch,
-        synced_limit,
-        0,
-        size + 4,
-        size + 4,
-    )
+    header = FrameHeader(0, crc, *fields)
     return frame, header
 
 
