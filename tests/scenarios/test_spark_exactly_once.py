@@ -68,16 +68,17 @@ class Children:
 
     def __init__(self, location: str, place: Path, options: list[str]) -> None:
         self._arguments = [location, str(place), *options]
-        self._pipe = place / "pipe"
+        self._place = place
         self._errors = place / "errors"
-        os.mkfifo(self._pipe)
+        self._runs = 0
+        self._pipe = place
 
     async def land(self, producer: Producer | None, stop_at: str) -> list[str]:
         """Run until it stops, or has told much, appending meanwhile; kill it; return what it told."""
         lines: list[str] = []
         child, pipe = await asyncio.to_thread(self._start, "land", stop_at, subprocess.DEVNULL)
         with pipe:
-            dying = asyncio.create_task(asyncio.to_thread(self._wait, child))
+            dying = asyncio.create_task(asyncio.to_thread(_tell_death, child, self._pipe))
             try:
                 while len(lines) < MOST_LINES and lines[-1:] != ["stopped"]:
                     line = await asyncio.to_thread(pipe.readline)
@@ -90,12 +91,6 @@ class Children:
                     os.killpg(child.pid, signal.SIGKILL)
                 await dying
         return lines
-
-    def _wait(self, child: subprocess.Popen[bytes]) -> None:
-        """Say in the pipe that a child died, since nothing else would."""
-        child.wait()
-        with self._pipe.open("w") as pipe:
-            pipe.write("died\n")
 
     def finish(self) -> list[tuple[int, bytes]]:
         """Let it land the rest; return the rows of the table."""
@@ -114,6 +109,10 @@ class Children:
         self, mode: str, stop_at: str, stdout: int
     ) -> tuple[subprocess.Popen[bytes], TextIO]:
         options = ["maxOffsetsPerTrigger=50", "pollIntervalMs=1"] if mode == "land" else []
+        # Its own pipe: a process of the child before may have closed that one's not yet.
+        self._runs += 1
+        self._pipe = self._place / f"pipe{self._runs}"
+        os.mkfifo(self._pipe)
         # Open for writing, too, so that it has no end when a child dies.
         pipe = os.fdopen(os.open(self._pipe, os.O_RDWR))
         with self._errors.open("wb") as errors:
@@ -129,6 +128,13 @@ class Children:
                 start_new_session=True,
             )
         return child, pipe
+
+
+def _tell_death(child: subprocess.Popen[bytes], path: Path) -> None:
+    """Say in the pipe that a child died, since nothing else would."""
+    child.wait()
+    with path.open("w") as pipe:
+        pipe.write("died\n")
 
 
 def chosen(chance: random.Random, seed: int, turn: int) -> str:
