@@ -190,16 +190,21 @@ class Gateway:
             return False
 
     def _run(self, *command: str) -> None:
-        done = subprocess.run(
-            command,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=START_SECONDS,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=START_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise CannotRunError(
+                f"{command[0]} did not end in {START_SECONDS} s; {self._last_words()}"
+            ) from None
         if done.returncode:
             raise CannotRunError(
                 f"{command[0]} failed: {done.stderr.strip()}; {self._last_words()}"
