@@ -11,22 +11,21 @@ measured with all columns and with the one column chosen by ``schema``. The fast
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.spark_log import RECORDS, VALUE_BYTES, make_log
+from bench.spark_log import RECORDS, VALUE_BYTES
 from tests.frames import batch_of, build
 from uploader.fragments.fragment import encode_fragment
 from uploader.layout import MANIFEST
 from uploader.manifests.manifest import Manifest
 from walstore import Record
-from walstore.spark import local_session, problem, read
+from walstore.spark import problem, read
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 pytestmark = [
     pytest.mark.spark,
@@ -35,19 +34,6 @@ pytestmark = [
 
 FRAGMENTS = int(os.environ.get("WALSTORE_BENCH_SPARK_FRAGMENTS", "10000"))
 MEDIANS: dict[str, float] = {}
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    session = local_session(threads=2)
-    yield session
-    session.stop()
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A log and the store it was shipped to."""
-    return make_log(tmp_path_factory.mktemp("spark"))
 
 
 def total(frame: DataFrame, value: str) -> int:

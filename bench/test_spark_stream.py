@@ -10,20 +10,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
-from bench.spark_log import RECORDS, VALUE_BYTES, make_log
+from bench.spark_log import RECORDS, VALUE_BYTES
 from uploader import open_store
 from uploader.stores.metering import MeteredStore
-from walstore.spark import local_session, problem
+from walstore.spark import problem
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming import StreamingQuery
 
 pytestmark = [
@@ -36,19 +35,6 @@ SECONDS = float(os.environ.get("WALSTORE_BENCH_SPARK_SECONDS", "30"))
 RATE = 10_000
 WARM_UP_SECONDS = 5.0
 """What comes first is not counted: the query is just starting."""
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    session = local_session(threads=2)
-    yield session
-    session.stop()
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A log and the store it was shipped to."""
-    return make_log(tmp_path_factory.mktemp("stream"))
 
 
 @pytest.mark.parametrize("kind", ["store", "directory"])

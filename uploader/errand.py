@@ -13,7 +13,7 @@ from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.clock import SystemClock
-from walstore.errors import LogNotFoundError, WalError
+from walstore.errors import LogNotFoundError
 from walstore.ports import Clock
 from walstore.threads import Worker
 
@@ -74,12 +74,3 @@ async def put_anyhow(store: ObjectStore, key: str, data: bytes, *, retry: RetryP
         if result.decided(store.url, f"{key} was put; call again").outcome is cas.Outcome.COMMITTED:
             return
         etag = result.etag
-
-
-def first_of(group: BaseExceptionGroup[WalError]) -> WalError:
-    """Return the first error of a group of errors, however deep."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, WalError)
-    return error

@@ -18,7 +18,6 @@ from contextlib import aclosing
 from typing import Final
 
 from uploader import layout
-from uploader.errand import first_of
 from uploader.fragments.fragment_check import Checked, Fate, check_fragment
 from uploader.integrity.findings import RESTORE, Finding, Severity, of_unavailable
 from uploader.integrity.scrub_objects import ScrubObjects
@@ -31,6 +30,7 @@ from uploader.stores import open_store
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.together import first_of
 from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError, StorageUnavailableError, WalError
 from walstore.ports import Clock

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing
 
-from uploader.errand import Errand, first_of
+from uploader.errand import Errand
 from uploader.fragments.fragment_copy import FragmentCopier
 from uploader.lifecycle.fork_pin import ForkPin
 from uploader.manifests.entries import Fragment
@@ -19,6 +19,7 @@ from uploader.manifests.growing_manifest import Forked, GrowingManifest
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.tree import ManifestTree
 from uploader.stores.errors import ObjectNotFoundError
+from uploader.together import first_of
 from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
 
 

@@ -24,10 +24,10 @@ from uploader.partitioned.record_file import Known, RecordFile
 from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.staged import StagedFragment
 from uploader.partitioned.staging import delete_staged
-from uploader.partitioned.together import together
 from uploader.partitioned.write_id import JOBS, WriteId, job_time_us, staging_of
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.together import together
 from uploader.writing.patience import Patience
 from walstore.errors import InvalidSettingsError, WalError
 from walstore.ports import Clock

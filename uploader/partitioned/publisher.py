@@ -16,10 +16,10 @@ from uploader.partitioned.record_file import Known, RecordFile
 from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.staged import StagedFragment
 from uploader.partitioned.sub_store import SubStore
-from uploader.partitioned.together import together
 from uploader.partitioned.write_id import JOBS
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.together import together
 from uploader.writing.ownership import direct_writer_name
 from uploader.writing.patience import Patience
 from walstore.errors import CorruptionError

@@ -43,10 +43,8 @@ class RecordFile:
         data = record.serialise()
 
         async def attempt() -> cas.PutResult:
-            if before is None:
-                found = await cas.create(self._store, self.key, data, retry=self._retry)
-            else:
-                found = await cas.swap(self._store, self.key, data, before.etag, retry=self._retry)
+            etag = None if before is None else before.etag
+            found = await cas.put(self._store, self.key, data, etag, retry=self._retry)
             return found.decided(self._store.url, f"{self.key} was put; call again")
 
         result = await self._patience.call(attempt)

@@ -22,10 +22,10 @@ from uploader.manifests.roots import find_root
 from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.staged import StagedFragment, encode, raised
 from uploader.partitioned.sub_store import SubStore
-from uploader.partitioned.together import together
 from uploader.partitioned.write_id import WriteId
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.together import together
 from walstore.errors import RecordTooLargeError, WalError
 from walstore.ports import Clock
 from walstore.threads import Worker

@@ -29,6 +29,7 @@ from uploader.restoring.restore_marker import RestoreMarker
 from uploader.restoring.restored import Restored, RestoreProgress
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.together import first_of
 from uploader.writing.ownership import check_shippable, owner
 from uploader.writing.writable import check_unsealed
 from walstore.errors import (
@@ -197,7 +198,7 @@ class Restoring:
                 while fetching:
                     await self._add(builder, await fetching.popleft(), limit)
         except BaseExceptionGroup as errors:
-            raise _first(errors) from None
+            raise first_of(errors) from None
         if builder.position != limit:
             raise CorruptionError(
                 "records are missing",
@@ -258,11 +259,3 @@ def _can_go_on(manifest: Manifest, url: str) -> bool:
 def _closeable(found: AsyncIterator[_T]) -> AsyncGenerator[_T, None]:
     """Return an iterator as what it is: an async generator, which must be closed."""
     return cast(AsyncGenerator[_T, None], found)
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error of a group of errors, however deep."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

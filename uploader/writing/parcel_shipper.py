@@ -27,6 +27,7 @@ from functools import partial
 from uploader.manifests.entries import Fragment
 from uploader.manifests.root import Root
 from uploader.stores.port import ObjectStore
+from uploader.together import first_of
 from uploader.writing.conveyor import Conveyor
 from uploader.writing.fragment_puts import FragmentPuts, Taken
 from uploader.writing.intake import Intake
@@ -127,7 +128,7 @@ class ParcelShipper:
                 await self.recover()
                 watching.cancel()
         except* WalError as errors:
-            error = _first(errors)
+            error = first_of(errors)
             raise error from error.__cause__
 
     async def recover(self) -> None:
@@ -191,7 +192,7 @@ class ParcelShipper:
                 await self._session(tasks, must_look=bool(refreshes))
                 watching.cancel()
         except* WalError as errors:
-            self._abandon(_first(errors))
+            self._abandon(first_of(errors))
         for refreshed in refreshes:
             if not refreshed.done():
                 refreshed.set_result(None)
@@ -443,12 +444,3 @@ def _refuse(waiter: asyncio.Future[None], error: WalError) -> None:
     if not waiter.done():
         waiter.set_exception(fresh(error))
         waiter.exception()  # a caller cancelled at this moment never looks
-
-
-def _first(group: BaseExceptionGroup[WalError]) -> WalError:
-    """Return the first error of a group of errors, however deep."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, WalError)
-    return error

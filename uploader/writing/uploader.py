@@ -27,6 +27,7 @@ from uploader.manifests.root import Root
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.together import first_of
 from uploader.writing.fragment_puts import FragmentPuts
 from uploader.writing.fragment_writer import FragmentWriter, LateFragmentError
 from uploader.writing.ownership import check_owner, writer_name
@@ -164,7 +165,7 @@ class Uploader:
                 await self._run(source)
                 watching.cancel()
         except* WalError as errors:
-            error = _first(errors)
+            error = first_of(errors)
             raise error from error.__cause__
 
     # -- inside ------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ class Uploader:
                     await self._ship(source, shipment)
                 is_done = True
             except* LateFragmentError as errors:
-                logger.warning("%s", _first(errors))
+                logger.warning("%s", first_of(errors))
                 await self._patience.call(self._pipeline.plan)
 
     async def _ship(self, source: TierSource, shipment: Shipment) -> None:
@@ -264,12 +265,3 @@ class Uploader:
                 await asyncio.wait((sleeping, changing), return_when=asyncio.FIRST_COMPLETED)
                 sleeping.cancel()
                 changing.cancel()
-
-
-def _first(group: BaseExceptionGroup[WalError]) -> WalError:
-    """Return the first error of a group of errors, however deep."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, WalError)
-    return error

@@ -28,7 +28,7 @@ async def append_to_store(
     ``placing`` says how a new log is laid out (``layout.py``).
     """
     from uploader.cloud_writer import CloudWriter
-    from uploader.errand import first_of
+    from uploader.together import first_of
 
     async with CloudWriter.open(url, **placing) as log:
         splitter.max_record_bytes = log.settings.max_record_bytes

@@ -101,7 +101,7 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         ),
         stream=given.text("stream"),
         takes_filters=given.flag("pushdown", yes="on", no="off", default=False),
-        min_partitions=given.number("minPartitions", low=1, default=1) or 1,
+        min_partitions=given.number("minPartitions", low=1, default=1),
         fail_on_data_loss=given.flag("failOnDataLoss", default=True),
         include_headers=given.flag("includeHeaders", default=False),
         use_tier=given.flag("tier", yes="auto", no="off", default=True),

@@ -7,7 +7,7 @@ what it may be.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, overload
 
 from walstore.errors import InvalidSettingsError
 
@@ -39,6 +39,12 @@ class Options:
     def text(self, name: str) -> str | None:
         """Return what was given, or None."""
         return self._given.get(name.lower())
+
+    @overload
+    def number(self, name: str, *, low: int, default: int) -> int: ...
+
+    @overload
+    def number(self, name: str, *, low: int) -> int | None: ...
 
     def number(self, name: str, *, low: int, default: int | None = None) -> int | None:
         """Return a whole number of at least ``low``, or the default."""

@@ -102,7 +102,6 @@ def _partition_by(given: Options) -> str:
 
 def _fragment_bytes(given: Options) -> int:
     found = given.number("fragmentBytes", low=_LEAST_FRAGMENT_BYTES, default=FRAGMENT_BYTES)
-    assert found is not None
     if found > _MOST_FRAGMENT_BYTES:
         raise InvalidSettingsError(f"fragmentBytes must be at most {_MOST_FRAGMENT_BYTES}")
     return found

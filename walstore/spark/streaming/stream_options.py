@@ -102,7 +102,7 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
         ),
         most_rows=given.number("maxOffsetsPerTrigger", low=1),
         most_bytes=given.number("maxBytesPerTrigger", low=1),
-        min_partitions=given.number("minPartitions", low=1, default=1) or 1,
+        min_partitions=given.number("minPartitions", low=1, default=1),
         fail_on_data_loss=given.flag("failOnDataLoss", default=True),
         include_headers=given.flag("includeHeaders", default=False),
         cursor=cursor,
