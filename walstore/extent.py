@@ -26,7 +26,7 @@ from walstore.errors import CorruptionError, LogNotFoundError, StorageUnavailabl
 from walstore.ports import File, FileSystem
 from walstore.recovery import Chain
 from walstore.segment import SegmentHeader, SegmentIndex
-from walstore.segment_file import read_footer, read_header
+from walstore.segment_file import read_header, read_last_footer
 
 _ATTEMPTS: Final = 100
 
@@ -182,7 +182,7 @@ def _measure_by_walk(
 def _walk_last(
     file: File, path: Path, start: int, header: SegmentHeader
 ) -> tuple[int, SegmentIndex]:
-    footer = read_footer(file, start, path)
+    footer = read_last_footer(file, start, path)
     if footer is not None:
         return footer[0].limit, footer[1]
     index = SegmentIndex()

@@ -10,7 +10,7 @@ from walstore.directory import list_segments, load_checkpoint, read_cell, walk_f
 from walstore.ports import File, FileSystem
 from walstore.recovery import Chain
 from walstore.segment import SegmentIndex
-from walstore.segment_file import read_footer, read_header
+from walstore.segment_file import read_header, read_last_footer
 
 
 def find_missing(fs: FileSystem, directory: Path) -> int | None:
@@ -40,7 +40,7 @@ def find_missing(fs: FileSystem, directory: Path) -> int | None:
 def _find_limit(file: File, path: Path, start: int, hint: Checkpoint | None) -> int | None:
     """Return where the frames end, or None if bytes follow that are none."""
     header = read_header(file, path)
-    footer = read_footer(file, start, path)
+    footer = read_last_footer(file, start, path)
     if footer is not None:
         return footer[0].limit
     chain, position = Chain(start, header.previous_crc, 0, header.epoch), segment.HEADER_BYTES

@@ -36,7 +36,7 @@ from walstore.locks import lock_log
 from walstore.ports import Clock, File, FileSystem, Lock
 from walstore.recovery import Chain, Verdict
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
-from walstore.segment_file import Segment, read_footer, read_header
+from walstore.segment_file import Segment, read_footer, read_header, read_last_footer
 from walstore.settings import Settings
 from walstore.spill import remove_leftovers
 from walstore.tail import Tail
@@ -279,7 +279,7 @@ def _find_tail(
     file = fs.open(path, "r")
     try:
         header = read_header(file, path)
-        footer = read_footer(file, last, path)
+        footer = read_last_footer(file, last, path)
         _check_header(path, header, last, sealed, log_id)
         if hint is not None and hint.tail_start == last and _ends_as_checkpointed(file, hint):
             if hint.ledger:

@@ -59,6 +59,20 @@ def read_footer(file: File, start: int, path: Path) -> tuple[SegmentSummary, Seg
     return segment.decode_footer(file.pread(size - at, at), start, str(path))
 
 
+def read_last_footer(
+    file: File, start: int, path: Path
+) -> tuple[SegmentSummary, SegmentIndex] | None:
+    """Read the footer of a log's last segment; None also if it is damaged.
+
+    A crash within the sealing may keep any sectors of the footer, the seal at its end among them. The
+    frames before were synced by then, and say themselves where they end.
+    """
+    try:
+        return read_footer(file, start, path)
+    except CorruptionError:
+        return None
+
+
 def read_batches(
     fs: FileSystem, source: Segment, position: int, limit: int, max_bytes: int
 ) -> list[Batch]:

@@ -27,6 +27,7 @@ from walstore.segment_file import (
     load_index,
     read_footer,
     read_header,
+    read_last_footer,
 )
 from walstore.timeline import find_offset, timestamp_of
 
@@ -173,7 +174,8 @@ def _load_footer(fs: FileSystem, found: Segment, *, is_sealed: bool) -> None:
         return
     try:
         read_header(file, found.path)
-        footer = read_footer(file, found.start, found.path)
+        read = read_footer if is_sealed else read_last_footer
+        footer = read(file, found.start, found.path)
     finally:
         file.close()
     if footer is not None:

@@ -17,7 +17,7 @@ from walstore.ports import FileSystem
 from walstore.repair.run import SegmentSurvey, Survey
 from walstore.repair.walk import SegmentWalk
 from walstore.segment import SegmentHeader
-from walstore.segment_file import read_footer
+from walstore.segment_file import read_footer, read_last_footer
 
 
 def survey_log(fs: FileSystem, directory: Path) -> Survey:
@@ -107,7 +107,8 @@ def _survey_segment(
             found.header = _with_one_bit_flipped(data, start, path)
             found.header_error = _bare(error)
         try:
-            footer = read_footer(file, start, path)
+            read = read_last_footer if is_last else read_footer
+            footer = read(file, start, path)
             found.footer = footer[0] if footer else None
         except CorruptionError as error:
             found.footer_error = _bare(error)

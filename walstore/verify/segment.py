@@ -19,7 +19,7 @@ from walstore.ledger import Marks
 from walstore.ports import File
 from walstore.recovery import Chain
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
-from walstore.segment_file import decode, read_footer
+from walstore.segment_file import decode, read_footer, read_last_footer
 from walstore.segment_streams import SegmentStreams
 from walstore.verify.frames import FrameScan
 from walstore.verify.report import Findings
@@ -147,7 +147,8 @@ def _read_footer(
 ) -> tuple[tuple[SegmentSummary, SegmentIndex] | None, bool]:
     """Return the footer if it can be read, and whether the segment is sealed."""
     try:
-        footer = read_footer(file, task.start, task.path)
+        read = read_last_footer if task.is_last else read_footer
+        footer = read(file, task.start, task.path)
     except CorruptionError as error:
         findings.add_error(task.path, error)
         return None, True
