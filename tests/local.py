@@ -113,6 +113,16 @@ def open_blocking(
     )
 
 
+class HastyClock(ManualClock):
+    """A clock whose pauses below a second are over at once: those before a lock is tried again.
+
+    For tests that do not advance the clock whenever two threads of a log meet at the cursors' lock.
+    """
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds if seconds >= 1 else 0)
+
+
 def draft_of(start: int, *values: bytes, timestamp_us: int | None = None) -> Draft:
     """Return a draft as the channel would hand it to the writer."""
     draft = Draft(start)

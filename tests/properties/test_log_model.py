@@ -32,7 +32,14 @@ from hypothesis.stateful import (
 )
 
 from tests.interrupted import Interrupted, finish
-from tests.local import SMALL, UnsyncedFileSystem, check_contiguous, open_descriptors, read_all
+from tests.local import (
+    SMALL,
+    HastyClock,
+    UnsyncedFileSystem,
+    check_contiguous,
+    open_descriptors,
+    read_all,
+)
 from tests.properties.log_model import MOST_PRODUCERS, WINDOW, Item, Model, Op
 from walstore import Wal, WouldBlock
 from walstore.errors import (
@@ -50,7 +57,7 @@ from walstore.errors import (
 from walstore.reader import Reader
 from walstore.segment import HEADER_BYTES
 from walstore.settings import KIB
-from walstore.testing import FaultyFileSystem, ManualClock, PowerLossFileSystem
+from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 
 BASE = SMALL.replace(
@@ -126,7 +133,7 @@ class LogMachine(RuleBasedStateMachine):
         memory = Path("/dev/shm")
         self.root = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
         self.runner = asyncio.Runner()
-        self.clock = ManualClock()
+        self.clock = HastyClock()
         self.ops: list[Op] = []
         self.acked = 0
         self.model = Model()

@@ -27,7 +27,14 @@ from typing import Any
 import pytest
 
 from tests.interrupted import Interrupted, finish
-from tests.local import SMALL, UnsyncedFileSystem, check_contiguous, open_descriptors, read_all
+from tests.local import (
+    SMALL,
+    HastyClock,
+    UnsyncedFileSystem,
+    check_contiguous,
+    open_descriptors,
+    read_all,
+)
 from tests.waiting import until
 from walstore import Wal, WouldBlock
 from walstore.fence import Fence
@@ -324,10 +331,10 @@ def unplaced(wal: Wal) -> set[Any]:
 @pytest.mark.parametrize("late", [False, True], ids=["at", "late"])
 @pytest.mark.parametrize("name", CASES)
 async def test_L14_cancelled_at_every_suspension(
-    name: str, late: bool, busy: bool, scratch: Path, clock: ManualClock
+    name: str, late: bool, busy: bool, scratch: Path
 ) -> None:
     run, _, _ = CASES[name]
-    directory = scratch / "log"
+    directory, clock = scratch / "log", HastyClock()
     async with Wal.open(directory, settings=SETTINGS, fs=UnsyncedFileSystem(), clock=clock) as wal:
         log = Log(wal, await wal.fence("me"), wal.reader(), clock)
         await wal.append(b"first")
