@@ -234,8 +234,9 @@ def _failed(message: str, outcome: Outcome) -> WalError:
     return StorageUnavailableError(message, retriable=False, outcome=outcome)
 
 
-def _hash(data: bytes = b"") -> hashlib.blake2b:
-    return hashlib.blake2b(data, digest_size=16)
+def _hash(data: bytes = b"") -> hashlib._Hash:
+    # SHA-256, since processors have instructions for it: a third of BLAKE2's time.
+    return hashlib.sha256(data)
 
 
 def _etag(path: Path) -> str | None:
