@@ -159,6 +159,7 @@ class Cluster:
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
             "spark.executor.cores": "1",
+            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.sql.session.timeZone": "UTC",

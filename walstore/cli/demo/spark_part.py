@@ -69,8 +69,13 @@ def run(url: str) -> None:
 
     from walstore.spark import local_session
 
-    # A handful of streams need no more; Spark's default of 200 would take longer than the reading.
-    spark = local_session(app_name="walstore demo", config={"spark.sql.shuffle.partitions": "2"})
+    config = {
+        # A handful of streams need no more; Spark's default of 200 would take longer than the reading.
+        "spark.sql.shuffle.partitions": "2",
+        # Nothing runs long enough for Java's optimising compiler to earn what it takes.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    }
+    spark = local_session(app_name="walstore demo", config=config)
     try:
         totals = (
             spark.read.format("walstore")
