@@ -13,17 +13,15 @@ Bytes are only ever removed in step 5, and only those that were never acknowledg
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from walstore import checkpoint, frame, recovery, segment
+from walstore import checkpoint, recovery, segment
 from walstore.active import ActiveCell
 from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.directory import (
-    list_segments,
     load_checkpoint,
     read_cell,
     walk_file,
@@ -31,12 +29,13 @@ from walstore.directory import (
 from walstore.disk_watch import look
 from walstore.durable_file import write_durably
 from walstore.errors import ContentionError, CorruptionError
-from walstore.ledger import Ledger, Marks
+from walstore.finding import Found, find_log
+from walstore.ledger import Ledger
 from walstore.locks import lock_log
 from walstore.ports import Clock, File, FileSystem, Lock
 from walstore.recovery import Chain, Verdict
-from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
-from walstore.segment_file import Segment, read_footer, read_header, read_last_footer
+from walstore.segment import SegmentIndex
+from walstore.segment_file import Segment
 from walstore.settings import Settings
 from walstore.spill import remove_leftovers
 from walstore.tail import Tail
@@ -71,20 +70,6 @@ class Opened:
     recovery: Recovery
     free_bytes: int | None
     """Space left on the file system, if it can be told."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What lies in the directory, before anything is changed."""
-
-    log_id: bytes
-    head: int
-    sealed: list[SegmentSummary]
-    chain: Chain
-    index: SegmentIndex
-    position: int
-    """Where to walk the active segment from."""
-    active_start: int | None
 
 
 def open_log(
@@ -152,11 +137,11 @@ def _open_locked(
     hint = load_checkpoint(fs, directory)
     cell = read_cell(fs, directory)
     ledger = Ledger(window=settings.producer_window, max_producers=settings.max_producers)
-    found = _find(fs, directory, hint, ledger)
+    found = find_log(fs, directory, hint, ledger)
     created = found is None
     if found is None:
         chain = Chain(tier_limit, 0, 0, 0, ledger)
-        found = _Found(make_log_id(), tier_limit, [], chain, SegmentIndex(), 0, None)
+        found = Found(make_log_id(), tier_limit, [], chain, SegmentIndex(), 0, None)
         active, recovered = None, Recovery(created=True)
     else:
         durable_limit = max(hint.next_offset if hint else 0, cell.durable_limit if cell else 0)
@@ -222,184 +207,8 @@ def _is_as_checkpointed(
     )
 
 
-def _find(
-    fs: FileSystem, directory: Path, hint: Checkpoint | None, ledger: Ledger
-) -> _Found | None:
-    starts = list_segments(fs, directory)
-    if not starts:
-        if hint is not None:
-            raise CorruptionError(
-                "the checkpoint names segments that are gone; restore them, or move the checkpoint "
-                "away to begin a new log",
-                path=str(directory),
-                expected=segment.file_name(hint.tail_start),
-            )
-        return None
-    starts = _drop_below_head(fs, directory, starts, hint)
-    summaries = {s.start: s for s in hint.sealed} if hint else {}
-    sealed: list[SegmentSummary] = []
-    log_id = hint.log_id if hint else None
-    for start in starts[:-1]:
-        _check_adjacent(directory, sealed, start)
-        summary = summaries.get(start)
-        if summary is None:
-            log_id, summary = _read_sealed(fs, directory, start, sealed, log_id)
-        sealed.append(summary)
-    last = starts[-1]
-    _check_adjacent(directory, sealed, last)
-    if hint is not None and starts[0] > hint.head:
-        raise CorruptionError(
-            "segments are missing at the beginning of the log",
-            path=str(directory),
-            expected=segment.file_name(hint.head),
-            found=segment.file_name(starts[0]),
-        )
-    if hint is not None and last < hint.tail_start:
-        raise CorruptionError(
-            "segments are missing at the end of the log",
-            path=str(directory),
-            expected=segment.file_name(hint.tail_start),
-            found=segment.file_name(last),
-        )
-    head = hint.head if hint else starts[0]
-    return _find_tail(fs, directory, hint, sealed, last, head, log_id, ledger)
-
-
-def _find_tail(
-    fs: FileSystem,
-    directory: Path,
-    hint: Checkpoint | None,
-    sealed: list[SegmentSummary],
-    last: int,
-    head: int,
-    log_id: bytes | None,
-    ledger: Ledger,
-) -> _Found:
-    path = directory / segment.file_name(last)
-    file = fs.open(path, "r")
-    try:
-        header = read_header(file, path)
-        footer = read_last_footer(file, last, path)
-        _check_header(path, header, last, sealed, log_id)
-        if hint is not None and hint.tail_start == last and _ends_as_checkpointed(file, hint):
-            if hint.ledger:
-                ledger.apply(Marks.decode(hint.ledger))
-            chain = Chain(
-                hint.next_offset, hint.previous_crc, hint.timestamp_us, hint.epoch, ledger
-            )
-            index, position = hint.tail_index, hint.tail_position
-        else:
-            timestamp_us = sealed[-1].max_timestamp_us if sealed else 0
-            chain = Chain(last, header.previous_crc, timestamp_us, header.epoch, ledger)
-            index, position = SegmentIndex(), segment.HEADER_BYTES
-        if footer is None:
-            return _Found(header.log_id, head, sealed, chain, index, position, last)
-        summary = footer[0]
-        walk_file(
-            file, path, chain, index, position
-        )  # for the ledger that the next segment begins with
-    finally:
-        file.close()
-    epoch = max(header.epoch, hint.epoch if hint else 0)
-    chain = Chain(summary.limit, summary.last_crc, summary.max_timestamp_us, epoch, ledger)
-    return _Found(header.log_id, head, [*sealed, summary], chain, SegmentIndex(), 0, None)
-
-
-def _ends_as_checkpointed(file: File, hint: Checkpoint) -> bool:
-    """Return whether the frame that ends at the checkpointed place is there and whole.
-
-    If so, all before it was synced and need not be walked again.
-    """
-    end = hint.tail_position
-    if end <= segment.HEADER_BYTES:
-        return True
-    trailer = file.pread(frame.TRAILER.size, end - frame.TRAILER.size)
-    if len(trailer) < frame.TRAILER.size:
-        return False
-    length, magic = frame.TRAILER.unpack(trailer)
-    if magic != frame.TRAILER_MAGIC or length > end - segment.HEADER_BYTES:
-        return False
-    view = memoryview(file.pread(length, end - length))
-    header = frame.parse_header(view, 0)
-    return header is not None and header.crc == hint.previous_crc and frame.is_whole(view, header)
-
-
-def _drop_below_head(
-    fs: FileSystem, directory: Path, starts: list[int], hint: Checkpoint | None
-) -> list[int]:
-    """Finish a deletion that a crash interrupted: files wholly below the durable head."""
-    if hint is None:
-        return starts
-    while len(starts) > 1 and starts[1] <= hint.head:
-        with contextlib.suppress(FileNotFoundError):
-            fs.remove(directory / segment.file_name(starts[0]))
-        starts = starts[1:]
-    return starts
-
-
-def _read_sealed(
-    fs: FileSystem,
-    directory: Path,
-    start: int,
-    before: list[SegmentSummary],
-    log_id: bytes | None,
-) -> tuple[bytes, SegmentSummary]:
-    path = directory / segment.file_name(start)
-    file = fs.open(path, "r")
-    try:
-        header = read_header(file, path)
-        footer = read_footer(file, start, path)
-    finally:
-        file.close()
-    _check_header(path, header, start, before, log_id)
-    if footer is None:
-        raise CorruptionError("segment is not sealed although another one follows", path=str(path))
-    return header.log_id, footer[0]
-
-
-def _check_header(
-    path: Path,
-    header: SegmentHeader,
-    start: int,
-    before: list[SegmentSummary],
-    log_id: bytes | None,
-) -> None:
-    """Check that a segment is the one its name says and continues those before it."""
-    if header.start != start:
-        raise CorruptionError(
-            "segment is not the one its name says",
-            path=str(path),
-            expected=start,
-            found=header.start,
-        )
-    if log_id is not None and log_id != header.log_id:
-        raise CorruptionError(
-            "segment belongs to another log",
-            path=str(path),
-            expected=log_id.hex(),
-            found=header.log_id.hex(),
-        )
-    if before and before[-1].last_crc != header.previous_crc:
-        raise CorruptionError(
-            "segment does not continue the one before",
-            path=str(path),
-            expected=before[-1].last_crc,
-            found=header.previous_crc,
-        )
-
-
-def _check_adjacent(directory: Path, sealed: list[SegmentSummary], start: int) -> None:
-    if sealed and sealed[-1].limit != start:
-        raise CorruptionError(
-            "a segment is missing",
-            path=str(directory),
-            expected=segment.file_name(sealed[-1].limit),
-            found=segment.file_name(start),
-        )
-
-
 def _recover_active(
-    fs: FileSystem, directory: Path, found: _Found, durable_limit: int
+    fs: FileSystem, directory: Path, found: Found, durable_limit: int
 ) -> tuple[tuple[Segment, File, int] | None, Recovery]:
     """Walk the active segment to its end and cut a torn tail off."""
     if found.active_start is None:
