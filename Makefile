@@ -14,12 +14,16 @@ PYTEST := $(VENV)/bin/python -m pytest
 # On all processors, unless told otherwise: make test WORKERS=0
 WORKERS ?= auto
 PARALLEL := --numprocesses=$(WORKERS) --dist=worksteal
+# Which PySparks make test-spark-versions runs, beside the newest, which the other targets have.
+VERSIONS ?= 4.0.5 4.1.4 4.2.1
+SPARK_TESTS := tests/walstore/spark tests/examples tests/scenarios/test_spark_exactly_once.py \
+	tests/scenarios/test_spark_sink_exactly_once.py tests/scenarios/test_sidecar.py
 RUN := $(VENV)/.ready-to-run
 DEV := $(VENV)/.ready-to-develop
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(if $(wildcard $(DEV)),$(DEV),$(RUN)) ## Run the whole path once on real data of this machine: append, kill, recover, ship, read, Spark
@@ -49,6 +53,22 @@ test-s3: $(DEV) ## Run the store and log tests against a real S3 server, Ceph's;
 test-cluster: $(DEV) ## Run the tests on a Spark cluster: a master and two workers, started for them; needs Java 17
 	$(PYTEST) --numprocesses=0 tests/cluster $(ARGS)
 
+# PySpark 4.0 leaves sockets unclosed. One process, since each starts a JVM. make -k goes on after a version that fails.
+.PHONY: test-spark-versions
+test-spark-versions: $(addprefix test-spark-,$(VERSIONS)) ## Run the Spark tests on older PySparks, each in its own environment: VERSIONS="4.0.5 4.2.1"
+
+test-spark-%: .venv-spark-%/.ready
+	.venv-spark-$*/bin/python -m pytest --numprocesses=0 -W "ignore:unclosed <socket:ResourceWarning" \
+		-p no:cacheprovider $(SPARK_TESTS) $(ARGS)
+
+.PRECIOUS: .venv-spark-%/.ready
+.venv-spark-%/.ready: pyproject.toml | $(VENV)/bin/python
+	@echo "installing walstore and PySpark $* into .venv-spark-$*"
+	@$(VENV)/bin/python -m venv .venv-spark-$*
+	@.venv-spark-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-compile \
+		--editable '.[dev]' pyspark==$*
+	@touch $@
+
 .PHONY: test-all
 test-all: $(DEV) ## Run all tests
 	$(PYTEST) $(ARGS)
@@ -71,7 +91,7 @@ bench: $(DEV) ## Measure, each figure beside a raw baseline of the same run
 
 .PHONY: clean
 clean: ## Remove the environment, caches and build products
-	rm -rf $(VENV) build dist *.egg-info .benchmarks .hypothesis .import_linter_cache .mypy_cache \
+	rm -rf $(VENV) .venv-spark-* build dist *.egg-info .benchmarks .hypothesis .import_linter_cache .mypy_cache \
 		.pytest_cache .ruff_cache spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

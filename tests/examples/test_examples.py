@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import kill_session
+from tests.walstore.spark.versions import NO_LIMITS
 from walstore.spark import problem
+from walstore.spark.features import HAS_LIMITS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PRINTED = {
@@ -38,6 +40,8 @@ not paid 34
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PRINTED)
 def test_an_example_prints_what_it_should(name: str, tmp_path: Path) -> None:
+    if name == "stream_into_a_table" and not HAS_LIMITS:
+        pytest.skip(NO_LIMITS)
     missing = problem()
     if missing:
         pytest.skip(missing)

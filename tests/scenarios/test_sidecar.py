@@ -16,6 +16,7 @@ from tests.sidecars import SidecarProcess, landed_rows, sidecar
 from uploader import CloudLog, CloudWriter, CollectorSettings, GarbageCollector
 from uploader.writing.writer_settings import WriterSettings
 from walstore.spark import problem
+from walstore.spark.features import HAS_LIMITS
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -57,10 +58,11 @@ class Place:
                 self.tail = limit
 
     def run(self, *options: object, **more):
-        """Run a sidecar with small batches, one directly after the other."""
+        """Run a sidecar with small batches, where Spark can do that, one directly after the other."""
+        small = ("--max-records-per-trigger", AT_ONCE) if HAS_LIMITS else ()
         return sidecar(
             *(self.url, "--to", self.table, "--cursor", CURSOR),
-            *("--max-records-per-trigger", AT_ONCE, "--trigger-seconds", 0, *options),
+            *(*small, "--trigger-seconds", 0, *options),
             **more,
         )
 
@@ -236,7 +238,7 @@ def test_a_directory_and_mistakes_that_only_spark_shows(tmp_path):
     for options, message in [
         ((other.url, "--to", place.table), "belongs to orders"),
         ((place.url, "--to", place.table, "--checkpoint", tmp_path / "new"), "knows of 0"),
-        ((place.url, "--to", tmp_path / "delta", "--format", "delta"), "spark.jars.packages"),
+        ((place.url, "--to", tmp_path / "delta", "--format", "delta"), "--packages io.delta"),
     ]:
         with sidecar(*options) as running:
             assert running.end() == 1

@@ -19,9 +19,11 @@ from typing import TextIO
 import pytest
 
 from tests.scenarios.stream_source import PIPE, STOP_AT
+from tests.walstore.spark.versions import limit
 from uploader import CloudWriter
 from walstore import Wal
 from walstore.spark import problem
+from walstore.spark.features import HAS_LIMITS
 
 pytestmark = [
     pytest.mark.spark,
@@ -108,7 +110,12 @@ class Children:
     def _start(
         self, mode: str, stop_at: str, stdout: int
     ) -> tuple[subprocess.Popen[bytes], TextIO]:
-        options = ["maxOffsetsPerTrigger=50", "pollIntervalMs=1"] if mode == "land" else []
+        options = []
+        if mode == "land":
+            options = [
+                "pollIntervalMs=1",
+                *(f"{name}={value}" for name, value in limit(50).items()),
+            ]
         # Its own pipe: a process of the child before may have closed that one's not yet.
         self._runs += 1
         self._pipe = self._place / f"pipe{self._runs}"
@@ -157,8 +164,8 @@ def test_each_record_is_in_the_table_once(tmp_path, kind, seed):
             producer = Producer(log, chance)
             await producer.append()
             first = producer.written + 1
-            # Killed when it has resolved "latest" and planned nothing; until then nothing is appended.
-            seen = set(await children.land(None, "latest:1"))
+            # Killed when it has resolved "latest" and read nothing; until then nothing is appended.
+            seen = set(await children.land(None, "latest:1" if HAS_LIMITS else "partitions:1"))
             for turn in range(ROUNDS):
                 seen |= set(await children.land(producer, chosen(chance, seed, turn)))
             return first, producer.written, seen

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from walstore.cli.errors import UsageError
 from walstore.cli.options import AsJson
 from walstore.cli.output import complain, format_count, print_fields
 from walstore.cli.running import STOP_SIGNALS
+from walstore.cli.sidecar_config import add_packages, parse_config
 from walstore.cli.sidecar_show import Several, brief, showing
 from walstore.clock import SystemClock
 from walstore.spark.sidecar.settings import (
@@ -31,6 +31,7 @@ EXAMPLES = """\b
 Examples:
   walstore sidecar s3://bucket/orders --to s3a://lake/orders
   walstore sidecar data/orders --to tables/orders --once
+  walstore sidecar data/orders --to tables/o --format delta --packages io.delta:delta-spark_4.2_2.13:4.4.0
   walstore sidecar s3://bucket/logs --subscribe orders,payments --to tables/all --partition-by topic,date
 """
 
@@ -111,7 +112,17 @@ def sidecar(
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option("--config", metavar="NAME=VALUE", help="A setting of Spark's; repeatable."),
+        typer.Option(
+            "--config", "--conf", metavar="NAME=VALUE", help="A setting of Spark's; repeatable."
+        ),
+    ] = None,
+    packages: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--packages",
+            metavar="COORDINATES",
+            help="Maven packages that Spark fetches, with commas; repeatable.",
+        ),
     ] = None,
     metrics_port: Annotated[
         int | None,
@@ -145,22 +156,11 @@ def sidecar(
         has_headers=not no_headers,
         cursor=cursor,
         master=master,
-        config=parse_config(config or []),
+        config=add_packages(parse_config(config or []), packages or []),
     )
     summary = _run(settings, metrics_port, spark_log, as_json=as_json)
     if not as_json:
         _print(settings, summary)
-
-
-def parse_config(given: list[str]) -> dict[str, str]:
-    """Return settings given as ``NAME=VALUE``; UsageError for others."""
-    found = {}
-    for text in given:
-        name, mark, value = text.partition("=")
-        if not mark or not name.strip():
-            raise UsageError(f"--config takes NAME=VALUE, not {text!r}")
-        found[name.strip()] = value.strip()
-    return found
 
 
 def _run(

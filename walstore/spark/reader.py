@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from walstore.spark.features import HAS_FILTERS
 from walstore.spark.filters import Narrowed, narrow
 from walstore.spark.options import ReadOptions
 from walstore.spark.partition import LogPartition
@@ -31,7 +32,7 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._names = tuple(names)
         self._narrowed = Narrowed()
-        if options.takes_filters and hasattr(DataSourceReader, "pushFilters"):  # since Spark 4.1
+        if options.takes_filters and HAS_FILTERS:
             self.pushFilters: Any = FilterTaker(self)
 
     def take_filters(self, filters: Iterable[Filter]) -> None:

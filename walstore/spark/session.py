@@ -46,6 +46,8 @@ def local_session(
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
+        # Spark 4.0 and 4.1 would end such a trigger after one batch, be it only one left over from a crash.
+        "spark.sql.streaming.triggerAvailableNowWrapper.enabled": "true",
         **(config or {}),
     }
     for name, value in settings.items():
@@ -64,9 +66,16 @@ def register(spark: SparkSession) -> None:
     """
     environment.require_packages()
     environment.require_interpreter(spark)
+    from pyspark.errors import AnalysisException
+
     from walstore.spark.source import WalstoreSource
 
-    spark.dataSource.register(WalstoreSource)
+    try:
+        spark.dataSource.register(WalstoreSource)
+    except AnalysisException as error:
+        # Spark 4.0 refuses what it has found by itself, which is the same class.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
 def _share_checkout() -> None:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from tests.walstore.cli.conftest import Cli
-from walstore.cli import sidecar, sidecar_show
+from walstore.cli import sidecar, sidecar_config, sidecar_show
 from walstore.cli.errors import UsageError
 from walstore.spark import problem
 from walstore.spark.sidecar import Landed, Started
@@ -54,6 +54,7 @@ def test_java_that_is_not_there(cli: Cli, stored: str, tmp_path: Path, monkeypat
         (("--trigger-seconds", "-1"), "0 seconds or more"),
         (("--max-records-per-trigger", "0"), "one record or more"),
         (("--config", "spark.ui.port"), "NAME=VALUE"),
+        (("--packages", "io.delta:delta-spark_4.2_2.13"), "GROUP:NAME:VERSION"),
         (("--format", "csv"), "'csv'"),
         (("--subscribe", "a", "--subscribe-pattern", "b"), "not both"),
         (("--format", "iceberg"), "needs a checkpoint"),
@@ -72,10 +73,17 @@ def test_a_table_is_needed(cli: Cli, stored: str) -> None:
 
 
 def test_settings_of_spark() -> None:
-    assert sidecar.parse_config(["a.b=c=d", " e = f "]) == {"a.b": "c=d", "e": "f"}
+    assert sidecar_config.parse_config(["a.b=c=d", " e = f "]) == {"a.b": "c=d", "e": "f"}
+    assert sidecar_config.add_packages({}, ["a:b:1, c:d:2", "e:f:3"]) == {
+        "spark.jars.packages": "a:b:1,c:d:2,e:f:3"
+    }
+    named = {"spark.jars.packages": "a:b:1"}
+    assert sidecar_config.add_packages(named, ["c:d:2"]) == {"spark.jars.packages": "a:b:1,c:d:2"}
+    assert sidecar_config.add_packages(named, []) == named
+    assert sidecar_config.add_packages({}, []) == {}
     for text in ("a", "=b"):
         with pytest.raises(UsageError):
-            sidecar.parse_config([text])
+            sidecar_config.parse_config([text])
 
 
 def test_plain_lines(capsys) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.test_docs import run, snippets
+from tests.walstore.spark.versions import NO_LIMITS
 from walstore.spark import problem
+from walstore.spark.features import HAS_LIMITS
 from walstore.spark.options import KNOWN
 from walstore.spark.schema import spark_schema
 
@@ -23,6 +25,8 @@ PAGES = sorted(path.stem for path in DOCS.glob("spark*.md") if "```python" in pa
 @pytest.mark.parametrize("page", PAGES)
 def test_the_programs_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
     """Each runs on what the ones before left, and prints what the page says, if it says so."""
+    if page == "spark_streaming" and not HAS_LIMITS:
+        pytest.skip(NO_LIMITS)
     for code, output in snippets((DOCS / f"{page}.md").read_text()):
         printed = run(code, tmp_path, timeout_seconds=300)
         if output is not None:

@@ -11,6 +11,7 @@ from pyspark.sql import datasource as spark
 
 from tests.walstore.spark.many import write, write_directory, write_partitioned
 from tests.walstore.spark.reading import START_US, copied, planned, read_batches, reader_of
+from tests.walstore.spark.versions import needs_filters
 from uploader import layout
 from walstore.errors import (
     CorruptionError,
@@ -159,6 +160,7 @@ def filtered(location: str | Path, *filters: spark.Filter, **options) -> list[di
     return [row for batches in found for batch in batches for row in batch.to_pylist()]
 
 
+@needs_filters
 def test_filters_open_only_the_logs_they_leave(bucket, tmp_path):
     (tmp_path / "bucket" / "bills" / layout.MANIFEST).write_bytes(b"{}")
     rows = filtered(bucket, spark.EqualTo(("topic",), "orders"), subscribePattern=".*")
@@ -168,6 +170,7 @@ def test_filters_open_only_the_logs_they_leave(bucket, tmp_path):
     assert filtered(bucket, spark.EqualTo(("topic",), "x"), subscribePattern=".*") == []
 
 
+@needs_filters
 def test_filters_leave_fragments_unread(bucket, tmp_path):
     for path in sorted((tmp_path / "bucket" / "bills").glob("log/*/*.parquet"))[:5]:
         data = path.read_bytes()
@@ -179,6 +182,7 @@ def test_filters_leave_fragments_unread(bucket, tmp_path):
         filtered(bills, spark.LessThan(("offset",), 9))
 
 
+@needs_filters
 def test_filters_by_time_and_stream(tmp_path):
     url = f"file://{tmp_path}/orders"
     for stream in ("eu", "us", "eu", None):
@@ -192,6 +196,7 @@ def test_filters_by_time_and_stream(tmp_path):
     assert [row["offset"] for row in rows] == [7, 8, 9, 10, 11, 12]
 
 
+@needs_filters
 def test_filters_go_with_directories(tmp_path):
     write_directory(tmp_path / "data", {"bills": [b"b"] * 5, "orders/0": [b"o"] * 5})
     rows = filtered(
@@ -203,6 +208,7 @@ def test_filters_go_with_directories(tmp_path):
     assert [(row["topic"], row["offset"]) for row in rows] == [("orders", at) for at in (2, 3, 4)]
 
 
+@needs_filters
 def test_the_class_does_not_define_push_filters(bucket):
     """Spark refuses every read by one that does while its setting is off; see FilterTaker."""
     reader = reader_of(f"{bucket}/bills", pushdown="on")
@@ -210,6 +216,7 @@ def test_the_class_does_not_define_push_filters(bucket):
     assert reader.pushFilters.__func__ is spark.DataSourceReader.pushFilters
 
 
+@needs_filters
 def test_filters_are_left_alone_by_default(bucket):
     reader = reader_of(f"{bucket}/bills")
     filters = [spark.GreaterThan(("offset",), 5)]

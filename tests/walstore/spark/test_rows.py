@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tests.frames import batch_of, build, record_lists, values_only
+from tests.walstore.spark.versions import sparks_arrow_schema
 from walstore import Record
 from walstore.batch import Batch
 from walstore.errors import InvalidSettingsError
@@ -57,7 +57,7 @@ def as_batches(records: Sequence[Record], cuts: Sequence[int]) -> list[Batch]:
 
 
 def test_the_arrow_schema_is_the_one_that_spark_derives():
-    assert arrow_schema(ALL.fieldNames()).equals(to_arrow_schema(ALL, timezone="UTC"))
+    assert arrow_schema(ALL.fieldNames()).equals(sparks_arrow_schema(ALL))
 
 
 def test_headers_are_left_out_unless_asked_for():
@@ -107,7 +107,7 @@ def test_a_schema_may_choose_columns(columns):
     schema = schema_of(**columns)
     records = values_only(b"a", b"b")
     (found,) = built([batch_of(build(records))], schema)
-    assert found.schema.equals(to_arrow_schema(schema, timezone="UTC"))
+    assert found.schema.equals(sparks_arrow_schema(schema))
     assert found.to_pylist() == [{n: expected(r)[n] for n in columns} for r in records]
 
 

@@ -10,6 +10,8 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession, functions
 
 from tests.walstore.spark.many import write, write_directory, write_partitioned
+from tests.walstore.spark.versions import needs_filters
+from walstore.spark.features import HAS_FILTERS
 
 pytestmark = [
     pytest.mark.spark,
@@ -94,7 +96,8 @@ def test_a_frame_shows_the_log_as_it_was_when_first_used(spark: SparkSession, bu
     write(f"{bucket}/bills", [b"b"] * 7)
     assert frame.count() == 307
     write(f"{bucket}/bills", [b"b"] * 5)
-    assert frame.count() == 307
+    # Spark 4.0 plans anew for each query. It keeps plans since it hands over filters.
+    assert frame.count() == (307 if HAS_FILTERS else 312)
     assert bills(spark, bucket).count() == 312
 
 
@@ -126,6 +129,7 @@ def test_sparks_setting_alone_changes_nothing(spark: SparkSession, bucket):
     assert high.union(frame).count() == 310
 
 
+@needs_filters
 @pytest.mark.usefixtures("pushdown")
 @pytest.mark.parametrize(
     ("condition", "count"),
@@ -158,6 +162,7 @@ def test_the_setting_may_change_at_any_time(spark: SparkSession, bucket):
     assert frame.count() == 10
 
 
+@needs_filters
 @pytest.mark.usefixtures("pushdown")
 def test_with_pushdown_a_frame_is_for_one_query(spark: SparkSession, bucket):
     """Spark's doing. If this fails, Spark plans anew: the manual need not warn any more."""

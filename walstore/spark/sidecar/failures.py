@@ -23,6 +23,12 @@ _CONCURRENT: Final = (
     "Concurrent update to the log",
     "CONCURRENT_STREAM_LOG_UPDATE",
     "Race while writing batch",
+    "DELTA_CONCURRENT_TRANSACTION",
+    "ConcurrentTransactionException",
+)
+_OTHER_SPARK: Final = re.compile(
+    r"IncompatibleClassChangeError|NoSuchMethodError|NoSuchFieldError|AbstractMethodError|NoClassDefFoundError"
+    r"|because it is not an interface"
 )
 _GONE: Final = (
     "Answer from Java side is empty",
@@ -50,10 +56,18 @@ def to_error(text: str) -> WalError:
         return WalError("Spark's Java process has ended; start again, and see --spark-log")
     if any(words in text for words in _CONCURRENT):
         return WalError("another query runs with the same checkpoint; one of them had to end")
+    said = _say(text)
+    if _OTHER_SPARK.search(text):
+        return WalError(f"a jar was made for another version of Spark than this one: {said}")
+    return WalError(f"Spark's query failed: {said}")
+
+
+def _say(text: str) -> str:
+    """Return what Spark says in one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [found.strip() for found in _CAUSE.findall(text) if found.strip()]
     said = (causes or lines or ["nothing"])[-1] if causes else (lines or ["nothing"])[0]
-    return WalError(f"Spark's query failed: {said[:_MOST_CHARS]}")
+    return said[:_MOST_CHARS]
 
 
 @contextmanager

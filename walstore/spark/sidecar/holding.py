@@ -59,6 +59,11 @@ class HeldLogs:
             self._loop.run(followed.ask())
             self._cursors[name] = followed.cursor(self._name)
 
+    def begins(self) -> dict[LogName, int]:
+        """Return where each log begins if nothing has landed; makes no cursor."""
+        found = {name: self._loop.run(self._cursors[name].load()) for name in self._logs}
+        return {name: self._head(name) if at is None else at for name, at in found.items()}
+
     def begin(self, landed: Offsets | None) -> dict[LogName, int]:
         """Make the cursors that are missing; return where each log begins.
 

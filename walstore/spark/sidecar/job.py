@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from walstore.spark.bounds import offsets_json
-from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
+from walstore.spark.features import HAS_LIMITS
+from walstore.spark.sidecar.settings import DEFAULT_MAX_RECORDS, SidecarSettings
+from walstore.spark.sidecar.tables import Table
 from walstore.spark.streaming.offsets import Offsets
 
 if TYPE_CHECKING:
@@ -14,15 +16,14 @@ if TYPE_CHECKING:
 
 
 def start_query(
-    spark: SparkSession, settings: SidecarSettings, start: Offsets | None
+    spark: SparkSession, settings: SidecarSettings, start: Offsets | None, table: Table
 ) -> StreamingQuery:
     """Start the query; in each log at ``start``, unless the checkpoint says where.
 
     None begins at each log's head.
     """
-    table = settings.table_place
     writer = (
-        divided(read(spark, settings, start), settings)
+        table.arrange(divided(read(spark, settings, start), settings))
         .writeStream.format(settings.table_format)
         .outputMode("append")
         .option("checkpointLocation", settings.checkpoint_place)
@@ -34,18 +35,17 @@ def start_query(
         writer = writer.trigger(
             processingTime=f"{round(settings.trigger_seconds * 1000)} milliseconds"
         )
-    if settings.table_format is TableFormat.ICEBERG and "/" not in table:
-        return writer.toTable(table)
-    return writer.start(table)
+    if settings.is_named:
+        return writer.toTable(settings.table_place)
+    return writer.start(settings.table_place)
 
 
 def read(spark: SparkSession, settings: SidecarSettings, start: Offsets | None) -> DataFrame:
     """Return the logs as a stream."""
-    reader = (
-        spark.readStream.format("walstore")
-        .option("includeHeaders", settings.has_headers)
-        .option("maxOffsetsPerTrigger", settings.max_records)
-    )
+    reader = spark.readStream.format("walstore").option("includeHeaders", settings.has_headers)
+    # Older ones take all there is; a limit that somebody asked for is refused by the source.
+    if HAS_LIMITS or settings.max_records != DEFAULT_MAX_RECORDS:
+        reader = reader.option("maxOffsetsPerTrigger", settings.max_records)
     if start is not None:
         reader = reader.option("startingOffsets", offsets_json(start))
     if settings.subscribe is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +18,8 @@ from walstore.spark.workers import require_workers
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+logger = logging.getLogger("walstore.spark")
+
 APP_NAME: Final = "walstore sidecar"
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which has made the JVM already."""
@@ -25,6 +29,8 @@ SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     # Whoever stops the sidecar does not wait for a task that hangs.
     "spark.sql.streaming.stopTimeout": "20s",
+    # Without it "once" ends on Spark 4.0 and 4.1 when what a crash left over has landed.
+    "spark.sql.streaming.triggerAvailableNowWrapper.enabled": "true",
     # The form that checkpoint.py reads.
     "spark.sql.streaming.offsetLog.formatVersion": "1",
 }
@@ -44,6 +50,9 @@ _NEEDED: Final = {
         "org.apache.iceberg:iceberg-spark-runtime-{spark}_2.13:VERSION",
     ),
 }
+_EXTENSIONS: Final = "spark.sql.extensions"
+_PACKAGES: Final = "spark.jars.packages"
+_NOT_STARTED: Final = "JAVA_GATEWAY_EXITED"
 
 
 def open_session(settings: SidecarSettings, *, log_level: str) -> SparkSession:
@@ -52,12 +61,17 @@ def open_session(settings: SidecarSettings, *, log_level: str) -> SparkSession:
     Raises WalError if Java, a package, a jar, or something on the workers is missing. Blocks for seconds.
     """
     environment.require_packages()
-    config = {**SETTINGS, **_OF_FORMAT.get(settings.table_format, {}), **settings.config}
+    config = session_config(settings)
     is_submitted = _SUBMITTED in os.environ
-    if settings.master is None and not is_submitted:
-        spark = local_session(app_name=APP_NAME, config=config)
-    else:
-        spark = _session(settings.master, config, is_submitted=is_submitted)
+    try:
+        if settings.master is None and not is_submitted:
+            spark = local_session(app_name=APP_NAME, config=config)
+        else:
+            spark = _session(settings.master, config, is_submitted=is_submitted)
+    except Exception as error:
+        if _NOT_STARTED not in str(error):
+            raise
+        raise WalError(_explain_start(config.get(_PACKAGES))) from None
     try:
         spark.sparkContext.setLogLevel(log_level.upper())
         require_format(spark, settings.table_format)
@@ -69,6 +83,14 @@ def open_session(settings: SidecarSettings, *, log_level: str) -> SparkSession:
     return spark
 
 
+def close_session(spark: SparkSession) -> None:
+    """Stop Spark, which may be gone already."""
+    try:
+        spark.stop()
+    except Exception as error:  # noqa: BLE001 - nothing can be done about it, and nothing depends on it
+        logger.info("Spark did not stop in order: %s", error)
+
+
 def require_format(spark: SparkSession, table_format: TableFormat) -> None:
     """Raise WalError if the session lacks the jar that writes such tables; names its package."""
     if table_format not in _NEEDED:
@@ -76,13 +98,51 @@ def require_format(spark: SparkSession, table_format: TableFormat) -> None:
     name, package = _NEEDED[table_format]
     context: Any = spark.sparkContext
     utilities = context._jvm.org.apache.spark.util.Utils  # noqa: SLF001
-    if utilities.classIsLoadable(name):
-        return
     minor = ".".join(spark.version.split(".")[:2])
+    if utilities.classIsLoadable(name):
+        loader = context._jvm.java.lang.Thread.currentThread().getContextClassLoader()  # noqa: SLF001
+        source = loader.loadClass(name).getProtectionDomain().getCodeSource()
+        check_jar("" if source is None else source.getLocation().toString(), minor)
+        return
+    whose = " to spark-submit itself" if _SUBMITTED in os.environ else ""
     raise WalError(
-        f"Spark cannot write {table_format} tables: {name} is not among its jars; add --config "
-        f"spark.jars.packages={package.format(spark=minor)} with a version that fits Spark {minor}"
+        f"Spark cannot write {table_format} tables: {name} is not among its jars; give --packages "
+        f"{package.format(spark=minor)}{whose}, with a VERSION that there is for Spark "
+        f"{minor}; if there is none, use an older Spark"
     )
+
+
+def check_jar(place: str, minor: str) -> None:
+    """Raise WalError if a jar's name says that it was made for another Spark than this, as ``4.2``.
+
+    With another one a first run may land, and the next cannot read the table.
+    """
+    jar = place.rpartition("/")[2]
+    made = re.search(r"(\d+\.\d+)_2\.1\d", jar)
+    if made is not None and made[1] != minor:
+        raise WalError(
+            f"{jar} was made for Spark {made[1]}, and this is Spark {minor}: use the one with the other"
+        )
+
+
+def session_config(settings: SidecarSettings) -> dict[str, str]:
+    """Return the session's settings: ours, the format's, and above all the user's.
+
+    Extensions are those of the format and the user's.
+    """
+    ours = {**SETTINGS, **_OF_FORMAT.get(settings.table_format, {})}
+    config = {**ours, **settings.config}
+    if _EXTENSIONS in ours and _EXTENSIONS in settings.config:
+        both = f"{ours[_EXTENSIONS]},{settings.config[_EXTENSIONS]}".split(",")
+        config[_EXTENSIONS] = ",".join(dict.fromkeys(name.strip() for name in both))
+    return config
+
+
+def _explain_start(packages: str | None) -> str:
+    said = "Spark's Java process ended before it began; what it said stands above"
+    if packages is None:
+        return said
+    return f"{said}: perhaps {packages} cannot be found; is there such a version for this Spark?"
 
 
 def _session(master: str | None, config: Mapping[str, str], *, is_submitted: bool) -> SparkSession:

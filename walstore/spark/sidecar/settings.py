@@ -98,11 +98,14 @@ class SidecarSettings:
             )
 
     @property
+    def is_named(self) -> bool:
+        """Whether the table is named in a catalog, rather than by where it lies; Iceberg's only."""
+        return self.table_format is TableFormat.ICEBERG and "/" not in self.table
+
+    @property
     def table_place(self) -> str:
         """The table's path, absolute, or its URL or name."""
-        if self.table_format is TableFormat.ICEBERG and "/" not in self.table:
-            return self.table
-        return _absolute(self.table)
+        return self.table if self.is_named else _absolute(self.table)
 
     @property
     def checkpoint_place(self) -> str:
@@ -125,9 +128,14 @@ class SidecarSettings:
     @property
     def local_places(self) -> tuple[str, ...]:
         """Directories of this machine that table and checkpoint lie in; none if both are elsewhere."""
-        places = (self.table_place, self.checkpoint_place)
-        found = (place.removeprefix("file://") for place in places)
-        return tuple(place for place in found if place.startswith("/"))
+        found = (local_path(place) for place in (self.table_place, self.checkpoint_place))
+        return tuple(place for place in found if place is not None)
+
+
+def local_path(place: str) -> str | None:
+    """Return the path on this machine of a path or URL; None if it lies elsewhere."""
+    found = re.match(r"(?:file:(?://)?(?!//))?(/.*)", place)
+    return None if found is None else found[1]
 
 
 def _absolute(place: str) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from walstore.errors import WalError
@@ -21,7 +22,7 @@ from walstore.spark.environment import require_packages
 from walstore.spark.sidecar.failures import spark_errors
 from walstore.spark.sidecar.progress import count_records, seconds_of, tails_of
 from walstore.spark.sidecar.reports import Landed, Observer, Started, Summary
-from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
+from walstore.spark.sidecar.settings import SidecarSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,6 +62,7 @@ class Sidecar:
         self._stop = threading.Event()
         self._seen: tuple[int, str] | None = None
         self._tails: dict[LogName, int] = {}
+        self._local_places: Callable[[], tuple[str, ...]] = tuple
         self._batch = -1
         self._positions: dict[LogName, int] = {}
         self._records = 0
@@ -85,7 +87,7 @@ class Sidecar:
         """
         require_packages()
         from walstore.spark.sidecar.holding import HeldLogs
-        from walstore.spark.sidecar.session import open_session
+        from walstore.spark.sidecar.session import close_session, open_session
 
         held = HeldLogs(self._settings.cursor_name)
         try:
@@ -96,7 +98,7 @@ class Sidecar:
                 try:
                     return self._run(spark, held)
                 finally:
-                    _quietly_stop(spark)
+                    close_session(spark)
         finally:
             held.close()
 
@@ -115,15 +117,15 @@ class Sidecar:
         return find_logs(parse_location(settings.location, {}), selection)
 
     def _run(self, spark: SparkSession, held: HeldLogs) -> Summary:
-        from walstore.spark.sidecar.checkpoint import Checkpoint, SparkFolder, check_parquet_table
+        from walstore.spark.sidecar.checkpoint import Checkpoint, SparkFolder
         from walstore.spark.sidecar.job import start_query
+        from walstore.spark.sidecar.tables import open_table
 
         settings = self._settings
         checkpoint = Checkpoint(SparkFolder(spark, settings.checkpoint_place))
-        if settings.table_format is TableFormat.PARQUET:
-            check_parquet_table(
-                SparkFolder(spark, settings.table_place), settings.table_place, checkpoint
-            )
+        table = open_table(spark, settings)
+        table.check(checkpoint, held.begins)
+        self._local_places = table.local_places
         commit = checkpoint.commit()
         if commit is not None:
             self._batch, self._positions = commit.batch, commit.positions
@@ -140,7 +142,7 @@ class Sidecar:
             )
         )
         if not self._stop.is_set():
-            query = start_query(spark, settings, start if commit is None else None)
+            query = start_query(spark, settings, start if commit is None else None, table)
             self._watch(query, checkpoint, held)
         return Summary(
             records=self._records,
@@ -233,18 +235,10 @@ class Sidecar:
     def _sync(self) -> None:
         from walstore.spark.sidecar.local_disk import sync_file_systems
 
-        sync_file_systems(self._settings.local_places)
+        sync_file_systems(self._local_places())
 
 
 def _wait(query: StreamingQuery) -> bool:
     """Return whether the query has ended, after a moment; its error if it failed."""
     # PySpark takes parts of seconds, although it does not say so.
     return bool(query.awaitTermination(LOOK_SECONDS))  # type: ignore[arg-type]
-
-
-def _quietly_stop(spark: SparkSession) -> None:
-    """Stop Spark, which may be gone already."""
-    try:
-        spark.stop()
-    except Exception as error:  # noqa: BLE001 - nothing can be done about it, and nothing depends on it
-        logger.info("Spark did not stop in order: %s", error)

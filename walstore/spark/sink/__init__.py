@@ -38,7 +38,7 @@ def stream_writer(
     """Return what appends the rows of micro-batches. As :func:`batch_writer`."""
     _check_append(overwrite=overwrite)
     found = parse_sink_options(options, STREAM_OPTIONS)
-    return make_stream_writer(found, check_columns(schema, found.partition_by), schema)
+    return make_stream_writer(found, check_columns(schema, found.partition_by))
 
 
 def _check_append(*, overwrite: bool) -> None:

@@ -7,31 +7,26 @@ both in their properties and pass them on in their messages, since the process t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
 
 from uploader.partitioned import WriteId
 from walstore.errors import WalError
+from walstore.spark.features import DataSourceStreamArrowWriter
 from walstore.spark.sink.batch import new_job
 from walstore.spark.sink.message import merge
 from walstore.spark.sink.options import SinkOptions
 from walstore.spark.sink.place import Place, at_place, prepare
-from walstore.spark.sink.row_batches import row_batches
 from walstore.spark.sink.task import Sink
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 """Properties in which Spark tells the tasks of a stream which stream it is, and which micro-batch."""
 
-_ARROW_WRITER: Any = getattr(datasource, "DataSourceStreamArrowWriter", None)  # since Spark 4.1
 
-
-class StreamWriter(DataSourceStreamWriter):
+class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
     """Writes micro-batches. Spark plans each with a new one, and commits with another."""
 
     def __init__(self, sink: Sink, job: str) -> None:
@@ -94,32 +89,6 @@ class StreamWriter(DataSourceStreamWriter):
         at_place(self.sink.options, act)
 
 
-class RowStreamWriter(StreamWriter):
-    """For Spark 4.0, whose streams hand over rows instead of Arrow batches."""
-
-    def __init__(self, sink: Sink, job: str, schema: StructType) -> None:
-        """As :class:`StreamWriter`, for rows of ``schema``."""
-        super().__init__(sink, job)
-        self._schema = schema
-
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """Stage the rows of a task."""
-        return super().write(row_batches(iterator, self._schema))
-
-
-def make_stream_writer(
-    options: SinkOptions, names: tuple[str, ...], schema: StructType
-) -> StreamWriter:
+def make_stream_writer(options: SinkOptions, names: tuple[str, ...]) -> StreamWriter:
     """Return a writer for one micro-batch, after a look at the place; blocks."""
-    sink, job = Sink(options, names, prepare(options)), new_job()
-    if _ARROW_WRITER is None:
-        return RowStreamWriter(sink, job, schema)
-    return ArrowStreamWriter(sink, job)
-
-
-if _ARROW_WRITER is None:
-    ArrowStreamWriter = StreamWriter
-else:
-
-    class ArrowStreamWriter(StreamWriter, _ARROW_WRITER):  # type: ignore[misc,no-redef]
-        """What Spark hands Arrow batches."""
+    return StreamWriter(Sink(options, names, prepare(options)), new_job())

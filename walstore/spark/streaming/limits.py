@@ -1,51 +1,19 @@
-"""How much Spark wants of a micro-batch. Spark 4.2 brought the classes; 4.0 and 4.1 ask for all there is."""
+"""How much Spark wants of a micro-batch. Spark 4.0 and 4.1 do not say and get all there is."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import NamedTuple
 
 from walstore.errors import InvalidSettingsError
+from walstore.spark.features import (
+    HAS_LIMITS,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from walstore.spark.streaming.stream_options import StreamOptions
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxBytes,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
-
-    HAS_LIMITS = True
-else:
-    try:
-        from pyspark.sql.streaming.datasource import (
-            ReadAllAvailable,
-            ReadLimit,
-            ReadMaxBytes,
-            ReadMaxRows,
-            SupportsTriggerAvailableNow,
-        )
-
-        HAS_LIMITS: Final = True
-    except ImportError:
-        HAS_LIMITS: Final = False
-
-        class ReadLimit:
-            """Stands for Spark 4.2's."""
-
-        class ReadAllAvailable(ReadLimit):
-            """Stands for Spark 4.2's."""
-
-        class ReadMaxRows(ReadLimit):
-            """Stands for Spark 4.2's."""
-
-        class ReadMaxBytes(ReadLimit):
-            """Stands for Spark 4.2's."""
-
-        class SupportsTriggerAvailableNow:
-            """Stands for Spark 4.2's."""
-
 
 __all__ = ["HAS_LIMITS", "Budget", "ReadLimit", "SupportsTriggerAvailableNow"]
 

@@ -60,11 +60,13 @@ class MicroBatches:
     def partitions(self, start: Offsets, end: Offsets) -> list[LogPartition]:
         """Return what the tasks of a batch read. Raises as :meth:`end`."""
         self._check_all_there(end)
+        self._check_none_forgotten(start, end)
         reads: list[tuple[Log, Interval]] = []
         with ExitStack() as opened:
             for name, limit in sorted(end.items()):
                 if name not in self._logs or start.get(name) == limit:
                     continue
+                _check_forward(name, start.get(name, 1), limit)
                 # What is trimmed and what is planned must be told by one look at the log.
                 planned = opened.enter_context(closing(self._plan(name)))
                 if name in start:
@@ -125,6 +127,28 @@ class MicroBatches:
             )
         self._tell(text)
 
+    def _check_none_forgotten(self, start: Offsets, end: Offsets) -> None:
+        """See to it that a batch ends in every log in which it begins.
+
+        Spark 4.0 and 4.1 do not say where a batch begins. If a log of a pattern was not there when the query
+        was started again, the end they were told leaves it out, and so does all that follows in the
+        checkpoint: should it come back, its records would be read a second time.
+        """
+        forgotten = sorted(start.keys() - end.keys())
+        if not forgotten:
+            return
+        text = (
+            f"{', '.join(map(show, forgotten))}: the query has read this log before, and it was not there "
+            "when the query went on; this Spark keeps no offsets of it"
+        )
+        if self._fail_on_data_loss:
+            raise LogNotFoundError(
+                f"{text}: begin anew with another checkpointLocation, or with failOnDataLoss=false go on "
+                "and read it from its head if it comes back",
+                location=show(forgotten[0]),
+            )
+        self._tell(f"{text}; it is read from its head if it comes back")
+
     def _head(self, name: LogName) -> int:
         with closing(self._plan(name)) as planned:
             return planned.head
@@ -137,6 +161,19 @@ class MicroBatches:
         if text not in self._told:
             self._told.add(text)
             logger.warning(text)
+
+
+def _check_forward(name: LogName, start: int, limit: int) -> None:
+    """Spark 4.0 and 4.1 do not say where a batch begins, and plan it up to wherever the log ends."""
+    if limit < start:
+        raise CorruptionError(
+            f"the query has read {show(name)} up to offset {start} and the log ended at {limit} when it went "
+            "on: it is another log than the checkpoint is of, or it lost records; begin anew with another "
+            "checkpointLocation",
+            path=show(name),
+            expected=start,
+            found=limit,
+        )
 
 
 def _check_whole(reads: list[tuple[Log, Interval]], found: list[LogPartition]) -> None:

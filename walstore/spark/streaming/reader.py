@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from uploader import open_store
 from walstore.clock import SystemClock
-from walstore.errors import CorruptionError
+from walstore.errors import CorruptionError, InvalidSettingsError, OffsetTrimmedError
 from walstore.ports import Clock
 from walstore.spark.bounds import LogName
 from walstore.spark.logs import find_logs
@@ -31,7 +31,7 @@ from walstore.spark.streaming.limits import (
 from walstore.spark.streaming.micro_batch import MicroBatches
 from walstore.spark.streaming.offsets import Offsets, from_json, show, to_json
 from walstore.spark.streaming.start import initial_offsets
-from walstore.spark.streaming.stream_options import StreamOptions
+from walstore.spark.streaming.stream_options import StreamOptions, moves
 from walstore.spark.streaming.trail import Trail
 from walstore.spark.task import read_rows
 from walstore.spark.wanted import Wanted
@@ -63,6 +63,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._trail: Trail | None = None
         self._initial: dict[LogName, int] | None = None
         self._target: dict[LogName, int] | None = None
+        self._is_resumed = False
 
     # -- offsets -----------------------------------------------------------------------------
 
@@ -84,6 +85,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Spark 4.0 and 4.1 do not say where that is, and get the tail.
         """
         following = self._open()
+        if start is None:
+            self._resolve_first()
         if self._target is None:
             following.look()
         tails = following.limits() if self._target is None else self._target
@@ -115,6 +118,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
         """Return what tasks read of ``[start, end)``; reads indexes and manifests, no records."""
         following = self._open()
+        self._is_resumed = True
         limit = from_json(end)
         self._renew(following, limit)
         return [*self._batches.partitions(from_json(start), limit)]
@@ -167,6 +171,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if options.cursor is not None:
                 self._trail = Trail(options.cursor, self._following.loop)
         return self._following
+
+    def _resolve_first(self) -> None:
+        """Resolve where the query starts before it is told how far the first batch goes.
+
+        Spark 4.0 and 4.1 write down the first batch's end and ask only then for its start. Resolved that
+        late, ``latest`` could lie behind that end, and the batch could never be read. If the query has a
+        checkpoint they say so by planning an empty batch, but not always before this. Then the options may
+        speak of offsets and logs that are long gone, which is of no account.
+        """
+        if self._initial is not None or self._is_resumed:
+            return
+        try:
+            self.initialOffset()
+        except (OffsetTrimmedError, InvalidSettingsError):
+            if moves(self._options.starting):
+                raise
 
     def _renew(self, following: Following, offsets: Offsets) -> None:
         """See to it that all offsets are known that Spark knows: they may come from a checkpoint."""

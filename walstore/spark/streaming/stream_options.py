@@ -84,7 +84,7 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
     given = Options(options, KNOWN)
     starting = parse_bounds(given, STARTING, default=Edge.EARLIEST)
     cursor = given.text("cursorName")
-    if cursor is None and _moves(starting):
+    if cursor is None and moves(starting):
         raise InvalidSettingsError(
             f"{starting.option} must be resolved once and for all, and Spark asks again after a crash: "
             "name a cursor that holds the answer, with the option cursorName"
@@ -124,7 +124,7 @@ def _refuse_endings(options: Mapping[str, str]) -> None:
             )
 
 
-def _moves(starting: Bounds) -> bool:
+def moves(starting: Bounds) -> bool:
     """Return whether asking later may give another answer that leaves out records."""
     bounds = [starting.every] if starting.each is None else [*starting.each.values()]
     return any(bound is Edge.LATEST or isinstance(bound, Moment) for bound in bounds)

@@ -43,6 +43,11 @@ def test_names_that_are_no_errors():
         ("x\nModuleNotFoundError: No module named 'walstore'", "workers cannot read logs: no mod"),
         ("Answer from Java side is empty", "Java process has ended"),
         ("Concurrent update to the log. Multiple streaming jobs", "with the same checkpoint"),
+        ("[DELTA_CONCURRENT_TRANSACTION] x", "with the same checkpoint"),
+        (
+            "An error occurred\n: java.lang.IncompatibleClassChangeError: class a.B can not implement c.D\n",
+            "a jar was made for another version of Spark than this one: class a.B can not",
+        ),
         ("Race while writing batch 0 to the file sink metadata", "with the same checkpoint"),
         ("[CODE] Disk is full.\nmore", "Spark's query failed: [CODE] Disk is full."),
         ("a\nCaused by: java.io.IOException: No space left on device\n\tat x", "No space left"),

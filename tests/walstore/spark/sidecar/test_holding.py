@@ -110,6 +110,14 @@ def test_the_first_start_holds_the_log_from_its_head(place: Place):
     assert place.collect() == 1, "nothing goes while the sidecar has landed nothing"
 
 
+def test_where_it_would_begin_is_asked_without_a_trace(place: Place):
+    held = place.hold()
+    assert held.begins() == {ORDERS: 1}
+    assert place.position is None
+    held.begin({ORDERS: 11})
+    assert place.hold().begins() == {ORDERS: 11}
+
+
 def test_the_head_is_where_a_collection_left_it(place: Place):
     place.set(11, "billing")
     assert place.collect() == 11

@@ -9,11 +9,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.walstore.spark.reading import fill
+from tests.walstore.spark.versions import limit, sizes
 from walstore.errors import InvalidSettingsError, WalError
 from walstore.spark.sidecar.checkpoint import Checkpoint, SparkFolder, check_parquet_table
 from walstore.spark.sidecar.job import start_query
 from walstore.spark.sidecar.session import require_format
-from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
+from walstore.spark.sidecar.settings import DEFAULT_MAX_RECORDS, SidecarSettings, TableFormat
+from walstore.spark.sidecar.tables import open_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -28,21 +30,24 @@ def test_two_logs_by_a_pattern(spark: SparkSession, tmp_path: Path):
         table=str(tmp_path / "table"),
         subscribe_pattern="orders|pay.*",
         partition_by=("topic", "hour"),
-        max_records=60,
+        max_records=limit(60).get("maxOffsetsPerTrigger", DEFAULT_MAX_RECORDS),
         is_once=True,
     )
     checkpoint = Checkpoint(SparkFolder(spark, settings.checkpoint_place))
     assert not checkpoint.is_begun()
     assert checkpoint.commit() is None
-    query = start_query(spark, settings, {ORDERS: 11, PAYMENTS: 1})
+    table = open_table(spark, settings)
+    table.check(checkpoint, dict)
+    query = start_query(spark, settings, {ORDERS: 11, PAYMENTS: 1}, table)
     assert query.awaitTermination(200)
 
     commit = checkpoint.commit()
     assert commit is not None
-    assert (commit.batch, commit.positions) == (3, {ORDERS: 101, PAYMENTS: 101})
+    batches = len(sizes(190, 60))
+    assert (commit.batch, commit.positions) == (batches - 1, {ORDERS: 101, PAYMENTS: 101})
     check_parquet_table(SparkFolder(spark, settings.table_place), settings.table_place, checkpoint)
     elsewhere = Checkpoint(SparkFolder(spark, str(tmp_path / "elsewhere")))
-    with pytest.raises(InvalidSettingsError, match="has 4 batches"):
+    with pytest.raises(InvalidSettingsError, match=f"has {batches} batches"):
         check_parquet_table(
             SparkFolder(spark, settings.table_place), settings.table_place, elsewhere
         )
@@ -63,5 +68,5 @@ def test_a_format_whose_jar_is_missing(spark: SparkSession):
         (TableFormat.DELTA, "io.delta:delta-spark_"),
         (TableFormat.ICEBERG, "org.apache.iceberg:iceberg-spark-runtime-"),
     ]:
-        with pytest.raises(WalError, match=f"spark.jars.packages={package}"):
+        with pytest.raises(WalError, match=f"--packages {package}"):
             require_format(spark, table_format)

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from pyspark.sql.types import Row
 
 from tests.walstore.spark.sink.writing import (
     batch,
@@ -22,7 +21,6 @@ from tests.walstore.spark.sink.writing import (
     write_job,
 )
 from walstore.errors import InvalidSettingsError, WalError
-from walstore.spark.sink.row_batches import row_batches
 
 ROWS = "key string, value string"
 
@@ -226,34 +224,3 @@ def test_messages_that_cannot_be(url):
     batch_writer = source(url).writer(schema_of(ROWS), overwrite=False)
     with pytest.raises(WalError, match="did not say"):
         batch_writer.commit([None])
-
-
-def test_rows_of_older_sparks_become_batches():
-    ddl = (
-        "value binary, key string, timestamp timestamp, partition int, stream string, "
-        "headers headers"
-    )
-    at = datetime(2024, 5, 1, tzinfo=UTC)
-    rows = [
-        Row(
-            bytearray(b"x"),
-            "k",
-            at.astimezone().replace(tzinfo=None),
-            1,
-            "s",
-            [Row("a", bytearray(b"1"))],
-        ),
-        Row(b"y", None, None, 0, None, None),
-    ]
-    (found,) = row_batches(rows, schema_of(ddl))
-    first, second = found.to_pylist()
-    assert first == {
-        "value": b"x",
-        "key": "k",
-        "timestamp": at,
-        "partition": 1,
-        "stream": "s",
-        "headers": [{"key": "a", "value": b"1"}],
-    }
-    assert second["value"] == b"y"
-    assert list(row_batches([], schema_of(ddl))) == []

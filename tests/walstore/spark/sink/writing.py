@@ -23,6 +23,7 @@ from pyspark.sql.types import (
 )
 
 from tests.uploader.partitioned.writes import records_in
+from tests.walstore.spark.versions import sparks_arrow_schema
 from uploader.stores import open_store
 from walstore import Record
 from walstore.spark.sink.stream import StreamWriter
@@ -60,10 +61,8 @@ def source(url: str, **options: object) -> WalstoreSource:
 
 def batch(schema: StructType, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
     """Return rows as Spark hands them over."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     columns = list(zip(*rows, strict=True)) or [()] * len(schema)
-    target = to_arrow_schema(schema, timezone="UTC")
+    target = sparks_arrow_schema(schema)
     arrays = [
         pa.array(list(column), field.type) for column, field in zip(columns, target, strict=True)
     ]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from tests.walstore.spark.streaming.querying import Query, offsets
 from tests.walstore.spark.streaming.test_stream_reader import append
@@ -19,6 +18,7 @@ from uploader.stores.retry import RetryPolicy
 from uploader.testing import FaultyStore
 from uploader.testing.faults import fail, timeout
 from walstore.errors import LogNotFoundError, StorageUnavailableError
+from walstore.spark.features import ReadAllAvailable
 from walstore.spark.streaming.following import PATIENCE_SECONDS
 
 TURNS_A_SECOND = 50
@@ -167,7 +167,7 @@ def test_new_logs_join_at_their_beginning(place):
 def test_a_log_joins_in_a_batch_that_says_where_it_begins(place):
     """So that the same batch, read again after a crash, begins at the same record."""
     append(place("orders-eu"), 5)
-    query = Query(place(""), subscribePattern="orders-.*")
+    query = Query(place(""), subscribePattern="orders-.*", is_told=True)
     query.drain()
     append(place("orders-us"), 3)
     query.later(31)
@@ -185,6 +185,34 @@ def test_a_log_that_an_older_spark_did_not_start_with_is_read_from_its_head(plac
     assert end == {"orders-eu": {"0": 6}, "orders-us": {"0": 4}}
     (partition,) = reader.partitions({"orders-eu": {"0": 6}}, end)
     assert (partition.topic, partition.start, partition.limit) == ("orders-us", 1, 4)
+
+
+def test_a_log_that_an_older_spark_forgets_is_told(place, tmp_path, caplog):
+    """With its availableNow wrapper it asks for the end first; what it has planned then stays planned."""
+    append(place("orders-eu"), 5)
+    append(place("orders-us"), 3)
+
+    def query(fails: str) -> Query:
+        options = {"subscribePattern": "orders-.*", "failOnDataLoss": fails}
+        return Query(place(""), is_told=False, **options)
+
+    strict, lenient = query("true"), query("false")
+    assert len(strict.drain()) == len(lenient.drain()) == 8
+    (tmp_path / "store" / "orders-us").rename(tmp_path / "gone")
+    append(place("orders-eu"), 1)
+    lenient.reader = query("false").reader
+    assert offsets(lenient.drain()) == [6]
+    assert "orders-us: the query has read this log before" in caplog.text
+    with pytest.raises(LogNotFoundError, match="orders-us: the query has read this log before"):
+        strict.restart()  # nothing is planned
+    strict.reader = query("true").reader
+    assert strict.plan()
+    with pytest.raises(LogNotFoundError, match="orders-us: the query has read this log before"):
+        strict.read()
+    (tmp_path / "gone").rename(tmp_path / "store" / "orders-us")
+    strict.restart()
+    with pytest.raises(LogNotFoundError, match="another checkpointLocation"):
+        strict.read()
 
 
 def test_available_now_leaves_out_logs_that_come_later(place):

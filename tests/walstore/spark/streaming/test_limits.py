@@ -6,15 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadMaxBytes,
-    ReadMaxFiles,
-    ReadMaxRows,
-)
 
+from tests.walstore.spark.versions import needs_limits
 from walstore.errors import InvalidSettingsError
-from walstore.spark.streaming.limits import HAS_LIMITS, Budget, budget_of, check_limits
+from walstore.spark.features import HAS_LIMITS, ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from walstore.spark.streaming.limits import Budget, budget_of, check_limits
 from walstore.spark.streaming.stream_options import parse_stream_options
 
 
@@ -22,7 +18,10 @@ def options(**given: str):
     return parse_stream_options({"path": "s3://bucket/orders"} | given)
 
 
+@needs_limits
 def test_the_stricter_limit_holds():
+    from pyspark.sql.streaming.datasource import ReadMaxFiles
+
     rows = options(maxOffsetsPerTrigger="10")
     both = options(maxOffsetsPerTrigger="10", maxBytesPerTrigger="100")
     assert budget_of(ReadMaxRows(5), rows) == Budget(5, None)
@@ -39,11 +38,13 @@ def test_all_means_all():
 
 @pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "maxBytesPerTrigger"])
 def test_limits_need_a_spark_that_says_where_a_batch_begins(name):
-    assert HAS_LIMITS
-    check_limits(options(**{name: "10"}))
+    check_limits(options(**{name: "10"}), has_limits=True)
     with pytest.raises(InvalidSettingsError, match=r"need Spark 4\.2 or newer"):
         check_limits(options(**{name: "10"}), has_limits=False)
     check_limits(options(), has_limits=False)
+    if not HAS_LIMITS:
+        with pytest.raises(InvalidSettingsError, match=r"need Spark 4\.2 or newer"):
+            check_limits(options(**{name: "10"}))
 
 
 OLDER = """

@@ -11,15 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadMaxBytes,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
 
 from tests.walstore.spark.streaming.querying import Query, offsets
+from tests.walstore.spark.versions import needs_filters, needs_limits
 from uploader import CloudLog, CloudWriter
 from walstore import Wal
 from walstore.errors import (
@@ -28,6 +22,12 @@ from walstore.errors import (
     LogNotFoundError,
     OffsetNotWrittenError,
     OffsetTrimmedError,
+)
+from walstore.spark.features import (
+    ReadAllAvailable,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
 )
 from walstore.spark.schema import arrow_schema
 from walstore.spark.streaming.reader import StreamReader
@@ -200,6 +200,7 @@ def test_rows_come_in_sparks_own_arrow_schema(url):
 # -- trap 7: pushdown --------------------------------------------------------------------------
 
 
+@needs_filters
 def test_a_stream_reader_has_no_filters_to_push():
     assert not hasattr(StreamReader, "pushFilters")
     assert hasattr(DataSourceReader, "pushFilters")
@@ -220,13 +221,86 @@ def test_partitions_are_a_list_also_if_there_is_nothing(url):
 
 
 def test_spark_4_0_asks_without_arguments(url):
+    """Seen of Spark 4.0 and 4.1: each micro-batch takes what there is, also after a crash."""
     append(url, 10)
-    reader = Query(url).reader
-    assert reader.initialOffset() == {"orders": {"0": 1}}
-    assert reader.latestOffset() == {"orders": {"0": 11}}
-    assert reader.partitions(reader.initialOffset(), reader.latestOffset())
+    query = Query(url, is_told=False, cursorName="etl")
+    assert query.reader.initialOffset() == {"orders": {"0": 1}}
+    assert query.reader.latestOffset() == {"orders": {"0": 11}}
+    assert offsets(query.trigger()) == list(range(1, 11))
+    append(url, 3)
+    query.restart()
+    assert query.plan()
+    query.restart()
+    append(url, 2)
+    assert offsets(query.trigger()) == [11, 12, 13]
+    query.later()
+    assert offsets(query.once()) == [14, 15]
+    assert cursor(url, "etl") == 14
 
 
+@pytest.mark.parametrize("start", ["latest", "time"])
+def test_an_older_spark_asks_for_the_end_before_the_start(url, start):
+    """Seen of Spark 4.0 and 4.1. What is appended between the two questions is read."""
+    append(url, 10)
+    options = {"startingOffsets": "latest"}
+    if start == "time":
+        options = {
+            "startingTimestamp": "4000000000000",
+            "startingOffsetsByTimestampStrategy": "latest",
+        }
+    query = Query(url, is_told=False, cursorName="etl", **options)
+    assert query.plan()
+    append(url, 3)
+    query.later()
+    assert query.read() == []
+    query.restart()
+    assert query.trigger() == []
+    query.restart()
+    assert offsets(query.trigger()) == [11, 12, 13]
+
+
+def test_an_older_spark_with_a_start_that_is_not_there_yet(url):
+    """Told before an end is written down that lies before the start."""
+    append(url, 10)
+    query = Query(url, is_told=False, startingOffsets=13)
+    with pytest.raises(OffsetNotWrittenError, match="beyond the log's tail"):
+        query.trigger()
+    append(url, 5)
+    query.restart()
+    assert offsets(query.trigger()) == [13, 14, 15]
+
+
+def test_an_older_spark_goes_on_where_the_start_is_gone(url):
+    """Its checkpoint counts, also if it asks for the end first, as it does with its availableNow wrapper."""
+    grow(url, 4)
+    query = Query(url, is_told=False, startingOffsets=2)
+    assert len(query.trigger()) == 39
+    collect(url, 21)
+    grow(url, 1)
+    query.reader = Query(url, is_told=False, startingOffsets=2).reader
+    assert offsets(query.trigger()) == list(range(41, 51))
+
+
+def test_an_older_spark_with_the_checkpoint_of_another_log(tmp_path):
+    """It does not compare offsets: it plans from 11 to 6. Once the log is longer, too."""
+    one = f"file://{tmp_path}/one/orders"
+    append(one, 10)
+    query = Query(one, is_told=False)
+    query.trigger()
+    for lenient in ("true", "false"):
+        other = f"file://{tmp_path}/other-{lenient}/orders"
+        append(other, 5)
+        moved = Query(other, failOnDataLoss=lenient, is_told=False)
+        moved.planned, moved.done = [*query.planned], query.done
+        with pytest.raises(CorruptionError, match="another log than the checkpoint is of"):
+            moved.trigger()
+        append(other, 10)
+        moved.restart()
+        with pytest.raises(CorruptionError, match="another log than the checkpoint is of"):
+            moved.trigger()
+
+
+@needs_limits
 def test_the_field_of_a_row_limit(url):
     append(url, 10)
     reader = Query(url).reader
@@ -237,11 +311,14 @@ def test_the_field_of_a_row_limit(url):
 # -- admission -----------------------------------------------------------------------------------
 
 
+@needs_limits
 def test_limits_come_from_the_options(url):
     append(url, 10)
     assert Query(url).reader.getDefaultReadLimit() == ReadAllAvailable()
     assert Query(url, maxOffsetsPerTrigger=3).reader.getDefaultReadLimit() == ReadMaxRows(3)
     assert Query(url, maxBytesPerTrigger=3).reader.getDefaultReadLimit() == ReadMaxBytes(3)
+    from pyspark.sql.streaming.datasource import ReadMinRows
+
     both = Query(url, maxOffsetsPerTrigger=3, maxBytesPerTrigger=1).reader
     assert both.getDefaultReadLimit() == ReadMaxRows(3)
     start = both.initialOffset()
@@ -303,7 +380,7 @@ def test_available_now_ends_at_what_is_there(url):
 
 def test_available_now_asks_the_store_however_recently_it_was_asked(url):
     append(url, 10)
-    query = Query(url)
+    query = Query(url, is_told=True)
     query.trigger()
     append(url, 10)
     assert len(query.once()) == 10
