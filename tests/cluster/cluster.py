@@ -126,11 +126,15 @@ class Cluster:
         self.environment = {**os.environ, **self._settings(), **(environment or {})}
         self._daemons: list[Daemon] = []
         try:
-            master = self._start("master.Master", "--port", "0", "--webui-port", "0")
+            master = self._start(
+                "master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"
+            )
             self.url = master.wait_for(r"Starting Spark master at (spark://\S+)")[1]
             for number in range(workers):
                 self._start(
                     "worker.Worker",
+                    # A host each: of a task that is slow, another attempt is only made on another host.
+                    *("--host", f"127.0.0.{number + 1}"),
                     *("--cores", "1", "--memory", worker_memory, "--webui-port", "0"),
                     *("--work-dir", str(directory / f"worker-{number}"), self.url),
                 )
@@ -191,7 +195,7 @@ class Cluster:
     def _start(self, name: str, *arguments: str) -> Daemon:
         program = str(self._home / "bin" / "spark-class")
         daemon = Daemon(
-            [program, f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", *arguments],
+            [program, f"org.apache.spark.deploy.{name}", *arguments],
             self.environment,
         )
         self._daemons.append(daemon)

@@ -9,10 +9,12 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.cluster.cluster import SETTINGS
@@ -20,12 +22,23 @@ from walstore.errors import WalError
 from walstore.spark import register
 from walstore.spark.workers import require_workers
 
+TASKS = 6
+ROWS = 200
+EAGER = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1.5",
+    "spark.speculation.minTaskRuntime": "100ms",
+}
+"""Try a task again elsewhere as soon as half of them are done and it takes longer than they did."""
+
 
 @contextlib.contextmanager
-def session() -> Iterator[SparkSession]:
+def session(config: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """Run a session on the cluster."""
     builder = SparkSession.builder.appName("tests on a cluster")
-    for name, value in json.loads(os.environ[SETTINGS]).items():
+    for name, value in {**json.loads(os.environ[SETTINGS]), **(config or {})}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
@@ -95,6 +108,39 @@ def values_of(frame: DataFrame) -> list[str]:
     return sorted(bytes(row.value).hex() for row in frame.select("value").collect())
 
 
+def speculate(target: str, directory: str) -> dict[str, Any]:
+    """Write rows by tasks of which one hangs until Spark has tried it elsewhere; tell what was tried."""
+    attempts = Path(directory)
+
+    def rows(number: int, _: Iterator[int]) -> Iterator[tuple[bytes, bytes]]:
+        attempt = TaskContext.get().attemptNumber()
+        (attempts / f"{number}-{attempt}").touch()
+        for at in range(ROWS):
+            if (number, attempt, at) == (TASKS - 1, 0, ROWS // 2):
+                wait_for(attempts / f"{number}-1-done")
+            yield b"key", b"%d of %d" % (at, number)
+        (attempts / f"{number}-{attempt}-done").touch()
+
+    with session(EAGER) as spark:
+        register(spark)
+        spread = spark.sparkContext.parallelize(range(TASKS), TASKS).mapPartitionsWithIndex(rows)
+        frame = spark.createDataFrame(spread, "key binary, value binary")
+        writer = frame.write.format("walstore").mode("append").option("partitions", 2)
+        writer.save(target)
+        found = spark.read.format("walstore").load(target)
+        return {
+            "tried": sorted(path.name for path in attempts.iterdir()),
+            "values": sorted(bytes(row.value).decode() for row in found.collect()),
+        }
+
+
+def wait_for(path: Path) -> None:
+    """Return when a file is there; in vain after a minute."""
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def check(_: str) -> str:
     """Ask the workers whether they can read; tell what is wrong."""
     with session() as spark:
@@ -105,7 +151,7 @@ def check(_: str) -> str:
     return ""
 
 
-JOBS = {job.__name__: job for job in (work, check)}
+JOBS = {job.__name__: job for job in (work, speculate, check)}
 
 if __name__ == "__main__":
     print(json.dumps(JOBS[sys.argv[1]](*sys.argv[2:])), flush=True)
