@@ -25,6 +25,8 @@ _CONCURRENT: Final = (
     "Race while writing batch",
     "DELTA_CONCURRENT_TRANSACTION",
     "ConcurrentTransactionException",
+    # A file of the checkpoint, which two wrote first at the same moment.
+    "Rename destination ",
 )
 _OTHER_SPARK: Final = re.compile(
     r"IncompatibleClassChangeError|NoSuchMethodError|NoSuchFieldError|AbstractMethodError|NoClassDefFoundError"

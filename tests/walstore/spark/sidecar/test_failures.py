@@ -48,6 +48,10 @@ def test_names_that_are_no_errors():
             "An error occurred\n: java.lang.IncompatibleClassChangeError: class a.B can not implement c.D\n",
             "a jar was made for another version of Spark than this one: class a.B can not",
         ),
+        (
+            "Rename destination file:/table/_checkpoint/metadata already exists.",
+            "with the same checkpoint",
+        ),
         ("Race while writing batch 0 to the file sink metadata", "with the same checkpoint"),
         ("[CODE] Disk is full.\nmore", "Spark's query failed: [CODE] Disk is full."),
         ("a\nCaused by: java.io.IOException: No space left on device\n\tat x", "No space left"),
