@@ -117,9 +117,9 @@ def test_killed_at_random_points_each_record_lands_once_and_none_is_collected_be
             if round_:
                 # In its start, in the middle of a batch, or between a batch and the cursor.
                 running.read("started")
+            place.append(2)
             if round_ > 1:
                 running.read("landed")
-            place.append(2)
             kill_after(running, chance.uniform(0, 1.5))
         counts.append(place.check() if round_ else 0)
         if round_:
@@ -150,7 +150,7 @@ def test_stopped_by_a_signal_it_ends_in_order_and_goes_on_where_it_was(tmp_path)
         assert started["checkpoint"] == str(place.table / "_checkpoint")
         report = running.read_until(place.tail)
         assert report["cursors"] == report["positions"]
-        assert report["lag_records"] == 0
+        assert report["lag_records"] == (0 if HAS_LIMITS else None)
         port = running.err.partition("metrics at port ")[2].split()[0]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             shown = answer.read().decode()

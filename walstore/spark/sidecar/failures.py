@@ -23,6 +23,7 @@ _CONCURRENT: Final = (
     "Concurrent update to the log",
     "CONCURRENT_STREAM_LOG_UPDATE",
     "Race while writing batch",
+    "Multiple streaming queries are concurrently using",
     "DELTA_CONCURRENT_TRANSACTION",
     "ConcurrentTransactionException",
     # A file of the checkpoint, which two wrote first at the same moment.

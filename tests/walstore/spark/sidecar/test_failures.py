@@ -52,6 +52,10 @@ def test_names_that_are_no_errors():
             "Rename destination file:/table/_checkpoint/metadata already exists.",
             "with the same checkpoint",
         ),
+        (
+            "[STREAM_FAILED] x: Multiple streaming queries are concurrently using file:/t/_spark_metadata. SQLSTATE: 1",
+            "with the same checkpoint",
+        ),
         ("Race while writing batch 0 to the file sink metadata", "with the same checkpoint"),
         ("[CODE] Disk is full.\nmore", "Spark's query failed: [CODE] Disk is full."),
         ("a\nCaused by: java.io.IOException: No space left on device\n\tat x", "No space left"),
