@@ -53,7 +53,7 @@ def test_names_that_are_no_errors():
             "with the same checkpoint",
         ),
         (
-            "[STREAM_FAILED] x: Multiple streaming queries are concurrently using file:/t/_spark_metadata. SQLSTATE: 1",
+            "[STREAM_FAILED] Multiple streaming queries are concurrently using file:/t/_spark_metadata.",
             "with the same checkpoint",
         ),
         ("Race while writing batch 0 to the file sink metadata", "with the same checkpoint"),
