@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -17,6 +18,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tests.cluster.cluster import kill_session
+from uploader import CloudLog
 
 END_SECONDS = 120.0
 
@@ -141,3 +143,15 @@ def landed_rows(table: Path, *columns: str) -> list[tuple[Any, ...]]:
         found = pq.ParquetFile(path).read(columns=list(columns)).to_pydict()
         rows += zip(*(found[name] for name in columns), strict=True)
     return sorted(rows)
+
+
+def cursor_at(url: str, name: str) -> int:
+    """Return where a cursor of a log in a store stands."""
+
+    async def look() -> int:
+        async with CloudLog.open(url) as log:
+            found = await log.cursors.load(name)
+            assert found is not None
+            return found.position
+
+    return asyncio.run(look())

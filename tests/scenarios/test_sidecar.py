@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sidecars import SidecarProcess, landed_rows, sidecar
+from tests.sidecars import SidecarProcess, cursor_at, landed_rows, sidecar
 from uploader import CloudLog, CloudWriter, CollectorSettings, GarbageCollector
 from uploader.writing.writer_settings import WriterSettings
 from walstore.spark import problem
@@ -68,14 +68,7 @@ class Place:
 
     def cursor(self) -> int:
         """Where the sidecar's cursor stands."""
-
-        async def look() -> int:
-            async with CloudLog.open(self.url) as log:
-                found = await log.cursors.load(CURSOR)
-                assert found is not None
-                return found.position
-
-        return asyncio.run(look())
+        return cursor_at(self.url, CURSOR)
 
     def collect(self) -> int:
         """Remove whatever no cursor asks for; return where the log begins."""

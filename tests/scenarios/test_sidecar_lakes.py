@@ -13,8 +13,8 @@ import pytest
 
 from tests.cluster.cluster import processes_of
 from tests.lakes import Lake, find_lake
-from tests.sidecars import SidecarProcess, sidecar
-from uploader import CloudLog, CloudWriter
+from tests.sidecars import SidecarProcess, cursor_at, sidecar
+from uploader import CloudWriter
 from uploader.writing.writer_settings import WriterSettings
 from walstore.spark import problem
 
@@ -82,13 +82,7 @@ class Place:
         return len(begun) == len(committed) + 1 == self.lake.commits()
 
     def cursor(self) -> int:
-        async def look() -> int:
-            async with CloudLog.open(self.url) as log:
-                found = await log.cursors.load(CURSOR)
-                assert found is not None
-                return found.position
-
-        return asyncio.run(look())
+        return cursor_at(self.url, CURSOR)
 
     def check_all(self) -> None:
         assert self.lake.offsets() == list(range(1, self.tail)), "each once, none left out"
