@@ -52,7 +52,7 @@ class Recovery:
     scanned_bytes: int = 0
     """Bytes of the active segment that were walked."""
     truncated_bytes: int = 0
-    """Bytes of an unfinished batch that were cut off; a copy is kept beside the segment."""
+    """Bytes of an unfinished batch, or seal, that were cut off; a copy is kept beside the segment."""
     broken_copy: str | None = None
     """Path of that copy."""
     missing_from: int | None = None

@@ -34,7 +34,7 @@ class Statistics:
     segments: int
     """Segment files on local disk, the active one included."""
     recovery_truncated_bytes: int = 0
-    """Bytes of an unfinished batch that were cut off when the log was opened."""
+    """Bytes of an unfinished batch, or seal, that were cut off when the log was opened."""
     waiting_bytes: int
     """Bytes accepted and not yet written."""
     waiting_records: int

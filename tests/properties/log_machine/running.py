@@ -53,7 +53,10 @@ class Reading:
 
 
 class Running(RuleBasedStateMachine):
-    """``ops[:acked]`` is durable; the rest was accepted and may be lost by a crash."""
+    """``ops[:acked]`` is durable; the rest was accepted and may be lost by a crash.
+
+    The rules of the other modules are mixed in; what a recovered log holds is compared by ``Readers``.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,15 +19,12 @@ _OURS: Final = re.compile(r"^\s*(?:\w+\.)*walstore\.errors\.(\w+): (.+)$", re.MU
 _CAUSE: Final = re.compile(
     r"^(?:Caused by: |: )?[\w.$]*(?:Exception|Error)(?:: (.*))?$", re.MULTILINE
 )
-_CONCURRENT: Final = (
-    "Concurrent update to the log",
-    "CONCURRENT_STREAM_LOG_UPDATE",
-    "Race while writing batch",
-    "Multiple streaming queries are concurrently using",
-    "DELTA_CONCURRENT_TRANSACTION",
-    "ConcurrentTransactionException",
+_CONCURRENT: Final = re.compile(
+    r"Concurrent update to the log|CONCURRENT_STREAM_LOG_UPDATE|Race while writing batch"
+    r"|Multiple streaming queries are concurrently using"
+    r"|DELTA_CONCURRENT_TRANSACTION|ConcurrentTransactionException"
     # A file of the checkpoint, which two wrote first at the same moment.
-    "Rename destination ",
+    r"|Rename destination \S+ already exists"
 )
 _OTHER_SPARK: Final = re.compile(
     r"IncompatibleClassChangeError|NoSuchMethodError|NoSuchFieldError|AbstractMethodError|NoClassDefFoundError"
@@ -57,7 +54,7 @@ def to_error(text: str) -> WalError:
         return WalError(workers)
     if any(words in text for words in _GONE):
         return WalError("Spark's Java process has ended; start again, and see --spark-log")
-    if any(words in text for words in _CONCURRENT):
+    if _CONCURRENT.search(text):
         return WalError("another query runs with the same checkpoint; one of them had to end")
     said = _say(text)
     if _OTHER_SPARK.search(text):

@@ -48,6 +48,7 @@ def test_names_that_are_no_errors():
             "An error occurred\n: java.lang.IncompatibleClassChangeError: class a.B can not implement c.D\n",
             "a jar was made for another version of Spark than this one: class a.B can not",
         ),
+        ("Rename destination parent file:/t not found", "Spark's query failed: Rename destination"),
         (
             "Rename destination file:/table/_checkpoint/metadata already exists.",
             "with the same checkpoint",
