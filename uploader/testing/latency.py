@@ -101,13 +101,16 @@ class LatencyStore(StoreWrapper):
 
     async def _call(self, request: Request[_T]) -> _T:
         half = self._seconds(request.kind) / 2
-        await self._pass(half + request.sent_bytes / self._bytes_per_second)
+        there = half + request.sent_bytes / self._bytes_per_second
+        # A clock is late by up to a millisecond: what it was on the way there is made up for on the way back.
+        arrives = self._clock.monotonic() + there
+        await self._pass(there)
         try:
             answer = await request()
         except Exception:
-            await self._pass(half)
+            await self._pass_until(arrives + half)
             raise
-        await self._pass(half + _size_bytes(answer) / self._bytes_per_second)
+        await self._pass_until(arrives + half + _size_bytes(answer) / self._bytes_per_second)
         return answer
 
     def _seconds(self, kind: Kind) -> float:
@@ -115,6 +118,9 @@ class LatencyStore(StoreWrapper):
         if isinstance(latency, Mapping):
             return latency[kind]() if kind in latency else 0.0
         return latency()
+
+    async def _pass_until(self, time: float) -> None:
+        await self._pass(time - self._clock.monotonic())
 
     async def _pass(self, seconds: float) -> None:
         if seconds > 0:
