@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.frames import batch_of, build, values_only
-from uploader.fragments.fragment import decode_fragment, encode_fragment, verify_fragment
+from uploader.fragments.fragment import decode_fragment, verify_fragment
+from uploader.fragments.fragment_builder import encode_fragment
 from uploader.setsum import Setsum
 from walstore.batch import Batch
 

@@ -18,7 +18,7 @@ import pytest
 
 from bench.spark_log import RECORDS, VALUE_BYTES
 from tests.frames import batch_of, build
-from uploader.fragments.fragment import encode_fragment
+from uploader.fragments.fragment_builder import encode_fragment
 from uploader.layout import MANIFEST
 from uploader.manifests.manifest import Manifest
 from walstore import Record

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 from tests.frames import batch_of, build, values_only
 from uploader import CloudLog, CloudTier, UploadSettings, layout
-from uploader.fragments.fragment import encode_fragment
+from uploader.fragments.fragment_builder import encode_fragment
 from uploader.manifests.entries import Fragment
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore

@@ -91,6 +91,26 @@ class Draft:
             if column is not None and len(column) < rows:
                 column.extend([None] * (rows - len(column)))
 
+    def part(self, low: int, high: int) -> Draft:
+        """Return a draft of its own of the records ``[low, high)``, counted from 0, padded.
+
+        Of what else a draft has, nothing is taken over.
+        """
+
+        def cut(column: list[_T] | None) -> list[_T] | None:
+            return column and column[low:high]
+
+        part = Draft(
+            self.start + low,
+            self.values[low:high],
+            cut(self.keys),
+            cut(self.streams),
+            cut(self.headers),
+            cut(self.timestamps_us),
+        )
+        part.pad()
+        return part
+
     def times(self, now_us: int, floor_us: int) -> tuple[int, int, list[int] | None]:
         """Return base timestamp, last timestamp, and the deltas if they are not all zero.
 
@@ -160,22 +180,11 @@ def split(draft: Draft, part_bytes: int) -> Iterator[Draft]:
             len(column[row] or b"") for column in (draft.keys, draft.headers) if column is not None
         )
         if row > first and (size + added > part_bytes or row - first == BATCH_RECORDS):
-            yield _cut(draft, first, row)
+            yield draft.part(first, row)
             first, size = row, 0
         size += added
     if draft.values:
-        yield _cut(draft, first, len(draft.values))
-
-
-def _cut(draft: Draft, low: int, high: int) -> Draft:
-    return Draft(
-        0,
-        draft.values[low:high],
-        draft.keys and draft.keys[low:high],
-        draft.streams and draft.streams[low:high],
-        draft.headers and draft.headers[low:high],
-        draft.timestamps_us and draft.timestamps_us[low:high],
-    )
+        yield draft.part(first, len(draft.values))
 
 
 def marks_column(marks: Marks) -> Column:

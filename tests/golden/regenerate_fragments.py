@@ -23,9 +23,8 @@ from unittest import mock
 from tests.frames import batch_of, build
 from tests.golden.wal3.regenerate import setsum_hex
 from tests.uploader.parquet import by_arrow_rs, wal3_table
-from uploader.fragments import fragment_file
 from uploader.fragments.bloom import StreamSet
-from uploader.fragments.fragment import encode_fragment
+from uploader.fragments.fragment_builder import encode_fragment
 from walstore.records import Record
 
 DIRECTORY: Final = Path(__file__).parent / "fragment_v1"
@@ -63,7 +62,7 @@ def ours(records: list[Record]) -> tuple[bytes, list[Record]]:
 
 def without_streams(records: list[Record]) -> tuple[bytes, list[Record]]:
     """Return a file of ours as it was before footers said which streams there are."""
-    with mock.patch.object(fragment_file, "_streams_of", return_value=StreamSet.unknown()):
+    with mock.patch.object(StreamSet, "of", return_value=StreamSet.unknown()):
         return ours(records)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tests.frames import batch_of, build
 from uploader import layout
-from uploader.fragments.fragment import encode_fragment
+from uploader.fragments.fragment_builder import encode_fragment
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.stores.port import ObjectStore

@@ -11,7 +11,7 @@ from tests.cloud import FAST, cloud_log
 from tests.frames import batch_of, build
 from tests.waiting import until
 from uploader.chain.chain_log import ChainLog
-from uploader.fragments.fragment import encode_fragment
+from uploader.fragments.fragment_builder import encode_fragment
 from uploader.manifests.manifest_log import ManifestLog
 from uploader.manifests.root import Root
 from uploader.stores import MemoryStore

@@ -9,12 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 from uploader.errand import put_anyhow
-from uploader.fragments.fragment import (
-    decode_fragment,
-    encode_fragment,
-    fragment_timestamp,
-    verify_fragment,
-)
+from uploader.fragments.fragment import decode_fragment, fragment_timestamp, verify_fragment
+from uploader.fragments.fragment_builder import encode_fragment
 from uploader.manifests.entries import Fragment
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore

@@ -108,42 +108,61 @@ class Footer:
     """Which version of this program's format it has; None for files of others."""
 
 
-def write(records: pa.Table, *, timestamp_us: int, writer: str | None = None) -> bytes:
-    """Return the file that holds the records, given in the columns of ``walstore.arrow.SCHEMA``.
+class FileWriter:
+    """One file in the making. The same tables, time and writer give the same bytes, as long as pyarrow
+    stays the same."""
 
-    The same records, time and name of the writer, which the footer holds, give the same bytes, as long
-    as pyarrow stays the same.
-    """
-    rows = records.num_rows
-    table = pa.Table.from_arrays(
-        [
-            records.column("offset"),
-            pa.repeat(pa.scalar(timestamp_us, pa.uint64()), rows),
-            records.column("value"),
-            records.column("timestamp_us"),
-            records.column("stream"),
-            records.column("key"),
-            records.column("headers"),
-        ],
-        schema=FILE_SCHEMA,
-    )
-    row_bytes = max(1, records.nbytes // rows)
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(
-        sink,
-        FILE_SCHEMA,
-        # Page sizes are looked at once per so many rows.
-        write_batch_size=max(1, min(_PAGE_CHECK_ROWS, PAGE_BYTES // row_bytes)),
-        **_STORED_AS,
-    ) as file:
-        file.write_table(table, max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // row_bytes)))
+    def __init__(self, *, timestamp_us: int, writer: str | None = None) -> None:
+        """``timestamp_us`` is the fragment's time; ``writer`` is named in the footer."""
+        self._timestamp = pa.scalar(timestamp_us, pa.uint64())
+        self._writer = writer
+        self._sink = pa.BufferOutputStream()
+        self._file: pq.ParquetWriter | None = None
+        self._streams: set[str] = set()
+
+    def add(self, records: pa.Table) -> None:
+        """Write records, in the columns of ``walstore.arrow.SCHEMA``; they begin a row group."""
+        rows = records.num_rows
+        table = pa.Table.from_arrays(
+            [
+                records.column("offset"),
+                pa.repeat(self._timestamp, rows),
+                records.column("value"),
+                records.column("timestamp_us"),
+                records.column("stream"),
+                records.column("key"),
+                records.column("headers"),
+            ],
+            schema=FILE_SCHEMA,
+        )
+        row_bytes = max(1, records.nbytes // rows)
+        if self._file is None:
+            # Page sizes are looked at once per so many rows.
+            at_once = max(1, min(_PAGE_CHECK_ROWS, PAGE_BYTES // row_bytes))
+            self._file = pq.ParquetWriter(
+                self._sink, FILE_SCHEMA, write_batch_size=at_once, **_STORED_AS
+            )
+        self._file.write_table(table, max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // row_bytes)))
+        self._streams |= _streams_in(records.column("stream"))
+
+    def finish(self) -> bytes:
+        """Return the file; at least one record was added, and nothing more may be."""
+        assert self._file is not None
         # Not in the schema, whose entries are stored twice.
-        text = _streams_of(records.column("stream")).to_text()
+        text = StreamSet.of(self._streams).to_text()
         if text is not None:
-            file.add_key_value_metadata({STREAMS_KEY: text})
-        if writer is not None:
-            file.add_key_value_metadata({WRITER_KEY: writer})
-    return bytes(sink.getvalue().to_pybytes())
+            self._file.add_key_value_metadata({STREAMS_KEY: text})
+        if self._writer is not None:
+            self._file.add_key_value_metadata({WRITER_KEY: self._writer})
+        self._file.close()
+        return bytes(self._sink.getvalue().to_pybytes())
+
+
+def write(records: pa.Table, *, timestamp_us: int, writer: str | None = None) -> bytes:
+    """Return the file that holds the records; see :class:`FileWriter`."""
+    file = FileWriter(timestamp_us=timestamp_us, writer=writer)
+    file.add(records)
+    return file.finish()
 
 
 def read(data: bytes | bytearray, *, path: str, only: Collection[str] | None = None) -> Content:
@@ -309,10 +328,10 @@ def _types(schema: pa.Schema, name: str) -> list[pa.DataType]:
     return [field.type for field in schema if field.name == name]
 
 
-def _streams_of(column: pa.ChunkedArray) -> StreamSet:
+def _streams_in(column: pa.ChunkedArray) -> set[str]:
     if column.null_count == len(column):
-        return StreamSet.of(())
-    return StreamSet.of(set(pc.unique(column).to_pylist()) - {None})
+        return set()
+    return set(pc.unique(column).to_pylist()) - {None}
 
 
 def _only_value(times: pa.ChunkedArray, path: str) -> int:

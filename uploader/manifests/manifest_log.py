@@ -99,6 +99,10 @@ class ManifestLog:
         del start, limit, setsum
         return layout.fragment_path(seq_no)
 
+    def early_key(self, seq_no: int) -> str | None:
+        """Return wal3's key."""
+        return layout.fragment_path(seq_no)
+
     async def unpublished(self) -> AsyncIterator[ListedObject]:
         """Yield the objects behind the last fragment in ``log/``."""
         last = self.manifest.next_seq_no - 1

@@ -38,6 +38,9 @@ class Root(Protocol):
     def fragment_key(self, seq_no: int, *, start: int, limit: int, setsum: Setsum) -> str:
         """Return the key under which a fragment of this log is to be put."""
 
+    def early_key(self, seq_no: int) -> str | None:
+        """Return the key of a fragment if its number alone says it, else None."""
+
     def unpublished(self) -> AsyncIterator[ListedObject]:
         """Yield the objects that lie where fragments behind the manifest's end belong, by number."""
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from uploader.fragments import fragment_columns, fragment_file
-from uploader.fragments.fragment import EncodedFragment, encode_fragment
 from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.fragments.fragment_builder import EncodedFragment, encode_fragment
 from uploader.manifests.document import Fields
 from uploader.setsum import Setsum
 from walstore.arrow import SCHEMA, offsets_array
@@ -111,7 +111,7 @@ def placed(
     """
     _check(data, staged)
     if staged.start == start and staged.times_us[0] >= floor_us:
-        return EncodedFragment(data, staged.setsum, staged.start, staged.limit), staged.times_us
+        return EncodedFragment(data, staged.start, staged.limit, staged.setsum), staged.times_us
     content = fragment_file.read(data, path=staged.key)
     records = raised(content.records.select(RECORDS.names), floor_us)
     built, _, times = encode(records, start=start, timestamp_us=content.timestamp_us, writer=writer)

@@ -13,14 +13,17 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from uploader import cas
-from uploader.fragments.fragment import EncodedFragment, fragment_timestamp, inspect_fragment
+from uploader.fragments.fragment import fragment_timestamp, inspect_fragment
+from uploader.fragments.fragment_builder import EncodedFragment
 from uploader.manifests.entries import Fragment
 from uploader.manifests.root import Root
 from uploader.manifests.sealing import is_blocker
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.together import together
 from uploader.writing.adoption import Orphan
+from uploader.writing.building import Building, Records
 from uploader.writing.patience import Patience
 from walstore.errors import ContentionError, LogSealedError, OutcomeUnknownError
 from walstore.threads import Worker
@@ -78,6 +81,32 @@ class FragmentPuts:
         """
         return await self._worker.run(_examine, data, key)
 
+    async def build(
+        self,
+        building: Building,
+        records: Records,
+        seq_no: int,
+        *,
+        is_built: Callable[[], None] = lambda: None,
+    ) -> tuple[EncodedFragment, Fragment | Taken]:
+        """Complete a fragment by its last records and put it, as :meth:`create`; return it, too.
+
+        It is hashed while it is being put, unless its key says its sum. ``is_built`` is called just before
+        the store is asked.
+        """
+        key = self._root.early_key(seq_no)
+        if key is None:
+            built = await building.finish(records)
+            is_built()
+            return built, await self.create(built, seq_no)
+        file = await building.write(records)
+        is_built()
+        async with together() as tasks:
+            summing = tasks.create_task(building.sum())
+            taken = await self._create(key, file.data)
+            built = file.summed(await summing)
+        return built, taken or self.entry(built, seq_no)
+
     async def create(self, built: EncodedFragment, seq_no: int) -> Fragment | Taken:
         """Put a fragment, once, however often the store has to be asked, and return its entry.
 
@@ -85,12 +114,7 @@ class FragmentPuts:
         same, or be put later.
         """
         entry = self.entry(built, seq_no)
-        result = await self._decided(cas.create, entry.path, built.data)
-        if result.outcome is cas.Outcome.LOST:
-            assert result.data is not None
-            assert result.etag is not None
-            return Taken(entry.path, result.data, result.etag)
-        return self._count(entry)
+        return await self._create(entry.path, built.data) or entry
 
     async def replace(self, taken: Taken, built: EncodedFragment, seq_no: int) -> Fragment:
         """Put a fragment in the place of what is of no use to anybody; ContentionError if another
@@ -101,7 +125,8 @@ class FragmentPuts:
             raise ContentionError(
                 f"another writer put {taken.key} in {self._store.url}; only one log may ship to a prefix"
             )
-        return self._count(entry)
+        self._count(built.data)
+        return entry
 
     def entry(self, built: EncodedFragment, seq_no: int) -> Fragment:
         """Return the manifest's entry of a built fragment, as the one with that number."""
@@ -111,6 +136,15 @@ class FragmentPuts:
         return Fragment(key, seq_no, built.start, built.limit, len(built.data), built.setsum)
 
     # -- inside ------------------------------------------------------------------------------
+
+    async def _create(self, key: str, data: bytes) -> Taken | None:
+        result = await self._decided(cas.create, key, data)
+        if result.outcome is not cas.Outcome.LOST:
+            self._count(data)
+            return None
+        assert result.data is not None
+        assert result.etag is not None
+        return Taken(key, result.data, result.etag)
 
     async def _decided(
         self, put: Callable[..., Awaitable[cas.PutResult]], key: str, data: bytes
@@ -125,10 +159,9 @@ class FragmentPuts:
 
         return await self._patience.call(attempt)
 
-    def _count(self, entry: Fragment) -> Fragment:
+    def _count(self, data: bytes) -> None:
         self.put_fragments += 1
-        self.put_bytes += entry.num_bytes
-        return entry
+        self.put_bytes += len(data)
 
 
 def _examine(data: bytes, key: str) -> Orphan:

@@ -8,12 +8,12 @@ overwritten that any manifest could name, now or later. Never touches the manife
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from functools import partial
 
-from uploader.fragments.fragment import EncodedFragment, encode_fragment
+from uploader.fragments.fragment_builder import EncodedFragment
 from uploader.manifests.entries import Fragment
 from uploader.setsum import Setsum
 from uploader.writing.adoption import Orphan
+from uploader.writing.building import Building
 from uploader.writing.fragment_puts import FragmentPuts, Taken
 from walstore.batch import Batch
 from walstore.errors import ContentionError
@@ -48,10 +48,8 @@ class FragmentWriter:
         Raises LateFragmentError and ContentionError if its number is taken. Cancelled, it may have
         been put all the same, or be put later.
         """
-        timestamp_us = self._clock.now_us()
-        built = await self._worker.run(partial(encode_fragment, batches, timestamp_us=timestamp_us))
-        del batches
-        found = await self.puts.create(built, seq_no)
+        building = Building(self._worker, timestamp_us=self._clock.now_us())
+        built, found = await self.puts.build(building, lambda: batches, seq_no)
         if not isinstance(found, Taken):
             return found
         orphan = await self._contest(source, found, built)

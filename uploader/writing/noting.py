@@ -48,6 +48,10 @@ class NotingRoot:
         """As inside."""
         return self._inner.fragment_key(seq_no, start=start, limit=limit, setsum=setsum)
 
+    def early_key(self, seq_no: int) -> str | None:
+        """As inside."""
+        return self._inner.early_key(seq_no)
+
     def unpublished(self) -> AsyncIterator[ListedObject]:
         """As inside."""
         return self._inner.unpublished()

@@ -21,6 +21,13 @@ _NEAR: Final = 0.25
 _LATE: Final = 0.1
 """Part of the time between two changes by which a fragment may be cut too late and still be waited for."""
 
+TIMER_SECONDS: Final = 0.0005
+"""Timers of asyncio's event loop are late by up to a millisecond: set so much early, on average they are
+neither early nor late."""
+_HEAD_START_SECONDS: Final = 0.02
+_AMPLE: Final = 1.5
+"""Encoding that began early should have ended before the cut, also if it takes so many times as long."""
+
 
 class Pace:
     """The rhythm of one writer. Times are seconds of one monotonic clock."""
@@ -31,10 +38,13 @@ class Pace:
         self._max_publishing = max_publishing
         self._puts: deque[float] = deque(maxlen=_SAMPLES)
         self._publishes: deque[float] = deque(maxlen=_SAMPLES)
+        self._head_starts: deque[float] = deque(maxlen=_SAMPLES)
         self.put_seconds = 0.0
         """How long building and putting a fragment is expected to take; 0 before the first one."""
         self.publish_seconds = 0.0
         """How long naming it is expected to take; 0 before the first time."""
+        self.head_start_seconds = _HEAD_START_SECONDS
+        """How long before its cut a fragment should be begun to be encoded."""
 
     def note_put(self, seconds: float) -> None:
         """Learn how long a fragment took to be built and put."""
@@ -45,6 +55,11 @@ class Pace:
         """Learn how long a change of the root took."""
         self._publishes.append(seconds)
         self.publish_seconds = median(self._publishes)
+
+    def note_head_start(self, seconds: float) -> None:
+        """Learn how long it took to encode what a fragment had before it was cut."""
+        self._head_starts.append(seconds)
+        self.head_start_seconds = _AMPLE * median(self._head_starts)
 
     def due(self, now: float, cuts: Iterable[float], publishing: Sequence[float]) -> float:
         """Return when the next fragment should be cut; now or earlier means at once.

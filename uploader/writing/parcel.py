@@ -7,18 +7,13 @@ keeps its records until it is committed. Pure, but for the futures of the caller
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import msgpack
-import pyarrow as pa
-
-from uploader.fragments.fragment import EncodedFragment, encode_fragment
-from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.fragments.fragment_builder import EncodedFragment
 from uploader.manifests.entries import Fragment
+from uploader.writing.encoding import Encoding
 from uploader.writing.fragment_puts import Taken
-from walstore.arrow import SCHEMA, offsets_array
 from walstore.draft import Draft, Group
 from walstore.errors import OffsetMismatchError, WalError
 from walstore.faults import fresh
@@ -45,6 +40,8 @@ class Parcel:
     """How often another writer was quicker."""
     decided: asyncio.Future[None] | None = None
     """For those who wait until it is known what became of it; made on request."""
+    encoding: Encoding | None = None
+    """What has been encoded of it before it is cut, for the place where it was expected to come to lie."""
 
     # Set when it is cut.
     seq_no: int = 0
@@ -131,46 +128,15 @@ class Parcel:
                 refuse(waiter, mismatch(expected, offset))
             row += count
         if len(rows) < row:
+            self.encoding = None
             self.draft.pad()
             self.draft = _pick(self.draft, rows)
             self.waiters = kept
 
     def _end(self) -> None:
-        self.built = self.taken = None
+        self.built = self.taken = self.encoding = None
         if self.decided is not None and not self.decided.done():
             self.decided.set_result(None)
-
-
-def encode(
-    draft: Draft,
-    *,
-    start: int,
-    timestamp_us: int,
-    base_us: int,
-    deltas_us: list[int] | None,
-    writer: str,
-) -> EncodedFragment:
-    """Return the fragment that holds a padded draft's records from ``start`` on. For executor threads.
-
-    ``writer`` goes into the footer, so that two writers never make the same bytes of the same records.
-    """
-    rows = len(draft.values)
-    if deltas_us is None:
-        times = pa.repeat(pa.scalar(base_us, pa.uint64()), rows)
-    else:
-        times = pa.array([base_us + delta for delta in deltas_us], pa.uint64())
-    columns = [
-        offsets_array(start, start + rows),
-        times,
-        pa.array(draft.values, pa.binary()),
-        _column(draft.keys, "key", rows),
-        _column(draft.streams, "stream", rows),
-        _column(_unpacked(draft.headers), "headers", rows),
-    ]
-    table = pa.Table.from_arrays(columns, schema=SCHEMA)
-    return encode_fragment(
-        [FragmentBatch(table, start=start)], timestamp_us=timestamp_us, writer=writer
-    )
 
 
 def refuse(waiter: asyncio.Future[int], error: WalError) -> None:
@@ -201,15 +167,3 @@ def _pick(draft: Draft, rows: list[int]) -> Draft:
         column(draft.headers),
         column(draft.timestamps_us),
     )
-
-
-def _column(items: list[_T] | None, name: str, rows: int) -> pa.Array:
-    type_ = SCHEMA.field(name).type
-    return pa.nulls(rows, type_) if items is None else pa.array(items, type_)
-
-
-def _unpacked(packed: Iterable[bytes | None] | None) -> list[list[tuple[str, bytes]] | None] | None:
-    if packed is None:
-        return None
-    unpack: Callable[[bytes], dict[str, bytes]] = msgpack.unpackb
-    return [None if item is None else list(unpack(item).items()) for item in packed]

@@ -28,12 +28,14 @@ from uploader.manifests.entries import Fragment
 from uploader.manifests.root import Root
 from uploader.stores.port import ObjectStore
 from uploader.together import first_of
+from uploader.writing.building import Building, Records
 from uploader.writing.conveyor import Conveyor
+from uploader.writing.encoding import Encoding
 from uploader.writing.fragment_puts import FragmentPuts, Taken
 from uploader.writing.intake import Intake
 from uploader.writing.log_end import Fate, LogEnd
-from uploader.writing.pace import Pace
-from uploader.writing.parcel import Parcel, encode
+from uploader.writing.pace import TIMER_SECONDS, Pace
+from uploader.writing.parcel import Parcel
 from uploader.writing.patience import Patience
 from uploader.writing.teller import Teller
 from uploader.writing.writer_settings import WriterSettings
@@ -49,6 +51,8 @@ from walstore.threads import Worker
 
 _LEAST_SLEEP_SECONDS = 1e-6
 _UNLIMITED = 1 << 10
+HEAD_START_BYTES = 256 << 10
+"""Fewer records are encoded as fast at one go."""
 
 
 class ParcelShipper:
@@ -216,13 +220,13 @@ class ParcelShipper:
             halts_on=(ContentionError,),
             notify=self.wake,
         )
-        await self._ship(conveyor)
+        await self._ship(tasks, conveyor)
         if conveyor.is_halted:
             await conveyor.wait_until(lambda: conveyor.is_quiet)
             self.contentions += 1
             await self._decide()
 
-    async def _ship(self, conveyor: Conveyor) -> None:
+    async def _ship(self, tasks: asyncio.TaskGroup, conveyor: Conveyor) -> None:
         """Cut and ship until all is published, or the conveyor halts."""
         while not conveyor.is_halted:
             self._wake.clear()
@@ -235,7 +239,7 @@ class ParcelShipper:
             else:
                 seconds = self._seconds_left(conveyor)
                 if seconds >= _LEAST_SLEEP_SECONDS:
-                    await self._wait(seconds)
+                    await self._wait(self._until_head_start(tasks, seconds))
                     continue
                 parcel = self._cut()
                 if parcel is not None:
@@ -249,7 +253,30 @@ class ParcelShipper:
         now = self._clock.monotonic()
         if self.intake.is_large and now + self._settings.interval_seconds <= conveyor.due:
             return max(conveyor.earliest - now, 0.0)
-        return conveyor.due - now
+        return conveyor.due - now - TIMER_SECONDS
+
+    def _until_head_start(self, tasks: asyncio.TaskGroup, seconds: float) -> float:
+        """Return how long to wait for what comes next, which is a cut after ``seconds`` at the latest.
+
+        Begins to build the fragment to be cut when little time is left until then.
+        """
+        parcel = self.intake.parcels[0]
+        if self._returned or parcel.encoding is not None or parcel.is_conditional:
+            return seconds
+        early = seconds - self.pace.head_start_seconds
+        if early >= _LEAST_SLEEP_SECONDS:
+            return early
+        if parcel.size_bytes >= HEAD_START_BYTES:
+            now_us = self._clock.now_us()
+            parcel.encoding = self._encoding(self._next_offset, now_us)
+            records = parcel.encoding.take(parcel.draft, now_us)
+            tasks.create_task(self._start_building(parcel.encoding.building, records))
+        return seconds
+
+    async def _start_building(self, building: Building, records: Records) -> None:
+        began = self._clock.monotonic()
+        await building.add(records)
+        self.pace.note_head_start(self._clock.monotonic() - began)
 
     async def _wait(self, seconds: float) -> None:
         """Return after that time, or when something has changed."""
@@ -288,31 +315,43 @@ class ParcelShipper:
 
     async def _make(self, parcel: Parcel) -> Fragment | None:
         """Build and put a parcel; None if something else lies in its place."""
-        draft, now_us = parcel.draft, self._clock.now_us()
-        base_us, latest_us, deltas_us = draft.times(now_us, self._end.floor_us)
-        self._end.floor_us = latest_us
-        parcel.built = await self._worker.run(
-            partial(
-                encode,
-                draft,
-                start=parcel.start,
-                timestamp_us=now_us,
-                base_us=base_us,
-                deltas_us=deltas_us,
-                writer=self._writer,
-            )
-        )
-        parcel.is_exposed = True
-        return await self._put(parcel)
+        encoding, now_us = parcel.encoding, self._clock.now_us()
+        if encoding is None or not self._fits(encoding, parcel):
+            encoding = self._encoding(parcel.start, now_us)
+        parcel.encoding = None
+        records = encoding.take(parcel.draft, now_us)
+        self._end.floor_us = encoding.latest_us
+        with self._teller.held() as let_go:
 
-    async def _put(self, parcel: Parcel) -> Fragment | None:
-        assert parcel.built is not None
-        found = await self._puts.create(parcel.built, parcel.seq_no)
+            def is_built() -> None:
+                parcel.is_exposed = True
+                let_go()
+
+            parcel.built, found = await self._puts.build(
+                encoding.building, records, parcel.seq_no, is_built=is_built
+            )
         if isinstance(found, Taken):
             parcel.taken = found
             return None
         parcel.entry = found
         return found
+
+    def _encoding(self, start: int, now_us: int) -> Encoding:
+        return Encoding(
+            start=start,
+            timestamp_us=now_us,
+            floor_us=self._end.floor_us,
+            writer=self._writer,
+            worker=self._worker,
+        )
+
+    def _fits(self, encoding: Encoding, parcel: Parcel) -> bool:
+        """Return whether what was encoded early is good for the place that the parcel got."""
+        return (
+            encoding.start == parcel.start
+            and encoding.floor_us >= self._end.floor_us
+            and not encoding.building.is_broken
+        )
 
     def _on_published(self, run: Sequence[Fragment]) -> None:
         for entry in run:

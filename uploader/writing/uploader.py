@@ -31,6 +31,7 @@ from uploader.together import first_of
 from uploader.writing.fragment_puts import FragmentPuts
 from uploader.writing.fragment_writer import FragmentWriter, LateFragmentError
 from uploader.writing.ownership import check_owner, writer_name
+from uploader.writing.pace import TIMER_SECONDS
 from uploader.writing.patience import Patience
 from uploader.writing.pipeline import Pipeline, Shipment
 from walstore.errors import (
@@ -255,7 +256,7 @@ class Uploader:
         """Wait until a fragment cut now would not lie idle, unless a full one has gathered meanwhile."""
         await shipment.wait_room()
         while not (shipment.is_idle or source.is_draining):
-            seconds = shipment.due - self._clock.monotonic()
+            seconds = shipment.due - self._clock.monotonic() - TIMER_SECONDS
             is_full = source.appended_bytes - mark >= self._settings.fragment_bytes
             if is_full or seconds < _LEAST_SLEEP_SECONDS:
                 return

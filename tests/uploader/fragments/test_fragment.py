@@ -17,14 +17,13 @@ from tests.golden.wal3.regenerate import setsum_hex
 from tests.uploader.parquet import by_arrow_rs, by_pyarrow, read_by_arrow_rs, wal3_table
 from uploader import layout
 from uploader.fragments.fragment import (
-    EncodedFragment,
     decode_fragment,
-    encode_fragment,
     fragment_time_bounds,
     fragment_timestamp,
     inspect_fragment,
     verify_fragment,
 )
+from uploader.fragments.fragment_builder import EncodedFragment, encode_fragment
 from uploader.manifests.entries import Fragment
 from uploader.setsum import Setsum
 from walstore.batch import Batch

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.frames import batch_of, build, record_lists, values_only
 from uploader.fragments import fragment_columns
-from uploader.fragments.fragment import decode_fragment, encode_fragment
+from uploader.fragments.fragment import decode_fragment
+from uploader.fragments.fragment_builder import encode_fragment
 from uploader.setsum import Setsum
 from walstore.arrow import SCHEMA
 from walstore.batch import Batch

@@ -11,7 +11,7 @@ import pytest
 from tests.frames import batch_of, build, values_only
 from tests.uploader.parquet import by_arrow_rs, by_pyarrow, wal3_table
 from uploader.fragments import fragment_file
-from uploader.fragments.fragment import encode_fragment
+from uploader.fragments.fragment_builder import encode_fragment
 from uploader.fragments.fragment_file import PAGE_BYTES, ROW_GROUP_BYTES, ROW_GROUP_ROWS
 from walstore.errors import CorruptionError
 from walstore.records import Record

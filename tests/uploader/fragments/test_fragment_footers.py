@@ -11,6 +11,7 @@ from tests.cloud import cloud_log
 from tests.uploader.cloud_streams import put_log, put_records
 from tests.uploader.parquet import by_arrow_rs, wal3_table
 from uploader import layout
+from uploader.fragments.bloom import StreamSet
 from uploader.fragments.fragment import inspect_fragment
 from uploader.fragments.fragment_reader import FragmentReader
 from uploader.manifests.entries import Fragment
@@ -209,20 +210,15 @@ async def test_collected_fragments_are_not_passed_over_in_silence(store) -> None
 
 
 async def test_a_footer_that_lies_is_found_by_verifying(store, monkeypatch) -> None:
+    lie = StreamSet.of(["b"])
     with monkeypatch.context() as patch:
-        patch.setattr("uploader.fragments.fragment_file._streams_of", lambda _: _only("b"))
+        patch.setattr(StreamSet, "of", lambda _: lie)
         entry = await put_records(store.inner, 1, [Record(1, b"v", None, "a", timestamp_us=1)])
     await _name(store, entry)
     async with cloud_log(store) as log:
         with pytest.raises(CorruptionError, match="denies stream 'a'") as told:
             await log.verify()
         assert told.value.path == entry.path
-
-
-def _only(name: str):
-    from uploader.fragments.bloom import StreamSet
-
-    return StreamSet.of([name])
 
 
 async def _name(store: FaultyStore, *entries: Fragment) -> None:

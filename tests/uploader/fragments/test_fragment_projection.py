@@ -9,7 +9,8 @@ import pytest
 
 from tests.frames import batch_of, build
 from tests.uploader.parquet import by_arrow_rs, by_pyarrow, wal3_table
-from uploader.fragments.fragment import EncodedFragment, encode_fragment, inspect_fragment
+from uploader.fragments.fragment import inspect_fragment
+from uploader.fragments.fragment_builder import EncodedFragment, encode_fragment
 from uploader.fragments.fragment_projection import GAP_BYTES, merge
 from uploader.fragments.fragment_reader import FragmentReader
 from uploader.manifests.entries import Fragment

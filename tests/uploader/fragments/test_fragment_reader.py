@@ -13,7 +13,8 @@ from tests.cloud import put_fragment, values
 from tests.frames import batch_of, build
 from tests.uploader.parquet import by_pyarrow, wal3_table
 from uploader import layout
-from uploader.fragments.fragment import encode_fragment, inspect_fragment
+from uploader.fragments.fragment import inspect_fragment
+from uploader.fragments.fragment_builder import encode_fragment
 from uploader.fragments.fragment_reader import FragmentReader
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest

@@ -43,6 +43,7 @@ class Bench:
     manifests: ManifestLog
     fragments: FragmentWriter
     pipeline: Pipeline
+    worker: Worker
 
     async def ship(self, limit: int | None = None) -> None:
         async with self.pipeline.shipping(self.source, WRITER) as shipment:
@@ -54,7 +55,7 @@ class Bench:
 
 @pytest.fixture
 async def bench(impatient: RetryPolicy) -> AsyncIterator[Bench]:
-    store, worker = FaultyStore(MemoryStore()), Worker("test", threads=2)
+    store, worker = FaultyStore(MemoryStore()), Worker("test")
     source = MemorySource()
     for start in range(0, len(CONTENT), BATCH):
         source.append(CONTENT[start : start + BATCH])
@@ -75,7 +76,7 @@ async def bench(impatient: RetryPolicy) -> AsyncIterator[Bench]:
         fragment_bytes=600,
         max_in_flight=3,
     )
-    yield Bench(store, source, manifests, fragments, pipeline)
+    yield Bench(store, source, manifests, fragments, pipeline, worker)
     worker.close()
 
 
@@ -117,7 +118,8 @@ async def test_fragments_behind_a_slow_one_wait_to_be_published(bench: Bench) ->
     bench.store.on("put_if_absent", faults.hang(release), key_prefix=layout.fragment_path(1))
     async with asyncio.TaskGroup() as group:
         group.create_task(bench.ship(31))
-        await until(lambda: bench.store.count("put_if_absent").requests == 4)
+        await until(lambda: bench.fragments.puts.put_fragments == 2)
+        await bench.worker.run(int)  # all of them are hashed
         await turns(50)
         assert bench.source.uploaded_limit == 1
         release.set()

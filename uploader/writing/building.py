@@ -1,0 +1,50 @@
+"""Building: one fragment in the making, on the worker's threads. It belongs to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from uploader.fragments.fragment_builder import EncodedFragment, FragmentBuilder, FragmentFile
+from uploader.setsum import Setsum
+from walstore.batch import Batch
+from walstore.threads import Worker
+
+Records = Callable[[], Sequence[Batch]]
+"""Returns records in a form that can be encoded; called on a thread."""
+
+
+class Building:
+    """Calls follow one another in the order in which they were made."""
+
+    def __init__(self, worker: Worker, *, timestamp_us: int, writer: str | None = None) -> None:
+        """``timestamp_us`` is the fragment's time; ``writer`` goes into the footer."""
+        self._worker = worker
+        self._builder = FragmentBuilder(timestamp_us=timestamp_us, writer=writer)
+        self._turn = asyncio.Lock()
+        self.is_broken = False
+        """Whether records may be missing from it. Then it is of no use any more."""
+
+    async def add(self, records: Records) -> None:
+        """Encode and hash the next records. If this is cancelled, or fails, the building is broken."""
+        async with self._turn:
+            try:
+                await self._worker.run(lambda: self._builder.add(records()))
+            except BaseException:
+                self.is_broken = True
+                raise
+
+    async def finish(self, records: Records) -> EncodedFragment:
+        """Encode and hash the last records and return the fragment."""
+        async with self._turn:
+            return await self._worker.run(lambda: self._builder.finish(records()))
+
+    async def write(self, records: Records) -> FragmentFile:
+        """Encode the last records and return the file; then call :meth:`sum`."""
+        async with self._turn:
+            return await self._worker.run(lambda: self._builder.write(records()))
+
+    async def sum(self) -> Setsum:
+        """Hash what has not been hashed yet, and return the sum of all records."""
+        async with self._turn:
+            return await self._worker.run(self._builder.sum)
