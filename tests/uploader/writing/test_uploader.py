@@ -45,6 +45,7 @@ class Bench:
     clock: ManualClock
     manifests: ManifestLog
     uploader: Uploader
+    worker: Worker
 
     async def load(self) -> None:
         """Do what opening the tier does."""
@@ -67,7 +68,7 @@ class Bench:
 
 @pytest.fixture
 async def bench(clock: ManualClock) -> AsyncIterator[Bench]:
-    store, worker = FaultyStore(MemoryStore()), Worker("test", threads=2)
+    store, worker = FaultyStore(MemoryStore()), Worker("test")
     retry = RetryPolicy(clock=clock, attempts=2, first_wait_seconds=0, longest_wait_seconds=0)
     manifests = ManifestLog(store, retry, worker)
     uploader = Uploader(
@@ -78,7 +79,7 @@ async def bench(clock: ManualClock) -> AsyncIterator[Bench]:
         clock=clock,
         worker=worker,
     )
-    yield Bench(store, MemorySource(), clock, manifests, uploader)
+    yield Bench(store, MemorySource(), clock, manifests, uploader, worker)
     worker.close()
 
 
@@ -146,6 +147,7 @@ async def test_who_waits_does_not_wait_for_those_before(bench: Bench, running) -
     await bench.clock.wait_for_sleepers(1)  # the interval between two fragments
     bench.clock.advance(SETTINGS.interval_seconds)
     await until(lambda: bench.uploader.uploaded_fragments == 1)
+    await bench.worker.run(int)  # it is hashed, too
     first.set()
     await until(lambda: bench.store.count("put_if_match").requests == 1)
     bench.source.append(values(1))
