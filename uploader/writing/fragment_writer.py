@@ -15,6 +15,7 @@ from uploader.setsum import Setsum
 from uploader.writing.adoption import Orphan
 from uploader.writing.building import Building
 from uploader.writing.fragment_puts import FragmentPuts, Taken
+from uploader.writing.telling import Hold
 from walstore.batch import Batch
 from walstore.errors import ContentionError
 from walstore.ports import Clock, TierSource
@@ -40,16 +41,28 @@ class FragmentWriter:
         self._worker = worker
         self.adopted_fragments = 0
 
-    async def put(
-        self, source: TierSource, seq_no: int, batches: list[Batch], my_turn: Turn
-    ) -> Fragment:
-        """Build a fragment and put it, once, however often the store has to be asked.
+    def begin(self) -> Building:
+        """Return a fragment to be built, of this moment."""
+        return Building(self._worker, timestamp_us=self._clock.now_us())
 
+    async def put(
+        self,
+        source: TierSource,
+        seq_no: int,
+        building: Building,
+        batches: list[Batch],
+        *,
+        my_turn: Turn,
+        held: Hold,
+    ) -> Fragment:
+        """Complete a fragment by its last batches and put it, once, however often the store has to be asked.
+
+        It is built while ``held``.
         Raises LateFragmentError and ContentionError if its number is taken. Cancelled, it may have
         been put all the same, or be put later.
         """
-        building = Building(self._worker, timestamp_us=self._clock.now_us())
-        built, found = await self.puts.build(building, lambda: batches, seq_no)
+        with held() as let_go:
+            built, found = await self.puts.build(building, lambda: batches, seq_no, is_built=let_go)
         if not isinstance(found, Taken):
             return found
         orphan = await self._contest(source, found, built)

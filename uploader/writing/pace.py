@@ -21,6 +21,8 @@ _NEAR: Final = 0.25
 _LATE: Final = 0.1
 """Part of the time between two changes by which a fragment may be cut too late and still be waited for."""
 
+HEAD_START_BYTES: Final = 256 << 10
+"""A fragment of fewer records is built as fast at one go."""
 TIMER_SECONDS: Final = 0.0005
 """Timers of asyncio's event loop are late by up to a millisecond: set so much early, on average they are
 neither early nor late."""

@@ -34,7 +34,7 @@ from uploader.writing.encoding import Encoding
 from uploader.writing.fragment_puts import FragmentPuts, Taken
 from uploader.writing.intake import Intake
 from uploader.writing.log_end import Fate, LogEnd
-from uploader.writing.pace import TIMER_SECONDS, Pace
+from uploader.writing.pace import HEAD_START_BYTES, TIMER_SECONDS, Pace
 from uploader.writing.parcel import Parcel
 from uploader.writing.patience import Patience
 from uploader.writing.teller import Teller
@@ -51,8 +51,6 @@ from walstore.threads import Worker
 
 _LEAST_SLEEP_SECONDS = 1e-6
 _UNLIMITED = 1 << 10
-HEAD_START_BYTES = 256 << 10
-"""Fewer records are encoded as fast at one go."""
 
 
 class ParcelShipper:

@@ -1,6 +1,6 @@
 """Pipeline: takes a local log to the cloud, from the manifest's end on.
 
-Cuts durable batches into fragments and hands them to a conveyor, which makes several at once and
+A shipment cuts durable batches into fragments and hands them to a conveyor, which makes several at once and
 publishes them in order. Fragments that a crash left unpublished are taken up first.
 """
 
@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from itertools import takewhile
 
 from uploader.manifests.entries import Fragment
@@ -20,10 +19,11 @@ from uploader.stores.retry import RetryPolicy
 from uploader.writing import adoption
 from uploader.writing.adoption import Slot
 from uploader.writing.announcer import Announcer
-from uploader.writing.conveyor import Conveyor, Make
-from uploader.writing.fragment_writer import FragmentWriter, gather
+from uploader.writing.conveyor import Conveyor
+from uploader.writing.fragment_writer import FragmentWriter
 from uploader.writing.pace import Pace
 from uploader.writing.patience import Patience
+from uploader.writing.shipment import Shipment
 from walstore.errors import ContentionError
 from walstore.ports import Clock, TierSource
 
@@ -111,77 +111,23 @@ class Pipeline:
                 max_in_flight=self._max_in_flight,
                 on_published=tell,
             )
-            shipment = Shipment(self, source, conveyor, self._root)
+            shipment = Shipment(
+                tasks,
+                source,
+                url=self._url,
+                root=self._root,
+                fragments=self._fragments,
+                slots=self._slots,
+                conveyor=conveyor,
+                announcer=announcer,
+                pace=self._pace,
+                retry=self._retry,
+                clock=self._clock,
+                fragment_bytes=self._fragment_bytes,
+            )
             yield shipment
             await shipment.finish()
             await announcer.wait_told()
-
-    async def cut(
-        self, source: TierSource, seq_no: int, position: int, limit: int, conveyor: Conveyor
-    ) -> tuple[Make, int]:
-        """Return how to make the fragment that begins at ``position``, and its limit."""
-        slot = self._slots.popleft() if self._slots else None
-        if slot is not None and slot.limit > limit:
-            raise ContentionError(
-                f"{self._url} holds records up to offset {slot.limit}, but this log ends at {limit}: "
-                "another writer put them, or this disk lost records"
-            )
-        if slot is not None and slot.orphan is not None:
-            return partial(self._fragments.adopt, source, slot.orphan), slot.limit
-        end, most_bytes = (limit, self._fragment_bytes) if slot is None else (slot.limit, None)
-        batches = await self._retry.call(
-            partial(gather, source, position, end, most_bytes=most_bytes)
-        )
-        root = self._root
-        turn = partial(conveyor.wait_until, lambda: root.manifest.next_seq_no >= seq_no)
-        make = partial(self._fragments.put, source, seq_no, batches, turn)
-        return make, batches[-1].limit
-
-
-class Shipment:
-    """Fragments of one log on their way. Made by :meth:`Pipeline.shipping`."""
-
-    def __init__(
-        self, pipeline: Pipeline, source: TierSource, conveyor: Conveyor, root: Root
-    ) -> None:
-        self._pipeline = pipeline
-        self._source = source
-        self._conveyor = conveyor
-        self._seq_no = root.manifest.next_seq_no
-        self.position = root.manifest.next_offset
-        """Every offset below it was cut into a fragment."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether everything that was cut is published."""
-        return self._conveyor.is_empty
-
-    @property
-    def due(self) -> float:
-        """When the next fragment should be cut, by the monotonic clock, if somebody waits for it."""
-        return self._conveyor.due
-
-    async def wait_change(self) -> None:
-        """Return when something was put or published."""
-        await self._conveyor.wait_change()
-
-    async def wait_room(self) -> None:
-        """Return when another fragment may be cut."""
-        await self._conveyor.wait_until(lambda: self._conveyor.has_room)
-
-    async def ship(self, limit: int) -> None:
-        """Cut ``[position, limit)``, all of it durable, as there is room; return when that is done."""
-        while self.position < limit:
-            await self.wait_room()
-            make, self.position = await self._pipeline.cut(
-                self._source, self._seq_no, self.position, limit, self._conveyor
-            )
-            self._conveyor.start(make)
-            self._seq_no += 1
-
-    async def finish(self) -> None:
-        """Return when all that was cut is published."""
-        await self._conveyor.wait_until(lambda: self._conveyor.is_empty)
 
 
 def _is_adoption(slot: Slot) -> bool:

@@ -31,9 +31,10 @@ from uploader.together import first_of
 from uploader.writing.fragment_puts import FragmentPuts
 from uploader.writing.fragment_writer import FragmentWriter, LateFragmentError
 from uploader.writing.ownership import check_owner, writer_name
-from uploader.writing.pace import TIMER_SECONDS
+from uploader.writing.pace import HEAD_START_BYTES, TIMER_SECONDS
 from uploader.writing.patience import Patience
-from uploader.writing.pipeline import Pipeline, Shipment
+from uploader.writing.pipeline import Pipeline
+from uploader.writing.shipment import Shipment
 from walstore.errors import (
     CorruptionError,
     InvalidSettingsError,
@@ -260,6 +261,12 @@ class Uploader:
             is_full = source.appended_bytes - mark >= self._settings.fragment_bytes
             if is_full or seconds < _LEAST_SLEEP_SECONDS:
                 return
+            early = seconds - shipment.head_start_seconds
+            if shipment.may_begin and early >= _LEAST_SLEEP_SECONDS:
+                seconds = early
+            elif shipment.may_begin and source.appended_bytes - mark >= HEAD_START_BYTES:
+                await shipment.begin(source.durable_limit)
+                continue
             async with asyncio.TaskGroup() as group:
                 sleeping = group.create_task(self._clock.sleep(seconds))
                 changing = group.create_task(shipment.wait_change())

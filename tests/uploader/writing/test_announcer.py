@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 
 from tests.cloud import MemorySource
-from uploader.writing.announcer import AT_ONCE, Announcer
+from uploader.writing.announcer import Announcer
+from uploader.writing.telling import AT_ONCE
 
 
 async def test_at_once_if_nobody_waits() -> None:
     source = MemorySource()
     announcer = Announcer(source, asyncio.get_running_loop())
     announcer.announce(10_000)
+    await asyncio.sleep(0)
     assert source.uploaded_limit == 10_000
     await announcer.wait_told()
 
@@ -22,6 +24,7 @@ async def test_bit_by_bit_if_appends_wait() -> None:
     source.hurry()
     announcer = Announcer(source, asyncio.get_running_loop())
     announcer.announce(1 + 3 * AT_ONCE)
+    await asyncio.sleep(0)
     assert source.uploaded_limit == 1 + AT_ONCE
     announcer.announce(1 + 4 * AT_ONCE)
     announcer.announce(1)

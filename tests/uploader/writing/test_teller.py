@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from uploader.writing.parcel import Parcel
-from uploader.writing.teller import AT_ONCE, Teller
+from uploader.writing.teller import Teller
+from uploader.writing.telling import AT_ONCE
 from walstore.group import make_group
 
 
