@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from uploader.writing.telling import AT_ONCE, Hold, Telling
+from uploader.writing.telling import AT_ONCE, Telling
 from walstore.ports import TierSource
 
 
@@ -17,8 +17,6 @@ class Announcer:
         self._told = asyncio.Event()
         self._told.set()
         self._telling = Telling(loop, self._step)
-        self.held: Hold = self._telling.held
-        """Delays telling; see there."""
 
     def announce(self, limit: int) -> None:
         """Begin to tell the log that every offset below ``limit`` is published."""

@@ -15,7 +15,6 @@ from uploader.setsum import Setsum
 from uploader.writing.adoption import Orphan
 from uploader.writing.building import Building
 from uploader.writing.fragment_puts import FragmentPuts, Taken
-from uploader.writing.telling import Hold
 from walstore.batch import Batch
 from walstore.errors import ContentionError
 from walstore.ports import Clock, TierSource
@@ -53,16 +52,13 @@ class FragmentWriter:
         batches: list[Batch],
         *,
         my_turn: Turn,
-        held: Hold,
     ) -> Fragment:
         """Complete a fragment by its last batches and put it, once, however often the store has to be asked.
 
-        It is built while ``held``.
         Raises LateFragmentError and ContentionError if its number is taken. Cancelled, it may have
         been put all the same, or be put later.
         """
-        with held() as let_go:
-            built, found = await self.puts.build(building, lambda: batches, seq_no, is_built=let_go)
+        built, found = await self.puts.build(building, lambda: batches, seq_no)
         if not isinstance(found, Taken):
             return found
         orphan = await self._contest(source, found, built)

@@ -319,15 +319,13 @@ class ParcelShipper:
         parcel.encoding = None
         records = encoding.take(parcel.draft, now_us)
         self._end.floor_us = encoding.latest_us
-        with self._teller.held() as let_go:
 
-            def is_built() -> None:
-                parcel.is_exposed = True
-                let_go()
+        def is_built() -> None:
+            parcel.is_exposed = True
 
-            parcel.built, found = await self._puts.build(
-                encoding.building, records, parcel.seq_no, is_built=is_built
-            )
+        parcel.built, found = await self._puts.build(
+            encoding.building, records, parcel.seq_no, is_built=is_built
+        )
         if isinstance(found, Taken):
             parcel.taken = found
             return None

@@ -119,7 +119,6 @@ class Pipeline:
                 fragments=self._fragments,
                 slots=self._slots,
                 conveyor=conveyor,
-                announcer=announcer,
                 pace=self._pace,
                 retry=self._retry,
                 clock=self._clock,

@@ -13,7 +13,6 @@ from functools import partial
 from uploader.manifests.root import Root
 from uploader.stores.retry import RetryPolicy
 from uploader.writing.adoption import Slot
-from uploader.writing.announcer import Announcer
 from uploader.writing.building import Building
 from uploader.writing.conveyor import Conveyor, Make
 from uploader.writing.fragment_writer import FragmentWriter, gather
@@ -47,7 +46,6 @@ class Shipment:
         fragments: FragmentWriter,
         slots: deque[Slot],
         conveyor: Conveyor,
-        announcer: Announcer,
         pace: Pace,
         retry: RetryPolicy,
         clock: Clock,
@@ -65,7 +63,6 @@ class Shipment:
         self._fragments = fragments
         self._slots = slots
         self._conveyor = conveyor
-        self._announcer = announcer
         self._pace = pace
         self._retry = retry
         self._clock = clock
@@ -161,15 +158,7 @@ class Shipment:
     def _make(self, building: Building, batches: list[Batch]) -> Make:
         root, seq_no = self._root, self._seq_no
         turn = partial(self._conveyor.wait_until, lambda: root.manifest.next_seq_no >= seq_no)
-        return partial(
-            self._fragments.put,
-            self._source,
-            seq_no,
-            building,
-            batches,
-            my_turn=turn,
-            held=self._announcer.held,
-        )
+        return partial(self._fragments.put, self._source, seq_no, building, batches, my_turn=turn)
 
     async def _gather(self, position: int, limit: int, most_bytes: int | None) -> list[Batch]:
         return await self._retry.call(

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 from uploader.writing.parcel import Parcel
-from uploader.writing.telling import AT_ONCE, Hold, Telling
+from uploader.writing.telling import AT_ONCE, Telling
 
 
 class Teller:
@@ -16,8 +16,6 @@ class Teller:
         self._parcels: deque[Parcel] = deque()
         self._told = 0  # of the first parcel's appends
         self._telling = Telling(loop, self._step)
-        self.held: Hold = self._telling.held
-        """Delays telling; see there."""
 
     def tell(self, parcel: Parcel) -> None:
         """Tell the appends of a parcel, behind those of parcels before it."""

@@ -18,7 +18,6 @@ from uploader.testing.faults import fail, happen_then_fail, timeout
 from uploader.writing.fragment_puts import FragmentPuts
 from uploader.writing.fragment_writer import FragmentWriter, LateFragmentError, gather
 from uploader.writing.patience import Patience
-from uploader.writing.telling import Telling
 from walstore.clock import SystemClock
 from walstore.errors import ContentionError, CorruptionError, StorageUnavailableError
 from walstore.threads import Worker
@@ -69,8 +68,7 @@ async def no_turn() -> None:
 
 async def put(writer: FragmentWriter, source: MemorySource, start=1, limit=21, turn=no_turn):
     batches = await gather(source, start, limit, most_bytes=None)
-    held = Telling(asyncio.get_running_loop(), lambda: False).held
-    return await writer.put(source, 1, writer.begin(), batches, my_turn=turn, held=held)
+    return await writer.put(source, 1, writer.begin(), batches, my_turn=turn)
 
 
 # -- gathering -------------------------------------------------------------------------------
