@@ -15,18 +15,20 @@ from math import ceil
 from statistics import median
 from typing import Final
 
+from uploader.setsum import ITEM_WORK
+
 _SAMPLES: Final = 9
 _NEAR: Final = 0.25
 """Part of the time between two changes in which a second fragment for the same one is not worth it."""
 _LATE: Final = 0.1
 """Part of the time between two changes by which a fragment may be cut too late and still be waited for."""
 
-HEAD_START_BYTES: Final = 256 << 10
-"""A fragment of fewer records is built as fast at one go."""
 TIMER_SECONDS: Final = 0.0005
 """Timers of asyncio's event loop are late by up to a millisecond: set so much early, on average they are
 neither early nor late."""
 _HEAD_START_SECONDS: Final = 0.02
+_HEAD_START_WORK: Final = 384 << 10
+"""A fragment that is less work is built as fast at one go."""
 _AMPLE: Final = 1.5
 """Encoding that began early should have ended before the cut, also if it takes so many times as long."""
 
@@ -47,6 +49,10 @@ class Pace:
         """How long naming it is expected to take; 0 before the first time."""
         self.head_start_seconds = _HEAD_START_SECONDS
         """How long before its cut a fragment should be begun to be encoded."""
+
+    def deserves_head_start(self, records: int, size_bytes: int) -> bool:
+        """Return whether so much of a fragment should be built before it is cut."""
+        return size_bytes + ITEM_WORK * records >= _HEAD_START_WORK
 
     def note_put(self, seconds: float) -> None:
         """Learn how long a fragment took to be built and put."""

@@ -34,7 +34,7 @@ from uploader.writing.encoding import Encoding
 from uploader.writing.fragment_puts import FragmentPuts, Taken
 from uploader.writing.intake import Intake
 from uploader.writing.log_end import Fate, LogEnd
-from uploader.writing.pace import HEAD_START_BYTES, TIMER_SECONDS, Pace
+from uploader.writing.pace import TIMER_SECONDS, Pace
 from uploader.writing.parcel import Parcel
 from uploader.writing.patience import Patience
 from uploader.writing.teller import Teller
@@ -264,7 +264,7 @@ class ParcelShipper:
         early = seconds - self.pace.head_start_seconds
         if early >= _LEAST_SLEEP_SECONDS:
             return early
-        if parcel.size_bytes >= HEAD_START_BYTES:
+        if self.pace.deserves_head_start(parcel.count, parcel.size_bytes):
             now_us = self._clock.now_us()
             parcel.encoding = self._encoding(self._next_offset, now_us)
             records = parcel.encoding.take(parcel.draft, now_us)

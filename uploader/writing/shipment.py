@@ -63,7 +63,8 @@ class Shipment:
         self._fragments = fragments
         self._slots = slots
         self._conveyor = conveyor
-        self._pace = pace
+        self.pace = pace
+        """The rhythm of its writer."""
         self._retry = retry
         self._clock = clock
         self._fragment_bytes = fragment_bytes
@@ -83,11 +84,6 @@ class Shipment:
     def due(self) -> float:
         """When the next fragment should be cut, by the monotonic clock, if somebody waits for it."""
         return self._conveyor.due
-
-    @property
-    def head_start_seconds(self) -> float:
-        """How long before it is cut a fragment should be begun."""
-        return self._pace.head_start_seconds
 
     async def wait_change(self) -> None:
         """Return when something was put or published."""
@@ -128,7 +124,7 @@ class Shipment:
     async def _build(self, building: Building, batches: list[Batch]) -> None:
         began = self._clock.monotonic()
         await building.add(lambda: batches)
-        self._pace.note_head_start(self._clock.monotonic() - began)
+        self.pace.note_head_start(self._clock.monotonic() - began)
 
     async def _cut(self, limit: int) -> tuple[Make, int]:
         """Return how to make the fragment that begins at the position, and its limit."""

@@ -31,7 +31,7 @@ from uploader.together import first_of
 from uploader.writing.fragment_puts import FragmentPuts
 from uploader.writing.fragment_writer import FragmentWriter, LateFragmentError
 from uploader.writing.ownership import check_owner, writer_name
-from uploader.writing.pace import HEAD_START_BYTES, TIMER_SECONDS
+from uploader.writing.pace import TIMER_SECONDS
 from uploader.writing.patience import Patience
 from uploader.writing.pipeline import Pipeline
 from uploader.writing.shipment import Shipment
@@ -261,10 +261,10 @@ class Uploader:
             is_full = source.appended_bytes - mark >= self._settings.fragment_bytes
             if is_full or seconds < _LEAST_SLEEP_SECONDS:
                 return
-            early = seconds - shipment.head_start_seconds
+            early = seconds - shipment.pace.head_start_seconds
             if shipment.may_begin and early >= _LEAST_SLEEP_SECONDS:
                 seconds = early
-            elif shipment.may_begin and source.appended_bytes - mark >= HEAD_START_BYTES:
+            elif shipment.may_begin and self._deserves_head_start(source, shipment, mark):
                 await shipment.begin(source.durable_limit)
                 continue
             async with asyncio.TaskGroup() as group:
@@ -273,3 +273,7 @@ class Uploader:
                 await asyncio.wait((sleeping, changing), return_when=asyncio.FIRST_COMPLETED)
                 sleeping.cancel()
                 changing.cancel()
+
+    def _deserves_head_start(self, source: TierSource, shipment: Shipment, mark: int) -> bool:
+        records = source.durable_limit - shipment.position
+        return shipment.pace.deserves_head_start(records, source.appended_bytes - mark)
