@@ -90,7 +90,7 @@ class Setsum:
                 state.update(item)
                 digests.append(state.digest())
             even, odd = _fold(digests, even, odd)
-            work = _pause_if_due(work, batch)
+            work = _pause_if_due(work, len(batch), sum(map(len, batch)))
         return _from_lanes(even, odd)
 
     @classmethod
@@ -112,10 +112,37 @@ class Setsum:
             # The body repeats that of of_items: a generator between the two costs a tenth.
             for offset, value in enumerate(batch, start_offset + low):
                 state = fresh()
-                state.update(prefix(offset, timestamp_us) + value)
+                state.update(prefix(offset, timestamp_us))
+                state.update(value)
                 digests.append(state.digest())
             even, odd = _fold(digests, even, odd)
-            work = _pause_if_due(work, batch)
+            work = _pause_if_due(work, len(batch), sum(map(len, batch)))
+        return _from_lanes(even, odd)
+
+    @classmethod
+    def of_slices(
+        cls, start_offset: int, timestamp_us: int, data: memoryview, bounds: Sequence[int]
+    ) -> Setsum:
+        """As :meth:`of_records` of the values ``data[bounds[0]:bounds[1]]``, ``data[bounds[1]:bounds[2]]``
+        and so on, none of which is copied: a fifth faster for 1 KiB.
+        """
+        rows = len(bounds) - 1
+        _check_u64(start_offset, start_offset + rows, timestamp_us)
+        fresh = hashlib.sha3_256().copy
+        prefix = _RECORD_PREFIX.pack
+        even = odd = work = 0
+        for low in range(0, rows, SLICE_ITEMS):
+            digests = []
+            cuts = bounds[low : low + SLICE_ITEMS + 1]
+            begin = cuts[0]
+            for offset, end in enumerate(cuts[1:], start_offset + low):
+                state = fresh()
+                state.update(prefix(offset, timestamp_us))
+                state.update(data[begin:end])
+                digests.append(state.digest())
+                begin = end
+            even, odd = _fold(digests, even, odd)
+            work = _pause_if_due(work, len(digests), begin - cuts[0])
         return _from_lanes(even, odd)
 
     @classmethod
@@ -217,9 +244,9 @@ def _check_u64(start: int, limit: int, timestamp_us: int) -> None:
         raise ValueError(f"not 64-bit numbers: [{start}, {limit}) at {timestamp_us}")
 
 
-def _pause_if_due(work: int, hashed: Sequence[bytes]) -> int:
+def _pause_if_due(work: int, items: int, size_bytes: int) -> int:
     """Let other threads run if enough was done; return the work done since the last pause."""
-    work += ITEM_WORK * len(hashed) + sum(map(len, hashed))
+    work += ITEM_WORK * items + size_bytes
     if work < PAUSE_WORK:
         return work
     time.sleep(0)  # noqa: TID251 - no wait is meant: it lets go of the interpreter lock

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 import threading
-from itertools import permutations
+from array import array
+from itertools import accumulate, permutations
 from types import SimpleNamespace
 
 import pytest
@@ -225,6 +226,16 @@ def test_sums_of_parts_add_up(values: list[bytes], cut: int, start: int) -> None
     assert whole == parts[0] + parts[1]
 
 
+@given(st.lists(st.binary(max_size=20), max_size=600), st.integers(0, 5))
+def test_slices_of_one_buffer_count_as_values(values: list[bytes], skipped: int) -> None:
+    """Also if the first one does not begin where the buffer does."""
+    data = memoryview(bytes(skipped) + b"".join(values))
+    bounds = list(accumulate(map(len, values), initial=skipped))
+    expected = Setsum.of_records(9, TIME_US, values)
+    assert Setsum.of_slices(9, TIME_US, data, bounds) == expected
+    assert Setsum.of_slices(9, TIME_US, data, memoryview(array("i", bounds))) == expected
+
+
 def test_columns_carry_into_none_of_their_neighbours() -> None:
     """All columns of all digests as large as can be: every lane of the fold gets its largest sum."""
     count = SLICE_ITEMS
@@ -240,6 +251,8 @@ def test_columns_carry_into_none_of_their_neighbours() -> None:
 def test_numbers_beyond_64_bits_are_refused(start: int, time_us: int, count: int) -> None:
     with pytest.raises(ValueError, match="64-bit"):
         Setsum.of_records(start, time_us, [b""] * count)
+    with pytest.raises(ValueError, match="64-bit"):
+        Setsum.of_slices(start, time_us, memoryview(b""), [0] * (count + 1))
 
 
 def test_the_largest_numbers_are_taken() -> None:
@@ -256,6 +269,10 @@ def test_other_threads_get_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pauses == [0] * (4 * SLICE_ITEMS * ITEM_WORK // PAUSE_WORK)
     pauses.clear()
     Setsum.of_items([bytes(PAUSE_WORK // SLICE_ITEMS)] * (3 * SLICE_ITEMS))
+    assert pauses == [0, 0, 0]
+    pauses.clear()
+    size, count = PAUSE_WORK // SLICE_ITEMS, 3 * SLICE_ITEMS
+    Setsum.of_slices(1, 1, memoryview(bytes(size * count)), range(0, size * count + 1, size))
     assert pauses == [0, 0, 0]
 
 

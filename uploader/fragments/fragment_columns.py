@@ -20,9 +20,8 @@ from walstore.batch import Batch, FrameBatch
 from walstore.frame import Kind
 
 _UINTS: Final = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64()}
-_HASH_ROWS: Final = 1024
-_HASH_BYTES: Final = 256 * 1024
-"""Values are taken out of Arrow in runs of so many rows and about so many bytes, to be hashed."""
+_TOGETHER_ROWS: Final = 1024
+"""So many records of short batches are made columns together."""
 _FEW_ROWS: Final = 64
 """Making Arrow columns of a batch takes some 100 µs however short it is; below this, going record by record
 and making columns of many batches together takes less."""
@@ -48,21 +47,22 @@ def setsum_of(batches: Sequence[Batch], timestamp_us: int) -> Setsum:
 
 
 def setsum_of_column(values: pa.ChunkedArray, start: int, timestamp_us: int) -> Setsum:
-    """Return the sum of the records with these values, from the offset ``start`` on."""
+    """Return the sum of the records with these values, from the offset ``start`` on; nothing is copied."""
     sums = []
-    for run in _runs(values):
-        sums.append(Setsum.of_records(start, timestamp_us, run))
-        start += len(run)
+    for chunk in values.chunks:
+        if len(chunk):
+            sums.append(Setsum.of_slices(start, timestamp_us, *_slices(chunk)))
+        start += len(chunk)
     return Setsum.total(sums)
 
 
 def _grouped(batches: Sequence[Batch]) -> Iterator[Sequence[Batch]]:
-    """Yield short batches that follow each other together, about _HASH_ROWS records, others alone."""
+    """Yield short batches that follow each other together, about _TOGETHER_ROWS records, others alone."""
     run: list[Batch] = []
     rows = 0
     for batch in batches:
         is_short = len(batch) < _FEW_ROWS
-        if run and (not is_short or rows >= _HASH_ROWS):
+        if run and (not is_short or rows >= _TOGETHER_ROWS):
             yield run
             run, rows = [], 0
         if is_short:
@@ -157,18 +157,18 @@ def _cut(batch: FrameBatch, column: pa.Array) -> pa.Array:
 
 def _sum(run: Sequence[Batch], timestamp_us: int) -> Setsum:
     first = run[0]
-    if len(run) > 1 or isinstance(first, FrameBatch):
+    if len(run) > 1:
         values = [value for batch in run for value in _undecoded(batch).values]
         return Setsum.of_records(first.start, timestamp_us, values)
-    column = pa.chunked_array([first.to_arrow().column("value")])
-    return setsum_of_column(column, first.start, timestamp_us)
+    if isinstance(first, FrameBatch):
+        column = values_array(first)
+    else:
+        column = first.to_arrow().column("value")
+    return setsum_of_column(pa.chunked_array([column]), first.start, timestamp_us)
 
 
-def _runs(values: pa.ChunkedArray) -> Iterator[list[bytes]]:
-    """Yield the values run by run, so that neither much memory nor the interpreter lock is held."""
-    for chunk in values.chunks:
-        rows = len(chunk)
-        row_bytes = max(1, chunk.nbytes // max(1, rows))
-        step = max(1, min(_HASH_ROWS, _HASH_BYTES // row_bytes))
-        for low in range(0, rows, step):
-            yield chunk.slice(low, step).to_pylist()
+def _slices(values: pa.BinaryArray) -> tuple[memoryview, memoryview]:
+    """Return the bytes of values that are not null, and where each begins and the last one ends."""
+    _, bounds, data = values.buffers()
+    cuts = memoryview(bounds).cast("i")[values.offset : values.offset + len(values) + 1]
+    return memoryview(data or b""), cuts

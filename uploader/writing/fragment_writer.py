@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from uploader.fragments.fragment_builder import EncodedFragment
+from uploader.fragments.fragment_columns import setsum_of
 from uploader.manifests.entries import Fragment
-from uploader.setsum import Setsum
 from uploader.writing.adoption import Orphan
 from uploader.writing.building import Building
 from uploader.writing.fragment_puts import FragmentPuts, Taken
@@ -101,7 +101,7 @@ class FragmentWriter:
         if entry.start < source.head or entry.limit > source.durable_limit:
             return False
         batches = await gather(source, entry.start, entry.limit, most_bytes=None)
-        setsum = await self._worker.run(_setsum, batches, orphan.timestamp_us)
+        setsum = await self._worker.run(setsum_of, batches, orphan.timestamp_us)
         return setsum == entry.setsum
 
 
@@ -121,9 +121,3 @@ async def gather(
             size += batch.nbytes
             position = batch.limit
     return batches
-
-
-def _setsum(batches: list[Batch], timestamp_us: int) -> Setsum:
-    return Setsum.total(
-        Setsum.of_records(batch.start, timestamp_us, batch.values) for batch in batches
-    )
