@@ -98,7 +98,7 @@ class Draft:
         """
 
         def cut(column: list[_T] | None) -> list[_T] | None:
-            return column and column[low:high]
+            return None if column is None else column[low:high]
 
         part = Draft(
             self.start + low,

@@ -60,7 +60,8 @@ class EncodedFragment(FragmentFile):
 class FragmentBuilder:
     """One fragment in the making. One thread at a time, and none that runs an event loop.
 
-    Any number of calls of :meth:`add`, then :meth:`write` and :meth:`sum`, or :meth:`finish` for both.
+    Any number of calls of :meth:`add`, then :meth:`write` and :meth:`sum`, or :meth:`finish` for both. A call
+    that refuses its batches with ValueError changes nothing; after any other error it is of no use any more.
     """
 
     def __init__(self, *, timestamp_us: int, writer: str | None = None) -> None:
@@ -130,12 +131,14 @@ class FragmentBuilder:
     def _follow(self, batches: Sequence[Batch]) -> list[Batch]:
         """Return the batches that have records, after checking that they go on where others ended."""
         found = [batch for batch in batches if len(batch)]
+        bounds = self._bounds
         for batch in found:
             check_u64(start=batch.start, limit=batch.limit)
-            start, end = self._bounds or (batch.start, batch.start)
+            start, end = bounds or (batch.start, batch.start)
             if end != batch.start:
                 raise ValueError(f"{batch!r} does not follow offset {end}")
-            self._bounds = start, batch.limit
+            bounds = start, batch.limit
+        self._bounds = bounds
         return found
 
     def _file_of(self, data: bytes) -> FragmentFile:

@@ -160,11 +160,13 @@ def _sum(run: Sequence[Batch], timestamp_us: int) -> Setsum:
     if len(run) > 1:
         values = [value for batch in run for value in _undecoded(batch).values]
         return Setsum.of_records(first.start, timestamp_us, values)
-    if isinstance(first, FrameBatch):
-        column = values_array(first)
-    else:
-        column = first.to_arrow().column("value")
-    return setsum_of_column(pa.chunked_array([column]), first.start, timestamp_us)
+    return setsum_of_column(pa.chunked_array([_values(first)]), first.start, timestamp_us)
+
+
+def _values(batch: Batch) -> pa.Array:
+    if isinstance(batch, FrameBatch):
+        return values_array(batch)
+    return batch.to_arrow().column("value")
 
 
 def _slices(values: pa.BinaryArray) -> tuple[memoryview, memoryview]:

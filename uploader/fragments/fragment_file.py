@@ -137,7 +137,7 @@ class FileWriter:
         )
         row_bytes = max(1, records.nbytes // rows)
         if self._file is None:
-            # Page sizes are looked at once per so many rows.
+            # Page sizes are looked at once per so many rows, of the size of the first ones.
             at_once = max(1, min(_PAGE_CHECK_ROWS, PAGE_BYTES // row_bytes))
             self._file = pq.ParquetWriter(
                 self._sink, FILE_SCHEMA, write_batch_size=at_once, **_STORED_AS

@@ -258,8 +258,10 @@ class ParcelShipper:
 
         Begins to build the fragment to be cut when little time is left until then.
         """
+        if self._returned:
+            return seconds
         parcel = self.intake.parcels[0]
-        if self._returned or parcel.encoding is not None or parcel.is_conditional:
+        if parcel.encoding is not None or parcel.is_conditional:
             return seconds
         early = seconds - self.pace.head_start_seconds
         if early >= _LEAST_SLEEP_SECONDS:

@@ -30,6 +30,10 @@ class Telling:
             self._loop.call_soon(self._step)
 
     def _step(self) -> None:
-        self._is_running = self._take_step()
+        try:
+            self._is_running = self._take_step()
+        except BaseException:
+            self._is_running = False
+            raise
         if self._is_running:
             self._loop.call_soon(self._step)

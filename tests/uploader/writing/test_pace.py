@@ -71,3 +71,58 @@ def test_what_is_worth_a_little_waiting() -> None:
     assert pace().hold_seconds(1000, cut=895, publishing=0) == 10
     assert pace().hold_seconds(1000, cut=950, publishing=0) == 0
     assert pace(most=8).hold_seconds(1000, cut=900, publishing=3) == 0
+
+
+# -- head starts -------------------------------------------------------------------------------
+
+
+def test_a_head_start_before_any_was_seen() -> None:
+    """Neither puts nor changes of the root say anything of it."""
+    fresh = Pace(interval_seconds=20, max_publishing=1).head_start_seconds
+    assert fresh == pace().head_start_seconds == 0.02
+
+
+def test_a_head_start_is_ample() -> None:
+    """Half as long again as encoding took, so that it mostly has ended at the cut."""
+    found = pace()
+    found.note_head_start(0.01)
+    assert found.head_start_seconds == pytest.approx(0.015)
+
+
+def test_a_head_start_is_learned_from_medians() -> None:
+    found = pace()
+    for seconds in (0.01, 0.04, 60):
+        found.note_head_start(seconds)
+    assert found.head_start_seconds == pytest.approx(0.06)
+
+
+def test_head_starts_of_long_ago_are_forgotten() -> None:
+    found = pace()
+    for seconds in [60] * 20 + [0.01] * 5:
+        found.note_head_start(seconds)
+    assert found.head_start_seconds == pytest.approx(0.015)
+
+
+def test_head_starts_change_nothing_else() -> None:
+    found, other = pace(), pace()
+    found.note_head_start(60)
+    assert (found.put_seconds, found.publish_seconds) == (other.put_seconds, other.publish_seconds)
+    assert found.due(1001, [1000], []) == other.due(1001, [1000], [])
+
+
+@pytest.mark.parametrize(
+    ("records", "size_bytes", "is_worth_it"),
+    [
+        (0, 0, False),
+        (1, 8192, False),
+        (1, 384 << 10, True),  # by bytes
+        (1, (384 << 10) - 401, False),
+        (1, (384 << 10) - 400, True),  # a record is as much work as 400 bytes
+        (983, 0, False),
+        (984, 0, True),  # by number
+        (500, 190_000, False),
+        (500, 200_000, True),  # by both together
+    ],
+)
+def test_what_deserves_a_head_start(records: int, size_bytes: int, is_worth_it: bool) -> None:
+    assert pace().deserves_head_start(records, size_bytes) is is_worth_it

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.cloud import LOG_ID, MemorySource, cloud_values, put_fragment, unreferenced, values
@@ -78,6 +81,25 @@ async def bench(impatient: RetryPolicy) -> AsyncIterator[Bench]:
     )
     yield Bench(store, source, manifests, fragments, pipeline, worker)
     worker.close()
+
+
+@pytest.fixture
+def roomy(bench: Bench, impatient: RetryPolicy) -> Bench:
+    """The same with fragments of three batches."""
+    patience = Patience(
+        url=bench.store.url, retry=impatient, clock=impatient.clock, silent_seconds=10
+    )
+    pipeline = Pipeline(
+        url=bench.store.url,
+        root=bench.manifests,
+        fragments=bench.fragments,
+        patience=patience,
+        retry=impatient,
+        clock=SystemClock(),
+        fragment_bytes=1500,
+        max_in_flight=3,
+    )
+    return dataclasses.replace(bench, pipeline=pipeline)
 
 
 async def test_all_of_it_in_order(bench: Bench) -> None:
@@ -262,6 +284,193 @@ async def test_late_puts_of_every_number(bench: Bench) -> None:
             await bench.pipeline.plan()
     assert await cloud_values(bench.store.inner) == CONTENT
     assert await unreferenced(bench.store.inner) == []
+
+
+# -- fragments begun before they are cut -----------------------------------------------------
+
+
+async def row_groups(bench: Bench) -> list[list[int]]:
+    """Return how many records each part of each published fragment has."""
+    found = []
+    for entry in bench.manifests.manifest.fragments:
+        data = (await bench.store.inner.get(entry.path)).data
+        footer = pq.read_metadata(pa.BufferReader(data))
+        found.append([footer.row_group(at).num_rows for at in range(footer.num_row_groups)])
+    return found
+
+
+async def test_what_was_begun_is_the_first_part_of_the_fragment(roomy: Bench) -> None:
+    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+        for start, begun in ((1, 11), (31, 51), (61, 71)):
+            assert shipment.may_begin
+            await shipment.begin(begun)
+            assert not shipment.may_begin
+            assert shipment.position == start
+            await shipment.ship(start + 30)
+            assert shipment.may_begin
+    assert roomy.spans() == [(1, 31), (31, 61), (61, 91)]
+    assert await row_groups(roomy) == [[10, 20], [20, 10], [10, 20]]
+    assert await cloud_values(roomy.store.inner) == CONTENT[:90]
+
+
+async def test_only_the_next_fragment_was_begun(roomy: Bench) -> None:
+    """However many are cut at once."""
+    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+        await shipment.ship(11)
+        await shipment.begin(21)
+        await shipment.ship(121)
+    assert roomy.spans() == [(1, 11), (11, 41), (41, 71), (71, 101), (101, 121)]
+    assert await row_groups(roomy) == [[10], [10, 20], [30], [30], [20]]
+    assert await cloud_values(roomy.store.inner) == CONTENT
+
+
+async def test_nothing_else_became_durable_until_the_cut(roomy: Bench) -> None:
+    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+        for limit in (11, 31):
+            await shipment.begin(limit)
+            await shipment.ship(limit)
+        await shipment.ship(41)
+    assert roomy.spans() == [(1, 11), (11, 31), (31, 41)]
+    assert await row_groups(roomy) == [[10], [20], [10]]
+    assert await cloud_values(roomy.store.inner) == CONTENT[:40]
+
+
+async def test_a_whole_fragment_is_not_begun_but_cut(roomy: Bench) -> None:
+    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+        await shipment.begin(71)
+        assert not shipment.may_begin
+        await shipment.ship(71)
+    assert roomy.spans() == [(1, 31), (31, 61), (61, 71)]
+    assert await row_groups(roomy) == [[30], [30], [10]]
+    assert await cloud_values(roomy.store.inner) == CONTENT[:70]
+
+
+async def test_nothing_is_begun_where_an_orphan_lies(roomy: Bench) -> None:
+    """It says where fragments end, also before it; behind it all is as usual."""
+    await put_fragment(roomy.store.inner, 2, 15, CONTENT[14:40])
+    await roomy.pipeline.plan()
+    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+        await shipment.begin(11)
+        assert not shipment.may_begin
+        await shipment.ship(41)
+        await shipment.begin(51)
+        await shipment.ship(61)
+    assert roomy.spans() == [(1, 15), (15, 41), (41, 61)]
+    assert await row_groups(roomy) == [[14], [26], [10, 10]]
+    assert roomy.fragments.adopted_fragments == 1
+    assert await cloud_values(roomy.store.inner) == CONTENT[:60]
+
+
+async def test_what_was_begun_is_read_once(roomy: Bench) -> None:
+    """Local reads that fail in passing are made again; what was read is not."""
+    read: list[tuple[int, int]] = []
+    read_local = roomy.source.read_local
+
+    async def noted(position: int, limit: int, max_bytes: int):
+        found = await read_local(position, limit, max_bytes)
+        read.extend((batch.start, batch.limit) for batch in found)
+        return found
+
+    roomy.source.read_local = noted  # type: ignore[method-assign]
+    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+        for limit in (11, 21):
+            roomy.source.faults = [StorageUnavailableError("too many open files")] * 2
+            await (shipment.begin(limit) if limit == 11 else shipment.ship(limit))
+    assert read == [(1, 11), (11, 21)]
+    assert await row_groups(roomy) == [[10, 10]]
+
+
+@pytest.mark.parametrize("begins", [True, False])
+async def test_local_reads_that_fail_for_good_around_a_head_start(
+    roomy: Bench, begins: bool
+) -> None:
+    error = CorruptionError("damaged", path="1.wal")
+    with pytest.raises(ExceptionGroup) as told:
+        async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+            if not begins:
+                await shipment.begin(11)
+            roomy.source.faults = [error]
+            await (shipment.begin(11) if begins else shipment.ship(21))
+    assert told.value.exceptions == (error,)
+    await roomy.ship()
+    assert await cloud_values(roomy.store.inner) == CONTENT
+
+
+async def test_a_late_put_while_the_next_one_has_begun(roomy: Bench) -> None:
+    """Fragment 2, begun early, meets a longer cut of an earlier life; 3 is begun and never cut so."""
+    begun = asyncio.Event()
+
+    async def land() -> None:
+        await begun.wait()
+        await put_fragment(roomy.store.inner, 2, 11, CONTENT[10:43])
+
+    roomy.store.on("put_if_absent", faults.call(land), key_prefix=layout.fragment_path(2))
+    with pytest.raises(ExceptionGroup) as told:
+        async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+            await shipment.ship(11)
+            await shipment.begin(21)
+            await shipment.ship(31)
+            await shipment.begin(41)
+            begun.set()
+            await shipment.finish()
+    assert told.value.subgroup(LateFragmentError)
+    await roomy.pipeline.plan()
+    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+        await shipment.begin(21)
+        await shipment.ship(121)
+    assert roomy.spans()[:2] == [(1, 11), (11, 44)]
+    assert await cloud_values(roomy.store.inner) == CONTENT
+    assert await unreferenced(roomy.store.inner) == []
+
+
+async def test_a_late_put_of_the_same_cut(roomy: Bench) -> None:
+    """The same records in one part, of another time: as good as ours."""
+
+    async def land() -> None:
+        await put_fragment(roomy.store.inner, 1, 1, CONTENT[:20])
+
+    roomy.store.on("put_if_absent", faults.call(land), key_prefix=layout.fragment_path(1))
+    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+        await shipment.begin(11)
+        await shipment.ship(21)
+    assert roomy.fragments.adopted_fragments == 1
+    assert await row_groups(roomy) == [[20]]
+    assert await cloud_values(roomy.store.inner) == CONTENT[:20]
+
+
+async def test_a_late_put_that_fits_nowhere(roomy: Bench) -> None:
+    """It is replaced by what was begun early, whose sum is known by then."""
+
+    async def land() -> None:
+        await put_fragment(roomy.store.inner, 2, 5, CONTENT[4:15])
+
+    roomy.store.on("put_if_absent", faults.call(land), key_prefix=layout.fragment_path(2))
+    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+        await shipment.ship(11)
+        await shipment.begin(21)
+        await shipment.ship(31)
+    assert roomy.spans() == [(1, 11), (11, 31)]
+    assert await row_groups(roomy) == [[10], [10, 10]]
+    assert await cloud_values(roomy.store.inner) == CONTENT[:30]
+
+
+async def test_cancelled_when_it_has_begun(roomy: Bench) -> None:
+    begun = asyncio.Event()
+
+    async def ship() -> None:
+        async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+            await shipment.begin(11)
+            begun.set()
+            await asyncio.Event().wait()
+
+    shipping = asyncio.create_task(ship())
+    await begun.wait()
+    shipping.cancel()
+    await asyncio.wait((shipping,))
+    assert shipping.cancelled()
+    assert roomy.fragments.puts.put_fragments == 0
+    await roomy.ship()
+    assert await cloud_values(roomy.store.inner) == CONTENT
 
 
 # -- a new directory -------------------------------------------------------------------------
