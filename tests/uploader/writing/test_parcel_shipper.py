@@ -20,7 +20,7 @@ from uploader.integrity.scrubber import Scrubber
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore
-from uploader.testing.faults import Request, hang
+from uploader.testing.faults import Request, hang, happen_then_hang
 from uploader.writing import pace
 from uploader.writing.writer_settings import WriterSettings
 from walstore import Record
@@ -56,10 +56,13 @@ def store() -> FaultyStore:
 class Gathering:
     """A writer whose first fragment, one record, hangs in the store while the second one gathers."""
 
-    def __init__(self, log: CloudWriter, store: FaultyStore, clock: ManualClock) -> None:
+    def __init__(
+        self, log: CloudWriter, store: FaultyStore, clock: ManualClock, prefix: str
+    ) -> None:
         self.log = log
         self.store = store
         self.clock = clock
+        self.prefix = prefix
         self.release = asyncio.Event()
         self.told: list[asyncio.Task[int]] = []
 
@@ -92,8 +95,11 @@ class Gathering:
     async def cut(self) -> None:
         """Let it be the time for the cut, and the fragment be put."""
         await self.clock.wait_for_sleepers(2)
+        put, go_on = asyncio.Event(), asyncio.Event()
+        go_on.set()
+        self.store.on("put_if_absent", happen_then_hang(go_on, put), key_prefix=self.prefix)
         self.clock.advance(BEFORE_CUT)
-        await until(lambda: self.log.statistics().put_fragments == 1)
+        await put.wait()  # turning the loop meanwhile would keep the threads from their work
 
     async def outcomes(self) -> list[int | BaseException]:
         """Return what each append returned or raised."""
@@ -111,7 +117,7 @@ async def gathering(
     async with CloudWriter.open(
         URL, store=store, retry=FAST, clock=clock, layout=kind, settings=settings
     ) as log:
-        found, reached = Gathering(log, store, clock), asyncio.Event()
+        found, reached = Gathering(log, store, clock, FRAGMENTS[kind]), asyncio.Event()
         store.on("put_if_absent", hang(found.release, reached), key_prefix=FRAGMENTS[kind])
         await found.append(b"first")
         await reached.wait()
