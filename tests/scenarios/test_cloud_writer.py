@@ -194,10 +194,12 @@ async def test_writers_that_contend(kind: str, seed: int) -> None:
     chance = random.Random(seed)
     inner = MemoryStore()
     ledger = Ledger()
+    stores = {who: Jittery(inner, random.Random(f"{seed}{who}"), 0) for who in "abc"}
 
     async def write(who: str) -> None:
-        store = Jittery(inner, random.Random(f"{seed}{who}"))
+        store = stores[who]
         async with open_writer(store, kind=kind) as log, asyncio.TaskGroup() as tasks:
+            store.faults = 0.05
             for value in values(30, who, chance.randrange(100, 1500)):
                 tasks.create_task(ledger.append(log, value))
                 for _ in range(chance.choice([0, 0, 1, 40])):
@@ -206,6 +208,7 @@ async def test_writers_that_contend(kind: str, seed: int) -> None:
     async with asyncio.TaskGroup() as tasks:
         for who in "abc":
             tasks.create_task(write(who))
+    assert any(store.planned_faults for store in stores.values())
     log = await ledger.check(inner)
     assert not ledger.unknown
     assert len(log) + len(ledger.unwritten) == 90
@@ -218,9 +221,11 @@ class Jittery(FaultyStore):
     def __init__(self, inner: ObjectStore, chance: random.Random, faults: float = 0.05) -> None:
         super().__init__(inner)
         self._chance = chance
-        self._faults = faults
+        self.faults = faults
+        """Part of the calls that fail."""
+        self.planned_faults = 0
 
-    async def _make(self, kind, key, request):
+    async def _call(self, request):
         async def slowly():
             for _ in range(self._chance.randrange(60)):
                 await asyncio.sleep(0)
@@ -229,10 +234,11 @@ class Jittery(FaultyStore):
                 await asyncio.sleep(0)
             return answer
 
-        if self._chance.random() < self._faults and kind != "list":
+        if self._chance.random() < self.faults and request.kind != "list":
             fault = self._chance.choice([fail(timeout()), happen_then_fail(timeout())])
-            self.on(kind, fault)
-        return await super()._make(kind, key, slowly)
+            self.on(request.kind, fault)
+            self.planned_faults += 1
+        return await super()._call(dataclasses.replace(request, make=slowly))
 
 
 async def test_a_leftover_that_another_writer_brings_back_to_life() -> None:

@@ -382,6 +382,8 @@ class ParcelShipper:
             if fate is Fate.COMMITTED:
                 self._commit(self._under_way.popleft())
             elif fate is Fate.LOST:
+                # Now: if the next one of ours fits behind what is there instead, it will be the last one.
+                await self._end.learn_floor()
                 self._under_way.popleft()
                 if self._may_try_again(parcel):
                     lost.append(parcel)

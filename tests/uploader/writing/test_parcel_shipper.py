@@ -354,6 +354,28 @@ async def append_elsewhere(
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
+async def test_times_may_go_back_behind_another_writer_of_as_many_records(
+    store, clock, kind
+) -> None:
+    """What we put behind our lost fragment still fits, and somebody may name it: docs/cloud_writer.md."""
+    newer_us = clock.now_us() + 3600 * 10**6
+    async with gathering(store, clock, kind=kind) as scene:
+        await scene.append(b"1")
+        await scene.begin()
+        await scene.cut()
+        await append_elsewhere(store.inner, clock, b"theirs", timestamp_us=newer_us)
+        scene.release.set()
+    async with Scrubber.open(URL, store=store.inner) as scrubber:
+        found = (await scrubber.scrub()).findings
+    wrong = [one for one in found if one.severity is not Severity.NOTE]
+    assert [one.severity for one in wrong] == [Severity.WARNING]
+    assert "older than some" in wrong[0].what
+    async with cloud_log(store.inner) as log:
+        content = [record.value async for record in log.reader()]
+    assert sorted(content) == [b"1", b"first", b"theirs"]
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize("count", [2, 3])
 async def test_another_writer_is_quicker(store, clock, kind, count) -> None:
     """The head start was for another place: everything is encoded anew."""
