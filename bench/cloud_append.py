@@ -32,13 +32,13 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.wrapper import Request, StoreWrapper
 from uploader.testing import FaultyStore
 from uploader.testing.latency import LatencyStore, fixed
+from uploader.writing.pace import TIMER_SECONDS
 from walstore import Wal, WalError
 from walstore.clock import SystemClock
 
 T = TypeVar("T")
 Append = Callable[[bytes], Awaitable[int]]
 TICK_SECONDS = 0.001
-TIMER_SECONDS = 0.0005
 
 
 class EvenClock(SystemClock):

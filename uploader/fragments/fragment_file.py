@@ -158,13 +158,6 @@ class FileWriter:
         return bytes(self._sink.getvalue().to_pybytes())
 
 
-def write(records: pa.Table, *, timestamp_us: int, writer: str | None = None) -> bytes:
-    """Return the file that holds the records; see :class:`FileWriter`."""
-    file = FileWriter(timestamp_us=timestamp_us, writer=writer)
-    file.add(records)
-    return file.finish()
-
-
 def read(data: bytes | bytearray, *, path: str, only: Collection[str] | None = None) -> Content:
     """Return the content of a file, ours or wal3's; CorruptionError unless it is a fragment.
 

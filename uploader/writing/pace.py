@@ -27,6 +27,7 @@ TIMER_SECONDS: Final = 0.0005
 """Timers of asyncio's event loop are late by up to a millisecond: set so much early, on average they are
 neither early nor late."""
 _HEAD_START_SECONDS: Final = 0.02
+"""How long before its cut the first fragment is begun, when nothing is known yet."""
 _HEAD_START_WORK: Final = 384 << 10
 """A fragment that is less work is built as fast at one go."""
 _AMPLE: Final = 1.5

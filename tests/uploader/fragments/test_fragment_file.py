@@ -87,7 +87,9 @@ def test_row_groups_are_bounded(size: int) -> None:
         },
         schema=fragment_file.SCHEMA,
     )
-    found = metadata(fragment_file.write(records, timestamp_us=TIME_US))
+    file = fragment_file.FileWriter(timestamp_us=TIME_US)
+    file.add(records)
+    found = metadata(file.finish())
     groups = [found.row_group(at) for at in range(found.num_row_groups)]
     assert sum(group.num_rows for group in groups) == count
     for group in groups:
