@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from walstore.batch import Batch
 
@@ -74,6 +74,17 @@ class Lock(Protocol):
 
 class FileSystem(Protocol):
     """The calls a log makes on directories and files."""
+
+    def anchor(self, directory: Path) -> Self:
+        """Return this file system bound to a directory that is there; :meth:`close` it later.
+
+        The paths that it takes begin with ``directory``, and lead to the directory that was found there
+        now, wherever that is moved and whatever takes its place. Anchored once more, to a directory
+        below, it holds nothing more open, and calls raise OSError (ESTALE) once the path leads elsewhere.
+        """
+
+    def close(self) -> None:
+        """Let go of the directory it is anchored to, if any; twice is allowed. Calls raise OSError then."""
 
     def open(self, path: Path, mode: str) -> File:
         """Open ``"r"`` for reading, ``"r+"`` to write an existing file, ``"x"`` to create a new one."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
 import os
 import shutil
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
+from walstore.anchor import Anchor, NoAnchor
 from walstore.errors import WalLockedError
 from walstore.ports import Buffer
 
@@ -59,8 +63,10 @@ class PosixFile:
         return b"".join(pieces)
 
     def datasync(self) -> None:
-        """Call fdatasync."""
+        """Call fdatasync. A file that was removed has nothing that would last: FileNotFoundError."""
         os.fdatasync(self._fd)
+        if not os.fstat(self._fd).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "the file was removed while it was written")
 
     def allocate(self, size: int) -> None:
         """Reserve blocks; file systems without support get a sparse file of that length."""
@@ -108,12 +114,12 @@ class PosixCell:
 class PosixCellView:
     """A read-only memory map of a small file."""
 
-    def __init__(self, descriptor: int, path: Path, size: int) -> None:
+    def __init__(self, descriptor: int, path: Path, size: int, anchor: Anchor) -> None:
         found = os.fstat(descriptor)
         if found.st_size < size:  # its writer is just making it
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         self._map: mmap.mmap | None = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-        self._path = path
+        self._path, self._anchor = path, anchor
         self._identity = (found.st_dev, found.st_ino)
 
     def load(self) -> bytes:
@@ -123,7 +129,8 @@ class PosixCellView:
     def is_current(self) -> bool:
         """Return whether the path still leads to this file."""
         try:
-            found = os.stat(self._path)
+            with self._anchor.at(self._path) as (parent, name):
+                found = os.stat(name, dir_fd=parent)
         except FileNotFoundError:
             return False
         return (found.st_dev, found.st_ino) == self._identity
@@ -151,32 +158,59 @@ class PosixLock:
 class PosixFileSystem:
     """Files of the machine this process runs on."""
 
+    __slots__ = ("__dict__", "__weakref__", "_anchor")
+
+    _anchor: Anchor
+
+    def __new__(cls, *_args: object, **_kwargs: object) -> Self:
+        """Begin without an anchor; subclasses have an ``__init__`` of their own."""
+        made = super().__new__(cls)
+        made._anchor = NoAnchor()
+        return made
+
+    def anchor(self, directory: Path) -> Self:
+        """Return this file system bound to a directory; see :class:`walstore.ports.FileSystem`."""
+        twin = object.__new__(type(self))
+        twin.__dict__ = self.__dict__  # what a subclass keeps holds for both
+        twin._anchor = self._anchor.below(directory)
+        return twin
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        self._anchor.close()
+
     def open(self, path: Path, mode: str) -> PosixFile:
         """Open a file; see :class:`walstore.ports.FileSystem`."""
-        return PosixFile(os.open(path, _OPEN_FLAGS[mode] | os.O_CLOEXEC, 0o644))
+        return PosixFile(self._open(path, _OPEN_FLAGS[mode]))
 
     def list(self, directory: Path) -> list[str]:
         """Return the names in a directory."""
-        return os.listdir(directory)
+        with self._opened_directory(directory) as descriptor:
+            return os.listdir(descriptor)
 
     def list_directories(self, directory: Path) -> Sequence[str]:
         """Return the names of the directories in a directory."""
-        with os.scandir(directory) as entries:
+        with self._opened_directory(directory) as descriptor, os.scandir(descriptor) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
     def make_directory(self, path: Path) -> None:
         """Create a directory and its parents, each made durable in its own parent."""
         missing = []
-        while not path.is_dir():
+        while not self._is_directory(path):
             missing.append(path)
             path = path.parent
         for directory in reversed(missing):
-            directory.mkdir(exist_ok=True)
+            with self._at(directory) as (parent, name):
+                try:
+                    os.mkdir(name, dir_fd=parent)
+                except FileExistsError:
+                    if not self._is_directory(directory):
+                        raise
             self.sync_directory(directory.parent)
 
     def read(self, path: Path) -> bytes:
         """Return the whole content of a small file."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = self._open(path, os.O_RDONLY)
         try:
             size = os.fstat(descriptor).st_size + 1
             data = b""
@@ -188,31 +222,31 @@ class PosixFileSystem:
 
     def replace(self, source: Path, target: Path) -> None:
         """Rename over the target."""
-        os.replace(source, target)
+        with self._at(source) as (old, name), self._at(target) as (new, new_name):
+            os.rename(name, new_name, src_dir_fd=old, dst_dir_fd=new)
 
     def remove(self, path: Path) -> None:
         """Delete a file."""
-        os.unlink(path)
+        with self._at(path) as (parent, name):
+            os.unlink(name, dir_fd=parent)
 
     def remove_tree(self, path: Path) -> None:
         """Delete a directory with all that is in it."""
-        try:
-            shutil.rmtree(path)
-        except FileNotFoundError:
-            if path.exists():
-                raise
+        with self._at(path) as (parent, name):
+            try:
+                shutil.rmtree(name, dir_fd=parent)
+            except FileNotFoundError:
+                if self._is_directory(path):
+                    raise
 
     def sync_directory(self, path: Path) -> None:
         """Make the directory's entries durable."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with self._opened_directory(path) as descriptor:
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def lock(self, path: Path, owner: str) -> PosixLock:
         """Take the lock or raise WalLockedError with the note its holder left."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)
@@ -227,7 +261,7 @@ class PosixFileSystem:
     def lock_shared(self, path: Path) -> PosixLock | None:
         """Take a shared lock if the file exists, or raise WalLockedError as :meth:`lock` does."""
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = self._open(path, os.O_RDONLY)
         except FileNotFoundError:
             return None
         try:
@@ -241,7 +275,7 @@ class PosixFileSystem:
 
     def cell(self, path: Path, size: int) -> PosixCell:
         """Map a small file, creating it if needed."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
         try:
             found = os.fstat(descriptor).st_size
             if found < size:
@@ -253,16 +287,49 @@ class PosixFileSystem:
 
     def view_cell(self, path: Path, size: int) -> PosixCellView:
         """Map a cell for reading; FileNotFoundError if there is none of that size yet."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = self._open(path, os.O_RDONLY)
         try:
-            return PosixCellView(descriptor, path, size)
+            return PosixCellView(descriptor, path, size, self._anchor)
         finally:
             os.close(descriptor)
 
     def free_bytes(self, path: Path) -> int:
         """Return the space left for ordinary users."""
-        found = os.statvfs(path)
+        with self._opened_directory(path) as descriptor:
+            found = os.fstatvfs(descriptor)
         return found.f_bavail * found.f_frsize
+
+    def _open(self, path: Path, flags: int) -> int:
+        with self._at(path) as (parent, name):
+            return os.open(name, flags | os.O_CLOEXEC, 0o644, dir_fd=parent)
+
+    @contextlib.contextmanager
+    def _at(self, path: Path) -> Iterator[tuple[int | None, str]]:
+        with self._anchor.at(path) as (parent, name):
+            try:
+                yield parent, name
+            except OSError as error:
+                if error.filename == name:
+                    error.filename = str(path)
+                raise
+
+    @contextlib.contextmanager
+    def _opened_directory(self, path: Path) -> Iterator[int]:
+        # A description of its own: listings of one that is shared would disturb each other.
+        descriptor = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if not os.fstat(descriptor).st_nlink:  # removed: else its listing is empty
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _is_directory(self, path: Path) -> bool:
+        try:
+            with self._at(path) as (parent, name):
+                return stat.S_ISDIR(os.stat(name, dir_fd=parent).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
 
 def _locked(descriptor: int, path: Path) -> WalLockedError:

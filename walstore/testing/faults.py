@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 from walstore.ports import Buffer, Cell, CellView, File, FileSystem, Lock
 from walstore.testing.script import Call, FaultScript, failure
@@ -24,6 +25,8 @@ class Length:
 
 class FaultyFileSystem(FaultScript):
     """Passes every call on to ``inner``, unless a rule says otherwise."""
+
+    __slots__ = ("_inner",)
 
     def __init__(self, inner: FileSystem) -> None:
         super().__init__()
@@ -45,6 +48,19 @@ class FaultyFileSystem(FaultScript):
         """Forget all faults, the hook and the limit, and release what is held."""
         self.limit_space(None)
         super().heal()
+
+    def anchor(self, directory: Path) -> Self:
+        """Bind to a directory, under the same rules; calls are recorded with the paths they are given."""
+        call = Call("anchor", directory)
+        inner = self.run(call, lambda: self._inner.anchor(directory), lambda made: made.close())
+        twin = object.__new__(type(self))
+        twin.__dict__ = self.__dict__  # the same rules, also those that are made later
+        twin._inner = inner
+        return twin
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        self._inner.close()
 
     def open(self, path: Path, mode: str) -> File:
         """Open a file; see :class:`walstore.ports.FileSystem`."""

@@ -26,7 +26,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from walstore.ports import Buffer, Cell, CellView, File, FileSystem, Lock
 from walstore.testing.script import failure
@@ -65,6 +65,8 @@ class PowerLossFileSystem:
     What lies there before is taken to be durable. Only this object may change files below ``root``.
     """
 
+    __slots__ = ("__dict__", "_inner")
+
     def __init__(self, root: Path, inner: FileSystem) -> None:
         self._root = root
         self._inner = inner
@@ -98,6 +100,18 @@ class PowerLossFileSystem:
             target = into / path.relative_to(self._root)
             target.parent.mkdir(parents=True, exist_ok=True)  # maybe of a tree that was removed
             target.write_bytes(names[path].survivors(keep))
+
+    def anchor(self, directory: Path) -> Self:
+        """Bind to a directory of the same disk. It must not be moved."""
+        self.check_power(directory)
+        twin = object.__new__(type(self))
+        twin.__dict__ = self.__dict__  # the same disk
+        twin._inner = self._inner.anchor(directory)
+        return twin
+
+    def close(self) -> None:
+        """Let go of the directory, also without power."""
+        self._inner.close()
 
     def open(self, path: Path, mode: str) -> File:
         """Open a file; see :class:`walstore.ports.FileSystem`."""
