@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 
 from walstore import codec
+from walstore.anchor import absolute
 from walstore.channel import Channel
 from walstore.cursors.store import CursorStore
 from walstore.directory import peek_log_id
@@ -314,7 +315,7 @@ class Engine:
             self.writer.observer.close()
             self.disk_watch.remove(self.channel)
             self.channel.drop()  # it is empty, unless a defect ended the tasks
-            self.opened.lock.release()
+            self.opened.release()
             self.host.close()
             if self._spilling is not None:
                 self._spilling.close()
@@ -394,6 +395,7 @@ async def open_engine(
         return opened
 
     try:
+        path = await absolute(path, host.writing)
         if tier is not None:
             await tier.open(await host.writing.run(peek_log_id, fs, path))
         opened = await host.writing.run_owned(lock_and_recover, close_log)
@@ -407,7 +409,7 @@ async def open_engine(
     return Engine(
         path=path,
         settings=settings,
-        fs=fs,
+        fs=opened.fs,
         clock=clock,
         opened=opened,
         host=host,

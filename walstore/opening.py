@@ -13,6 +13,7 @@ Bytes are only ever removed in step 5, and only those that were never acknowledg
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ class Recovery:
 class Opened:
     """A log ready for its writer."""
 
+    fs: FileSystem
+    """Anchored to the log's directory."""
     tail: Tail
     lock: Lock
     log_id: bytes
@@ -70,6 +73,13 @@ class Opened:
     recovery: Recovery
     free_bytes: int | None
     """Space left on the file system, if it can be told."""
+
+    def release(self) -> None:
+        """Give the lock back and let go of the directory; twice is allowed."""
+        try:
+            self.lock.release()
+        finally:
+            self.fs.close()
 
 
 def open_log(
@@ -96,9 +106,13 @@ def open_log(
     becomes durable with the first write; if there is none, the next opening has the same.
     """
     fs.make_directory(directory)
-    lock = take_lock(fs, directory, owner)
-    try:
-        return _open_locked(
+    with contextlib.ExitStack() as stack:
+        # From here on the log is in this directory, wherever that is moved.
+        fs = fs.anchor(directory)
+        stack.callback(fs.close)
+        lock = take_lock(fs, directory, owner)
+        stack.callback(lock.release)
+        opened = _open_locked(
             directory,
             fs,
             clock,
@@ -109,9 +123,8 @@ def open_log(
             tier_url,
             defers_epoch=defers_epoch,
         )
-    except BaseException:
-        lock.release()
-        raise
+        stack.pop_all()
+    return opened
 
 
 def close_log(opened: Opened) -> None:
@@ -119,7 +132,7 @@ def close_log(opened: Opened) -> None:
     try:
         opened.tail.close(clean=True)
     finally:
-        opened.lock.release()
+        opened.release()
 
 
 def _open_locked(
@@ -186,7 +199,7 @@ def _open_locked(
         Segment(directory / segment.file_name(summary.start), summary.start, summary)
         for summary in found.sealed
     ]
-    return Opened(tail, lock, found.log_id, sealed, recovered, look(fs, directory))
+    return Opened(fs, tail, lock, found.log_id, sealed, recovered, look(fs, directory))
 
 
 def _is_as_checkpointed(

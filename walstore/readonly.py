@@ -13,12 +13,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Self, TypeVar
 
+from walstore.anchor import absolute
 from walstore.batch import Batch
 from walstore.clock import SystemClock
 from walstore.cursors.cursored import Cursored
 from walstore.cursors.store import CursorStore
 from walstore.errors import (
     InvalidSettingsError,
+    LogNotFoundError,
     OffsetNotWrittenError,
     OffsetTrimmedError,
     WalClosedError,
@@ -52,7 +54,8 @@ class ReadonlyWal(Cursored):
     Make one with :meth:`open`. All methods belong to the event loop that opened it. ``head``, ``limit``
     and ``tail`` are those of the moment in which they are asked for; none of them ever goes back. Only
     what is on local disk is read, not what the writer has shipped to a cloud tier and deleted here.
-    Holds one thread, one memory map, and no lock.
+    Holds one thread, one memory map, the directory, and no lock: it follows the directory if that is
+    moved, and never reads another one that takes its place.
     """
 
     @classmethod
@@ -73,10 +76,12 @@ class ReadonlyWal(Cursored):
             )
 
         async def open_it() -> ReadonlyWal:
-            directory, system = Path(path), fs or PosixFileSystem()
-            worker = Worker("readonly")
+            worker, directory = Worker("readonly"), Path(path)
             try:
-                look = await worker.run_owned(lambda: look_at(system, directory), Look.discard)
+                directory = await absolute(directory, worker)
+                anchored, look = await worker.run_owned(
+                    lambda: _look_first(fs or PosixFileSystem(), directory), _discard
+                )
             except BaseException as error:
                 worker.close()
                 if isinstance(error, OSError):
@@ -84,7 +89,7 @@ class ReadonlyWal(Cursored):
                 raise
             return cls(
                 path=directory,
-                fs=system,
+                fs=anchored,
                 clock=clock or SystemClock(),
                 worker=worker,
                 look=look,
@@ -192,6 +197,7 @@ class ReadonlyWal(Cursored):
         try:
             found = await self._worker.run_owned(look, Look.discard)
         except OSError as error:
+            watch.check()  # closed meanwhile, and the directory with it
             raise describe_read(error, self.path) from error
         if watch.failure is not None:
             found.discard()
@@ -304,6 +310,7 @@ class ReadonlyWal(Cursored):
             await self._watch.aclose()
         finally:
             self._worker.close()
+            self._fs.close()
 
     def _cursor_store(self) -> tuple[CursorStore, Clock]:
         if self._cursors is None:
@@ -334,4 +341,23 @@ class ReadonlyWal(Cursored):
         try:
             return await self._worker.run(call, *args)
         except OSError as error:
+            self._watch.check()
             raise describe_read(error, self.path) from error
+
+
+def _look_first(fs: FileSystem, directory: Path) -> tuple[FileSystem, Look]:
+    """Anchor the file system to the directory and look at it."""
+    try:
+        anchored = fs.anchor(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        raise LogNotFoundError(f"there is no log at {directory}", location=str(directory)) from None
+    try:
+        return anchored, look_at(anchored, directory)
+    except BaseException:
+        anchored.close()
+        raise
+
+
+def _discard(found: tuple[FileSystem, Look]) -> None:
+    found[1].discard()
+    found[0].close()

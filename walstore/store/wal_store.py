@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
+from walstore.anchor import absolute
 from walstore.budgets import CacheBudget, ChannelBudget
 from walstore.clock import SystemClock
 from walstore.disk_watch import DiskWatch
@@ -29,11 +30,11 @@ from walstore.host import FileLane, Host
 from walstore.locks import lock_in_store
 from walstore.observer import Metrics
 from walstore.open_files import OpenFiles
-from walstore.ports import Clock, FileSystem, Lock, Tier
+from walstore.ports import Clock, FileSystem, Tier
 from walstore.posix import PosixFileSystem
 from walstore.resource import Opening
 from walstore.settings import Settings
-from walstore.store.directory import delete_log, list_logs, open_store
+from walstore.store.directory import OpenedStore, delete_log, list_logs, open_store
 from walstore.store.names import directory_of
 from walstore.store.settings import StoreSettings
 from walstore.store.statistics import StoreStatistics
@@ -97,44 +98,42 @@ class WalStore:
         settings: Settings,
         store_settings: StoreSettings,
         tier: MakeTier | None,
-        fs: FileSystem,
         clock: Clock,
         metrics: Metrics | None,
         pools: tuple[Pool, Pool],
-        lock: Lock,
-        free_bytes: int | None,
+        opened: OpenedStore,
     ) -> None:
         """Not for callers; see :meth:`open`."""
         # Set once at open.
         self.path = path
-        """The store's directory."""
+        """The store's directory, as an absolute path; one that is moved is followed, this path is not."""
         self.settings = settings
         """Settings of each log, as given to :meth:`open`."""
         self.store_settings = store_settings
         """As given to :meth:`open`."""
         self._tier = tier
-        self._fs = fs
+        self._opened = opened
+        self._fs = opened.fs
         self._clock = clock
         self._metrics = metrics
         self._writing, self._reading = pools
-        self._lock = lock
         self._lane = self._reading.lane()
         self._cache = CacheBudget(store_settings.cache_bytes)
         self._channel = ChannelBudget(store_settings.channel_bytes)
         self._files = OpenFiles(store_settings.max_open_logs)
         self._disk_watch = DiskWatch(
-            fs=fs,
+            fs=opened.fs,
             path=path,
             min_free_bytes=settings.min_free_bytes,
             worker=self._reading.lane(),
             clock=clock,
             waiting_bytes=lambda: self._channel.used_bytes,
         )
-        self._disk_watch.judge(free_bytes)
+        self._disk_watch.judge(opened.free_bytes)
         # Owned by the event loop. Logs and gates by the names of their directories.
         self._logs: dict[str, Wal] = {}
         self._gates = Gates(store_settings.max_concurrent_opens)
-        self._opened = 0
+        self._opened_logs = 0
         self._closing: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
         # Ended by aclose().
@@ -209,7 +208,7 @@ class WalStore:
         """Return a snapshot of what the logs share. Those of one log: ``(await wal(n)).statistics()``."""
         return StoreStatistics(
             open_logs=len(self._logs),
-            opened_logs=self._opened,
+            opened_logs=self._opened_logs,
             logs_with_files=len(self._files),
             parkings=self._files.parkings,
             cache_bytes=self._cache.size_bytes,
@@ -268,7 +267,7 @@ class WalStore:
                 name=name,
             )
         self._logs[directory] = wal
-        self._opened += 1
+        self._opened_logs += 1
         return wal
 
     def _forget(self, directory: str) -> None:
@@ -305,7 +304,7 @@ class WalStore:
             self._lane.close()
             self._writing.close()
             self._reading.close()
-            self._lock.release()
+            self._opened.release()
         if errors:
             for other in errors[1:]:
                 errors[0].add_note(f"and: {other}")
@@ -330,9 +329,8 @@ async def _open(
     writing = Pool("writer", store_settings.writer_threads)
     reading = Pool("reader", store_settings.reader_threads)
     try:
-        lock, free_bytes = await writing.lane().run_owned(
-            lambda: open_store(fs, path), lambda found: found[0].release()
-        )
+        path = await absolute(path, writing.lane())
+        opened = await writing.lane().run_owned(lambda: open_store(fs, path), OpenedStore.release)
     except BaseException as error:
         writing.close()
         reading.close()
@@ -344,12 +342,10 @@ async def _open(
         settings=settings,
         store_settings=store_settings,
         tier=tier,
-        fs=fs,
         clock=clock,
         metrics=metrics,
         pools=(writing, reading),
-        lock=lock,
-        free_bytes=free_bytes,
+        opened=opened,
     )
 
 
