@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, Protocol
 
+from walstore.errors import WalClosedError
+from walstore.forks import abandon_in_children
 from walstore.threads import Lane
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -64,6 +66,7 @@ class _OpenDirectory:
         self._descriptor: int | None = descriptor
         self._users = 0
         self._is_closed = False
+        abandon_in_children(self)
 
     @contextlib.contextmanager
     def at(self, path: Path) -> Iterator[tuple[int | None, str]]:
@@ -89,6 +92,12 @@ class _OpenDirectory:
         with self._guard:
             self._is_closed = True
             self._release()
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Release the child's copy."""
+        self._guard = threading.Lock()
+        self._users = 0
+        self.close()
 
     def _release(self) -> None:
         if self._is_closed and not self._users and self._descriptor is not None:

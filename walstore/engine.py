@@ -31,6 +31,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.faults import describe_open, fresh
+from walstore.forks import abandon_in_children
 from walstore.group import make_group
 from walstore.host import Host
 from walstore.locks import this_process
@@ -145,7 +146,9 @@ class Engine:
         self._spilling: Lane | None = None
         self._spill_numbers = count(1)
         self._close_requested = asyncio.Event()
+        self._abandoned: WalClosedError | None = None
         self._supervisor = loop.create_task(self._supervise(), name=f"walstore {path}")
+        abandon_in_children(self)
 
     # -- appending ---------------------------------------------------------------------------
 
@@ -188,6 +191,7 @@ class Engine:
 
     async def settle(self) -> None:
         """Return when all that was accepted, records and other changes, is durable."""
+        self.check_process()
         limit, serial = self.channel.tail, self.channel.serial
         waiter = self.state.settled.waiter(serial)
         try:
@@ -265,8 +269,22 @@ class Engine:
 
     async def close(self) -> None:
         """Drain and close; see :meth:`walstore.wal.Wal.aclose`."""
+        self.check_process()
         self._close_requested.set()
         await asyncio.shield(self._supervisor)
+
+    def check_process(self) -> None:
+        """Raise WalClosedError in a child process of the one that opened the log."""
+        if self._abandoned is not None:
+            raise fresh(self._abandoned)
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse everything in a child process, which has neither the threads nor the files."""
+        self._abandoned = error
+        self.source.closed = error
+        self.channel.abandon(error)
+        self.writer.abandon(error)
+        self.state.abandon(error)
 
     async def _supervise(self) -> None:
         """Own every task of this log, from open until it is closed. Never cancelled by us."""
@@ -315,14 +333,17 @@ class Engine:
             self.writer.observer.close()
             self.disk_watch.remove(self.channel)
             self.channel.drop()  # it is empty, unless a defect ended the tasks
-            self.opened.release()
+            released = self.worker.run_last(self.opened.release)
             self.host.close()
             if self._spilling is not None:
                 self._spilling.close()
             self.state.cache.clear()
-            if self.tier is not None:
-                await self.tier.aclose()
-            self.host.on_closed()
+            try:
+                if self.tier is not None:
+                    await self.tier.aclose()
+                await asyncio.wait((released,))
+            finally:
+                self.host.on_closed()
 
     async def _run_tier(self) -> None:
         """Ship until the log drains. A tier that fails for good does not stop the local log: callers

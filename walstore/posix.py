@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Self
 
 from walstore.anchor import Anchor, NoAnchor
-from walstore.errors import WalLockedError
+from walstore.errors import WalClosedError, WalLockedError
+from walstore.forks import abandon_in_children
 from walstore.ports import Buffer
 
 _IOV_MAX = 1024
@@ -26,17 +27,32 @@ _OPEN_FLAGS = {
 }
 
 
-class PosixFile:
-    """A descriptor, addressed by position."""
+class _Descriptor:
+    """A descriptor that is closed once; in child processes at once."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
+        abandon_in_children(self)
 
     @property
     def _fd(self) -> int:
         if self._descriptor is None:
             raise ValueError("the file is closed")
         return self._descriptor
+
+    def close(self) -> None:
+        """Release the descriptor; twice is allowed."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Release the child's copy; that of the parent stays open."""
+        _Descriptor.close(self)
+
+
+class PosixFile(_Descriptor):
+    """A descriptor, addressed by position."""
 
     def pwrite(self, pieces: Sequence[Buffer], position: int) -> None:
         """Write all pieces; short writes are continued, so only an error leaves some out."""
@@ -86,23 +102,22 @@ class PosixFile:
         """Return the length in bytes."""
         return os.fstat(self._fd).st_size
 
-    def close(self) -> None:
-        """Release the descriptor; twice is allowed."""
-        if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
-            os.close(descriptor)
-
 
 class PosixCell:
     """A shared memory map of a small file."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._map: mmap.mmap | None = mmap.mmap(descriptor, size)
+        abandon_in_children(self)
 
     def store(self, data: bytes) -> None:
         """Replace the first ``len(data)`` bytes."""
         if self._map is not None:
             self._map[: len(data)] = data
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Release the child's copy."""
+        self.close()
 
     def close(self) -> None:
         """Unmap; twice is allowed."""
@@ -119,6 +134,7 @@ class PosixCellView:
         if found.st_size < size:  # its writer is just making it
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         self._map: mmap.mmap | None = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+        abandon_in_children(self)
         self._path, self._anchor = path, anchor
         self._identity = (found.st_dev, found.st_ino)
 
@@ -135,6 +151,10 @@ class PosixCellView:
             return False
         return (found.st_dev, found.st_ino) == self._identity
 
+    def abandon(self, error: WalClosedError) -> None:
+        """Release the child's copy."""
+        self.close()
+
     def close(self) -> None:
         """Unmap; twice is allowed."""
         if self._map is not None:
@@ -142,17 +162,22 @@ class PosixCellView:
             self._map = None
 
 
-class PosixLock:
+class PosixLock(_Descriptor):
     """flock on a file; gone with the process."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor: int | None = descriptor
+        super().__init__(descriptor)
+        self._process = os.getpid()
 
     def release(self) -> None:
-        """Give the lock back; the file stays, so that no two openers ever lock different files."""
-        if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
-            os.close(descriptor)
+        """Give the lock back; the file stays, so that no two openers ever lock different files.
+
+        Also if a copy of the descriptor has got into another process, which would keep the lock."""
+        try:
+            if self._descriptor is not None and self._process == os.getpid():
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        finally:
+            self.close()
 
 
 class PosixFileSystem:

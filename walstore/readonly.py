@@ -25,7 +25,8 @@ from walstore.errors import (
     OffsetTrimmedError,
     WalClosedError,
 )
-from walstore.faults import describe_read
+from walstore.faults import describe_read, fresh
+from walstore.forks import abandon_in_children
 from walstore.ledger import StreamInfo
 from walstore.ledger_view import LedgerView
 from walstore.locks import this_process
@@ -122,6 +123,8 @@ class ReadonlyWal(Cursored):
         # Used on the thread only.
         self._files = LogFiles(fs, path, look.extent)
         self._ledger = LedgerView(fs, path)
+        self._abandoned: WalClosedError | None = None
+        abandon_in_children(self)
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -302,6 +305,7 @@ class ReadonlyWal(Cursored):
 
     async def aclose(self) -> None:
         """Release the thread and the memory map; twice is allowed. Readers end with WalClosedError."""
+        self._check_process()
         if not isinstance(self._watch.failure, WalClosedError):
             self._watch.fail(WalClosedError(f"the log at {self.path} is closed"))
         try:
@@ -312,7 +316,16 @@ class ReadonlyWal(Cursored):
             self._worker.close()
             self._fs.close()
 
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse everything in a child process; see :mod:`walstore.forks`."""
+        self._abandoned = self._watch.failure = error
+
+    def _check_process(self) -> None:
+        if self._abandoned is not None:
+            raise fresh(self._abandoned)
+
     def _cursor_store(self) -> tuple[CursorStore, Clock]:
+        self._check_process()
         if self._cursors is None:
             self._cursors = CursorStore(self, fs=self._fs, clock=self._clock, owner=this_process())
         return self._cursors, self._clock

@@ -514,6 +514,7 @@ class Wal(Cursored):
 
     def _cursor_store(self) -> tuple[CursorStore, Clock]:
         engine = self._engine
+        engine.check_process()
         if engine.cursors is None:
             engine.cursors = CursorStore(
                 self,

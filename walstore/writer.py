@@ -193,6 +193,11 @@ class Writer:
         """Close the tail after :meth:`run` returned; raises the OSError of a failed last sync."""
         await self._worker.run(self._close_tail)
 
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse every request; see :mod:`walstore.forks`."""
+        self.failure = error
+        self._ended = True
+
     # -- inside ------------------------------------------------------------------------------
 
     def _close_tail(self) -> None:

@@ -179,6 +179,46 @@ async def test_a_closed_pool_finishes_what_its_lanes_have() -> None:
     assert [task.result()[0] for task in waiting] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("is_busy", [False, True])
+async def test_the_last_call_of_a_lane_comes_after_all_others(pool: Pool, is_busy: bool) -> None:
+    lane, gate, seen = pool.lane(), Gate(), list[str]()
+    if is_busy:
+        first = asyncio.ensure_future(lane.run(gate))
+        await asyncio.to_thread(gate.entered.wait)
+    last = lane.run_last(lambda: seen.append("last"))
+    with pytest.raises(WalClosedError):
+        await lane.run(seen.append, "later")
+    if is_busy:
+        last.cancel()  # whoever waits for it
+        first.cancel()
+        assert seen == []
+        gate.opened.set()
+    await until(lambda: seen == ["last"])
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+async def test_a_pool_ends_with_a_last_call(threads: int) -> None:
+    pool, seen = Pool("test", threads=3), list[str]()
+    gates = [Gate() for _ in range(threads)]
+    calls = [asyncio.ensure_future(pool.lane().run(gate)) for gate in gates]
+    for gate in gates:
+        await asyncio.to_thread(gate.entered.wait)
+    ended = pool.close_with(lambda: seen.append("last"))
+    for gate, call in zip(gates, calls, strict=True):
+        assert seen == []
+        gate.opened.set()
+        await call
+    await ended
+    assert seen == ["last"]
+    await asyncio.to_thread(pool.join)
+
+
+async def test_a_pool_whose_last_call_fails() -> None:
+    pool = Pool("test", threads=1)
+    with pytest.raises(ZeroDivisionError):
+        await pool.close_with(lambda: divmod(1, 0))
+
+
 async def test_a_worker_is_a_lane_with_threads_of_its_own() -> None:
     worker = Worker("test")
     assert isinstance(worker, Lane)

@@ -24,7 +24,8 @@ from walstore.budgets import CacheBudget, ChannelBudget
 from walstore.clock import SystemClock
 from walstore.disk_watch import DiskWatch
 from walstore.errors import WalClosedError, WalError
-from walstore.faults import describe_open
+from walstore.faults import describe_open, fresh
+from walstore.forks import abandon_in_children
 from walstore.gates import Gates
 from walstore.host import FileLane, Host
 from walstore.locks import lock_in_store
@@ -117,7 +118,7 @@ class WalStore:
         self._clock = clock
         self._metrics = metrics
         self._writing, self._reading = pools
-        self._lane = self._reading.lane()
+        self._lane = self._writing.lane()
         self._cache = CacheBudget(store_settings.cache_bytes)
         self._channel = ChannelBudget(store_settings.channel_bytes)
         self._files = OpenFiles(store_settings.max_open_logs)
@@ -135,6 +136,8 @@ class WalStore:
         self._gates = Gates(store_settings.max_concurrent_opens)
         self._opened_logs = 0
         self._closing: asyncio.Task[None] | None = None
+        self._abandoned: WalClosedError | None = None
+        abandon_in_children(self)
         loop = asyncio.get_running_loop()
         # Ended by aclose().
         self._watching = loop.create_task(self._disk_watch.run(), name=f"walstore {path} space")
@@ -174,6 +177,7 @@ class WalStore:
 
     async def close_log(self, name: str) -> None:
         """Drain and close the log ``name`` if it is open; see :meth:`walstore.Wal.aclose`."""
+        self._check_process()
         directory = directory_of(name)
         async with self._gates.pass_through(directory):
             found = self._logs.get(directory)
@@ -188,6 +192,7 @@ class WalStore:
 
         Raises LogNotFoundError if there is no such log, WalLockedError if it is open by itself.
         """
+        self._check_process()
         directory = directory_of(name)
         async with self._gates.pass_through(directory):
             self._check_open()
@@ -224,6 +229,7 @@ class WalStore:
         Twice is allowed. Cancelling the wait does not stop the closing. If logs failed, raises the
         error of one, with the others noted on it; every log is closed all the same.
         """
+        self._check_process()
         if self._closing is None:
             loop = asyncio.get_running_loop()
             self._closing = loop.create_task(self._close_all(), name=f"walstore {self.path}")
@@ -240,7 +246,16 @@ class WalStore:
 
     # -- inside ------------------------------------------------------------------------------
 
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse everything in a child process; see :mod:`walstore.forks`."""
+        self._abandoned = error
+
+    def _check_process(self) -> None:
+        if self._abandoned is not None:
+            raise fresh(self._abandoned)
+
     def _check_open(self) -> None:
+        self._check_process()
         if self._closing is not None:
             raise WalClosedError("the store is closed")
 
@@ -282,39 +297,53 @@ class WalStore:
             logger.warning("log %s had failed: %s", self.path / directory, error)
 
     async def _close_all(self) -> None:
+        """Close the logs, then give the lock back: on a thread, when nothing can write any more.
+
+        Cancelled from outside, because the event loop is being stopped, it closes them all the same.
+        """
         errors: list[Exception] = []
+        current = asyncio.current_task()
+        assert current is not None
+        while self._logs or self._gates.busy:
+            try:
+                await self._close_logs(errors)
+            except asyncio.CancelledError:
+                current.uncancel()
+        self._lane.close()
+        self._reading.close()
+        released = self._writing.close_with(self._opened.release)
+        self._watching.cancel()
+        await asyncio.wait((released, self._watching))
+        if not self._watching.cancelled() and self._watching.exception() is not None:
+            error = self._watching.exception()
+            logger.error("watching the space of %s had failed", self.path, exc_info=error)
+        released.result()
+        if errors:
+            for other in errors[1:]:
+                errors[0].add_note(f"and: {other}")
+            raise errors[0]
+
+    async def _close_logs(self, errors: list[Exception]) -> None:
         waiting = iter({*self._logs, *self._gates.busy})
 
         async def close_some() -> None:
             for directory in waiting:
                 async with self._gates.pass_through(directory):
                     found = self._logs.get(directory)
+                    if found is None:
+                        continue
                     try:
-                        if found is not None:
-                            await found.aclose()
+                        await found.aclose()
+                    except asyncio.CancelledError:
+                        if _is_cancelled():
+                            raise
                     except Exception as error:  # noqa: BLE001 - the others are closed all the same
                         errors.append(error)
+                    self._forget(directory)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self.store_settings.max_concurrent_opens):
-                    group.create_task(close_some())
-        finally:
-            await self._end_watch()
-            self._lane.close()
-            self._writing.close()
-            self._reading.close()
-            self._opened.release()
-        if errors:
-            for other in errors[1:]:
-                errors[0].add_note(f"and: {other}")
-            raise errors[0]
-
-    async def _end_watch(self) -> None:
-        self._watching.cancel()
-        (result,) = await asyncio.gather(self._watching, return_exceptions=True)
-        if isinstance(result, Exception):
-            logger.error("watching the space of %s had failed", self.path, exc_info=result)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self.store_settings.max_concurrent_opens):
+                group.create_task(close_some())
 
 
 async def _open(
@@ -347,6 +376,12 @@ async def _open(
         pools=(writing, reading),
         opened=opened,
     )
+
+
+def _is_cancelled() -> bool:
+    """Return whether somebody cancelled the task that runs."""
+    current = asyncio.current_task()
+    return current is not None and current.cancelling() > 0
 
 
 def _nothing(_: None) -> None:
