@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from walstore.anchor import Anchor, NoAnchor
 from walstore.errors import WalClosedError, WalLockedError
@@ -19,6 +18,7 @@ from walstore.forks import abandon_in_children
 from walstore.ports import Buffer
 
 _IOV_MAX = 1024
+_NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _OPEN_FLAGS = {
     "r": os.O_RDONLY,
@@ -103,44 +103,50 @@ class PosixFile(_Descriptor):
         return os.fstat(self._fd).st_size
 
 
-class PosixCell:
-    """A shared memory map of a small file."""
-
-    def __init__(self, descriptor: int, size: int) -> None:
-        self._map: mmap.mmap | None = mmap.mmap(descriptor, size)
-        abandon_in_children(self)
+class PosixCell(_Descriptor):
+    """A small file that others look at. Never mapped: whoever cuts a mapped file short kills its users."""
 
     def store(self, data: bytes) -> None:
-        """Replace the first ``len(data)`` bytes."""
-        if self._map is not None:
-            self._map[: len(data)] = data
+        """Replace the first ``len(data)`` bytes; nothing once it is closed.
 
-    def abandon(self, error: WalClosedError) -> None:
-        """Release the child's copy."""
-        self.close()
-
-    def close(self) -> None:
-        """Unmap; twice is allowed."""
-        if self._map is not None:
-            self._map.close()
-            self._map = None
+        FileNotFoundError if the file was removed or replaced: nobody sees what is stored there."""
+        if self._descriptor is None:
+            return
+        os.pwrite(self._descriptor, data, 0)
+        if not os.fstat(self._descriptor).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "the cell was removed or replaced")
 
 
-class PosixCellView:
-    """A read-only memory map of a small file."""
+class PosixCellView(_Descriptor):
+    """A cell that another process stores to."""
 
     def __init__(self, descriptor: int, path: Path, size: int, anchor: Anchor) -> None:
-        found = os.fstat(descriptor)
-        if found.st_size < size:  # its writer is just making it
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        self._map: mmap.mmap | None = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-        abandon_in_children(self)
+        super().__init__(descriptor)
         self._path, self._anchor = path, anchor
+        self._buffer = bytearray(size)
+        self._flags = _NOWAIT
+        self._seen = os.pread(descriptor, size, 0)
+        if len(self._seen) < size:  # its writer is just making it
+            self.close()
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        found = os.fstat(descriptor)
         self._identity = (found.st_dev, found.st_ino)
 
     def load(self) -> bytes:
-        """Return the content now; empty once it is closed."""
-        return b"" if self._map is None else self._map[:]
+        """Return the content now, or what was seen last if the disk would have to be asked."""
+        if self._descriptor is None:
+            return b""
+        try:
+            size = os.preadv(self._descriptor, (self._buffer,), 0, self._flags)
+            self._seen = bytes(memoryview(self._buffer)[:size])
+        except BlockingIOError:
+            pass  # not in memory, and whatever is stored is in memory: nothing was
+        except OSError as error:
+            if not self._flags or error.errno not in _NOT_SUPPORTED:
+                raise
+            self._flags = 0  # a file system in memory, as a rule
+            return self.load()
+        return self._seen
 
     def is_current(self) -> bool:
         """Return whether the path still leads to this file."""
@@ -149,17 +155,11 @@ class PosixCellView:
                 found = os.stat(name, dir_fd=parent)
         except FileNotFoundError:
             return False
+        descriptor = self._descriptor
+        if descriptor is None:
+            return False
+        os.pread(descriptor, len(self._buffer), 0)  # in memory for the next looks
         return (found.st_dev, found.st_ino) == self._identity
-
-    def abandon(self, error: WalClosedError) -> None:
-        """Release the child's copy."""
-        self.close()
-
-    def close(self) -> None:
-        """Unmap; twice is allowed."""
-        if self._map is not None:
-            self._map.close()
-            self._map = None
 
 
 class PosixLock(_Descriptor):
@@ -286,7 +286,7 @@ class PosixFileSystem:
     def lock_shared(self, path: Path) -> PosixLock | None:
         """Take a shared lock if the file exists, or raise WalLockedError as :meth:`lock` does."""
         try:
-            descriptor = self._open(path, os.O_RDONLY)
+            descriptor = self._open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
         try:
@@ -299,24 +299,21 @@ class PosixFileSystem:
         return PosixLock(descriptor)
 
     def cell(self, path: Path, size: int) -> PosixCell:
-        """Map a small file, creating it if needed."""
+        """Open a small file for stores, creating it if needed."""
         descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
         try:
             found = os.fstat(descriptor).st_size
             if found < size:
-                # Written, not a hole: a store into a hole kills the process if the disk is full.
                 os.pwrite(descriptor, bytes(size - found), found)
-            return PosixCell(descriptor, size)
-        finally:
+        except BaseException:
             os.close(descriptor)
+            raise
+        return PosixCell(descriptor)
 
     def view_cell(self, path: Path, size: int) -> PosixCellView:
-        """Map a cell for reading; FileNotFoundError if there is none of that size yet."""
-        descriptor = self._open(path, os.O_RDONLY)
-        try:
-            return PosixCellView(descriptor, path, size, self._anchor)
-        finally:
-            os.close(descriptor)
+        """Open a cell for looks; FileNotFoundError if there is none of that size yet."""
+        descriptor = self._open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        return PosixCellView(descriptor, path, size, self._anchor)
 
     def free_bytes(self, path: Path) -> int:
         """Return the space left for ordinary users."""
@@ -325,8 +322,17 @@ class PosixFileSystem:
         return found.f_bavail * found.f_frsize
 
     def _open(self, path: Path, flags: int) -> int:
-        with self._at(path) as (parent, name):
-            return os.open(name, flags | os.O_CLOEXEC, 0o644, dir_fd=parent)
+        if flags & (os.O_RDWR | os.O_CREAT):
+            flags |= os.O_NOFOLLOW
+        try:
+            with self._at(path) as (parent, name):
+                return os.open(name, flags | os.O_CLOEXEC, 0o644, dir_fd=parent)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise OSError(
+                errno.ELOOP, "a symbolic link, which is never written through; remove it", str(path)
+            ) from None
 
     @contextlib.contextmanager
     def _at(self, path: Path) -> Iterator[tuple[int | None, str]]:

@@ -55,7 +55,7 @@ class ReadonlyWal(Cursored):
     Make one with :meth:`open`. All methods belong to the event loop that opened it. ``head``, ``limit``
     and ``tail`` are those of the moment in which they are asked for; none of them ever goes back. Only
     what is on local disk is read, not what the writer has shipped to a cloud tier and deleted here.
-    Holds one thread, one memory map, the directory, and no lock: it follows the directory if that is
+    Holds one thread, two descriptors and no lock. It follows the directory if that is
     moved, and never reads another one that takes its place.
     """
 
@@ -190,10 +190,10 @@ class ReadonlyWal(Cursored):
         """
         watch = self._watch
         watch.check()
-        mapped = watch.view
+        opened = watch.view
 
         def look() -> Look:
-            found = look_at(self._fs, self.path, mapped)
+            found = look_at(self._fs, self.path, opened)
             self._files.update(found.extent)
             return found
 
@@ -304,7 +304,7 @@ class ReadonlyWal(Cursored):
     # -- closing -----------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Release the thread and the memory map; twice is allowed. Readers end with WalClosedError."""
+        """Release the thread and the descriptors; twice is allowed. Readers end with WalClosedError."""
         self._check_process()
         if not isinstance(self._watch.failure, WalClosedError):
             self._watch.fail(WalClosedError(f"the log at {self.path} is closed"))
@@ -346,7 +346,7 @@ class ReadonlyWal(Cursored):
     # -- inside ------------------------------------------------------------------------------
 
     async def _check_cell(self, view: CellView | None) -> None:
-        """Make sure that the mapped cell is the log's; without one look at the files."""
+        """Make sure that the open cell is the log's; without one look at the files."""
         if view is None or not await self._run(view.is_current):
             await self.refresh()
 

@@ -225,7 +225,7 @@ def test_a_closed_file_is_not_opened_again(tmp_path: Path) -> None:
         file.write([b"more"])
 
 
-def test_a_cell_is_mapped_when_it_is_stored_to(tmp_path: Path) -> None:
+def test_a_cell_is_open_from_a_store_on(tmp_path: Path) -> None:
     faulty = FaultyFileSystem(PosixFileSystem())
     cell = ActiveCell(faulty, tmp_path / "cell", 8)
     cell.store(b"1")

@@ -220,8 +220,8 @@ async def test_who_waits_reads_on_where_the_cell_said(log_directory: Path, fault
             for _ in range(10):
                 reading = asyncio.create_task(anext(reader))
                 await until(lambda: log.is_polling)
-                await wal.append(b"v")
                 calls = len(faulty.calls)
+                await wal.append(b"v")
                 await reading
                 reads = [call for call in faulty.calls[calls:] if call.kind == "pread"]
                 assert len(reads) == 1
