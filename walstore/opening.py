@@ -28,7 +28,7 @@ from walstore.directory import (
     walk_file,
 )
 from walstore.disk_watch import look
-from walstore.durable_file import write_durably
+from walstore.durable_file import sync_entry, write_durably
 from walstore.errors import ContentionError, CorruptionError
 from walstore.finding import Found, find_log
 from walstore.ledger import Ledger
@@ -105,13 +105,15 @@ def open_log(
     ``defers_epoch``: a log that was closed cleanly is opened without writing anything. Its new epoch
     becomes durable with the first write; if there is none, the next opening has the same.
     """
-    fs.make_directory(directory)
+    is_made = fs.make_directory(directory)
     with contextlib.ExitStack() as stack:
         # From here on the log is in this directory, wherever that is moved.
         fs = fs.anchor(directory)
         stack.callback(fs.close)
         lock = take_lock(fs, directory, owner)
         stack.callback(lock.release)
+        if not is_made and not any(name.endswith(segment.SUFFIX) for name in fs.list(directory)):
+            sync_entry(fs, directory)  # before there is anything that would say it was done
         opened = _open_locked(
             directory,
             fs,
@@ -123,6 +125,7 @@ def open_log(
             tier_url,
             defers_epoch=defers_epoch,
         )
+        opened.tail.lock = lock
         stack.pop_all()
     return opened
 

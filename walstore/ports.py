@@ -99,8 +99,8 @@ class FileSystem(Protocol):
     def list_directories(self, directory: Path) -> Sequence[str]:
         """Return the names of the directories in a directory, in no particular order."""
 
-    def make_directory(self, path: Path) -> None:
-        """Create a directory and its parents durably; no error if it is there already."""
+    def make_directory(self, path: Path) -> bool:
+        """Create a directory and its parents durably; return whether it was not there already."""
 
     def remove_tree(self, path: Path) -> None:
         """Delete a directory with all that is in it, one after the other; no error if it is gone."""

@@ -218,7 +218,7 @@ class PosixFileSystem:
         with self._opened_directory(directory) as descriptor, os.scandir(descriptor) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path) -> bool:
         """Create a directory and its parents, each made durable in its own parent."""
         missing = []
         while not self._is_directory(path):
@@ -239,6 +239,7 @@ class PosixFileSystem:
         try:
             size = os.fstat(descriptor).st_size + 1
             data = b""
+        return bool(missing)
             while piece := os.read(descriptor, size):
                 data += piece
             return data

@@ -28,7 +28,7 @@ from walstore.durable_file import write_durably
 from walstore.errors import Outcome
 from walstore.framer import Framer
 from walstore.ledger import Marks
-from walstore.ports import Clock, File, FileSystem
+from walstore.ports import Clock, File, FileSystem, Lock
 from walstore.recovery import Chain
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_file import Segment
@@ -70,6 +70,8 @@ class Tail:
         self._log_id = log_id
         self._cell = cell
         self._shows_written = settings.sync == "os"
+        self.lock: Lock | None = None
+        """Held for as long as this can write, also if nobody closes it."""
         # Owned by the writer thread.
         self._chain = chain
         self._framer = Framer(chain, compress=settings.compression is not None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from walstore.disk_watch import look
+from walstore.durable_file import sync_entry
 from walstore.errors import LogNotFoundError
 from walstore.locks import lock_in_store, lock_store, this_process
 from walstore.ports import FileSystem, Lock
@@ -42,12 +43,14 @@ def open_store(fs: FileSystem, path: Path) -> OpenedStore:
 
     Raises WalLockedError, OSError.
     """
-    fs.make_directory(path)
+    is_made = fs.make_directory(path)
     with contextlib.ExitStack() as stack:
         fs = fs.anchor(path)
         stack.callback(fs.close)
         lock = lock_store(fs, path, this_process())
         stack.callback(lock.release)
+        if not is_made:
+            sync_entry(fs, path)
         for name in fs.list_directories(path):
             if name.startswith(_DELETED_PREFIX):
                 fs.remove_tree(path / name)

@@ -80,9 +80,9 @@ class FaultyFileSystem(FaultScript):
         call = Call("list_directories", directory)
         return self.run(call, lambda: self._inner.list_directories(directory))
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path) -> bool:
         """Create a directory and its parents durably."""
-        self.run(Call("make_directory", path), lambda: self._inner.make_directory(path))
+        return self.run(Call("make_directory", path), lambda: self._inner.make_directory(path))
 
     def read(self, path: Path) -> bytes:
         """Return the whole content of a small file."""
