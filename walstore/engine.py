@@ -39,6 +39,7 @@ from walstore.opening import Opened, close_log, open_log
 from walstore.pins import LogPins, ReaderPins
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.records import Durability
+from walstore.resource import warn_unclosed
 from walstore.retention_task import Retention
 from walstore.settings import Settings, parse_durability
 from walstore.shipping import Shipping
@@ -285,6 +286,11 @@ class Engine:
         self.channel.abandon(error)
         self.writer.abandon(error)
         self.state.abandon(error)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_supervisor") and not self._supervisor.done() and not self._abandoned:
+            lost = self.channel.tail - self.state.durable.value
+            warn_unclosed(f"the log at {self.path}", f"; {lost} accepted records were not written")
 
     async def _supervise(self) -> None:
         """Own every task of this log, from open until it is closed. Never cancelled by us."""
