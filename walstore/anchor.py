@@ -99,6 +99,10 @@ class _OpenDirectory:
         self._users = 0
         self.close()
 
+    def __del__(self) -> None:
+        self._is_closed = True
+        self._release()
+
     def _release(self) -> None:
         if self._is_closed and not self._users and self._descriptor is not None:
             os.close(self._descriptor)

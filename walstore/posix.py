@@ -50,6 +50,10 @@ class _Descriptor:
         """Release the child's copy; that of the parent stays open."""
         _Descriptor.close(self)
 
+    def __del__(self) -> None:
+        # A log that nobody closed warns by itself; a thread that uses this keeps it.
+        self.close()
+
 
 class PosixFile(_Descriptor):
     """A descriptor, addressed by position."""
@@ -179,6 +183,9 @@ class PosixLock(_Descriptor):
         finally:
             self.close()
 
+    def __del__(self) -> None:
+        self.release()
+
 
 class PosixFileSystem:
     """Files of the machine this process runs on."""
@@ -232,6 +239,7 @@ class PosixFileSystem:
                     if not self._is_directory(directory):
                         raise
             self.sync_directory(directory.parent)
+        return bool(missing)
 
     def read(self, path: Path) -> bytes:
         """Return the whole content of a small file."""
@@ -239,7 +247,6 @@ class PosixFileSystem:
         try:
             size = os.fstat(descriptor).st_size + 1
             data = b""
-        return bool(missing)
             while piece := os.read(descriptor, size):
                 data += piece
             return data

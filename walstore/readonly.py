@@ -42,7 +42,7 @@ from walstore.ports import CellView, Clock, FileSystem
 from walstore.posix import PosixFileSystem
 from walstore.reader import Reader
 from walstore.records import Start
-from walstore.resource import Opening
+from walstore.resource import Opening, warn_unclosed
 from walstore.segment_file import SEARCH_BYTES
 from walstore.threads import Worker
 
@@ -124,6 +124,7 @@ class ReadonlyWal(Cursored):
         self._files = LogFiles(fs, path, look.extent)
         self._ledger = LedgerView(fs, path)
         self._abandoned: WalClosedError | None = None
+        self._is_closed = False
         abandon_in_children(self)
 
     # -- looking -----------------------------------------------------------------------------
@@ -306,6 +307,7 @@ class ReadonlyWal(Cursored):
     async def aclose(self) -> None:
         """Release the thread and the descriptors; twice is allowed. Readers end with WalClosedError."""
         self._check_process()
+        self._is_closed = True
         if not isinstance(self._watch.failure, WalClosedError):
             self._watch.fail(WalClosedError(f"the log at {self.path} is closed"))
         try:
@@ -329,6 +331,10 @@ class ReadonlyWal(Cursored):
         if self._cursors is None:
             self._cursors = CursorStore(self, fs=self._fs, clock=self._clock, owner=this_process())
         return self._cursors, self._clock
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True) and self._abandoned is None:
+            warn_unclosed(f"the reader of the log at {self.path}")
 
     async def __aenter__(self) -> Self:
         return self

@@ -33,7 +33,7 @@ from walstore.observer import Metrics
 from walstore.open_files import OpenFiles
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.posix import PosixFileSystem
-from walstore.resource import Opening
+from walstore.resource import Opening, warn_unclosed
 from walstore.settings import Settings
 from walstore.store.directory import OpenedStore, delete_log, list_logs, open_store
 from walstore.store.names import directory_of
@@ -234,6 +234,10 @@ class WalStore:
             loop = asyncio.get_running_loop()
             self._closing = loop.create_task(self._close_all(), name=f"walstore {self.path}")
         await asyncio.shield(self._closing)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_watching") and self._closing is None and self._abandoned is None:
+            warn_unclosed(f"the store at {self.path}")
 
     async def __aenter__(self) -> Self:
         return self
