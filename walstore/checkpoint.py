@@ -62,6 +62,8 @@ class Checkpoint:
     own_epoch: int = 0
     """Frames of earlier epochs were copied from another machine, so what they say of syncs does not hold
     for this disk (see :class:`walstore.recovery.Evidence`). 0 for a log that was written here."""
+    is_closed: bool = False
+    """Whether it was written by closing the log: nothing was written, or failed, since."""
 
 
 class DurableCell(NamedTuple):
@@ -100,6 +102,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
             "ledger": checkpoint.ledger,
             "tail_salt": checkpoint.tail_salt,
             "own_epoch": checkpoint.own_epoch,
+            "is_closed": checkpoint.is_closed,
         }
     )
     data = PREFIX.pack(MAGIC, VERSION, len(body), _crc(VERSION, body)) + body

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from walstore import codec
+from walstore.anchor import absolute
 from walstore.channel import Channel
 from walstore.cursors.store import CursorStore
 from walstore.directory import peek_log_id
@@ -31,6 +32,7 @@ from walstore.errors import (
     WalError,
 )
 from walstore.faults import describe_open, fresh
+from walstore.forks import abandon_in_children
 from walstore.group import make_group
 from walstore.host import Host
 from walstore.locks import this_process
@@ -38,6 +40,7 @@ from walstore.opening import Opened, close_log, open_log
 from walstore.pins import LogPins, ReaderPins
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.records import Durability
+from walstore.resource import warn_unclosed
 from walstore.retention_task import Retention
 from walstore.settings import Settings, parse_durability
 from walstore.shipping import Shipping
@@ -146,9 +149,11 @@ class Engine:
         self._spilling: Lane | None = None
         self._spill_numbers = count(1)
         self._close_requested = asyncio.Event()
+        self._abandoned: WalClosedError | None = None
         self.writer.on_cancel = self.request_close
         self._loop = loop
         self._supervisor = self._start()
+        abandon_in_children(self)
 
     # -- appending ---------------------------------------------------------------------------
 
@@ -191,6 +196,7 @@ class Engine:
 
     async def settle(self) -> None:
         """Return when all that was accepted, records and other changes, is durable."""
+        self.check_process()
         limit, serial = self.channel.tail, self.channel.serial
         waiter = self.state.settled.waiter(serial)
         try:
@@ -280,6 +286,7 @@ class Engine:
 
     async def close(self) -> None:
         """Drain and close; see :meth:`walstore.wal.Wal.aclose`."""
+        self.check_process()
         self.request_close()
         await asyncio.shield(self._supervisor)
 
@@ -299,6 +306,24 @@ class Engine:
 
     def _start(self) -> asyncio.Task[None]:
         return self._loop.create_task(self._supervise(), name=f"walstore {self.path}")
+
+    def check_process(self) -> None:
+        """Raise WalClosedError in a child process of the one that opened the log."""
+        if self._abandoned is not None:
+            raise fresh(self._abandoned)
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse everything in a child process, which has neither the threads nor the files."""
+        self._abandoned = error
+        self.source.closed = error
+        self.channel.abandon(error)
+        self.writer.abandon(error)
+        self.state.abandon(error)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_supervisor") and not self._supervisor.done() and not self._abandoned:
+            lost = self.channel.tail - self.state.durable.value
+            warn_unclosed(f"the log at {self.path}", f"; {lost} accepted records were not written")
 
     async def _supervise(self) -> None:
         """Own every task of this log, from open until it is closed.
@@ -406,7 +431,7 @@ class Engine:
                         spill.discard()
             self.writer.close_tail()
         finally:
-            self.opened.lock.release()
+            self.opened.release()
 
     async def _run_tier(self) -> None:
         """Ship until the log drains. A tier that fails for good does not stop the local log: callers
@@ -487,6 +512,7 @@ async def open_engine(
         return opened
 
     try:
+        path = await absolute(path, host.writing)
         if tier is not None:
             await tier.open(await host.writing.run(peek_log_id, fs, path))
         opened = await host.writing.run_owned(lock_and_recover, close_log)
@@ -500,7 +526,7 @@ async def open_engine(
     engine = Engine(
         path=path,
         settings=settings,
-        fs=fs,
+        fs=opened.fs,
         clock=clock,
         opened=opened,
         host=host,

@@ -221,6 +221,11 @@ class Writer:
         """Close the tail after :meth:`run` returned; blocking, for the writer's thread. OSError."""
         self._tail.close(clean=self.failure is None and self._ended)
 
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse every request; see :mod:`walstore.forks`."""
+        self.failure = error
+        self._ended = True
+
     # -- inside ------------------------------------------------------------------------------
 
     async def _run(

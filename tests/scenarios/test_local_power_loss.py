@@ -110,7 +110,7 @@ class Life:
             try:
                 close_opened(opened, clean=False)
             except OSError:
-                opened.lock.release()
+                opened.release()
 
     def check(self, directory: Path) -> None:
         """Assert that what is in ``directory`` after the crash keeps every promise."""

@@ -13,6 +13,7 @@ Invariants (tests/walstore/repair/test_repairing.py)
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
@@ -62,7 +63,7 @@ def plan_repair(
     CorruptionError for a restore that was interrupted, which only restoring again finishes,
     FormatVersionError if a file was written by a newer version, and OSError.
     """
-    path, fs = Path(directory), fs or PosixFileSystem()
+    path, fs = Path(directory).absolute(), fs or PosixFileSystem()
     interrupted = load_interrupted(fs, path)
     if interrupted is not None:
         return _to_finish(interrupted, path)
@@ -81,7 +82,7 @@ def apply_repair(
     InvalidSettingsError if the plan lacks a choice, WalError if the log is not the one any more for
     which it was made, DiskFullError before anything is changed, CorruptionError and OSError.
     """
-    path, fs = Path(plan.path), fs or PosixFileSystem()
+    path = Path(plan.path)
     if not plan.is_needed:
         return
     if plan.actions is None:
@@ -90,8 +91,10 @@ def apply_repair(
             f"the damage leaves several stretches, {stretches}: plan again with keep='before', "
             "'after', or an offset in the one to keep"
         )
-    lock = lock_log(fs, path, f"repair, {this_process()}")
-    try:
+    with contextlib.ExitStack() as stack:
+        fs = (fs or PosixFileSystem()).anchor(path)
+        stack.callback(fs.close)
+        stack.callback(lock_log(fs, path, f"repair, {this_process()}").release)
         interrupted = load_interrupted(fs, path)
         if interrupted is not None:
             current = _to_finish(interrupted, path)
@@ -101,8 +104,6 @@ def apply_repair(
             raise WalError(f"the log changed since the repair was planned; plan again: {path}")
         _check_space(fs, path, plan)
         run_actions(fs, path, interrupted or plan, make_log_id().hex())
-    finally:
-        lock.release()
 
 
 def _plan(path: Path, keep: Keep | None, fs: FileSystem) -> RepairPlan:
