@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from random import Random
 
@@ -15,6 +16,8 @@ class Input:
     """A log directory to be opened."""
 
     what: str
+    kinds: list[str]
+    """What was damaged how, without the places: for counting."""
     files: dict[str, bytes]
     truth: dict[int, Record] | None
     """The records that may be returned; None if others were forged."""
@@ -26,7 +29,12 @@ def make(seed: int, bases: list[Base]) -> Input:
     base = bases[rng.randrange(len(bases))]
     files = dict(base.files)
     if seed % 2:
-        what = "; ".join(raw.damage(rng, files, base) for _ in range(rng.choice((1, 1, 2))))
-        return Input(f"{base.name}: raw: {what}", files, base.records)
-    what = forge.forge(rng, files)
-    return Input(f"{base.name}: forged: {what}", files, None)
+        done = [raw.damage(rng, files, base) for _ in range(rng.choice((1, 1, 2)))]
+        return Input(f"{base.name}: raw: {'; '.join(done)}", _kinds("raw", done), files, base.records)
+    done = forge.forge(rng, files)
+    return Input(f"{base.name}: forged: {'; '.join(done)}", _kinds("forged", done), files, None)
+
+
+def _kinds(group: str, done: list[str]) -> list[str]:
+    """Return what was done without the numbers in the names of files."""
+    return [f"{group}: {re.sub(r'[0-9]{5,}', '', what)}" for what in done]
