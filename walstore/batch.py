@@ -299,9 +299,7 @@ class FrameBatch(Batch):
             names.append({name: number for number, name in enumerate(found, 1)})
         return names[0]
 
-    def unpack_headers(
-        self, packed: Iterable[bytes | None]
-    ) -> Sequence[Mapping[str, bytes]]:
+    def unpack_headers(self, packed: Iterable[bytes | None]) -> Sequence[Mapping[str, bytes]]:
         """Return the headers of some of the records, decoded."""
         try:
             return unpack_headers(packed, NO_HEADERS)
@@ -314,6 +312,14 @@ class FrameBatch(Batch):
         if sum(lengths) != len(values):
             self.refuse("lengths that are not those of the values")
         return values, lengths
+
+    def check(self) -> None:
+        """Decode all columns once; CorruptionError if no writer makes one of them."""
+        self.value_buffer()
+        for pair in ((Kind.KEY_LENGTHS, Kind.KEYS), (Kind.HEADER_LENGTHS, Kind.HEADERS)):
+            if self.has(pair[0]):
+                self.sizes(*pair)
+        _ = self.streams, self.headers, self.timestamps_us
 
     def refuse(self, why: str) -> NoReturn:
         """Raise CorruptionError: the frame has a right CRC and holds what no writer writes."""

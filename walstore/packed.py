@@ -89,7 +89,9 @@ class Packed:
     def end(self) -> None:
         """Check that nothing follows."""
         if self._unpacker.tell() != self._size:
-            raise MalformedError(f"{self._what} with {self._size - self._unpacker.tell()} bytes more")
+            raise MalformedError(
+                f"{self._what} with {self._size - self._unpacker.tell()} bytes more"
+            )
 
     def _length(self, read: Any) -> int:
         with _typed(self._what):

@@ -47,7 +47,9 @@ class Totals:
         self.failed[seed] = (what, problems)
         if len(self.failed) <= _SHOWN:
             print(f"seed {seed}: {what}", *problems, sep="\n    ")
-            print(f"    again: {sys.executable} -m tests.fuzz --replay {KEPT / str(seed)}", flush=True)
+            print(
+                f"    again: {sys.executable} -m tests.fuzz --replay {KEPT / str(seed)}", flush=True
+            )
 
 
 def _work(totals: Totals, first: int, limit: int, step: int) -> None:
@@ -56,7 +58,9 @@ def _work(totals: Totals, first: int, limit: int, step: int) -> None:
     while first < limit:
         arguments = [*map(str, (first, limit, step)), str(KEPT)]
         command = [sys.executable, "-m", "tests.fuzz.worker", *arguments]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as child:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        ) as child:
             assert child.stdout is not None
             assert child.stderr is not None
             errors: list[bytes] = []
@@ -69,10 +73,10 @@ def _work(totals: Totals, first: int, limit: int, step: int) -> None:
                 if "problems" in line:
                     totals.add(line)
                     first = max(first, line["seed"] + step)
-            draining.join()
-        if child.returncode == 0:
-            return
-        why = b"".join(errors).decode("utf-8", "replace")[-1500:]
+            if child.wait() == 0:
+                return
+            errors.seek(0)
+            why = errors.read().decode("utf-8", "replace")[-1500:]
         totals.fail(first if begun is None else begun, "hangs, or ends the process", [why])
         first = (first if begun is None else begun) + step
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from walstore import Record, Settings, Wal
-from walstore.directory import LOCK_NAME, REPAIR_NAME, RESTORE_NAME
+from walstore.directory import REPAIR_NAME, RESTORE_NAME
 from walstore.posix import PosixFile, PosixFileSystem
 from walstore.repair.plan import encode_plan
 from walstore.repair.repairing import plan_repair
@@ -130,16 +130,16 @@ def make_bases(scratch: Path) -> list[Base]:
     for name, fill, settings in kinds:
         found.append(asyncio.run(_make(scratch / name, name, fill, settings, is_closed=True)))
         found.append(
-            asyncio.run(_make(scratch / f"{name}-open", f"{name}-open", fill, settings, is_closed=False))
+            asyncio.run(
+                _make(scratch / f"{name}-open", f"{name}-open", fill, settings, is_closed=False)
+            )
         )
     found.append(_interrupted_repair(scratch, found[0]))
     found.append(_with_leftovers(found[2]))
     return found
 
 
-async def _make(
-    path: Path, name: str, fill: Fill, settings: Settings, *, is_closed: bool
-) -> Base:
+async def _make(path: Path, name: str, fill: Fill, settings: Settings, *, is_closed: bool) -> Base:
     """Make a log; if it is not closed, as a process that is killed leaves it."""
     clock = ManualClock(now_us=TIME_US)
     copy = path.with_name(f"{name}.copy")
@@ -161,7 +161,7 @@ def _interrupted_repair(scratch: Path, base: Base) -> Base:
     """A log whose repair was killed just after it began."""
     path = scratch / "repair"
     files = dict(base.files)
-    name = sorted(name for name in files if name.endswith(".wal"))[-1]
+    name = max(name for name in files if name.endswith(".wal"))
     data = bytearray(files[name])
     data[len(data) // 2] ^= 0x10
     files[name] = bytes(data)
@@ -189,7 +189,7 @@ def read_files(path: Path) -> dict[str, bytes]:
     return {
         str(file.relative_to(path)): file.read_bytes()
         for file in sorted(path.rglob("*"))
-        if file.is_file() and not file.is_symlink() and file.name not in {".lock"}
+        if file.is_file() and not file.is_symlink() and file.name != ".lock"
     }
 
 
@@ -200,8 +200,3 @@ def write_files(path: Path, files: dict[str, bytes]) -> None:
         target = path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
-
-
-def is_lock(name: str) -> bool:
-    """Return whether a file is one that says nothing: its holder's note."""
-    return name == LOCK_NAME

@@ -29,7 +29,7 @@ def _any_frame(rng: Random, segments: list[Segment]) -> tuple[Segment, Frame]:
 
 
 def _frame_field(rng: Random, segments: list[Segment], files: Files) -> str:
-    one, each = _any_frame(rng, segments)
+    _, each = _any_frame(rng, segments)
     at = rng.randrange(2, len(model.FRAME_FIELDS))
     name = model.FRAME_FIELDS[at]
     each.forced[name] = values.number(rng, model.FRAME_BITS[at], each.fields[name])
@@ -52,10 +52,12 @@ def _frame_order(rng: Random, segments: list[Segment], files: Files) -> str:
 
 
 def _directory(rng: Random, segments: list[Segment], files: Files) -> str:
-    one, each = _any_frame(rng, segments)
+    _, each = _any_frame(rng, segments)
     if not each.columns or rng.random() < 0.1:
-        each.columns.append(Column(rng.choice((0, 1, 9, 15, 100, 200)), rng.choice((0, 3, 255)), b"new"))
-        return f"column added in a segment"
+        each.columns.append(
+            Column(rng.choice((0, 1, 9, 15, 100, 200)), rng.choice((0, 3, 255)), b"new")
+        )
+        return "column added in a segment"
     column = rng.choice(each.columns)
     act = rng.choice(("kind", "encoding", "size", "leave out", "double", "reverse", "empty"))
     if act == "kind":
@@ -77,7 +79,7 @@ def _directory(rng: Random, segments: list[Segment], files: Files) -> str:
 
 def _integers(rng: Random, segments: list[Segment], files: Files) -> str | None:
     found = [
-        (one, each, column)
+        (each, column)
         for one in segments
         for each in one.frames
         for column in each.columns
@@ -85,7 +87,7 @@ def _integers(rng: Random, segments: list[Segment], files: Files) -> str | None:
     ]
     if not found:
         return None
-    one, each, column = rng.choice(found)
+    each, column = rng.choice(found)
     count = each.fields["count"]
     width = rng.choice((0, 1, 2, 4, 8))
     if width == 0 or rng.random() < 0.3:
@@ -102,7 +104,7 @@ def _integers(rng: Random, segments: list[Segment], files: Files) -> str | None:
 def _packed_column(rng: Random, segments: list[Segment], files: Files) -> str | None:
     wanted = (Kind.STREAM_NAMES, Kind.HEADERS, Kind.MARKS)
     found = [
-        (one, each, column)
+        (each, column)
         for one in segments
         for each in one.frames
         for column in each.columns
@@ -110,7 +112,7 @@ def _packed_column(rng: Random, segments: list[Segment], files: Files) -> str | 
     ]
     if not found:
         return None
-    one, each, column = rng.choice(found)
+    each, column = rng.choice(found)
     column.data = values.evil_bytes(rng, column.data)
     if column.kind == Kind.HEADERS and rng.random() < 0.7:  # one record has all of them
         lengths = next(c for c in each.columns if c.kind == Kind.HEADER_LENGTHS)
@@ -135,11 +137,11 @@ def _marks(rng: Random, segments: list[Segment], files: Files) -> str:
     fields |= {"count": 0, "flags": 1, "codec": 0, "start": fields["start"] + fields["count"]}
     at = one.frames.index(each) + 1
     one.frames.insert(at, Frame(fields, [Column(Kind.MARKS, frame.BLOB, data)]))
-    return f"marks in a segment"
+    return "marks in a segment"
 
 
 def _body(rng: Random, segments: list[Segment], files: Files) -> str:
-    one, each = _any_frame(rng, segments)
+    _, each = _any_frame(rng, segments)
     body = b"".join(column.data for column in each.columns)
     act = rng.choice(("bomb", "claim", "cut", "garbage", "window", "plain"))
     each.fields["codec"] = codec.ZSTD
@@ -249,7 +251,9 @@ def _cell(rng: Random, segments: list[Segment], files: Files) -> str | None:
         at = rng.randrange(1, 7)
         fields[at] = values.number(rng, 64, fields[at])
     body = checkpoint.CELL.pack(*fields)
-    files[checkpoint.CELL_FILE_NAME] = body + crc32c(body).to_bytes(4, "little") + data[len(body) + 4 :]
+    files[checkpoint.CELL_FILE_NAME] = (
+        body + crc32c(body).to_bytes(4, "little") + data[len(body) + 4 :]
+    )
     return "durable cell"
 
 
@@ -278,7 +282,9 @@ def _journal(rng: Random, segments: list[Segment], files: Files) -> str | None:
             plan = values.evil(rng, plan)
     text = json.dumps(plan, default=str).encode()
     if act > 0.9:
-        text = rng.choice((b"[" * 5000, b"null", b"[]", b"1" * 5000, b'{"version":1}', b"\xff", b""))
+        text = rng.choice(
+            (b"[" * 5000, b"null", b"[]", b"1" * 5000, b'{"version":1}', b"\xff", b"")
+        )
     files[REPAIR_NAME] = b"%08x\n%s\n" % (crc32c(text), text)
     return "journal"
 
@@ -293,7 +299,9 @@ def _name(rng: Random, segments: list[Segment], files: Files) -> str:
 
 
 def _note(rng: Random, segments: list[Segment], files: Files) -> str:
-    name = rng.choice(("LOCK", "restore.wal", "x.wal", "00000000000000000001.wal.wal", "cursors/.lock"))
+    name = rng.choice(
+        ("LOCK", "restore.wal", "x.wal", "00000000000000000001.wal.wal", "cursors/.lock")
+    )
     files[name] = rng.choice((b"", b"\xff" * 300, b"process 1 on x", b"\x1b[2J"))
     return f"note {name}"
 

@@ -30,7 +30,9 @@ def make(seed: int, bases: list[Base]) -> Input:
     files = dict(base.files)
     if seed % 2:
         done = [raw.damage(rng, files, base) for _ in range(rng.choice((1, 1, 2)))]
-        return Input(f"{base.name}: raw: {'; '.join(done)}", _kinds("raw", done), files, base.records)
+        return Input(
+            f"{base.name}: raw: {'; '.join(done)}", _kinds("raw", done), files, base.records
+        )
     done = forge.forge(rng, files)
     return Input(f"{base.name}: forged: {'; '.join(done)}", _kinds("forged", done), files, None)
 

@@ -156,7 +156,10 @@ def pack_frame(one: Frame, previous_crc: int, seed: int) -> bytes:
     fields |= one.forced
     directory = b"".join(
         frame.DIRECTORY_ENTRY.pack(
-            column.kind, column.encoding, 0, len(column.data) if column.size is None else column.size
+            column.kind,
+            column.encoding,
+            0,
+            len(column.data) if column.size is None else column.size,
         )
         for column in one.columns
     )

@@ -13,7 +13,21 @@ _NUMBERS: Final = (
     *((1 << 53), (1 << 62) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 2, (1 << 64) - 1),
 )
 _OTHERS: Final = (
-    *(-1, -(1 << 63), math.nan, math.inf, 1.5, True, False, None, "", "x", "\ud800", "\0", "é" * 300),
+    *(
+        -1,
+        -(1 << 63),
+        math.nan,
+        math.inf,
+        1.5,
+        True,
+        False,
+        None,
+        "",
+        "x",
+        "\ud800",
+        "\0",
+        "é" * 300,
+    ),
     *(b"", b"\xff", b"x" * 16, b"\x81" * 40, [], [[]], {}, {"a": {"b": []}}, {1: 2}, [0] * 5),
     msgpack.Timestamp(1, 1),
     msgpack.ExtType(5, b"ext"),

@@ -46,12 +46,16 @@ def make_all(directory: Path) -> list[Base]:
 
 def limit_memory() -> None:
     """Let this process have so much more address space than it has now."""
-    (line,) = [text for text in Path("/proc/self/status").read_text().splitlines() if "VmSize" in text]
+    (line,) = [
+        text for text in Path("/proc/self/status").read_text().splitlines() if "VmSize" in text
+    ]
     now = int(line.split()[1]) << 10
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY_BYTES, resource.RLIM_INFINITY))
 
 
-def open_input(directory: Path, files: dict[str, bytes], truth: Any, chosen: Any = doors.DOORS) -> list[str]:
+def open_input(
+    directory: Path, files: dict[str, bytes], truth: Any, chosen: Any = doors.DOORS
+) -> list[str]:
     """Write an input and open it through the doors; return what was wrong."""
     path = directory / "input" / "log"
     write_files(path, files)
