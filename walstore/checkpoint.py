@@ -138,6 +138,10 @@ def _decode_body(body: bytes) -> Checkpoint:
         Marks.decode(found.ledger)
     if found.tail_index.positions and found.tail_index.positions[-1] >= found.tail_position:
         raise MalformedError("an index of batches behind its end")
+    starts = [*(one.start for one in found.sealed), found.tail_start, found.next_offset]
+    limits = [*(one.limit for one in found.sealed), found.tail_start]
+    if starts != sorted(starts) or starts[1:-1] != limits[:-1] or found.head > found.next_offset:
+        raise MalformedError("a checkpoint of segments that do not follow each other")
     return found
 
 

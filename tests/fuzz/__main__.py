@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -58,14 +59,13 @@ def _work(totals: Totals, first: int, limit: int, step: int) -> None:
     while first < limit:
         arguments = [*map(str, (first, limit, step)), str(KEPT)]
         command = [sys.executable, "-m", "tests.fuzz.worker", *arguments]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-        ) as child:
+        with (
+            tempfile.TemporaryFile() as errors,
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, env=environment
+            ) as child,
+        ):
             assert child.stdout is not None
-            assert child.stderr is not None
-            errors: list[bytes] = []
-            draining = threading.Thread(target=lambda s=child.stderr: errors.append(s.read()))
-            draining.start()
             begun = None
             for text in child.stdout:
                 line = json.loads(text)

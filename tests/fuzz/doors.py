@@ -190,7 +190,7 @@ def verbs(at: Inspection) -> None:
         record = (at.truth or {}).get(row["offset"])
         if record is None or row["value"] != _shown(record.value):
             at.problems.append(f"dump: wrong record {row!r:.300}")
-    if verified == OK and code == CORRUPTION:
+    if at.truth is not None and verified == OK and code == CORRUPTION:
         at.problems.append("verify: found nothing, but dump did")
 
 

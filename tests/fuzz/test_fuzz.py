@@ -10,14 +10,21 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import doors, inputs, worker
+from tests.fuzz.bases import Base
 
-SHARES = 6
+SHARES = 3
 INPUTS = 300
 
 
+@pytest.fixture(scope="module", name="bases")
+def _bases(tmp_path_factory: pytest.TempPathFactory) -> list[Base]:
+    return worker.make_all(tmp_path_factory.mktemp("fuzz"))
+
+
 @pytest.mark.parametrize("share", range(SHARES))
-def test_damaged_and_forged_logs_are_refused_with_typed_errors(share: int, tmp_path: Path) -> None:
-    bases = worker.make_all(tmp_path)
+def test_damaged_and_forged_logs_are_refused_with_typed_errors(
+    share: int, bases: list[Base], tmp_path: Path
+) -> None:
     wrong = []
     for seed in range(share, INPUTS, SHARES):
         made = inputs.make(seed, bases)
@@ -27,8 +34,8 @@ def test_damaged_and_forged_logs_are_refused_with_typed_errors(share: int, tmp_p
     assert wrong == []
 
 
-def test_logs_that_nobody_damaged_have_no_problems(tmp_path: Path) -> None:
-    for base in worker.make_all(tmp_path):
+def test_logs_that_nobody_damaged_have_no_problems(bases: list[Base], tmp_path: Path) -> None:
+    for base in bases:
         assert worker.open_input(tmp_path, base.files, base.records) == []
 
 
