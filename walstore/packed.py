@@ -29,6 +29,9 @@ _T = TypeVar("_T")
 class MalformedError(ValueError):
     """Bytes whose checksum is right are not what a writer makes: damaged before they got it, or forged."""
 
+    position: int | None = None
+    """Byte in the file, where that is known."""
+
 
 @contextmanager
 def _typed(what: str) -> Iterator[None]:

@@ -210,7 +210,7 @@ def _behind(rng: Random, segments: list[Segment], files: Files) -> str:
     one = segments[-1]
     each = copy.deepcopy(rng.choice(one.frames))
     each.columns = [Column(Kind.VALUES, frame.BLOB, b"")]
-    packed = model.pack_frame(each, rng.getrandbits(32), rng.getrandbits(32))
+    packed = model.pack_frame(each, rng.getrandbits(32), rng.randbytes(4))
     half = packed[: rng.choice((80, len(packed) - 8, len(packed)))]
     one.behind = (rng.choice((b"", bytes(8), half)) + half) * rng.choice((1, 3, 500))
     one.behind = one.behind[: 64 << 10]
@@ -221,7 +221,8 @@ def _checkpoint(rng: Random, segments: list[Segment], files: Files) -> str | Non
     data = files.get(checkpoint.FILE_NAME)
     if data is None:
         return None
-    body = data[checkpoint.PREFIX.size :]
+    _, _, size, _ = checkpoint.PREFIX.unpack_from(data)
+    body = data[checkpoint.PREFIX.size :][:size]
     version = checkpoint.VERSION
     if rng.random() < 0.1:
         version = values.number(rng, 32, version)
@@ -248,8 +249,8 @@ def _cell(rng: Random, segments: list[Segment], files: Files) -> str | None:
         return None
     fields = list(checkpoint.CELL.unpack_from(data))
     for _ in range(rng.choice((1, 1, 2, 6))):
-        at = rng.randrange(1, 7)
-        fields[at] = values.number(rng, 64, fields[at])
+        at = rng.randrange(1, 8)
+        fields[at] = values.number(rng, 32 if at == 7 else 64, fields[at])
     body = checkpoint.CELL.pack(*fields)
     files[checkpoint.CELL_FILE_NAME] = (
         body + crc32c(body).to_bytes(4, "little") + data[len(body) + 4 :]

@@ -12,7 +12,7 @@ from walstore import codec, frame, segment
 FRAME_FIELDS: Final = (
     *("magic", "crc", "length", "previous_crc", "start", "count", "column_count", "version"),
     *("codec", "base_timestamp_us", "max_timestamp_us", "epoch", "synced_limit", "flags"),
-    *("stored_bytes", "body_bytes", "reserved"),
+    *("stored_bytes", "body_bytes", "synced_position"),
 )
 FRAME_BITS: Final = (32, 32, 32, 32, 64, 32, 16, 8, 8, 64, 64, 64, 64, 32, 32, 32, 32)
 HEADER_BITS: Final = (64, 32, 16, 16, 128, 64, 64, 64, 32, 32)
@@ -58,9 +58,10 @@ class Segment:
     behind: bytes = b""
 
 
-def seed_of(header: list[Any], position: int) -> int:
-    """Return what the CRC of a frame at ``position`` of a segment begins with."""
-    return 0
+def place_of(header: list[Any], position: int) -> bytes:
+    """Return what the CRC of a frame at ``position`` of a segment covers beside the frame."""
+    salt = header[9] if header[2] != segment.UNSALTED_VERSION else None
+    return frame.place(salt, position)
 
 
 def parse(files: dict[str, bytes]) -> list[Segment]:
@@ -116,7 +117,7 @@ def _write_segment(one: Segment, previous: int | None) -> tuple[bytes, int]:
     data = segment.HEADER.pack(*fields)
     last_crc = fields[8]
     for each in one.frames:
-        packed = pack_frame(each, last_crc, seed_of(fields, len(data)))
+        packed = pack_frame(each, last_crc, place_of(fields, len(data)))
         last_crc = int.from_bytes(packed[4:8], "little")
         data += packed
     if one.footer is not None:
@@ -138,7 +139,7 @@ def _pack_footer(one: Segment, position: int, last_crc: int) -> bytes:
     return segment.FOOTER_MAGIC + crc32c(body).to_bytes(4, "little") + body
 
 
-def pack_frame(one: Frame, previous_crc: int, seed: int) -> bytes:
+def pack_frame(one: Frame, previous_crc: int, place: bytes) -> bytes:
     """Return a frame as bytes."""
     body = b"".join(column.data for column in one.columns)
     stored = one.stored
@@ -168,5 +169,5 @@ def pack_frame(one: Frame, previous_crc: int, seed: int) -> bytes:
     header = frame.HEADER.pack(*(fields[name] for name in FRAME_FIELDS))
     if "crc" in one.forced:
         return header + rest
-    crc = crc32c(header[8:], crc32c(rest, seed))
+    crc = crc32c(header[8:] + place, crc32c(rest))
     return header[:4] + crc.to_bytes(4, "little") + header[8:] + rest
