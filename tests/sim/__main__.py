@@ -1,0 +1,113 @@
+"""Runs histories: ``python -m tests.sim --seeds 2000`` many, ``python -m tests.sim --seed 7`` one with its trace."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable
+
+from tests.sim.history import History
+from tests.sim.plan import Plan, draw
+from tests.sim.rules import RULES, ViolationError
+from tests.sim.shrink import shrink
+
+_CHUNK = 10
+_TRACE_LINES = 150
+
+
+def run(plan: Plan) -> tuple[History, Exception | None]:
+    """Run a history; return it and what was found."""
+    history = History(plan)
+    try:
+        history.run()
+    except Exception as error:  # noqa: BLE001 - a defect of the simulation is reported, too
+        return history, error
+    return history, None
+
+
+def rule_of(error: Exception) -> str:
+    return error.rule if isinstance(error, ViolationError) else f"defect: {type(error).__name__}"
+
+
+def run_chunk(seeds: Iterable[int]) -> list[tuple[int, str, str]]:
+    found = []
+    for seed in seeds:
+        _, error = run(draw(seed))
+        if error is not None:
+            found.append((seed, rule_of(error), str(error)))
+    return found
+
+
+def run_many(first: int, count: int, workers: int, *, goes_on: bool) -> int:
+    """Run seeds in several processes; return how many broke a rule."""
+    begun = time.monotonic()
+    chunks = [range(at, min(at + _CHUNK, first + count)) for at in range(first, first + count, _CHUNK)]
+    found: list[tuple[int, str, str]] = []
+    done = 0
+    with multiprocessing.get_context("fork").Pool(workers, maxtasksperchild=20) as pool:
+        for failures in pool.imap_unordered(run_chunk, chunks):
+            done += 1
+            for seed, rule, story in failures:
+                print(f"seed {seed}: {rule}: {story[:600]}", flush=True)
+                print(f"    replay: {replay(seed)}", flush=True)
+            found += failures
+            if found and not goes_on:
+                pool.terminate()
+                break
+            if done % 20 == 0:
+                print(f"{done * _CHUNK} histories, {time.monotonic() - begun:.0f} s", flush=True)
+    print(f"{done * _CHUNK} histories in {time.monotonic() - begun:.0f} s, {len(found)} broke a rule")
+    for rule, times in Counter(rule for _, rule, _ in found).most_common():
+        print(f"{times:6} x {rule}: {RULES.get(rule, '')}")
+    return len(found)
+
+
+def replay(seed: int) -> str:
+    return f"PYTHONHASHSEED=0 {os.path.relpath(sys.executable)} -m tests.sim --seed {seed}"
+
+
+def show(plan: Plan, lines: int) -> int:
+    """Run one history and print what happened in it."""
+    history, error = run(plan)
+    shown = history.trace[-lines:] if lines else history.trace
+    print(plan)
+    for seconds, who, text in shown:
+        print(f"{seconds:12.6f} {who:8} {text}")
+    if error is None:
+        print(f"seed {plan.seed} breaks no rule: {len(history.trace)} lines, {len(history.book.entries)} groups")
+        return 0
+    cause = error.__cause__
+    if cause is not None:
+        traceback.print_exception(cause)
+    elif not isinstance(error, ViolationError):
+        traceback.print_exception(error)
+    print(f"\nseed {plan.seed} breaks {error}\nreplay: {replay(plan.seed)}")
+    return 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--seed", type=int, help="run this one and print its trace")
+    parser.add_argument("--seeds", type=int, default=2000, help="how many to run")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--lines", type=int, default=_TRACE_LINES, help="lines of the trace; 0 for all")
+    parser.add_argument("--shrink", action="store_true", help="look for a shorter story first")
+    parser.add_argument("--goes-on", action="store_true", help="do not stop at the first failure")
+    options = parser.parse_args()
+    if options.seed is None:
+        found = run_many(options.first, options.seeds, options.workers, goes_on=options.goes_on)
+        return 1 if found else 0
+    plan = draw(options.seed)
+    if options.shrink:
+        plan = shrink(plan, lambda tried: (lambda e: rule_of(e) if e else None)(run(tried)[1]))
+    return show(plan, options.lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

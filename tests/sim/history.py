@@ -1,0 +1,449 @@
+"""A history: one machine, one log, and the processes that write and read it until the last has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import walstore.transaction
+from tests.sim import actors
+from tests.sim.actors import APPENDERS, READERS, Sight, Stage
+from tests.sim.disk import Disk
+from tests.sim.files import SimFileSystem
+from tests.sim.loop import OUTSIDE, PROCESS, Process, SimLoop, SimTask, StuckError
+from tests.sim.plan import Plan, draw
+from tests.sim.rules import Book, ViolationError
+from tests.sim.threads import simulated_threads
+from tests.sim.weather import Weather
+from walstore import Wal
+from walstore.errors import (
+    CorruptionError,
+    LogNotFoundError,
+    OffsetTrimmedError,
+    WalError,
+    WalLockedError,
+)
+from walstore.readonly import ReadonlyWal
+
+LOG = Path("/srv/log")
+_PATIENCE_SECONDS = 3000.0
+"""More than all stalls of a session together."""
+_FREE_BYTES = 1 << 40
+
+
+class SimClock:
+    """Of the machine. Its wall clock is set now and then, also back."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+        self.off_us = 0
+
+    def now_us(self) -> int:
+        return 1_750_000_000_000_000 + self.off_us + round(self._loop.time() * 1e6)
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class History:
+    """Runs a plan and checks the rules on the way."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.random = Random(f"history {plan.seed}")
+        self.loop = SimLoop(Random(f"loop {plan.seed}"), shuffles=plan.shuffles)
+        self.disk = Disk(Random(f"disk {plan.seed}"), lies=plan.lies)
+        self.weather = Weather(Random(f"weather {plan.seed}"))
+        self.clock = SimClock(self.loop)
+        self.book = Book()
+        self.trace: list[tuple[float, str, str]] = []
+        self.violation: ViolationError | None = None
+        self.kills = 0
+        self.sessions = 0
+        self._memories: dict[str, dict[str, Any]] = {}
+        self._violated = asyncio.Event()
+        self._unlocked: set[str] = set()
+
+    # -- watching ----------------------------------------------------------------------------
+
+    def note(self, who: Process, text: str) -> None:
+        self.trace.append((self.loop.time(), who.name, text))
+
+    def on_call(self, process: Process, text: str) -> None:
+        self.note(process, f"    {text}")
+
+    def on_change(self, process: Process, path: Path, kind: str) -> None:
+        """A process changes a file: it must hold the lock."""
+        if path.parent != LOG or path.name == "LOCK":
+            return
+        if not self.disk.holds_lock(process, LOG / "LOCK"):
+            self.violate(ViolationError("one-writer", f"{process} {kind} {path.name}, unlocked"))
+
+    def violate(self, violation: ViolationError) -> None:
+        if self.violation is None and PROCESS.get().is_alive:  # else its tasks are being buried
+            self.violation = violation
+            self.note(OUTSIDE, f"VIOLATION {violation}")
+            self._violated.set()
+
+    # -- processes ---------------------------------------------------------------------------
+
+    def file_system(self, process: Process) -> SimFileSystem:
+        return SimFileSystem(self.disk, self.weather, process, self, _FREE_BYTES)
+
+    async def write(self, process: Process, end: str) -> None:
+        """Be a process that opens the log, uses it, and closes it."""
+        plan, random = self.plan, self.random
+        faults = self.weather.faults
+        opening = Wal.open(
+            LOG, settings=plan.make_settings(), fs=self.file_system(process), clock=self.clock
+        )
+        try:
+            wal = await opening
+        except (CorruptionError, LogNotFoundError) as error:
+            raise ViolationError("reopens", f"{error!r}") from error
+        except WalLockedError as error:
+            self.note(process, f"open: {error!r}")
+            return
+        except WalError as error:
+            self.note(process, f"open: {error!r}")
+            if self.weather.faults == faults:
+                raise ViolationError("reopens", f"{error!r}") from error
+            return
+        self.note(process, f"opened {wal!r} {wal.recovery}")
+        stage = Stage(wal, self.book, plan, random, lambda text: self.note(process, text))
+        stage.may_fail = lambda: self.weather.faults > faults
+        try:
+            await self._survey(stage)
+            await self._act(stage, end)
+        finally:
+            stage.is_ending = True
+            try:
+                await wal.aclose()
+                self.note(process, "closed")
+                if end not in ("cancel",):
+                    self.book.closed_cleanly()
+            except WalError as error:
+                self.note(process, f"aclose: {error!r}")
+                if self.weather.faults == faults:
+                    raise ViolationError("fails-for-a-cause", f"aclose: {error!r}") from error
+
+    async def _survey(self, stage: Stage) -> None:
+        """Check what an opening found."""
+        wal, book = stage.wal, self.book
+        if wal.recovery.missing_from is not None:
+            raise ViolationError("nothing-missing", f"{wal.recovery}")
+        records = []
+        for _ in range(30):
+            head, limit = wal.head, wal.durable_limit
+            try:
+                async with wal.reader("earliest", follow=False) as reader:
+                    records = [record async for record in reader]
+                break
+            except OffsetTrimmedError:
+                continue  # retention is at it already
+            except WalError as error:
+                stage.judge("the survey", error)
+                if wal.is_closing:
+                    return
+        else:
+            return
+        if records and records[0].offset > head:
+            head = records[0].offset
+        if self.plan.settings["retention_bytes"] or self.plan.settings["retention_seconds"]:
+            book.head_most = max(book.head_most, head)
+        book.reopened(records, wal.registers, head, limit)
+        missing = book.streams - set(wal.streams())
+        if missing:
+            raise ViolationError("streams", f"{missing} are gone")
+        for name, least in book.cursors.items():
+            if head > least:
+                raise ViolationError("cursors", f"the head {head} passed {name} at {least}")
+        chosen = stage.random.choice(actors.STREAMS)
+        with contextlib.suppress(OffsetTrimmedError):
+            try:
+                async with wal.reader(head, follow=False, stream=chosen) as reader:
+                    found = [record.offset async for record in reader]
+            except OffsetTrimmedError:
+                return
+            except WalError as error:
+                stage.judge("the survey", error)
+                return
+            want = [record.offset for record in records if record.stream == chosen]
+            if found != want:
+                raise ViolationError("streams", f"{chosen} has {found}, not {want}")
+
+    async def _act(self, stage: Stage, end: str) -> None:
+        plan, random = self.plan, self.random
+        loop = asyncio.get_running_loop()
+        readers = []
+        if plan.settings["retention_bytes"] or plan.settings["retention_seconds"]:
+            self.book.head_most = float("inf")
+        for number, kind in enumerate(plan.followers):
+            coro = self._guard(READERS[kind](stage, f"f{number}"))
+            readers.append(loop.create_task(coro, name=f"{kind} f{number}"))
+        writers = [
+            loop.create_task(self._guard(self._use(stage, f"a{number}")), name=f"a{number}")
+            for number in range(plan.actors)
+        ]
+        if end == "busy":
+            await asyncio.sleep(random.choice([1e-4, 1e-3, 5e-3, 2e-2]))
+        else:
+            await asyncio.wait(writers)
+        stage.is_ending = True
+        self.note(stage.wal._engine.fs.process, f"closes, {end}")  # type: ignore[attr-defined]
+        closing = loop.create_task(stage.wal.aclose(), name="aclose")
+        await asyncio.wait([closing, *readers, *writers])
+        if not closing.cancelled():
+            closing.exception()
+
+    async def _guard(self, call: Any) -> None:
+        """Report what an actor finds."""
+        try:
+            await call
+        except ViolationError as violation:
+            self.violate(violation)
+        except WalError as error:
+            found = ViolationError("typed-errors", f"an actor got {error!r}")
+            found.__cause__ = error
+            self.violate(found)
+        except Exception as error:  # noqa: BLE001
+            found = ViolationError("typed-errors", f"an actor got {error!r}")
+            found.__cause__ = error
+            self.violate(found)
+
+    async def _use(self, stage: Stage, name: str) -> None:
+        """Make some calls of any kind."""
+        for _ in range(self.random.randint(1, self.plan.calls)):
+            kind = self.random.choice(self.plan.acts)
+            if kind == "produce":
+                await actors.produce(stage, name, self._memories.setdefault(name, {}))
+            else:
+                await APPENDERS[kind](stage, name)
+            if stage.wal.is_closing and self.random.random() < 0.8:
+                return
+            await stage.pause()
+
+    async def watch(self, process: Process) -> None:
+        """Be a process that reads the log beside its writer."""
+        fs = self.file_system(process)
+        stage = Stage(None, self.book, self.plan, self.random, lambda text: self.note(process, text))  # type: ignore[arg-type]
+        while True:
+            try:
+                async with ReadonlyWal.open(LOG, fs=fs, clock=self.clock) as log:
+                    self.note(process, f"opened {log!r}")
+                    await self._read_beside(stage, log, process)
+            except WalError as error:
+                self.note(process, f"{error!r}")
+                if isinstance(error, CorruptionError) and stage.keeps:
+                    raise ViolationError("readers", f"beside the writer: {error!r}") from error
+            await asyncio.sleep(self.random.uniform(0.001, 0.05))
+
+    async def _read_beside(self, stage: Stage, log: ReadonlyWal, process: Process) -> None:
+        reader = log.reader("earliest")
+        sight = Sight(stage, process.name, keeps=stage.keeps)
+        while True:
+            position = reader.position
+            try:
+                sight.see([await anext(reader)], position)
+            except OffsetTrimmedError:
+                reader.seek(log.head)
+            if self.random.random() < 0.02:
+                await log.refresh()
+                await log.registers()
+
+    # -- the machine -------------------------------------------------------------------------
+
+    async def direct(self) -> None:
+        """Start and end processes as planned; then let all be well and look once more."""
+        plan = self.plan
+        watcher: Process | None = None
+        for end in (*plan.ends, "last"):
+            if end == "last":
+                self.weather.clear()
+            else:
+                self._change_weather()
+            if plan.readonly and (watcher is None or not watcher.is_alive):
+                watcher = self._start("reader", self.watch)
+            await self._session(end)
+            if self.violation is not None:
+                return
+            if end == "power":
+                for process in self._running():
+                    self.loop.kill(process)
+                self.disk.lose_power()
+                self.note(OUTSIDE, "the power failed")
+            elif watcher is not None and self.random.random() < 0.2:
+                self.loop.kill(watcher)
+        for process in self._running():
+            self.loop.kill(process)
+
+    def _running(self) -> list[Process]:
+        return list({task.process.name: task.process for task in self.loop.tasks.values()
+                     if task.process is not OUTSIDE}.values()) + [
+            process for process in self._lingering if process.is_alive]
+
+    _lingering: list[Process]
+
+    def _change_weather(self) -> None:
+        random, plan, weather = self.random, self.plan, self.weather
+        weather.clear()
+        if random.random() < 0.7:
+            weather.rate, weather.read_rate = plan.rate, plan.read_rate
+        weather.stall_rate = plan.stall_rate
+        weather.slowness = random.choice([0.2, 1.0, 1.0, 5.0])
+        self.clock.off_us += random.choice([0, 0, 3_000_000, -2_000_000])
+        for condition in plan.conditions:
+            if random.random() < 0.5:
+                begin = random.expovariate(100)
+                self.loop.call_later(begin, self._set_condition, condition, True)
+                self.loop.call_later(begin + random.expovariate(50), self._set_condition, condition, False)
+
+    def _set_condition(self, condition: str, value: bool) -> None:
+        name = {"full": "is_full", "dead": "is_dead", "descriptors": "has_no_descriptors"}[condition]
+        setattr(self.weather, name, value)
+        self.note(OUTSIDE, f"disk {condition}: {value}")
+
+    def _start(self, name: str, program: Callable[..., Any], *args: Any) -> Process:
+        process = Process(f"{name}{self.sessions}")
+
+        async def main() -> None:
+            await self._guard(program(process, *args))
+
+        self._main = self.loop.spawn(process, main(), f"main of {process}")
+        return process
+
+    async def _session(self, end: str) -> None:
+        """Run a writing process to its end, as planned."""
+        random = self.random
+        self.sessions += 1
+        process = self._start("w", self.write, end)
+        main = self._main
+        self.note(OUTSIDE, f"{process} starts; its end: {end}")
+        if end in ("kill", "power"):
+            await self._wait(main, random.choice([1e-3, 5e-3, 1e-2, 2e-2, 5e-2]) * random.random())
+            self.loop.kill(process)
+            self.kills += 1
+            self.note(OUTSIDE, f"{process} is killed")
+            return
+        if end == "cancel":
+            await self._wait(main, random.choice([5e-3, 1e-2, 5e-2]) * random.random())
+            await self._cancel_all(process, main)
+        elif not await self._wait(main, _PATIENCE_SECONDS):
+            self._hangs(process)
+            return
+        if self.violation is None:
+            await self._leave(process, end)
+
+    async def _wait(self, main: SimTask, seconds: float) -> bool:
+        """Return whether a process ended of itself."""
+        violated = self.loop.create_task(self._violated.wait())
+        await asyncio.wait([main, violated], timeout=seconds, return_when="FIRST_COMPLETED")
+        violated.cancel()
+        return main.done() or self.violation is not None
+
+    async def _cancel_all(self, process: Process, main: SimTask) -> None:
+        """End a process as ``asyncio.run`` does after a signal: cancel all tasks, until all have ended."""
+        for _ in range(50):
+            tasks = self.loop.tasks_of(process)
+            if not tasks:
+                break
+            self.note(OUTSIDE, f"cancels {len(tasks)} tasks of {process}")
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=self.random.choice([1e-5, 1e-3, 1.0, 60.0]))
+            if self.violation is not None:
+                return
+        else:
+            self._hangs(process)
+
+    def _hangs(self, process: Process) -> None:
+        stacks = []
+        for task in self.loop.tasks_of(process):
+            stacks.append(f"{task.get_name()}: {_where(task)}")
+        self.violate(ViolationError("ends", "\n      ".join([f"{process} hangs", *stacks])))
+
+    async def _leave(self, process: Process, end: str) -> None:
+        """Let a process that has ended finish what its threads do, then see what it left."""
+        process.runs_callbacks = end != "cancel"
+        self._lingering.append(process)
+        for _ in range(200):
+            if not process.threads and not self.loop.tasks_of(process):
+                break
+            if end == "cancel" and self.random.random() < 0.5:
+                return  # the next one starts meanwhile
+            await asyncio.sleep(1.0)
+        if self.loop.tasks_of(process):
+            self._hangs(process)
+        elif process.descriptors:
+            left = sorted(process.descriptors.values())
+            self.violate(ViolationError("releases", f"{process} left {left} open"))
+        self.loop.kill(process)
+
+    def run(self) -> None:
+        """Run it all; ViolationError if a rule is broken."""
+        self._lingering = []
+        entropy = Random(f"entropy {self.plan.seed}")
+        with (
+            _quiet(),
+            simulated_threads(Random(f"threads {self.plan.seed}"), self.loop),
+            patch.object(os, "urandom", entropy.randbytes),
+            patch.object(walstore.transaction, "_LEAST_FRAME_BYTES", 1024),
+        ):
+            directing = self.loop.create_task(self.direct())
+            try:
+                self.loop.run_until_complete(directing)
+            except StuckError as error:
+                self.violate(ViolationError("ends", f"{error}"))
+            finally:
+                for process in self._running():
+                    self.loop.kill(process)
+                directing._log_destroy_pending = False
+                with contextlib.suppress(RuntimeError):
+                    directing.get_coro().close()
+                self.loop.close()
+        if self.loop.complaints and not self.kills:
+            self.violate(ViolationError("typed-errors", f"{self.loop.complaints}"))
+        if self.violation is not None:
+            raise self.violation
+
+
+def _where(task: asyncio.Task[Any]) -> str:
+    """Return the innermost lines at which a task waits."""
+    lines = []
+    at: Any = task.get_coro()
+    while at is not None and (frame := getattr(at, "cr_frame", None)) is not None:
+        lines.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}")
+        at = at.cr_await
+    return " > ".join(lines[-4:])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Log nothing, and do not mind what processes that were killed leave behind."""
+    logger = logging.getLogger("walstore")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+            yield
+    finally:
+        logger.disabled = before
+
+
+def simulate(seed: int, **changes: Any) -> History:
+    """Run the history of a seed; its plan may be changed."""
+    history = History(draw(seed).replace(**changes))
+    history.run()
+    return history
