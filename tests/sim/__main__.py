@@ -9,7 +9,8 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from functools import partial
 
 from tests.sim.history import History
 from tests.sim.plan import Plan, draw
@@ -34,27 +35,29 @@ def rule_of(error: Exception) -> str:
     return error.rule if isinstance(error, ViolationError) else f"defect: {type(error).__name__}"
 
 
-def run_chunk(seeds: Iterable[int]) -> list[tuple[int, str, str]]:
+def run_chunk(seeds: Iterable[int], without: Collection[str] = ()) -> list[tuple[int, str, str]]:
     found = []
     for seed in seeds:
-        _, error = run(draw(seed))
+        _, error = run(draw(seed).without(without))
         if error is not None:
             found.append((seed, rule_of(error), str(error)))
     return found
 
 
-def run_many(first: int, count: int, workers: int, *, goes_on: bool) -> int:
+def run_many(
+    first: int, count: int, workers: int, without: Collection[str], *, goes_on: bool
+) -> int:
     """Run seeds in several processes; return how many broke a rule."""
     begun = time.monotonic()
     chunks = [range(at, min(at + _CHUNK, first + count)) for at in range(first, first + count, _CHUNK)]
     found: list[tuple[int, str, str]] = []
     done = 0
     with multiprocessing.get_context("fork").Pool(workers, maxtasksperchild=20) as pool:
-        for failures in pool.imap_unordered(run_chunk, chunks):
+        for failures in pool.imap_unordered(partial(run_chunk, without=without), chunks):
             done += 1
             for seed, rule, story in failures:
                 print(f"seed {seed}: {rule}: {story[:600]}", flush=True)
-                print(f"    replay: {replay(seed)}", flush=True)
+                print(f"    replay: {replay(seed, without)}", flush=True)
             found += failures
             if found and not goes_on:
                 pool.terminate()
@@ -67,11 +70,13 @@ def run_many(first: int, count: int, workers: int, *, goes_on: bool) -> int:
     return len(found)
 
 
-def replay(seed: int) -> str:
-    return f"PYTHONHASHSEED=0 {os.path.relpath(sys.executable)} -m tests.sim --seed {seed}"
+def replay(seed: int, without: Collection[str]) -> str:
+    """Return the command that runs a seed again."""
+    rest = f" --without {','.join(without)}" if without else ""
+    return f"{os.path.relpath(sys.executable)} -m tests.sim --seed {seed}{rest}"
 
 
-def show(plan: Plan, lines: int) -> int:
+def show(plan: Plan, lines: int, without: Collection[str] = ()) -> int:
     """Run one history and print what happened in it."""
     history, error = run(plan)
     shown = history.trace[-lines:] if lines else history.trace
@@ -86,7 +91,7 @@ def show(plan: Plan, lines: int) -> int:
         traceback.print_exception(cause)
     elif not isinstance(error, ViolationError):
         traceback.print_exception(error)
-    print(f"\nseed {plan.seed} breaks {error}\nreplay: {replay(plan.seed)}")
+    print(f"\nseed {plan.seed} breaks {error}\nreplay: {replay(plan.seed, without)}")
     return 1
 
 
@@ -99,14 +104,16 @@ def main() -> int:
     parser.add_argument("--lines", type=int, default=_TRACE_LINES, help="lines of the trace; 0 for all")
     parser.add_argument("--shrink", action="store_true", help="look for a shorter story first")
     parser.add_argument("--goes-on", action="store_true", help="do not stop at the first failure")
+    parser.add_argument("--without", default="", help="acts, followers, ends to leave out: cancel,trim")
     options = parser.parse_args()
+    without = tuple(filter(None, options.without.split(",")))
     if options.seed is None:
-        found = run_many(options.first, options.seeds, options.workers, goes_on=options.goes_on)
+        found = run_many(options.first, options.seeds, options.workers, without, goes_on=options.goes_on)
         return 1 if found else 0
-    plan = draw(options.seed)
+    plan = draw(options.seed).without(without)
     if options.shrink:
         plan = shrink(plan, lambda tried: (lambda e: rule_of(e) if e else None)(run(tried)[1]))
-    return show(plan, options.lines)
+    return show(plan, options.lines, without)
 
 
 if __name__ == "__main__":

@@ -396,11 +396,13 @@ async def cursor(stage: Stage, name: str) -> None:
     if handle.position < least:
         raise ViolationError("cursors", f"{name} is at {handle.position}, was at {least}")
     book.cursors[name] = max(least, handle.position)
+    book.cursors_most[name] = max(book.cursors_most.get(name, 0), handle.position)
     if wal.head > handle.position:
         raise ViolationError("cursors", f"the head {wal.head} passed {name} at {handle.position}")
     while not wal.is_closing:
         await stage.pause()
         offset = random.randint(handle.target, max(handle.target, wal.visible_limit))
+        book.cursors_most[name] = max(book.cursors_most[name], offset)
         try:
             done = await stage.call(f"{name} commits {offset}", _true(handle.commit(offset)))
         except ViolationError as error:

@@ -166,9 +166,9 @@ class History:
         missing = book.streams - set(wal.streams())
         if missing:
             raise ViolationError("streams", f"{missing} are gone")
-        for name, least in book.cursors.items():
-            if head > least:
-                raise ViolationError("cursors", f"the head {head} passed {name} at {least}")
+        for name, most in book.cursors_most.items():
+            if head > most:
+                raise ViolationError("cursors", f"the head {head} passed {name} at {most}")
         chosen = stage.random.choice(actors.STREAMS)
         with contextlib.suppress(OffsetTrimmedError):
             try:

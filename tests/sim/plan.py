@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -58,6 +59,20 @@ class Plan:
 
     def make_settings(self) -> Settings:
         return Settings(sync=self.sync, **self.settings)
+
+    def without(self, names: Collection[str]) -> Plan:
+        """Return the plan without these acts, followers, ends and conditions."""
+
+        def rest(found: tuple[str, ...], least: str | None) -> tuple[str, ...]:
+            left = tuple(name for name in found if name not in names)
+            return left or ((least,) if least else ())
+
+        return self.replace(
+            acts=rest(self.acts, "append"),
+            followers=rest(self.followers, None),
+            ends=rest(self.ends, "clean"),
+            conditions=rest(self.conditions, None),
+        )
 
     def replace(self, **changes: Any) -> Plan:
         return dataclasses.replace(self, **changes)

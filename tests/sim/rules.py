@@ -96,6 +96,9 @@ class Book:
         self.opened_tail = 1
         self.fence = 0
         self.cursors: dict[str, int] = {}
+        """Where each was when that was acknowledged last."""
+        self.cursors_most: dict[str, int] = {}
+        """Where each may be at most."""
         self.streams: set[str] = set()
         self.checks = 0
 
