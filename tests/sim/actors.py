@@ -447,7 +447,9 @@ def _check_span(entry: Entry, span: range) -> None:
 
 
 def _check_registers(stage: Stage, entry: Entry) -> None:
-    """What was acknowledged is seen at once, unless a later change is."""
+    """What was acknowledged is seen at once, unless a later change is, or the log failed."""
+    if stage.wal.is_closing:
+        return
     for name in entry.update:
         value = stage.wal.registers.get(name)
         if value is None or int(value) < entry.number:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import os
 import warnings
@@ -22,7 +23,7 @@ from tests.sim.loop import OUTSIDE, PROCESS, Process, SimLoop, SimTask, StuckErr
 from tests.sim.plan import Plan, draw
 from tests.sim.rules import Book, ViolationError
 from tests.sim.threads import simulated_threads
-from tests.sim.weather import Weather
+from tests.sim.weather import CHANGING, Weather
 from walstore import Wal
 from walstore.errors import (
     CorruptionError,
@@ -73,6 +74,9 @@ class History:
         self.sessions = 0
         self._memories: dict[str, dict[str, Any]] = {}
         self._violated = asyncio.Event()
+        self._doomed: Process | None = None
+        self._calls_left = 0
+        self._struck = asyncio.Event()
         self._unlocked: set[str] = set()
 
     # -- watching ----------------------------------------------------------------------------
@@ -82,6 +86,18 @@ class History:
 
     def on_call(self, process: Process, text: str) -> None:
         self.note(process, f"    {text}")
+        if process is self._doomed and text.split(maxsplit=1)[0] in CHANGING:
+            self._calls_left -= 1
+            if self._calls_left == 0:
+                self.loop.call_soon(self._strike, process, context=contextvars.Context())
+
+    def _strike(self, process: Process) -> None:
+        """Kill a process between two moments of a call."""
+        if process.is_alive:
+            self.loop.kill(process)
+            self.kills += 1
+            self.note(OUTSIDE, f"{process} is killed")
+        self._struck.set()
 
     def on_change(self, process: Process, path: Path, kind: str) -> None:
         """A process changes a file: it must hold the lock."""
@@ -189,6 +205,9 @@ class History:
         readers = []
         if plan.settings["retention_bytes"] or plan.settings["retention_seconds"]:
             self.book.head_most = float("inf")
+        process = stage.wal._engine.fs.process  # type: ignore[attr-defined]
+        if end in ("kill", "power") and self._doomed is None:
+            self._doom(process, 1 + int(random.expovariate(1 / random.choice([3, 15, 60]))))
         for number, kind in enumerate(plan.followers):
             coro = self._guard(READERS[kind](stage, f"f{number}"))
             readers.append(loop.create_task(coro, name=f"{kind} f{number}"))
@@ -201,7 +220,7 @@ class History:
         else:
             await asyncio.wait(writers)
         stage.is_ending = True
-        self.note(stage.wal._engine.fs.process, f"closes, {end}")  # type: ignore[attr-defined]
+        self.note(process, f"closes, {end}")
         closing = loop.create_task(stage.wal.aclose(), name="aclose")
         await asyncio.wait([closing, *readers, *writers])
         if not closing.cancelled():
@@ -331,13 +350,16 @@ class History:
         main = self._main
         self.note(OUTSIDE, f"{process} starts; its end: {end}")
         if end in ("kill", "power"):
-            await self._wait(main, random.choice([1e-3, 5e-3, 1e-2, 2e-2, 5e-2]) * random.random())
-            self.loop.kill(process)
-            self.kills += 1
-            self.note(OUTSIDE, f"{process} is killed")
+            self._struck.clear()
+            if random.random() < 0.25:
+                self._doom(process, random.randint(1, 20))
+            await self._wait(main, _PATIENCE_SECONDS, self._struck)
+            self._doomed = None
+            self._strike(process)
             return
         if end == "cancel":
-            await self._wait(main, random.choice([5e-3, 1e-2, 5e-2]) * random.random())
+            self._struck.clear()
+            await self._wait(main, random.choice([1e-3, 1e-2, 3e-2, 0.1]) * random.random())
             await self._cancel_all(process, main)
         elif not await self._wait(main, _PATIENCE_SECONDS):
             self._hangs(process)
@@ -345,11 +367,17 @@ class History:
         if self.violation is None:
             await self._leave(process, end)
 
-    async def _wait(self, main: SimTask, seconds: float) -> bool:
+    def _doom(self, process: Process, calls: int) -> None:
+        """Let a process die in its next so many calls that change the disk."""
+        if not self._struck.is_set():
+            self._doomed, self._calls_left = process, calls
+
+    async def _wait(self, main: SimTask, seconds: float, *events: asyncio.Event) -> bool:
         """Return whether a process ended of itself."""
-        violated = self.loop.create_task(self._violated.wait())
-        await asyncio.wait([main, violated], timeout=seconds, return_when="FIRST_COMPLETED")
-        violated.cancel()
+        waiting = [self.loop.create_task(event.wait()) for event in (self._violated, *events)]
+        await asyncio.wait([main, *waiting], timeout=seconds, return_when="FIRST_COMPLETED")
+        for each in waiting:
+            each.cancel()
         return main.done() or self.violation is not None
 
     async def _cancel_all(self, process: Process, main: SimTask) -> None:

@@ -26,7 +26,7 @@ ACTS: Final = (
     "trim",
 )
 FOLLOWERS: Final = ("follow", "accepted", "batches", "cursor")
-ENDS: Final = ("clean", "busy", "cancel", "kill", "power")
+ENDS: Final = ("clean", "busy", "cancel", "kill", "kill", "power", "power")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Plan:
 def draw(seed: int) -> Plan:
     """Return the plan of a seed."""
     random = Random(f"plan {seed}")
-    has_faults = random.random() < 0.5
+    has_faults = random.random() < 0.6
     acts = [act for act in ACTS if random.random() < 0.6] or ["append"]
     sync = random.choice(["batch"] * 4 + ["os", "os", 0.005, 0.5])
     settings = {
@@ -111,7 +111,7 @@ def draw(seed: int) -> Plan:
         readonly=random.random() < 0.35,
         shuffles=random.random() < 0.3,
         cancels=random.choice([0.0, 0.0, 0.1, 0.3]),
-        rate=random.choice([0.0, 0.003, 0.02, 0.1]) if has_faults else 0.0,
+        rate=random.choice([0.0, 0.01, 0.03, 0.1]) if has_faults else 0.0,
         read_rate=random.choice([0.0, 0.0, 0.01]) if has_faults else 0.0,
         stall_rate=random.choice([0.0, 0.0, 0.005]),
         conditions=tuple(

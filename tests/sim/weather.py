@@ -14,7 +14,7 @@ OPENING: Final = frozenset(
 """Calls that need a descriptor."""
 GROWING: Final = frozenset({"pwrite", "allocate", "open", "cell"})
 """Calls that need space."""
-CHANGING: Final = GROWING | {"truncate", "replace", "remove", "sync_directory", "datasync"}
+CHANGING: Final = GROWING | {"truncate", "replace", "remove", "sync_directory", "datasync", "store"}
 _SECONDS: Final = {"datasync": 400e-6, "sync_directory": 300e-6, "pwrite": 40e-6, "pread": 30e-6}
 _OTHER_SECONDS: Final = 15e-6
 
