@@ -35,17 +35,25 @@ def rule_of(error: Exception) -> str:
     return error.rule if isinstance(error, ViolationError) else f"defect: {type(error).__name__}"
 
 
-def run_chunk(seeds: Iterable[int], without: Collection[str] = ()) -> list[tuple[int, str, str]]:
+def run_chunk(
+    seeds: Iterable[int], without: Collection[str] = (), ignored: tuple[str, ...] = ()
+) -> list[tuple[int, str, str]]:
     found = []
     for seed in seeds:
-        _, error = run(draw(seed).without(without))
+        _, error = run(draw(seed).without(without).replace(ignored=ignored))
         if error is not None:
             found.append((seed, rule_of(error), str(error)))
     return found
 
 
 def run_many(
-    first: int, count: int, workers: int, without: Collection[str], *, goes_on: bool
+    first: int,
+    count: int,
+    workers: int,
+    without: Collection[str],
+    ignored: tuple[str, ...],
+    *,
+    goes_on: bool
 ) -> int:
     """Run seeds in several processes; return how many broke a rule."""
     begun = time.monotonic()
@@ -53,11 +61,11 @@ def run_many(
     found: list[tuple[int, str, str]] = []
     done = 0
     with multiprocessing.get_context("fork").Pool(workers, maxtasksperchild=20) as pool:
-        for failures in pool.imap_unordered(partial(run_chunk, without=without), chunks):
+        for failures in pool.imap_unordered(partial(run_chunk, without=without, ignored=ignored), chunks):
             done += 1
             for seed, rule, story in failures:
                 print(f"seed {seed}: {rule}: {story[:600]}", flush=True)
-                print(f"    replay: {replay(seed, without)}", flush=True)
+                print(f"    replay: {replay(seed, without, ignored)}", flush=True)
             found += failures
             if found and not goes_on:
                 pool.terminate()
@@ -70,9 +78,10 @@ def run_many(
     return len(found)
 
 
-def replay(seed: int, without: Collection[str]) -> str:
+def replay(seed: int, without: Collection[str], ignored: Collection[str]) -> str:
     """Return the command that runs a seed again."""
     rest = f" --without {','.join(without)}" if without else ""
+    rest += f" --ignore {','.join(ignored)}" if ignored else ""
     return f"{os.path.relpath(sys.executable)} -m tests.sim --seed {seed}{rest}"
 
 
@@ -91,7 +100,7 @@ def show(plan: Plan, lines: int, without: Collection[str] = ()) -> int:
         traceback.print_exception(cause)
     elif not isinstance(error, ViolationError):
         traceback.print_exception(error)
-    print(f"\nseed {plan.seed} breaks {error}\nreplay: {replay(plan.seed, without)}")
+    print(f"\nseed {plan.seed} breaks {error}\nreplay: {replay(plan.seed, without, plan.ignored)}")
     return 1
 
 
@@ -105,12 +114,14 @@ def main() -> int:
     parser.add_argument("--shrink", action="store_true", help="look for a shorter story first")
     parser.add_argument("--goes-on", action="store_true", help="do not stop at the first failure")
     parser.add_argument("--without", default="", help="acts, followers, ends to leave out: cancel,trim")
+    parser.add_argument("--ignore", default="", help="rules not to look at: releases,one-writer")
     options = parser.parse_args()
+    ignored = tuple(filter(None, options.ignore.split(",")))
     without = tuple(filter(None, options.without.split(",")))
     if options.seed is None:
-        found = run_many(options.first, options.seeds, options.workers, without, goes_on=options.goes_on)
+        found = run_many(options.first, options.seeds, options.workers, without, ignored, goes_on=options.goes_on)
         return 1 if found else 0
-    plan = draw(options.seed).without(without)
+    plan = draw(options.seed).without(without).replace(ignored=ignored)
     if options.shrink:
         plan = shrink(plan, lambda tried: (lambda e: rule_of(e) if e else None)(run(tried)[1]))
     return show(plan, options.lines, without)

@@ -57,6 +57,9 @@ class Plan:
     lies: bool = False
     """Whether the disk lies about syncs, so that the checks have something to find."""
 
+    ignored: tuple[str, ...] = ()
+    """Rules that are not looked at, while a defect is known and others are looked for."""
+
     def make_settings(self) -> Settings:
         return Settings(sync=self.sync, **self.settings)
 
