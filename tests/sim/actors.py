@@ -326,7 +326,7 @@ async def stream(stage: Stage, name: str) -> None:
 
 
 async def flush(stage: Stage, name: str) -> None:
-    pending = [entry for entry in stage.book.entries.values() if entry.status == "accepted"]
+    pending = stage.book.pending()
     if await stage.call(f"{name} flush", _true(stage.wal.flush())):
         for entry in pending:
             stage.book.durable(entry)

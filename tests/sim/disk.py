@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -160,6 +161,7 @@ class Disk:
         )
 
 
+@cache
 def normal(path: Path) -> Path:
     """Return a path without dots."""
     return Path(os.path.normpath(path))

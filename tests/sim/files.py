@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 from tests.sim.disk import Disk, Inode, normal
 from tests.sim.loop import Killed, Process
 from tests.sim.threads import current
-from tests.sim.weather import Fault, Weather
+from tests.sim.weather import CHANGING, Fault, Weather
 from walstore.errors import WalLockedError
 from walstore.ports import Buffer
 from walstore.testing.script import failure
@@ -19,6 +19,8 @@ from walstore.testing.script import failure
 _T = TypeVar("_T")
 _DAWDLES: Final = frozenset({"datasync", "sync_directory", "replace", "pwrite", "truncate"})
 """Calls that may have happened a while before they return."""
+_SEEN: Final = 0.3
+"""Share of the calls that change nothing at which others may come between. Each costs 30 µs."""
 
 
 class Watcher(Protocol):
@@ -211,8 +213,11 @@ class SimFileSystem:
     ) -> _T:
         """Take time, then do a call, or fail it; ``part`` does a share of it."""
         thread = current()
+        if thread is not None and not self.process.is_alive:
+            raise Killed
         if thread is not None:
-            thread.pause(self.weather.seconds(kind))
+            if kind in CHANGING or self.disk.random.random() < _SEEN:
+                thread.pause(self.weather.seconds(kind))
         elif not self.process.is_alive:
             raise Killed
         fault = self.weather.fault(kind)
@@ -227,7 +232,7 @@ class SimFileSystem:
             self.watcher.on_call(self.process, f"{text} raises {type(error).__name__}")
             raise
         self.watcher.on_call(self.process, text)
-        if thread is not None and kind in _DAWDLES:
+        if thread is not None and kind in _DAWDLES and self.disk.random.random() < 0.5:
             thread.pause(self.weather.seconds(kind) / 2)
         return result
 

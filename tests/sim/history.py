@@ -124,6 +124,7 @@ class History:
         """Be a process that opens the log, uses it, and closes it."""
         plan, random = self.plan, self.random
         faults = self.weather.faults
+        self.book.session += 1
         opening = Wal.open(
             LOG, settings=plan.make_settings(), fs=self.file_system(process), clock=self.clock
         )

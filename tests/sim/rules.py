@@ -69,6 +69,8 @@ class Entry:
     """Offset of its first record, once that is known."""
     least: int = 1
     """No record of it has a lower offset."""
+    session: int = 0
+    """The opening of the log in which it was appended."""
     tries: int = 0
 
     @property
@@ -94,6 +96,7 @@ class Book:
         self.head_most: float = 1
         self.tail_least = 1
         self.opened_tail = 1
+        self.session = 0
         self.fence = 0
         self.cursors: dict[str, int] = {}
         """Where each was when that was acknowledged last."""
@@ -107,7 +110,7 @@ class Book:
     def submit(self, kind: str, sizes: Iterable[int], **options: Any) -> Entry:
         number = len(self.entries) + 1
         entry = Entry(number, kind, tuple(max(size, 16) for size in sizes), **options)
-        entry.least = self.opened_tail
+        entry.least, entry.session = self.opened_tail, self.session
         self.entries[number] = entry
         return entry
 
@@ -283,9 +286,16 @@ class Book:
 
     def closed_cleanly(self) -> None:
         """Everything accepted must be in the log from now on."""
-        for entry in self.entries.values():
-            if entry.status == "accepted":
-                self.durable(entry)
+        for entry in self.pending():
+            self.durable(entry)
+
+    def pending(self) -> list[Entry]:
+        """Return what was accepted since the log was opened and not acknowledged yet."""
+        return [
+            entry
+            for entry in self.entries.values()
+            if entry.status == "accepted" and entry.session == self.session
+        ]
 
 
 def _brief(found: Mapping[int, bytes]) -> str:
