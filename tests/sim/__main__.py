@@ -53,15 +53,19 @@ def run_many(
     without: Collection[str],
     ignored: tuple[str, ...],
     *,
-    goes_on: bool
+    goes_on: bool,
 ) -> int:
     """Run seeds in several processes; return how many broke a rule."""
     begun = time.monotonic()
-    chunks = [range(at, min(at + _CHUNK, first + count)) for at in range(first, first + count, _CHUNK)]
+    chunks = [
+        range(at, min(at + _CHUNK, first + count)) for at in range(first, first + count, _CHUNK)
+    ]
     found: list[tuple[int, str, str]] = []
     done = 0
     with multiprocessing.get_context("fork").Pool(workers, maxtasksperchild=20) as pool:
-        for failures in pool.imap_unordered(partial(run_chunk, without=without, ignored=ignored), chunks):
+        for failures in pool.imap_unordered(
+            partial(run_chunk, without=without, ignored=ignored), chunks
+        ):
             done += 1
             for seed, rule, story in failures:
                 print(f"seed {seed}: {rule}: {story[:600]}", flush=True)
@@ -72,7 +76,9 @@ def run_many(
                 break
             if done % 20 == 0:
                 print(f"{done * _CHUNK} histories, {time.monotonic() - begun:.0f} s", flush=True)
-    print(f"{done * _CHUNK} histories in {time.monotonic() - begun:.0f} s, {len(found)} broke a rule")
+    print(
+        f"{done * _CHUNK} histories in {time.monotonic() - begun:.0f} s, {len(found)} broke a rule"
+    )
     for rule, times in Counter(rule for _, rule, _ in found).most_common():
         print(f"{times:6} x {rule}: {RULES.get(rule, '')}")
     return len(found)
@@ -93,7 +99,9 @@ def show(plan: Plan, lines: int, without: Collection[str] = ()) -> int:
     for seconds, who, text in shown:
         print(f"{seconds:12.6f} {who:8} {text}")
     if error is None:
-        print(f"seed {plan.seed} breaks no rule: {len(history.trace)} lines, {len(history.book.entries)} groups")
+        print(
+            f"seed {plan.seed} breaks no rule: {len(history.trace)} lines, {len(history.book.entries)} groups"
+        )
         return 0
     cause = error.__cause__
     if cause is not None:
@@ -110,16 +118,22 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2000, help="how many to run")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--lines", type=int, default=_TRACE_LINES, help="lines of the trace; 0 for all")
+    parser.add_argument(
+        "--lines", type=int, default=_TRACE_LINES, help="lines of the trace; 0 for all"
+    )
     parser.add_argument("--shrink", action="store_true", help="look for a shorter story first")
     parser.add_argument("--goes-on", action="store_true", help="do not stop at the first failure")
-    parser.add_argument("--without", default="", help="acts, followers, ends to leave out: cancel,trim")
+    parser.add_argument(
+        "--without", default="", help="acts, followers, ends to leave out: cancel,trim"
+    )
     parser.add_argument("--ignore", default="", help="rules not to look at: releases,one-writer")
     options = parser.parse_args()
     ignored = tuple(filter(None, options.ignore.split(",")))
     without = tuple(filter(None, options.without.split(",")))
     if options.seed is None:
-        found = run_many(options.first, options.seeds, options.workers, without, ignored, goes_on=options.goes_on)
+        found = run_many(
+            options.first, options.seeds, options.workers, without, ignored, goes_on=options.goes_on
+        )
         return 1 if found else 0
     plan = draw(options.seed).without(without).replace(ignored=ignored)
     if options.shrink:

@@ -47,6 +47,8 @@ class Stage:
         """Whether calls may fail because the log closes."""
         self.may_fail: Callable[[], bool] = lambda: True
         """Whether the disk gave a reason to fail."""
+        self.is_hindered: Callable[[], bool] = lambda: True
+        """Whether it refused what data does not depend on."""
 
     @property
     def keeps(self) -> bool:
@@ -107,6 +109,8 @@ class Stage:
         if isinstance(error, WalClosedError) and error.reason != "failed" and self.is_ending:
             return
         if (disk or isinstance(error, WalClosedError)) and self.may_fail():
+            return
+        if disk and self.is_hindered() and not {"trim", "rotate"}.isdisjoint(what.split()):
             return
         raise ViolationError("fails-for-a-cause", f"{what} raised {error!r}") from error
 

@@ -220,7 +220,7 @@ class SimFileSystem:
                 thread.pause(self.weather.seconds(kind))
         elif not self.process.is_alive:
             raise Killed
-        fault = self.weather.fault(kind)
+        fault = self.weather.fault(kind, path.name)
         text = f"{kind} {path.name} {detail}"
         if fault is not None:
             self._fail(fault, path, text, act, part, discard, changes=changes, kind=kind)

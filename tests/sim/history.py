@@ -20,8 +20,8 @@ from tests.sim.actors import APPENDERS, READERS, Sight, Stage
 from tests.sim.disk import Disk
 from tests.sim.files import SimFileSystem
 from tests.sim.loop import OUTSIDE, PROCESS, Process, SimLoop, SimTask, StuckError
-from tests.sim.plan import Plan, draw
-from tests.sim.rules import Book, ViolationError
+from tests.sim.plan import CONDITIONS, Plan, draw
+from tests.sim.rules import Book, Entry, ViolationError
 from tests.sim.threads import simulated_threads
 from tests.sim.weather import CHANGING, Weather
 from walstore import Wal
@@ -123,7 +123,7 @@ class History:
     async def write(self, process: Process, end: str) -> None:
         """Be a process that opens the log, uses it, and closes it."""
         plan, random = self.plan, self.random
-        faults = self.weather.faults
+        faults, nuisances = self.weather.faults, self.weather.nuisances
         self.book.session += 1
         opening = Wal.open(
             LOG, settings=plan.make_settings(), fs=self.file_system(process), clock=self.clock
@@ -137,12 +137,13 @@ class History:
             return
         except WalError as error:
             self.note(process, f"open: {error!r}")
-            if self.weather.faults == faults:
+            if (self.weather.faults, self.weather.nuisances) == (faults, nuisances):
                 raise ViolationError("reopens", f"{error!r}") from error
             return
         self.note(process, f"opened {wal!r} {wal.recovery}")
         stage = Stage(wal, self.book, plan, random, lambda text: self.note(process, text))
         stage.may_fail = lambda: self.weather.faults > faults
+        stage.is_hindered = lambda: self.weather.nuisances > nuisances
         try:
             if await self._survey(stage):
                 await self._act(stage, end)
@@ -155,7 +156,7 @@ class History:
                     self.book.closed_cleanly()
             except WalError as error:
                 self.note(process, f"aclose: {error!r}")
-                if self.weather.faults == faults:
+                if (self.weather.faults, self.weather.nuisances) == (faults, nuisances):
                     raise ViolationError("fails-for-a-cause", f"aclose: {error!r}") from error
 
     async def _survey(self, stage: Stage) -> bool:
@@ -264,7 +265,9 @@ class History:
     async def watch(self, process: Process) -> None:
         """Be a process that reads the log beside its writer."""
         fs = self.file_system(process)
-        stage = Stage(None, self.book, self.plan, self.random, lambda text: self.note(process, text))  # type: ignore[arg-type]
+        stage = Stage(
+            None, self.book, self.plan, self.random, lambda text: self.note(process, text)
+        )  # type: ignore[arg-type]
         while True:
             try:
                 async with ReadonlyWal.open(LOG, fs=fs, clock=self.clock) as log:
@@ -316,11 +319,16 @@ class History:
             self.loop.kill(process)
 
     def _running(self) -> list[Process]:
-        return list({task.process.name: task.process for task in self.loop.tasks.values()
-                     if task.process is not OUTSIDE}.values()) + [
-            process for process in self._lingering if process.is_alive]
+        return list(
+            {
+                task.process.name: task.process
+                for task in self.loop.tasks.values()
+                if task.process is not OUTSIDE
+            }.values()
+        ) + [process for process in self._lingering if process.is_alive]
 
     _lingering: list[Process]
+    _owed: tuple[list[Entry], int]
 
     def _change_weather(self) -> None:
         random, plan, weather = self.random, self.plan, self.weather
@@ -334,11 +342,12 @@ class History:
             if random.random() < 0.5:
                 begin = random.expovariate(100)
                 self.loop.call_later(begin, self._set_condition, condition, True)
-                self.loop.call_later(begin + random.expovariate(50), self._set_condition, condition, False)
+                self.loop.call_later(
+                    begin + random.expovariate(50), self._set_condition, condition, False
+                )
 
     def _set_condition(self, condition: str, value: bool) -> None:
-        name = {"full": "is_full", "dead": "is_dead", "descriptors": "has_no_descriptors"}[condition]
-        setattr(self.weather, name, value)
+        setattr(self.weather, CONDITIONS[condition], value)
         self.note(OUTSIDE, f"disk {condition}: {value}")
 
     def _start(self, name: str, program: Callable[..., Any], *args: Any) -> Process:
@@ -390,6 +399,7 @@ class History:
 
     async def _cancel_all(self, process: Process, main: SimTask) -> None:
         """End a process as ``asyncio.run`` does after a signal: cancel all tasks, until all have ended."""
+        self._owed = self.book.pending(), self.weather.faults
         for _ in range(50):
             tasks = self.loop.tasks_of(process)
             if not tasks:
@@ -411,7 +421,13 @@ class History:
 
     async def _leave(self, process: Process, end: str) -> None:
         """Let a process that has ended finish what its threads do, then see what it left."""
-        process.runs_callbacks = end != "cancel"
+        if end == "cancel":
+            process.runs_callbacks = False
+            owed, faults = self._owed
+            if self.weather.faults == faults and not self.weather.nuisances:
+                for entry in owed:
+                    entry.rule = "drains"
+                    self.book.durable(entry)
         self._lingering.append(process)
         for _ in range(200):
             if not process.threads and not self.loop.tasks_of(process):
@@ -459,7 +475,9 @@ def _where(task: asyncio.Task[Any]) -> str:
     lines = []
     at: Any = task.get_coro()
     while at is not None and (frame := getattr(at, "cr_frame", None)) is not None:
-        lines.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}")
+        lines.append(
+            f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
+        )
         at = at.cr_await
     return " > ".join(lines[-4:])
 

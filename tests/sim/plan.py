@@ -27,6 +27,14 @@ ACTS: Final = (
 )
 FOLLOWERS: Final = ("follow", "accepted", "batches", "cursor")
 ENDS: Final = ("clean", "busy", "cancel", "kill", "kill", "power", "power")
+CONDITIONS: Final = {
+    "full": "is_full",
+    "dead": "is_dead",
+    "descriptors": "has_no_descriptors",
+    "unlink": "keeps_files",
+    "checkpoint": "has_no_checkpoint",
+}
+"""What may be wrong with the disk for a while, and the field of the weather that says so."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +125,7 @@ def draw(seed: int) -> Plan:
         rate=random.choice([0.0, 0.01, 0.03, 0.1]) if has_faults else 0.0,
         read_rate=random.choice([0.0, 0.0, 0.01]) if has_faults else 0.0,
         stall_rate=random.choice([0.0, 0.0, 0.005]),
-        conditions=tuple(
-            each for each in ("full", "dead", "descriptors") if has_faults and random.random() < 0.3
-        ),
+        conditions=tuple(each for each in CONDITIONS if has_faults and random.random() < 0.25),
         sync=sync,
         settings=settings,
         large=random.choice([0.0, 0.05, 0.4]),

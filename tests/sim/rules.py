@@ -72,13 +72,17 @@ class Entry:
     session: int = 0
     """The opening of the log in which it was appended."""
     tries: int = 0
+    rule: str = "durable-survives"
+    """The rule that its loss breaks, once it is durable."""
 
     @property
     def values(self) -> list[bytes]:
         return [self.value(at) for at in range(len(self.sizes))]
 
     def value(self, at: int) -> bytes:
-        return f"{self.number}.{at}.".encode().ljust(self.sizes[at], b"abcdefgh"[self.number % 8 :][:1])
+        return f"{self.number}.{at}.".encode().ljust(
+            self.sizes[at], b"abcdefgh"[self.number % 8 :][:1]
+        )
 
     def __repr__(self) -> str:
         where = "" if self.start is None else f"@{self.start}"
@@ -133,7 +137,7 @@ class Book:
         entry.status = "durable"
         if entry.start is not None:
             for at in range(len(entry.sizes)):
-                self.promise(entry.start + at, entry.value(at), "durable-survives")
+                self.promise(entry.start + at, entry.value(at), entry.rule)
 
     def failed(self, entry: Entry, error: WalError) -> None:
         """A caller was told by an error what became of an entry."""

@@ -41,8 +41,13 @@ class Weather:
     is_full: bool = False
     is_dead: bool = False
     has_no_descriptors: bool = False
+    keeps_files: bool = False
+    """Nothing may be deleted. This and the next are no reason for a log to fail."""
+    has_no_checkpoint: bool = False
     faults: int = field(default=0, init=False)
-    """How many calls failed so far."""
+    """How many calls failed so far that data depends on."""
+    nuisances: int = field(default=0, init=False)
+    """How many others."""
 
     @classmethod
     def fine(cls, random: Random) -> Weather:
@@ -52,6 +57,7 @@ class Weather:
         """Let nothing fail any more."""
         self.rate = self.read_rate = self.stall_rate = 0.0
         self.is_full = self.is_dead = self.has_no_descriptors = False
+        self.keeps_files = self.has_no_checkpoint = False
 
     def seconds(self, kind: str) -> float:
         """Return how long a call takes."""
@@ -60,8 +66,14 @@ class Weather:
             return self.random.uniform(0.5, 20.0)
         return self.random.expovariate(1 / usual)
 
-    def fault(self, kind: str) -> Fault | None:
-        """Return how a call fails, if it does."""
+    def fault(self, kind: str, name: str) -> Fault | None:
+        """Return how a call on a file of that name fails, if it does."""
+        if self.keeps_files and kind == "remove" and name.endswith((".wal", ".broken")):
+            self.nuisances += 1
+            return Fault(errno.EACCES, 0.0)
+        if self.has_no_checkpoint and kind == "open" and name == "CHECKPOINT.tmp":
+            self.nuisances += 1
+            return Fault(errno.EMFILE, 0.0)
         found = self._fault(kind)
         self.faults += found is not None
         return found
