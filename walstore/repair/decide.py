@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from crc32c import crc32c
+
 from walstore import checkpoint, segment
 from walstore.repair.damages import find_damages
 from walstore.repair.notes import general_notes, loss_notes
@@ -212,6 +214,7 @@ class _Decision:
                 patches=run.patches,
                 is_sealed=is_sealed,
                 needs_ledger=begins_late and not is_sealed and bool(ledger),
+                salt=_moved_salt(source.salt, run.position),
             )
         )
 
@@ -235,6 +238,7 @@ class _Decision:
                 patches=(),
                 is_sealed=False,
                 needs_ledger=bool(ledger),
+                salt=crc32c(b"%d %d" % (self._limit, self._situation.epoch)),
             )
         )
 
@@ -284,3 +288,8 @@ class _Decision:
                     "registers, producers and streams that changed in the damaged batches have their "
                     "older values"
                 )
+
+
+def _moved_salt(salt: int | None, position: int) -> int | None:
+    """Return the salt with which frames that began at ``position`` are whole at the beginning of a file."""
+    return None if salt is None else (salt + position - segment.HEADER_BYTES) & 0xFFFF_FFFF

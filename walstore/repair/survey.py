@@ -38,12 +38,9 @@ def survey_log(fs: FileSystem, directory: Path) -> Survey:
         raise restore_interrupted(directory)
     hint, hint_error = _read_hint(fs, directory, names)
     cell, cell_error = _read_cell(fs, directory, names)
-    durable_limit = max(hint.next_offset if hint else 0, cell.durable_limit if cell else 0)
     found = sorted((start, name) for name, start in starts.items() if start is not None)
     segments = [
-        _survey_segment(
-            fs, directory / name, start, hint, durable_limit, is_last=name == found[-1][1]
-        )
+        _survey_segment(fs, directory / name, start, hint, cell, is_last=name == found[-1][1])
         for start, name in found
     ]
     return Survey(
@@ -93,7 +90,7 @@ def _survey_segment(
     path: Path,
     start: int,
     hint: Checkpoint | None,
-    durable_limit: int,
+    cell: DurableCell | None,
     *,
     is_last: bool,
 ) -> SegmentSurvey:
@@ -112,7 +109,7 @@ def _survey_segment(
             found.footer = footer[0] if footer else None
         except CorruptionError as error:
             found.footer_error = _bare(error)
-        SegmentWalk(file, path, found, hint, durable_limit, is_last=is_last).run()
+        SegmentWalk(file, path, found, hint, cell, is_last=is_last).run()
         return found
     finally:
         file.close()

@@ -10,20 +10,24 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from walstore import frame
+from walstore import frame, segment
 from walstore.frame import FrameHeader
 from walstore.ports import File
 
 _CHUNK_BYTES: Final = 4 << 20
+_MOST_SALTS: Final = 1000
+"""How many frames are looked at to find the salt of a segment whose header is lost."""
 _MAGIC: Final = struct.pack("<I", frame.FRAME_MAGIC)
 
 
 class FrameScan:
     """The bytes ``[_, end)`` of a file, as frames."""
 
-    def __init__(self, file: File, end: int) -> None:
-        """Look at ``file`` up to byte ``end``."""
+    def __init__(self, file: File, end: int, salt: int | None) -> None:
+        """Look at ``file`` up to byte ``end``; ``salt`` is that of the segment's header."""
         self._file = file
+        self.salt = salt
+        """Salt of the segment; None for one of version 1."""
         self.end = end
         self._view = memoryview(b"")
         self._at = 0
@@ -33,16 +37,22 @@ class FrameScan:
 
         Not yet checked: that it continues the log.
         """
+        header, view = self.frame_at(position)
+        if header is None or not frame.is_whole(view, header, frame.place(self.salt, position)):
+            return None
+        return header, view
+
+    def frame_at(self, position: int) -> tuple[FrameHeader | None, memoryview]:
+        """Return what looks like a frame at byte ``position`` and has a trailer, with its bytes."""
         header = frame.parse_header(self._bytes(position, frame.HEADER_BYTES), 0)
         if header is None or not self._has_trailer(position, header):
-            return None
+            return None, memoryview(b"")
         view = self._bytes(position, header.length)
-        header = frame.parse_header(view, 0)
-        return (header, view) if header is not None and frame.is_whole(view, header) else None
+        return frame.parse_header(view, 0), view
 
     def next_whole(self, position: int) -> int | None:
         """Return the place of the first whole frame at or behind ``position``, or None."""
-        for at in self._candidates(position):
+        for at in self.candidates(position):
             if self.whole_at(at) is not None:
                 return at
         return None
@@ -63,7 +73,7 @@ class FrameScan:
         """Read the file anew: a writer may have changed what lies behind the durable limit."""
         self._view = memoryview(b"")
 
-    def _candidates(self, position: int) -> Iterator[int]:
+    def candidates(self, position: int) -> Iterator[int]:
         """Yield the aligned places that begin with the magic of a frame."""
         begin = position
         while begin < self.end:
@@ -98,3 +108,23 @@ class FrameScan:
             self._at = position
         low = position - self._at
         return self._view[low : low + size]
+
+
+def find_salt(file: File, end: int) -> int | None:
+    """Return the salt of a segment whose header is lost, by its frames; None also for version 1.
+
+    Any frame names the salt with which it would be whole. One that two frames name is the segment's.
+    """
+    scan = FrameScan(file, end, None)
+    named: set[int] = set()
+    for at in scan.candidates(segment.HEADER_BYTES):
+        header, view = scan.frame_at(at)
+        if header is None or header.version == frame.UNPLACED_VERSION:
+            continue
+        salt = frame.salt_of(view, header, at)
+        if salt in named:
+            return salt
+        named.add(salt)
+        if len(named) == _MOST_SALTS:
+            break
+    return None
