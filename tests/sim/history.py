@@ -34,6 +34,7 @@ from walstore.errors import (
 )
 from walstore.readonly import ReadonlyWal
 from walstore.records import Record
+from walstore.spill import Spill
 
 LOG = Path("/srv/log")
 _PATIENCE_SECONDS = 3000.0
@@ -328,7 +329,8 @@ class History:
         ) + [process for process in self._lingering if process.is_alive]
 
     _lingering: list[Process]
-    _owed: tuple[list[Entry], int]
+    _owed: list[Entry]
+    _troubles: tuple[int, int]
 
     def _change_weather(self) -> None:
         random, plan, weather = self.random, self.plan, self.weather
@@ -363,6 +365,7 @@ class History:
         """Run a writing process to its end, as planned."""
         random = self.random
         self.sessions += 1
+        self._troubles = self.weather.faults, self.weather.nuisances
         process = self._start("w", self.write, end)
         main = self._main
         self.note(OUTSIDE, f"{process} starts; its end: {end}")
@@ -399,7 +402,7 @@ class History:
 
     async def _cancel_all(self, process: Process, main: SimTask) -> None:
         """End a process as ``asyncio.run`` does after a signal: cancel all tasks, until all have ended."""
-        self._owed = self.book.pending(), self.weather.faults
+        self._owed = self.book.pending() if not main.done() else []
         for _ in range(50):
             tasks = self.loop.tasks_of(process)
             if not tasks:
@@ -423,9 +426,8 @@ class History:
         """Let a process that has ended finish what its threads do, then see what it left."""
         if end == "cancel":
             process.runs_callbacks = False
-            owed, faults = self._owed
-            if self.weather.faults == faults and not self.weather.nuisances:
-                for entry in owed:
+            if (self.weather.faults, self.weather.nuisances) == self._troubles:
+                for entry in self._owed:
                     entry.rule = "drains"
                     self.book.durable(entry)
         self._lingering.append(process)
@@ -451,6 +453,7 @@ class History:
             simulated_threads(Random(f"threads {self.plan.seed}"), self.loop),
             patch.object(os, "urandom", entropy.randbytes),
             patch.object(walstore.transaction, "_LEAST_FRAME_BYTES", 1024),
+            patch.object(Spill, "__hash__", lambda spill: len(spill.path.name)),
         ):
             directing = self.loop.create_task(self.direct())
             try:
