@@ -1,4 +1,4 @@
-"""Runs histories: ``python -m tests.sim --seeds 2000`` many, ``python -m tests.sim --seed 7`` one with its trace."""
+"""Runs histories: ``python -m tests.sim --seeds 2000`` many, ``--seed 7`` one with its trace."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ def run(plan: Plan) -> tuple[History, Exception | None]:
 
 def rule_of(error: Exception) -> str:
     return error.rule if isinstance(error, ViolationError) else f"defect: {type(error).__name__}"
+
+
+def rule_broken(plan: Plan) -> str | None:
+    """Return what a history breaks."""
+    _, error = run(plan)
+    return None if error is None else rule_of(error)
 
 
 def run_chunk(
@@ -137,7 +143,7 @@ def main() -> int:
         return 1 if found else 0
     plan = draw(options.seed).without(without).replace(ignored=ignored)
     if options.shrink:
-        plan = shrink(plan, lambda tried: (lambda e: rule_of(e) if e else None)(run(tried)[1]))
+        plan = shrink(plan, rule_broken)
     return show(plan, options.lines, without)
 
 

@@ -1,121 +1,13 @@
-"""Actors: tasks that use an open log in one way each, and write down what they are told."""
+"""Actors: tasks that change an open log in one way each, and write down what they are told."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
-from tests.sim.plan import Plan
-from tests.sim.rules import Book, Entry, ViolationError
-from walstore import Wal
-from walstore.errors import (
-    CursorMovedError,
-    DiskFullError,
-    ExpectationError,
-    FencedError,
-    OffsetTrimmedError,
-    OutcomeUnknownError,
-    RecordTooLargeError,
-    StorageUnavailableError,
-    StreamClosedError,
-    WalClosedError,
-    WalError,
-    WalLockedError,
-    WouldBlock,
-)
-from walstore.records import Record
-
-_T = TypeVar("_T")
-STREAMS = ("red", "green", "blue")
-
-
-class Stage:
-    """An open log, the book, and what actors need besides."""
-
-    def __init__(
-        self, wal: Wal, book: Book, plan: Plan, random: Random, trace: Callable[[str], None]
-    ) -> None:
-        self.wal = wal
-        self.book = book
-        self.plan = plan
-        self.random = random
-        self.trace = trace
-        self.is_ending = False
-        """Whether calls may fail because the log closes."""
-        self.may_fail: Callable[[], bool] = lambda: True
-        """Whether the disk gave a reason to fail."""
-        self.is_hindered: Callable[[], bool] = lambda: True
-        """Whether it refused what data does not depend on."""
-
-    @property
-    def keeps(self) -> bool:
-        """Whether durable readers see only what no crash takes back."""
-        return self.plan.sync != "os"
-
-    async def pause(self) -> None:
-        await asyncio.sleep(self.random.choice([0, 0, 0, 1e-4, 1e-3, 5e-3]))
-
-    def size(self) -> int:
-        random = self.random
-        if random.random() < self.plan.large:
-            return random.randint(2000, 9000)
-        return random.choice([20, 60, 200, 600])
-
-    async def call(self, what: str, call: Awaitable[_T], entry: Entry | None = None) -> _T | None:
-        """Make a call, maybe cancel it; write down what became of it. None if there is no result."""
-        if entry is not None:
-            entry.tries += 1
-        task = asyncio.ensure_future(call)
-        if self.random.random() < self.plan.cancels:
-            delay = self.random.choice([0, 0, 2e-5, 2e-4, 1e-3, 1e-2])
-            asyncio.get_running_loop().call_later(delay, task.cancel)
-        self.trace(f"{what} …")
-        try:
-            result = await task
-        except asyncio.CancelledError:
-            if entry is not None:
-                self.book.lost_sight(entry)
-            self.trace(f"{what} was cancelled")
-            if task.cancelled() and not asyncio.current_task().cancelling():  # type: ignore
-                return None
-            raise
-        except WalError as error:
-            self.trace(f"{what}: {type(error).__name__} {error.outcome}: {error}")
-            self.judge(what, error)
-            if entry is not None:
-                self.book.failed(entry, error)
-            return None
-        except Exception as error:
-            raise ViolationError("typed-errors", f"{what} raised {error!r}") from error
-        self.trace(f"{what} -> {result!r}")
-        return result
-
-    def judge(self, what: str, error: WalError) -> None:
-        """Check that an error has a cause."""
-        if isinstance(
-            error,
-            ExpectationError
-            | FencedError
-            | StreamClosedError
-            | WouldBlock
-            | WalLockedError
-            | RecordTooLargeError,
-        ):
-            return
-        disk = isinstance(error, StorageUnavailableError | OutcomeUnknownError | DiskFullError)
-        if isinstance(error, WalClosedError) and error.reason != "failed" and self.is_ending:
-            return
-        if (disk or isinstance(error, WalClosedError)) and self.may_fail():
-            return
-        if disk and self.is_hindered() and not {"trim", "rotate"}.isdisjoint(what.split()):
-            return
-        raise ViolationError("fails-for-a-cause", f"{what} raised {error!r}") from error
-
-
-# -- appending -----------------------------------------------------------------------------------
+from tests.sim.rules import Entry, ViolationError
+from tests.sim.stage import STREAMS, Stage, succeeds
+from walstore.errors import WalError
 
 
 async def append(stage: Stage, name: str) -> None:
@@ -153,7 +45,7 @@ async def nowait(stage: Stage, name: str) -> None:
         before = last.tries
         call = stage.wal.wait_durable(last.start)
         try:
-            result = await stage.call(f"{name} wait_durable {last.start}", _true(call), last)
+            result = await stage.call(f"{name} wait_durable {last.start}", succeeds(call), last)
         finally:
             last.tries = before
         if result:
@@ -312,7 +204,7 @@ async def stream(stage: Stage, name: str) -> None:
     book, random, wal = stage.book, stage.random, stage.wal
     chosen = random.choice(STREAMS)
     if random.random() < 0.2:
-        if await stage.call(f"{name} open {chosen}", _true(wal.open_stream(chosen))):
+        if await stage.call(f"{name} open {chosen}", succeeds(wal.open_stream(chosen))):
             book.streams.add(chosen)
         return
     if random.random() < 0.1:
@@ -326,12 +218,9 @@ async def stream(stage: Stage, name: str) -> None:
         book.streams.add(chosen)
 
 
-# -- the log as a whole --------------------------------------------------------------------------
-
-
 async def flush(stage: Stage, name: str) -> None:
     pending = stage.book.pending()
-    if await stage.call(f"{name} flush", _true(stage.wal.flush())):
+    if await stage.call(f"{name} flush", succeeds(stage.wal.flush())):
         for entry in pending:
             stage.book.durable(entry)
 
@@ -352,99 +241,6 @@ async def trim(stage: Stage, name: str) -> None:
     book.head_least = max(book.head_least, head)
 
 
-# -- reading -------------------------------------------------------------------------------------
-
-
-async def follow(stage: Stage, name: str, visibility: str = "durable") -> None:
-    """Follow the log with ``async for``, fetch or batches, from anywhere, until it closes."""
-    wal, random = stage.wal, stage.random
-    start = random.choice(["earliest", "earliest", "latest", random.randint(wal.head, wal.tail)])
-    reader = wal.reader(start, visibility=visibility)  # type: ignore[arg-type]
-    sight = Sight(stage, name, keeps=visibility == "durable" and stage.keeps)
-    style = random.choice(["each", "fetch", "batches"])
-    while not stage.wal.is_closing:
-        position = reader.position
-        try:
-            if style == "each":
-                sight.see([await anext(reader)], position)
-            elif style == "batches":
-                sight.see((await anext(reader.batches())).records(), position)
-            else:
-                found = await reader.fetch(max_records=random.randint(1, 9), max_wait=0.02)
-                sight.see(found.records(), position)
-        except OffsetTrimmedError:
-            stage.trace(f"{name} was passed by the head, {wal.head}")
-            reader.seek(wal.head)
-        except StopAsyncIteration:
-            raise ViolationError("readers", "a follower came to an end") from None
-        except WalError as error:
-            stage.trace(f"{name} ends: {error!r}")
-            if not wal.is_closing:
-                stage.judge(f"{name} reads", error)
-            return
-        if random.random() < 0.2:
-            await stage.pause()
-
-
-async def accepted(stage: Stage, name: str) -> None:
-    await follow(stage, name, "accepted")
-
-
-async def cursor(stage: Stage, name: str) -> None:
-    """Read from a cursor on and commit it."""
-    wal, book, random = stage.wal, stage.book, stage.random
-    handle = await stage.call(f"{name} opens its cursor", wal.cursor(f"c{name}"))
-    if handle is None:
-        return
-    least = book.cursors.get(name, 0)
-    if handle.position < least:
-        raise ViolationError("cursors", f"{name} is at {handle.position}, was at {least}")
-    book.cursors[name] = max(least, handle.position)
-    book.cursors_most[name] = max(book.cursors_most.get(name, 0), handle.position)
-    if wal.head > handle.position:
-        raise ViolationError("cursors", f"the head {wal.head} passed {name} at {handle.position}")
-    while not wal.is_closing:
-        await stage.pause()
-        offset = random.randint(handle.target, max(handle.target, wal.visible_limit))
-        book.cursors_most[name] = max(book.cursors_most[name], offset)
-        try:
-            done = await stage.call(f"{name} commits {offset}", _true(handle.commit(offset)))
-        except ViolationError as error:
-            if isinstance(error.__cause__, CursorMovedError):
-                return
-            raise
-        if done:
-            book.cursors[name] = max(book.cursors[name], offset)
-        elif wal.is_closing:
-            return
-        await asyncio.sleep(random.choice([1e-3, 1e-2, 0.1]))
-
-
-class Sight:
-    """What one reader saw last."""
-
-    def __init__(self, stage: Stage, name: str, *, keeps: bool) -> None:
-        self._stage = stage
-        self._name = name
-        self._keeps = keeps
-        self._latest_us = 0
-
-    def see(self, records: Any, position: int) -> None:
-        """Check records that were read at a position."""
-        for record in records:
-            if record.offset != position:
-                raise ViolationError("readers", f"{self._name} got {record.offset} at {position}")
-            position += 1
-            check_record(self._stage.book, record, keeps=self._keeps)
-            if self._keeps and record.timestamp_us < self._latest_us:
-                raise ViolationError("readers", f"time goes back at {record.offset}")
-            self._latest_us = record.timestamp_us
-
-
-def check_record(book: Book, record: Record, *, keeps: bool) -> None:
-    book.saw(record, keeps=keeps)
-
-
 def _check_span(entry: Entry, span: range) -> None:
     if len(span) != len(entry.sizes):
         raise ViolationError("whole", f"{entry!r} got {span}")
@@ -460,11 +256,6 @@ def _check_registers(stage: Stage, entry: Entry) -> None:
             raise ViolationError("registers", f"{name} is {value!r} although {entry!r}")
 
 
-async def _true(call: Awaitable[Any]) -> bool:
-    await call
-    return True
-
-
 APPENDERS: dict[str, Any] = {
     "append": append,
     "nowait": nowait,
@@ -478,10 +269,4 @@ APPENDERS: dict[str, Any] = {
     "flush": flush,
     "rotate": rotate,
     "trim": trim,
-}
-READERS: dict[str, Any] = {
-    "follow": follow,
-    "batches": follow,
-    "accepted": accepted,
-    "cursor": cursor,
 }

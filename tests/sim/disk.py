@@ -149,7 +149,7 @@ class Disk:
     def release_locks(self, process: Process) -> None:
         """Drop the locks of a process that is gone."""
         for inode in self.names.values():
-            for holder in [held for held in inode.holders if held.process is process]:  # type: ignore
+            for holder in [held for held in inode.holders if held.process is process]:
                 del inode.holders[holder]
 
     def holds_lock(self, process: Process, path: Path) -> bool:

@@ -15,28 +15,19 @@ from typing import Any
 from unittest.mock import patch
 
 import walstore.transaction
-from tests.sim import actors
-from tests.sim.actors import APPENDERS, READERS, Sight, Stage
 from tests.sim.disk import Disk
 from tests.sim.files import SimFileSystem
 from tests.sim.loop import OUTSIDE, PROCESS, Process, SimLoop, SimTask, StuckError
 from tests.sim.plan import CONDITIONS, Plan, draw
+from tests.sim.programs import ReadingProgram, WritingProgram
 from tests.sim.rules import Book, Entry, ViolationError
 from tests.sim.threads import simulated_threads
 from tests.sim.weather import CHANGING, Weather
-from walstore import Wal
 from walstore.errors import (
-    CorruptionError,
-    LogNotFoundError,
-    OffsetTrimmedError,
     WalError,
-    WalLockedError,
 )
-from walstore.readonly import ReadonlyWal
-from walstore.records import Record
 from walstore.spill import Spill
 
-LOG = Path("/srv/log")
 _PATIENCE_SECONDS = 3000.0
 """More than all stalls of a session together."""
 _FREE_BYTES = 1 << 40
@@ -64,6 +55,7 @@ class History:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.directory = Path("/srv/store/log") if plan.store else Path("/srv/log")
         self.random = Random(f"history {plan.seed}")
         self.loop = SimLoop(Random(f"loop {plan.seed}"), shuffles=plan.shuffles)
         self.disk = Disk(Random(f"disk {plan.seed}"), lies=plan.lies)
@@ -103,9 +95,11 @@ class History:
 
     def on_change(self, process: Process, path: Path, kind: str) -> None:
         """A process changes a file: it must hold the lock."""
-        if path.parent != LOG or path.name == "LOCK":
+        log = self.directory
+        if path.parent != log or path.name == "LOCK":
             return
-        if not self.disk.holds_lock(process, LOG / "LOCK"):
+        lock = log.parent / ".store" if self.plan.store else log / "LOCK"
+        if not self.disk.holds_lock(process, lock):
             self.violate(ViolationError("one-writer", f"{process} {kind} {path.name}, unlocked"))
 
     def violate(self, violation: ViolationError) -> None:
@@ -118,125 +112,20 @@ class History:
 
     # -- processes ---------------------------------------------------------------------------
 
+    def memory(self, name: str) -> dict[str, Any]:
+        """Return what an actor remembers from one session to the next."""
+        return self._memories.setdefault(name, {})
+
+    def on_open(self, process: Process, end: str) -> None:
+        """A process begins to use the log: if it is to be killed, that will be soon."""
+        if end in ("kill", "power") and self._doomed is None:
+            most = self.random.choice([3, 15, 60])
+            self._doom(process, 1 + int(self.random.expovariate(1 / most)))
+
     def file_system(self, process: Process) -> SimFileSystem:
         return SimFileSystem(self.disk, self.weather, process, self, _FREE_BYTES)
 
-    async def write(self, process: Process, end: str) -> None:
-        """Be a process that opens the log, uses it, and closes it."""
-        plan, random = self.plan, self.random
-        faults, nuisances = self.weather.faults, self.weather.nuisances
-        self.book.session += 1
-        opening = Wal.open(
-            LOG, settings=plan.make_settings(), fs=self.file_system(process), clock=self.clock
-        )
-        try:
-            wal = await opening
-        except (CorruptionError, LogNotFoundError) as error:
-            raise ViolationError("reopens", f"{error!r}") from error
-        except WalLockedError as error:
-            self.note(process, f"open: {error!r}")
-            return
-        except WalError as error:
-            self.note(process, f"open: {error!r}")
-            if (self.weather.faults, self.weather.nuisances) == (faults, nuisances):
-                raise ViolationError("reopens", f"{error!r}") from error
-            return
-        self.note(process, f"opened {wal!r} {wal.recovery}")
-        stage = Stage(wal, self.book, plan, random, lambda text: self.note(process, text))
-        stage.may_fail = lambda: self.weather.faults > faults
-        stage.is_hindered = lambda: self.weather.nuisances > nuisances
-        try:
-            if await self._survey(stage):
-                await self._act(stage, end)
-        finally:
-            stage.is_ending = True
-            try:
-                await wal.aclose()
-                self.note(process, "closed")
-                if end not in ("cancel",):
-                    self.book.closed_cleanly()
-            except WalError as error:
-                self.note(process, f"aclose: {error!r}")
-                if (self.weather.faults, self.weather.nuisances) == (faults, nuisances):
-                    raise ViolationError("fails-for-a-cause", f"aclose: {error!r}") from error
-
-    async def _survey(self, stage: Stage) -> bool:
-        """Check what an opening found; False if that could not be read."""
-        wal, book = stage.wal, self.book
-        if wal.recovery.missing_from is not None:
-            raise ViolationError("nothing-missing", f"{wal.recovery}")
-        records = []
-        for _ in range(30):
-            head, limit = wal.head, wal.durable_limit
-            try:
-                async with wal.reader("earliest", follow=False) as reader:
-                    records = [record async for record in reader]
-                break
-            except OffsetTrimmedError:
-                continue  # retention is at it already
-            except WalError as error:
-                stage.judge("the survey", error)
-                if wal.is_closing:
-                    return False
-        else:
-            return False
-        if records and records[0].offset > head:
-            head = records[0].offset
-        if self.plan.settings["retention_bytes"] or self.plan.settings["retention_seconds"]:
-            book.head_most = max(book.head_most, head)
-        book.reopened(records, wal.registers, head, limit)
-        missing = book.streams - set(wal.streams())
-        if missing:
-            raise ViolationError("streams", f"{missing} are gone")
-        for name, most in book.cursors_most.items():
-            if head > most:
-                raise ViolationError("cursors", f"the head {head} passed {name} at {most}")
-        await self._survey_stream(stage, records, head)
-        return True
-
-    async def _survey_stream(self, stage: Stage, records: list[Record], head: int) -> None:
-        """Check that the reader of a stream finds what the log holds of it."""
-        chosen = stage.random.choice(actors.STREAMS)
-        try:
-            async with stage.wal.reader(head, follow=False, stream=chosen) as reader:
-                found = [record.offset async for record in reader]
-        except OffsetTrimmedError:
-            return
-        except WalError as error:
-            stage.judge("the survey", error)
-            return
-        want = [record.offset for record in records if record.stream == chosen]
-        if found != want:
-            raise ViolationError("streams", f"{chosen} has {found}, not {want}")
-
-    async def _act(self, stage: Stage, end: str) -> None:
-        plan, random = self.plan, self.random
-        loop = asyncio.get_running_loop()
-        readers = []
-        if plan.settings["retention_bytes"] or plan.settings["retention_seconds"]:
-            self.book.head_most = float("inf")
-        process = stage.wal._engine.fs.process  # type: ignore[attr-defined]
-        if end in ("kill", "power") and self._doomed is None:
-            self._doom(process, 1 + int(random.expovariate(1 / random.choice([3, 15, 60]))))
-        for number, kind in enumerate(plan.followers):
-            coro = self._guard(READERS[kind](stage, f"f{number}"))
-            readers.append(loop.create_task(coro, name=f"{kind} f{number}"))
-        writers = [
-            loop.create_task(self._guard(self._use(stage, f"a{number}")), name=f"a{number}")
-            for number in range(plan.actors)
-        ]
-        if end == "busy":
-            await asyncio.sleep(random.choice([1e-4, 1e-3, 5e-3, 2e-2]))
-        else:
-            await asyncio.wait(writers)
-        stage.is_ending = True
-        self.note(process, f"closes, {end}")
-        closing = loop.create_task(stage.wal.aclose(), name="aclose")
-        await asyncio.wait([closing, *readers, *writers])
-        if not closing.cancelled():
-            closing.exception()
-
-    async def _guard(self, call: Any) -> None:
+    async def guard(self, call: Any) -> None:
         """Report what an actor finds."""
         try:
             await call
@@ -251,48 +140,6 @@ class History:
             found.__cause__ = error
             self.violate(found)
 
-    async def _use(self, stage: Stage, name: str) -> None:
-        """Make some calls of any kind."""
-        for _ in range(self.random.randint(1, self.plan.calls)):
-            kind = self.random.choice(self.plan.acts)
-            if kind == "produce":
-                await actors.produce(stage, name, self._memories.setdefault(name, {}))
-            else:
-                await APPENDERS[kind](stage, name)
-            if stage.wal.is_closing and self.random.random() < 0.8:
-                return
-            await stage.pause()
-
-    async def watch(self, process: Process) -> None:
-        """Be a process that reads the log beside its writer."""
-        fs = self.file_system(process)
-        stage = Stage(
-            None, self.book, self.plan, self.random, lambda text: self.note(process, text)
-        )  # type: ignore[arg-type]
-        while True:
-            try:
-                async with ReadonlyWal.open(LOG, fs=fs, clock=self.clock) as log:
-                    self.note(process, f"opened {log!r}")
-                    await self._read_beside(stage, log, process)
-            except WalError as error:
-                self.note(process, f"{error!r}")
-                if isinstance(error, CorruptionError) and stage.keeps:
-                    raise ViolationError("readers", f"beside the writer: {error!r}") from error
-            await asyncio.sleep(self.random.uniform(0.001, 0.05))
-
-    async def _read_beside(self, stage: Stage, log: ReadonlyWal, process: Process) -> None:
-        reader = log.reader("earliest")
-        sight = Sight(stage, process.name, keeps=stage.keeps)
-        while True:
-            position = reader.position
-            try:
-                sight.see([await anext(reader)], position)
-            except OffsetTrimmedError:
-                reader.seek(log.head)
-            if self.random.random() < 0.02:
-                await log.refresh()
-                await log.registers()
-
     # -- the machine -------------------------------------------------------------------------
 
     async def direct(self) -> None:
@@ -305,7 +152,7 @@ class History:
             else:
                 self._change_weather()
             if plan.readonly and (watcher is None or not watcher.is_alive):
-                watcher = self._start("reader", self.watch)
+                watcher = self._start("reader", lambda one: ReadingProgram(self, one))
             await self._session(end)
             if self.violation is not None:
                 return
@@ -352,13 +199,10 @@ class History:
         setattr(self.weather, CONDITIONS[condition], value)
         self.note(OUTSIDE, f"disk {condition}: {value}")
 
-    def _start(self, name: str, program: Callable[..., Any], *args: Any) -> Process:
+    def _start(self, name: str, make: Callable[[Process], Any]) -> Process:
         process = Process(f"{name}{self.sessions}")
-
-        async def main() -> None:
-            await self._guard(program(process, *args))
-
-        self._main = self.loop.spawn(process, main(), f"main of {process}")
+        program = self.guard(make(process).run())
+        self._main = self.loop.spawn(process, program, f"main of {process}")
         return process
 
     async def _session(self, end: str) -> None:
@@ -366,7 +210,7 @@ class History:
         random = self.random
         self.sessions += 1
         self._troubles = self.weather.faults, self.weather.nuisances
-        process = self._start("w", self.write, end)
+        process = self._start("w", lambda one: WritingProgram(self, one, end))
         main = self._main
         self.note(OUTSIDE, f"{process} starts; its end: {end}")
         if end in ("kill", "power"):

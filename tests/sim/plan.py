@@ -50,6 +50,9 @@ class Plan:
     calls: int
     """Most calls that an actor makes in a session."""
     readonly: bool
+    """Whether another process reads the log beside its writer."""
+    store: bool
+    """Whether the log is one of a store's."""
     shuffles: bool
     cancels: float
     """Share of calls that are cancelled on the way."""
@@ -67,6 +70,11 @@ class Plan:
 
     ignored: tuple[str, ...] = ()
     """Rules that are not looked at, while a defect is known and others are looked for."""
+
+    @property
+    def retains(self) -> bool:
+        """Whether the log deletes segments by itself."""
+        return any(self.settings[name] for name in ("retention_bytes", "retention_seconds"))
 
     def make_settings(self) -> Settings:
         return Settings(sync=self.sync, **self.settings)
@@ -120,6 +128,7 @@ def draw(seed: int) -> Plan:
         actors=random.randint(1, 8),
         calls=random.choice([3, 8, 20]),
         readonly=random.random() < 0.35,
+        store=random.random() < 0.2,
         shuffles=random.random() < 0.3,
         cancels=random.choice([0.0, 0.0, 0.1, 0.3]),
         rate=random.choice([0.0, 0.01, 0.03, 0.1]) if has_faults else 0.0,

@@ -4,10 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from tests.sim.plan import Plan
 
-_SEEDS = 40
+_USUAL: Final = {
+    "readonly": False,
+    "store": False,
+    "shuffles": False,
+    "cancels": 0.0,
+    "rate": 0.0,
+    "read_rate": 0.0,
+    "stall_rate": 0.0,
+    "large": 0.0,
+    "sync": "batch",
+}
+_USUAL_SETTINGS: Final = {
+    "retention_bytes": None,
+    "retention_seconds": None,
+    "segment_age_seconds": None,
+    "linger_seconds": 0.0,
+    "channel_records": 100_000,
+    "channel_bytes": 256 << 10,
+    "cache_bytes": 64 << 10,
+}
+_SEEDS: Final = 40
 """How many seeds are tried for each smaller plan; another order of events may be needed."""
 
 
@@ -30,41 +51,18 @@ def shrink(plan: Plan, rule_broken: Callable[[Plan], str | None]) -> Plan:
 
 def _smaller(plan: Plan) -> Iterator[Plan]:
     """Yield plans with one thing less, the greatest simplifications first."""
-    for at in range(len(plan.ends)):
-        if len(plan.ends) > 1:
-            yield plan.replace(ends=plan.ends[:at] + plan.ends[at + 1 :])
-    if plan.readonly:
-        yield plan.replace(readonly=False)
-    if plan.followers:
-        yield plan.replace(followers=())
-        for each in plan.followers:
-            if len(plan.followers) > 1:
-                yield plan.replace(followers=tuple(f for f in plan.followers if f != each))
-    for each in plan.acts:
-        if len(plan.acts) > 1:
-            yield plan.replace(acts=tuple(act for act in plan.acts if act != each))
-    if plan.actors > 1:
-        yield plan.replace(actors=1)
-        yield plan.replace(actors=plan.actors - 1)
+    for name in ("ends", "followers", "acts", "conditions"):
+        parts = getattr(plan, name)
+        if len(parts) > (name in ("ends", "acts")):
+            for at in range(len(parts)):
+                yield dataclasses.replace(plan, **{name: parts[:at] + parts[at + 1 :]})
+    for name, usual in _USUAL.items():
+        if getattr(plan, name) != usual:
+            yield dataclasses.replace(plan, **{name: usual})
+    for fewer in {1, plan.actors // 2, plan.actors - 1} - {0, plan.actors}:
+        yield plan.replace(actors=fewer)
     if plan.calls > 1:
-        yield plan.replace(calls=max(1, plan.calls // 2))
-    for name in ("cancels", "rate", "read_rate", "stall_rate", "large"):
-        if getattr(plan, name):
-            yield dataclasses.replace(plan, **{name: 0.0})
-    for each in plan.conditions:
-        yield plan.replace(conditions=tuple(c for c in plan.conditions if c != each))
-    if plan.shuffles:
-        yield plan.replace(shuffles=False)
-    if plan.sync != "batch":
-        yield plan.replace(sync="batch")
-    for name, usual in {
-        "retention_bytes": None,
-        "retention_seconds": None,
-        "segment_age_seconds": None,
-        "linger_seconds": 0.0,
-        "channel_records": 100_000,
-        "channel_bytes": 256 << 10,
-        "cache_bytes": 64 << 10,
-    }.items():
+        yield plan.replace(calls=plan.calls // 2)
+    for name, usual in _USUAL_SETTINGS.items():
         if plan.settings[name] != usual:
             yield plan.replace(settings={**plan.settings, name: usual})

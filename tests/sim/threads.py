@@ -31,12 +31,14 @@ def current() -> SimThread | None:
     return getattr(_local, "thread", None)
 
 
+_idle: list[_Body] = []
+
+
 class _Body:
     """A real thread that runs one call after the other, each when it is told to."""
 
-    _idle: list[_Body] = []
-
     def __init__(self) -> None:
+        """Start the thread."""
         self._go = threading.Lock()
         self._back = threading.Lock()
         self._go.acquire()
@@ -46,7 +48,7 @@ class _Body:
 
     @classmethod
     def take(cls, call: Callable[[], None]) -> _Body:
-        body = cls._idle.pop() if cls._idle else cls()
+        body = _idle.pop() if _idle else cls()
         body._call = call
         return body
 
@@ -66,7 +68,7 @@ class _Body:
             assert self._call is not None
             self._call()
             self._call = None
-            self._idle.append(self)
+            _idle.append(self)
             self._back.release()
 
 
