@@ -59,7 +59,7 @@ class History:
         self.random = Random(f"history {plan.seed}")
         self.loop = SimLoop(Random(f"loop {plan.seed}"), shuffles=plan.shuffles)
         self.disk = Disk(Random(f"disk {plan.seed}"), lies=plan.lies)
-        self.weather = Weather(Random(f"weather {plan.seed}"))
+        self.weather = Weather(Random(f"weather {plan.seed}"), needs_checkpoint=plan.store)
         self.clock = SimClock(self.loop)
         self.book = Book()
         self.trace: list[tuple[float, str, str]] = []

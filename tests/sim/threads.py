@@ -178,12 +178,14 @@ class SimLock:
         self._is_taken = False
 
     def acquire(self, blocking: bool = True) -> bool:
+        seconds = 20e-6
         while self._is_taken:
             thread = current()
             if not blocking:
                 return False
             assert thread is not None, "the event loop would block on a lock"
-            thread.pause(20e-6)
+            thread.pause(seconds)
+            seconds = min(2 * seconds, 0.01)
         self._is_taken = True
         return True
 

@@ -44,6 +44,8 @@ class Weather:
     keeps_files: bool = False
     """Nothing may be deleted. This and the next are no reason for a log to fail."""
     has_no_checkpoint: bool = False
+    needs_checkpoint: bool = False
+    """Whether data waits for a checkpoint: the first of a store's log makes its epoch durable."""
     faults: int = field(default=0, init=False)
     """How many calls failed so far that data depends on."""
     nuisances: int = field(default=0, init=False)
@@ -72,7 +74,10 @@ class Weather:
             self.nuisances += 1
             return Fault(errno.EACCES, 0.0)
         if self.has_no_checkpoint and kind == "open" and name == "CHECKPOINT.tmp":
-            self.nuisances += 1
+            if self.needs_checkpoint:
+                self.faults += 1
+            else:
+                self.nuisances += 1
             return Fault(errno.EMFILE, 0.0)
         found = self._fault(kind)
         self.faults += found is not None
