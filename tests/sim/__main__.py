@@ -11,14 +11,26 @@ import traceback
 from collections import Counter
 from collections.abc import Collection, Iterable
 from functools import partial
+from typing import Final, NamedTuple
 
+from tests.sim.events import events
 from tests.sim.history import History
 from tests.sim.plan import Plan, draw
 from tests.sim.rules import RULES, ViolationError
 from tests.sim.shrink import shrink
 
-_CHUNK = 10
-_TRACE_LINES = 150
+_CHUNK: Final = 10
+_TRACE_LINES: Final = 150
+_ENOUGH: Final = 500
+"""In so many histories everything happens."""
+
+
+class Failure(NamedTuple):
+    """A seed that broke a rule."""
+
+    seed: int
+    rule: str
+    story: str
 
 
 def run(plan: Plan) -> tuple[History, Exception | None]:
@@ -43,13 +55,16 @@ def rule_broken(plan: Plan) -> str | None:
 
 def run_chunk(
     seeds: Iterable[int], without: Collection[str] = (), ignored: tuple[str, ...] = ()
-) -> list[tuple[int, str, str]]:
+) -> tuple[Counter[str], list[Failure]]:
+    """Run some seeds; return what happened and what was found."""
+    happened: Counter[str] = Counter()
     found = []
     for seed in seeds:
-        _, error = run(draw(seed).without(without).replace(ignored=ignored))
+        history, error = run(draw(seed).without(without).replace(ignored=ignored))
+        happened.update(events(history))
         if error is not None:
-            found.append((seed, rule_of(error), str(error)))
-    return found
+            found.append(Failure(seed, rule_of(error), str(error)))
+    return happened, found
 
 
 def run_many(
@@ -60,34 +75,39 @@ def run_many(
     ignored: tuple[str, ...],
     *,
     goes_on: bool,
-) -> int:
-    """Run seeds in several processes; return how many broke a rule."""
+) -> bool:
+    """Run seeds in several processes; return whether no rule was broken and everything happened."""
     begun = time.monotonic()
-    chunks = [
-        range(at, min(at + _CHUNK, first + count)) for at in range(first, first + count, _CHUNK)
-    ]
-    found: list[tuple[int, str, str]] = []
+    limit = first + count
+    chunks = [range(at, min(at + _CHUNK, limit)) for at in range(first, limit, _CHUNK)]
+    happened: Counter[str] = Counter()
+    found: list[Failure] = []
     done = 0
-    with multiprocessing.get_context("fork").Pool(workers, maxtasksperchild=20) as pool:
-        for failures in pool.imap_unordered(
-            partial(run_chunk, without=without, ignored=ignored), chunks
-        ):
+    chunk = partial(run_chunk, without=without, ignored=ignored)
+    with multiprocessing.get_context("fork").Pool(workers) as pool:
+        for events_of, failures in pool.imap_unordered(chunk, chunks):
             done += 1
-            for seed, rule, story in failures:
-                print(f"seed {seed}: {rule}: {story[:600]}", flush=True)
-                print(f"    replay: {replay(seed, without, ignored)}", flush=True)
+            happened.update(events_of)
+            for failure in failures:
+                print(f"seed {failure.seed}: {failure.story[:600]}")
+                print(f"    replay: {replay(failure.seed, without, ignored)}", flush=True)
             found += failures
             if found and not goes_on:
                 pool.terminate()
                 break
             if done % 20 == 0:
                 print(f"{done * _CHUNK} histories, {time.monotonic() - begun:.0f} s", flush=True)
-    print(
-        f"{done * _CHUNK} histories in {time.monotonic() - begun:.0f} s, {len(found)} broke a rule"
-    )
-    for rule, times in Counter(rule for _, rule, _ in found).most_common():
+    for name, times in happened.items():
+        print(f"{times:9} {name}")
+    seconds = time.monotonic() - begun
+    print(f"{min(done * _CHUNK, count)} histories in {seconds:.0f} s, {len(found)} broke a rule")
+    for rule, times in Counter(failure.rule for failure in found).most_common():
         print(f"{times:6} x {rule}: {RULES.get(rule, '')}")
-    return len(found)
+    never = [name for name, times in happened.items() if not times]
+    if never and count >= _ENOUGH and not found:
+        print(f"this never happened, so nothing is known of it: {', '.join(never)}")
+        return False
+    return not found
 
 
 def replay(seed: int, without: Collection[str], ignored: Collection[str]) -> str:
@@ -137,10 +157,10 @@ def main() -> int:
     ignored = tuple(filter(None, options.ignore.split(",")))
     without = tuple(filter(None, options.without.split(",")))
     if options.seed is None:
-        found = run_many(
+        holds = run_many(
             options.first, options.seeds, options.workers, without, ignored, goes_on=options.goes_on
         )
-        return 1 if found else 0
+        return 0 if holds else 1
     plan = draw(options.seed).without(without).replace(ignored=ignored)
     if options.shrink:
         plan = shrink(plan, rule_broken)
