@@ -160,10 +160,10 @@ def _open_locked(
             f"{tier_url} holds offsets up to {tier_limit} but {directory} ends at "
             f"{start.chain.next_offset}: it is the prefix of another log, or this disk lost records"
         )
-    remove_leftovers(fs, directory)
     start.chain.epoch = max(start.chain.epoch, hint.epoch if hint else 0) + 1
     shared = None
     try:
+        remove_leftovers(fs, directory)
         cell_path = directory / checkpoint.CELL_FILE_NAME
         shared = ActiveCell(fs, cell_path, checkpoint.CELL_BYTES)
 
@@ -282,9 +282,9 @@ def _recover(
         if found.is_sealed:
             end, torn, copy = found.position, 0, None
             _write_again(file, end, file.size())
-            fs.sync_directory(directory)
         else:
             end, torn, copy = _cut_torn_tail(fs, path, file, found, evidence)
+        fs.sync_directory(directory)
         start = _Start(
             chain,
             max(found.head, chain.ledger.head if chain.ledger else 0),
@@ -333,11 +333,10 @@ def _cut_torn_tail(
     if torn:
         copy = _keep(fs, path, rest)
         logger.warning("cut %d bytes off %s at %d: %s; copy: %s", torn, path, end, why, copy)
-    if size != found.position:  # else all of it is synced: the checkpoint says so
-        if size != end:
-            file.truncate(end)
-        _write_again(file, max(min(evidence.durable_position, end), segment.HEADER_BYTES), end)
-        fs.sync_directory(path.parent)
+    if size != end:
+        file.truncate(end)
+    # Also if nothing is behind the place that is known to be synced: cutting something off there may not be.
+    _write_again(file, max(min(evidence.durable_position, end), segment.HEADER_BYTES), end)
     return end, torn, copy
 
 

@@ -46,7 +46,7 @@ logger = logging.getLogger("walstore")
 _LEDGER_SHARE: Final = 4
 """A segment holds at least so many times the ledger that it begins with, whatever ``segment_bytes`` says."""
 _RETRY_SHARE: Final = 8
-"""After a checkpoint that failed the next one is due when so small a share of ``checkpoint_bytes`` was written."""
+"""After a checkpoint that failed the next one is due when this share of ``checkpoint_bytes`` was written."""
 
 
 class Tail:
@@ -101,6 +101,7 @@ class Tail:
         limit = chain.next_offset
         self._reached = Reached(limit, limit, limit, 0, 0, 0)
         self._is_announced = False
+        self._failure: TailError | None = None
         if active is None:
             self._begin_segment()
         else:
@@ -232,9 +233,10 @@ class Tail:
         self._cell.park()
 
     def close(self, *, clean: bool) -> None:
-        """Release the file; a clean close also cuts the reserved space off and checkpoints. OSError."""
+        """Release the file; OSError. A clean close also cuts the reserved space off and checkpoints, unless
+        the tail has failed."""
         try:
-            if clean:
+            if clean and self._failure is None:
                 if self._file.has_unsynced:
                     self._sync()
                 self._file.trim()
@@ -254,16 +256,20 @@ class Tail:
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """Report whatever goes wrong together with how far the log had come."""
+        """Report whatever goes wrong together with how far the log had come; then the tail has failed."""
+        if self._failure is not None:
+            raise self._failure
         try:
             yield
         except WalError:
             raise
-        except OSError as error:
-            raise TailError(error, self._reached) from error
         except Exception as error:
-            # A defect, or no memory: where it struck is not known.
-            raise TailError(error, self._reached.in_doubt()) from error
+            # But for an OSError, where it struck is not known: a defect, or no memory.
+            is_known = isinstance(error, OSError)
+            self._failure = TailError(
+                error, self._reached if is_known else self._reached.in_doubt()
+            )
+            raise self._failure from error
 
     def _append(self, drafts: Sequence[Draft], *, sync: bool) -> Commit:
         frames: list[bytearray] = []
@@ -526,7 +532,7 @@ class Tail:
         try:
             self._write(frames, 0)
         except OSError as error:
-            if self._file.is_dirty:
+            if self._file.is_dirty or not is_full(error):
                 raise
             chain.next_offset, chain.previous_crc, chain.timestamp_us = before
             self.ledger.head = ledger_head

@@ -9,7 +9,7 @@ import pytest
 
 from tests.local import SMALL, close_opened, draft_of, open_blocking, open_descriptors, read_opened
 from walstore.active import ActiveCell, ActiveFile
-from walstore.commit import CommitError
+from walstore.commit import TailError
 from walstore.directory import load_checkpoint, read_cell
 from walstore.opening import Opened, open_log
 from walstore.ports import FileSystem
@@ -179,9 +179,10 @@ def test_a_file_that_cannot_be_opened_again_fails_the_commit(
     opened.tail.commit([draft_of(1, b"1")], sync=True)
     opened.tail.park()
     faulty.fail(kind, errno.EMFILE, name="*.wal")
-    with pytest.raises(CommitError) as found:
+    with pytest.raises(TailError) as found:
         opened.tail.commit([draft_of(2, b"2")], sync=True)
-    assert (found.value.outcome, found.value.durable_limit) == ("not_written", 2)
+    reached = found.value.reached
+    assert (reached.outcome(3), reached.durable_limit) == ("not_written", 2)
     close_opened(opened, clean=False)
 
 
