@@ -224,14 +224,14 @@ class SimFileSystem:
         text = f"{kind} {path.name} {detail}"
         if fault is not None:
             self._fail(fault, path, text, act, part, discard, changes=changes, kind=kind)
-        if changes:
-            self.watcher.on_change(self.process, path, kind)
         try:
             result = act()
         except (OSError, WalLockedError) as error:
             self.watcher.on_call(self.process, f"{text} raises {type(error).__name__}")
             raise
         self.watcher.on_call(self.process, text)
+        if changes:
+            self.watcher.on_change(self.process, path, kind)
         if thread is not None and kind in _DAWDLES and self.disk.random.random() < 0.5:
             thread.pause(self.weather.seconds(kind) / 2)
         return result

@@ -80,7 +80,7 @@ class Plan:
         return Settings(sync=self.sync, **self.settings)
 
     def without(self, names: Collection[str]) -> Plan:
-        """Return the plan without these acts, followers, ends and conditions."""
+        """Return the plan without these acts, followers, ends, conditions, store or readonly."""
 
         def rest(found: tuple[str, ...], least: str | None) -> tuple[str, ...]:
             left = tuple(name for name in found if name not in names)
@@ -91,6 +91,8 @@ class Plan:
             followers=rest(self.followers, None),
             ends=rest(self.ends, "clean"),
             conditions=rest(self.conditions, None),
+            store=self.store and "store" not in names,
+            readonly=self.readonly and "readonly" not in names,
         )
 
     def replace(self, **changes: Any) -> Plan:

@@ -97,6 +97,9 @@ class WritingProgram:
             self._note(f"open: {error!r}")
             if (weather.faults, weather.nuisances) == before:
                 raise ViolationError("reopens", f"{error!r}") from error
+        except asyncio.CancelledError:
+            await self._close_store()
+            raise
         await self._close_store()
         return None
 
