@@ -23,10 +23,9 @@ from tests.sim.programs import ReadingProgram, WritingProgram
 from tests.sim.rules import Book, Entry, ViolationError
 from tests.sim.threads import simulated_threads
 from tests.sim.weather import CHANGING, Weather
-from walstore.errors import (
-    WalError,
-)
+from walstore.errors import LogNotFoundError, WalError
 from walstore.spill import Spill
+from walstore.verify.verifying import verify_directory
 
 _PATIENCE_SECONDS = 3000.0
 """More than all stalls of a session together."""
@@ -163,8 +162,20 @@ class History:
                 self.note(OUTSIDE, "the power failed")
             elif watcher is not None and self.random.random() < 0.2:
                 self.loop.kill(watcher)
+            self._verify()
         for process in self._running():
             self.loop.kill(process)
+
+    def _verify(self) -> None:
+        """Let ``verify`` look at what a session left, crashed or not."""
+        weather = Weather(Random(0))
+        fs = SimFileSystem(self.disk, weather, Process("verify"), _Nobody(), _FREE_BYTES)
+        try:
+            report = verify_directory(self.directory, fs=fs)
+        except LogNotFoundError:
+            return
+        if not report.is_ok:
+            self.violate(ViolationError("verifies", "; ".join(map(str, report.problems))))
 
     def _running(self) -> list[Process]:
         return list(
@@ -315,6 +326,16 @@ class History:
             self.violate(ViolationError("typed-errors", f"{self.loop.complaints}"))
         if self.violation is not None:
             raise self.violation
+
+
+class _Nobody:
+    """Watches nothing."""
+
+    def on_call(self, process: Process, text: str) -> None:
+        pass
+
+    def on_change(self, process: Process, path: Path, kind: str) -> None:
+        pass
 
 
 def _where(task: asyncio.Task[Any]) -> str:

@@ -261,4 +261,14 @@ class ReadingProgram:
                 reader.seek(log.head)
             if stage.random.random() < 0.02:
                 await log.refresh()
-                await log.registers()
+                await self._look_at_registers(log)
+
+    async def _look_at_registers(self, log: ReadonlyWal) -> None:
+        """What was acknowledged before the look is seen by it, or a later change is."""
+        acknowledged = dict(self._stage.book.counters)
+        found = await log.registers()
+        for name, least in acknowledged.items():
+            if not name.startswith("shared") and int(found.get(name, "0")) < least:
+                raise ViolationError(
+                    "registers", f"{self._process} sees {name} at {found.get(name)}, not {least}"
+                )

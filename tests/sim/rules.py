@@ -32,6 +32,7 @@ RULES: Final = {
     "ends": "every call ends",
     "drains": "a log that was closed without an error, or whose tasks were cancelled, loses nothing accepted",
     "reopens": "a log opens again once its disk works",
+    "verifies": "verify finds no problem in what a session or a crash left",
     "nothing-missing": "recovery never misses what had been durable",
     "fails-for-a-cause": "a call fails only if the disk did, the caller broke a condition, or the log closes",
     "typed-errors": "calls raise WalError with an outcome, and asyncio has nothing to complain about",
@@ -101,6 +102,8 @@ class Book:
         self.tail_least = 1
         self.opened_tail = 1
         self.session = 0
+        self.counters: dict[str, int] = {}
+        """What registers that one actor raises were acknowledged to have."""
         self.fence = 0
         self.cursors: dict[str, int] = {}
         """Where each was when that was acknowledged last."""
@@ -135,6 +138,8 @@ class Book:
         if entry.status in ("refused", "gone"):
             raise ViolationError("not-written", f"{entry!r} was acknowledged afterwards")
         entry.status = "durable"
+        for name, value in entry.update.items():
+            self.counters[name] = max(int(value), self.counters.get(name, 0))
         if entry.start is not None:
             for at in range(len(entry.sizes)):
                 self.promise(entry.start + at, entry.value(at), entry.rule)
