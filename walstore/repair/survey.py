@@ -6,6 +6,7 @@ few megabytes, and for what lies behind the last batch of an unsealed segment.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from walstore import checkpoint, segment
@@ -14,6 +15,7 @@ from walstore.cursors.directory import list_cursors
 from walstore.directory import RESTORE_NAME, restore_interrupted
 from walstore.errors import CorruptionError, FormatVersionError, LogNotFoundError
 from walstore.ports import FileSystem
+from walstore.repair.links import Mark
 from walstore.repair.run import SegmentSurvey, Survey
 from walstore.repair.walk import SegmentWalk
 from walstore.segment import SegmentHeader
@@ -40,12 +42,15 @@ def survey_log(fs: FileSystem, directory: Path) -> Survey:
     cell, cell_error = _read_cell(fs, directory, names)
     durable_limit = max(hint.next_offset if hint else 0, cell.durable_limit if cell else 0)
     found = sorted((start, name) for name, start in starts.items() if start is not None)
-    segments = [
-        _survey_segment(
-            fs, directory / name, start, hint, durable_limit, is_last=name == found[-1][1]
+    segments: list[SegmentSurvey] = []
+    following: SegmentHeader | None = None
+    for start, name in reversed(found):
+        marks = list(_marks(start, hint, cell, following))
+        one = _survey_segment(
+            fs, directory / name, start, hint, durable_limit, marks, is_last=name == found[-1][1]
         )
-        for start, name in found
-    ]
+        segments.append(one)
+        following = one.header
     return Survey(
         path=directory,
         segments=sorted(segments, key=lambda one: (one.first_offset, one.name)),
@@ -88,12 +93,25 @@ def _read_cell(
     return found, "" if found else "the durable cell is damaged"
 
 
+def _marks(
+    start: int, hint: Checkpoint | None, cell: DurableCell | None, following: SegmentHeader | None
+) -> Iterator[Mark]:
+    """Yield where frames of the segment that begins at ``start`` end, as the rest of the log has it."""
+    if hint is not None and hint.tail_start == start:
+        yield Mark(hint.tail_position, hint.next_offset, hint.previous_crc)
+    if cell is not None and cell.tail_start == start:
+        yield Mark(cell.tail_position, cell.durable_limit, None)
+    if following is not None:
+        yield Mark(None, following.start, following.previous_crc)
+
+
 def _survey_segment(
     fs: FileSystem,
     path: Path,
     start: int,
     hint: Checkpoint | None,
     durable_limit: int,
+    marks: list[Mark],
     *,
     is_last: bool,
 ) -> SegmentSurvey:
@@ -112,7 +130,7 @@ def _survey_segment(
             found.footer = footer[0] if footer else None
         except CorruptionError as error:
             found.footer_error = _bare(error)
-        SegmentWalk(file, path, found, hint, durable_limit, is_last=is_last).run()
+        SegmentWalk(file, path, found, hint, durable_limit, marks, is_last=is_last).run()
         return found
     finally:
         file.close()

@@ -15,7 +15,11 @@ from walstore.frame import FrameHeader
 from walstore.ports import File
 
 _CHUNK_BYTES: Final = 4 << 20
+_MOST_FAILED_BYTES: Final = 64 << 20
+_MOST_FAILED_TIMES: Final = 4
+"""Bytes are hashed this often, and so many of them, though they turn out to be no frame."""
 _MAGIC: Final = struct.pack("<I", frame.FRAME_MAGIC)
+_TRAILER_MAGIC: Final = struct.pack("<I", frame.TRAILER_MAGIC)
 
 
 class FrameScan:
@@ -25,8 +29,10 @@ class FrameScan:
         """Look at ``file`` up to byte ``end``."""
         self._file = file
         self.end = end
-        self._view = memoryview(b"")
+        self._data = b""
+        self._view = memoryview(self._data)
         self._at = 0
+        self._failed_bytes = 0
 
     def whole_at(self, position: int) -> tuple[FrameHeader, memoryview] | None:
         """Return the frame that begins at byte ``position`` with its bytes, if it is there and whole.
@@ -38,11 +44,19 @@ class FrameScan:
             return None
         view = self._bytes(position, header.length)
         header = frame.parse_header(view, 0)
-        return (header, view) if header is not None and frame.is_whole(view, header) else None
+        if header is not None and frame.is_whole(view, header):
+            return header, view
+        self._failed_bytes += len(view)
+        return None
 
     def next_whole(self, position: int) -> int | None:
-        """Return the place of the first whole frame at or behind ``position``, or None."""
+        """Return the place of the first whole frame at or behind ``position``, or None.
+
+        Gives up where so much looked like frames and was none that it was put there on purpose.
+        """
         for at in self._candidates(position):
+            if self._failed_bytes > _MOST_FAILED_BYTES + _MOST_FAILED_TIMES * self.end:
+                return None
             if self.whole_at(at) is not None:
                 return at
         return None
@@ -61,20 +75,35 @@ class FrameScan:
 
     def forget(self) -> None:
         """Read the file anew: a writer may have changed what lies behind the durable limit."""
-        self._view = memoryview(b"")
+        self._data = b""
+        self._view = memoryview(self._data)
+
+    def trailer_limits(self, position: int) -> Iterator[int]:
+        """Yield the ends of the trailers that say that their frame began at ``position``."""
+        for at in self._find(_TRAILER_MAGIC, position + frame.HEADER_BYTES):
+            data = self._bytes(at - 4, 4)
+            if int.from_bytes(data, "little") == at + 4 - position:
+                yield at + 4
 
     def _candidates(self, position: int) -> Iterator[int]:
         """Yield the aligned places that begin with the magic of a frame."""
-        begin = position
-        while begin < self.end:
-            data = bytes(self._file.pread(min(_CHUNK_BYTES, self.end - begin), begin))
-            found = data.find(_MAGIC)
-            while found >= 0:
-                if (begin + found - position) % frame.ALIGNMENT == 0:
-                    yield begin + found
-                found = data.find(_MAGIC, found + 1)
-            # The chunks overlap, so that no magic falls between two of them.
-            begin += len(data) - len(_MAGIC) + 1 if len(data) == _CHUNK_BYTES else _CHUNK_BYTES
+        for at in self._find(_MAGIC, position):
+            if (at - position) % frame.ALIGNMENT == 0:
+                yield at
+
+    def _find(self, magic: bytes, position: int) -> Iterator[int]:
+        """Yield the places of four bytes at or behind ``position``."""
+        at = position
+        while at + len(magic) <= self.end:
+            if not self._bytes(at, len(magic)):
+                return  # the file became shorter
+            found = self._data.find(magic, at - self._at)
+            if found >= 0:
+                at = self._at + found
+                yield at
+            else:  # the chunks overlap, so that no magic falls between two of them
+                at = max(self._at + len(self._data) - len(magic), at)
+            at += 1
 
     def _has_trailer(self, position: int, header: FrameHeader) -> bool:
         """Return whether the frame ends as its header says; spares reading what a damaged length claims."""
@@ -94,7 +123,8 @@ class FrameScan:
         size = max(min(size, self.end - position), 0)
         if position < self._at or position + size > self._at + len(self._view):
             wanted = min(max(size, _CHUNK_BYTES), self.end - position)
-            self._view = memoryview(self._file.pread(wanted, position))
+            self._data = self._file.pread(wanted, position)
+            self._view = memoryview(self._data)
             self._at = position
         low = position - self._at
         return self._view[low : low + size]
