@@ -37,7 +37,7 @@ class Links:
     def claimed_limits(self, damage: int) -> Iterator[int]:
         """Yield where the damaged frame at ``damage`` ends, as its header and its trailer say."""
         header = frame.parse_header(memoryview(self._file.pread(frame.HEADER_BYTES, damage)), 0)
-        if header is not None:
+        if header is not None and damage + header.length < self._scan.end:
             yield damage + header.length
         yield from self._scan.trailer_limits(damage)
 
