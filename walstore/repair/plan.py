@@ -16,10 +16,14 @@ from crc32c import crc32c
 
 from walstore.directory import REPAIR_NAME
 from walstore.errors import FormatVersionError
+from walstore.repair.overlay import Extent
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""Version 1 is read, too: it knows no copies."""
 JOURNAL_NAME: Final = REPAIR_NAME
 """The file in which a plan lies while it is carried out."""
+STAGED_NAME: Final = "repair.frames"
+"""The file with the batches of a copy, while they are put into segments."""
 KEPT_NAME: Final = "damaged"
 """Directory of what was set aside, inside the log's."""
 
@@ -41,6 +45,8 @@ class RepairKind(StrEnum):
     """Write a sealed segment's footer again from its batches."""
     CORRECT_BIT = "correct-bit"
     """Put the one flipped bit of a batch right that its checksum shows."""
+    RESTORE = "restore"
+    """Fill the place of damaged or missing batches with the records of a copy."""
     CUT_TAIL = "cut-tail"
     """Cut bytes behind the last batch off that hold no acknowledged record."""
     SET_ASIDE = "set-aside"
@@ -133,6 +139,8 @@ class Output:
     timestamp_us: int
     patches: tuple[Patch, ...]
     """Bytes of the source to be put right on the way."""
+    extents: tuple[Extent, ...] = ()
+    """What the source is made of, if a copy's records are in it: then positions are of that."""
     is_sealed: bool
     needs_ledger: bool
     """Whether it must end with the ledger because it does not begin with it."""
@@ -166,6 +174,10 @@ class RepairPlan:
     """Identity of the log, 32 hex digits; None if it is lost."""
     keep: str | None
     """The choice that was given to ``plan_repair``."""
+    source: str | None = None
+    """Where the copy is whose records fill the gaps; None if none was given."""
+    restored: tuple[Interval, ...] = ()
+    """Offsets whose records come from the copy. They are neither unreadable afterwards nor lost."""
     damages: tuple[Damage, ...]
     unreadable: tuple[Interval, ...]
     """Offsets that the log should hold and whose records are damaged or missing."""
@@ -220,7 +232,7 @@ def decode_plan(data: bytes, path: str) -> RepairPlan | None:
         return None
     fields: dict[str, Any] = json.loads(body)
     version = fields.pop("version")
-    if version != VERSION:
+    if not 1 <= version <= VERSION:
         raise FormatVersionError(
             "the repair was begun by another version", path=path, found=version, supported=VERSION
         )
@@ -231,6 +243,7 @@ def decode_plan(data: bytes, path: str) -> RepairPlan | None:
         unreadable=_intervals(fields.pop("unreadable")),
         choices=_intervals(fields.pop("choices")),
         lost=_intervals(fields.pop("lost")),
+        restored=_intervals(fields.pop("restored", [])),
         steps=tuple(
             Step(RepairKind(one["kind"]), one["path"], one["message"])
             for one in fields.pop("steps")
@@ -253,7 +266,11 @@ def _decode_actions(fields: dict[str, Any]) -> Actions:
 
 
 def _decode_output(fields: dict[str, Any]) -> Output:
-    return Output(patches=tuple(Patch(**one) for one in fields.pop("patches")), **fields)
+    return Output(
+        patches=tuple(Patch(**one) for one in fields.pop("patches")),
+        extents=tuple(Extent(**one) for one in fields.pop("extents", ())),
+        **fields,
+    )
 
 
 def _intervals(items: list[dict[str, int]]) -> tuple[Interval, ...]:

@@ -6,7 +6,7 @@ few megabytes, and for what lies behind the last batch of an unsealed segment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from walstore import checkpoint, segment
@@ -14,7 +14,7 @@ from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.cursors.directory import list_cursors
 from walstore.directory import RESTORE_NAME, restore_interrupted
 from walstore.errors import CorruptionError, FormatVersionError, LogNotFoundError
-from walstore.ports import FileSystem
+from walstore.ports import File, FileSystem
 from walstore.repair.links import Mark
 from walstore.repair.run import SegmentSurvey, Survey
 from walstore.repair.walk import SegmentWalk
@@ -117,23 +117,37 @@ def _survey_segment(
 ) -> SegmentSurvey:
     file = fs.open(path, "r")
     try:
-        found = SegmentSurvey(name=path.name, start=start, size_bytes=file.size())
-        data = file.pread(segment.HEADER_BYTES, 0)
-        try:
-            found.header = segment.decode_header(data, str(path))
-        except CorruptionError as error:
-            found.header = _with_one_bit_flipped(data, start, path)
-            found.header_error = _bare(error)
-        try:
-            read = read_last_footer if is_last else read_footer
-            footer = read(file, start, path)
-            found.footer = footer[0] if footer else None
-        except CorruptionError as error:
-            found.footer_error = _bare(error)
-        SegmentWalk(file, path, found, hint, durable_limit, marks, is_last=is_last).run()
-        return found
+        return survey_file(file, path, start, hint, durable_limit, marks, is_last=is_last)
     finally:
         file.close()
+
+
+def survey_file(
+    file: File,
+    path: Path,
+    start: int,
+    hint: Checkpoint | None,
+    durable_limit: int,
+    marks: Iterable[Mark],
+    *,
+    is_last: bool,
+) -> SegmentSurvey:
+    """Survey the segment that ``path`` names. See :class:`SegmentWalk` for the arguments."""
+    found = SegmentSurvey(name=path.name, start=start, size_bytes=file.size())
+    data = file.pread(segment.HEADER_BYTES, 0)
+    try:
+        found.header = segment.decode_header(data, str(path))
+    except CorruptionError as error:
+        found.header = _with_one_bit_flipped(data, start, path)
+        found.header_error = _bare(error)
+    try:
+        read = read_last_footer if is_last else read_footer
+        footer = read(file, start, path)
+        found.footer = footer[0] if footer else None
+    except CorruptionError as error:
+        found.footer_error = _bare(error)
+    SegmentWalk(file, path, found, hint, durable_limit, marks, is_last=is_last).run()
+    return found
 
 
 def _bare(error: CorruptionError) -> str:

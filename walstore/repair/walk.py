@@ -222,13 +222,13 @@ class SegmentWalk:
         for later in self._links.claimed_limits(at):
             if self._scan.whole_at(later) is not None and self._goes_on(at, later, chain) is None:
                 return later
-        later = self._scan.next_whole(at + frame.ALIGNMENT)
-        while later is not None:
-            end = self._goes_on(at, later, chain)
+        found = self._scan.next_whole(at + frame.ALIGNMENT)
+        while found is not None:
+            end = self._goes_on(at, found, chain)
             if end is None:
-                return later
-            later = self._scan.next_whole(end)
-        return None
+                break
+            found = self._scan.next_whole(end)
+        return found
 
     def _goes_on(self, at: int, later: int, chain: Chain) -> int | None:
         """Return None if the frames at ``later`` are records of the log, else where they end."""
