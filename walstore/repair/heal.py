@@ -88,7 +88,7 @@ class _Healing:
 
     def _is_open(self, segments: list[SegmentSurvey]) -> bool:
         """Return whether the last segment was not sealed, so that it was to hold all that follows."""
-        return bool(segments) and segments[-1].footer is None
+        return bool(segments) and self._summary_of(segments[-1]) is None
 
     # -- one segment -------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class _Healing:
         self, one: SegmentSurvey, limit: int, following: SegmentSurvey | None
     ) -> Iterator[tuple[int, Gap]]:
         """Yield each gap of a segment, and which run follows it."""
-        summary = one.footer or self._noted.get(one.start)
+        summary = self._summary_of(one)
         before = dataclasses.replace(self._before)
         if one.header is not None:
             before.last_crc = one.header.previous_crc
@@ -278,9 +278,13 @@ class _Healing:
         self._made.append(dataclasses.replace(found, extents=tuple(made.extents), healed=healed))
         self._before = _Before.after(found.runs[-1])
 
+    def _summary_of(self, one: SegmentSurvey) -> SegmentSummary | None:
+        """Return what sealing a segment noted, in its footer or in the checkpoint."""
+        return one.footer or self._noted.get(one.start)
+
     def _limit_of(self, one: SegmentSurvey, following: SegmentSurvey | None) -> int:
         """Return the offset up to which a segment was to hold the log."""
-        summary: SegmentSummary | None = one.footer or self._noted.get(one.start)
+        summary = self._summary_of(one)
         if summary is not None:
             return summary.limit
         limit = self._situation.limit if following is None else _start_of(following)
