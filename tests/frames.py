@@ -41,9 +41,14 @@ def build(
     previous_crc: int = 0,
     epoch: int = 1,
     synced_limit: int | None = None,
+    synced_position: int = 0,
+    at: bytes = frame.NOWHERE,
     extra: Sequence[Column] = (),
 ) -> bytes:
-    """Return a frame of consecutive records, with further columns if given."""
+    """Return a frame of consecutive records, with further columns if given.
+
+    Of version 1, unless ``at`` is its place in a segment.
+    """
     data, _ = frame.encode(
         [*columns_of(records), *extra],
         start=records[0].offset,
@@ -53,6 +58,8 @@ def build(
         epoch=epoch,
         previous_crc=previous_crc,
         synced_limit=records[0].offset if synced_limit is None else synced_limit,
+        synced_position=synced_position,
+        at=at,
     )
     return bytes(data)
 

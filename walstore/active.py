@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from walstore import segment
-from walstore.errors import Outcome
 from walstore.ports import Buffer, Cell, File, FileSystem
 
 SPARE_NAME: Final = "next.tmp"
@@ -42,8 +41,8 @@ class ActiveFile:
         self._durable_position = position
         self.position = position
         """End of the frames."""
-        self.outcome: Outcome = "not_written"
-        """What becomes of frames under way if the call that is now made fails."""
+        self.is_dirty = False
+        """Whether a write failed and may have left bytes behind :attr:`position`."""
 
     @classmethod
     def create(
@@ -85,7 +84,7 @@ class ActiveFile:
     def write(self, frames: Sequence[Buffer]) -> int:
         """Write frames at the end and return their size.
 
-        A write that fails is taken back, so that none of it survives; ``outcome`` says if that worked.
+        A write that fails is taken back, so that none of it survives; :attr:`is_dirty` says if it was not.
         """
         size = sum(map(len, frames))
         if not size:
@@ -96,10 +95,11 @@ class ActiveFile:
         try:
             file.pwrite(frames, self.position)
         except OSError:
-            self.outcome = "unknown"
+            self.is_dirty = True
+            self._reserved = self.position
             file.truncate(self.position)
             file.datasync()
-            self.outcome = "not_written"
+            self.is_dirty = False
             raise
         self.position += size
         return size
@@ -110,21 +110,22 @@ class ActiveFile:
         If that fails they are cut off as well as can be: the system may keep them in memory only, and
         the next opening would take them for durable.
         """
-        self.outcome = "unknown"
         try:
             self._file.datasync()
         except OSError:
-            with contextlib.suppress(OSError):
-                self._file.truncate(self._durable_position)
+            self._cut(self._durable_position)
             raise
-        self.outcome = "not_written"
         self._durable_position = self.position
 
     def seal(self, footer: bytes) -> None:
         """Write the footer behind the frames, cut what is reserved off, sync and close."""
-        self._file.pwrite([footer], self.position)
-        self._file.truncate(self.position + len(footer))
-        self._file.datasync()
+        try:
+            self._file.pwrite([footer], self.position)
+            self._file.truncate(self.position + len(footer))
+            self._file.datasync()
+        except OSError:
+            self._cut(self.position)  # else the next opening would take it for durable
+            raise
         self.close()
 
     def trim(self) -> None:
@@ -176,6 +177,11 @@ class ActiveFile:
                 raise OSError(errno.EIO, "the active segment was cut while the log was idle")
             self._open = file
         return self._open
+
+    def _cut(self, position: int) -> None:
+        """Cut off, as well as can be, what the system may keep in memory only."""
+        with contextlib.suppress(OSError):
+            self._file.truncate(position)
 
     def _reserve(self, needed_bytes: int) -> None:
         """Reserve blocks ahead in growing steps, so that syncs need not write the file's size.

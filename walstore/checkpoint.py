@@ -19,13 +19,19 @@ from walstore.segment import SegmentIndex, SegmentSummary
 
 FILE_NAME: Final = "CHECKPOINT"
 MAGIC: Final = b"WALCKPT\n"
-VERSION: Final = 1
+VERSION: Final = 2
+"""Version 1 is read, too: it lacks ``tail_salt`` and ``own_epoch``."""
 PREFIX: Final = struct.Struct("<8sIII")
+PADDING_BYTES: Final = 4096
+"""Written up to a multiple of it: room for the next one to be written in place, on a full disk."""
 
 CELL_FILE_NAME: Final = "DURABLE"
-CELL_MAGIC: Final = b"WALDUR\r\n"
+CELL_MAGIC: Final = b"WALDUR2\n"
+UNSALTED_CELL_MAGIC: Final = b"WALDUR\r\n"
+"""Of version 1, which has no ``tail_salt``; its CRC is in that place."""
 CELL_BYTES: Final = 64
-CELL: Final = struct.Struct("<8sQQQQQQ")
+CELL: Final = struct.Struct("<8sQQQQQQI")
+_UNSALTED_CELL: Final = struct.Struct("<8sQQQQQQ")
 _CELL_CRC: Final = struct.Struct("<I")
 
 
@@ -51,6 +57,11 @@ class Checkpoint:
     tier_url: str | None
     ledger: bytes = b""
     """Marks that make up the ledger at that place; empty for an empty one."""
+    tail_salt: int | None = None
+    """Salt of the active segment: tells it from another of its name. None for one of version 1."""
+    own_epoch: int = 0
+    """Frames of earlier epochs were copied from another machine, so what they say of syncs does not hold
+    for this disk (see :class:`walstore.recovery.Evidence`). 0 for a log that was written here."""
 
 
 class DurableCell(NamedTuple):
@@ -63,6 +74,8 @@ class DurableCell(NamedTuple):
     tail_position: int
     visible_limit: int
     """Where readers stop. More than ``durable_limit`` only if syncing is left to the system."""
+    tail_salt: int | None = None
+    """As in the checkpoint."""
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
@@ -85,9 +98,12 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
             "uploaded_limit": checkpoint.uploaded_limit,
             "tier_url": checkpoint.tier_url,
             "ledger": checkpoint.ledger,
+            "tail_salt": checkpoint.tail_salt,
+            "own_epoch": checkpoint.own_epoch,
         }
     )
-    return PREFIX.pack(MAGIC, VERSION, len(body), _crc(VERSION, body)) + body
+    data = PREFIX.pack(MAGIC, VERSION, len(body), _crc(VERSION, body)) + body
+    return data + bytes(-len(data) % PADDING_BYTES)
 
 
 def decode_checkpoint(data: bytes, path: str) -> Checkpoint | None:
@@ -95,8 +111,10 @@ def decode_checkpoint(data: bytes, path: str) -> Checkpoint | None:
     if len(data) < PREFIX.size:
         return None
     magic, version, size, crc = PREFIX.unpack_from(data)
-    body = data[PREFIX.size :]
+    body = data[PREFIX.size : PREFIX.size + size]
     if magic != MAGIC or len(body) != size or _crc(version, body) != crc:
+        return None
+    if any(data[PREFIX.size + size :]):
         return None
     if version > VERSION:
         raise FormatVersionError(
@@ -116,15 +134,21 @@ def _crc(version: int, body: bytes) -> int:
 
 def encode_cell(cell: DurableCell) -> bytes:
     """Return the content of the file ``DURABLE``."""
-    body = CELL.pack(CELL_MAGIC, *cell)
-    return body + _CELL_CRC.pack(crc32c(body))
+    if cell.tail_salt is None:
+        body = _UNSALTED_CELL.pack(UNSALTED_CELL_MAGIC, *cell[:-1])
+    else:
+        body = CELL.pack(CELL_MAGIC, *cell)
+    return (body + _CELL_CRC.pack(crc32c(body))).ljust(CELL_BYTES, b"\0")
 
 
 def decode_cell(data: bytes) -> DurableCell | None:
     """Parse a cell; None if it is damaged or was caught half-way through an update."""
     if len(data) < CELL.size + _CELL_CRC.size:
         return None
-    (crc,) = _CELL_CRC.unpack_from(data, CELL.size)
-    if data[:8] != CELL_MAGIC or crc32c(data[: CELL.size]) != crc:
+    layout = {CELL_MAGIC: CELL, UNSALTED_CELL_MAGIC: _UNSALTED_CELL}.get(bytes(data[:8]))
+    if layout is None:
         return None
-    return DurableCell(*CELL.unpack_from(data)[1:])
+    (crc,) = _CELL_CRC.unpack_from(data, layout.size)
+    if crc32c(data[: layout.size]) != crc:
+        return None
+    return DurableCell(*layout.unpack_from(data)[1:])

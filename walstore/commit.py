@@ -1,4 +1,4 @@
-"""Commit: what one commit did, and what became of one that failed. Plain values."""
+"""Commit: what one commit did, and how far a log had come when a call on its tail failed. Plain values."""
 
 from __future__ import annotations
 
@@ -36,11 +36,48 @@ class Commit(NamedTuple):
     """How long the sync at its end took; None if there was none."""
 
 
-class CommitError(Exception):
-    """A commit failed: below ``durable_limit`` all is safe; ``outcome`` holds for the rest."""
+class Reached(NamedTuple):
+    """How far the tail had come: what is durable, and what may be on disk.
 
-    def __init__(self, cause: OSError, durable_limit: int, outcome: Outcome) -> None:
+    Offsets and serials (numbers of appends that change the ledger) each have three limits. From them
+    alone follows what became of an append.
+    """
+
+    durable_limit: int
+    """Every offset below it is synced."""
+    written_limit: int
+    """No offset at or above it can be on disk."""
+    attempted_limit: int
+    """Every offset below it was handed to the tail."""
+    durable_serial: int
+    """Every serial up to it is synced."""
+    written_serial: int
+    """No serial above it can be on disk."""
+    attempted_serial: int
+
+    def outcome(self, limit: int) -> Outcome:
+        """Return what became of the records below ``limit``."""
+        if limit <= self.durable_limit:
+            return "durable"
+        return "unknown" if limit <= self.written_limit else "not_written"
+
+    def settled_outcome(self, serial: int) -> Outcome:
+        """Return what became of the change ``serial`` of the ledger."""
+        if serial <= self.durable_serial:
+            return "durable"
+        return "unknown" if serial <= self.written_serial else "not_written"
+
+    def in_doubt(self) -> Reached:
+        """Return the same if anything that was handed over may be on disk."""
+        return self._replace(
+            written_limit=self.attempted_limit, written_serial=self.attempted_serial
+        )
+
+
+class TailError(Exception):
+    """A call on the tail failed, and with it the log; ``reached`` says what became of its records."""
+
+    def __init__(self, cause: BaseException, reached: Reached) -> None:
         super().__init__(str(cause))
         self.cause = cause
-        self.durable_limit = durable_limit
-        self.outcome = outcome
+        self.reached = reached

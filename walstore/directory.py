@@ -10,7 +10,7 @@ from walstore import checkpoint, frame, recovery, segment
 from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.errors import CorruptionError, FormatVersionError, LogNotFoundError
 from walstore.ports import File, FileSystem
-from walstore.recovery import Chain
+from walstore.recovery import Chain, Evidence
 from walstore.segment import SegmentIndex
 from walstore.segment_file import read_header
 
@@ -106,8 +106,38 @@ def read_cell(fs: FileSystem, directory: Path) -> DurableCell | None:
     return None
 
 
-def walk_file(file: File, path: Path, chain: Chain, index: SegmentIndex, position: int) -> int:
+def evidence_of(
+    start: int, salt: int | None, hint: Checkpoint | None, cell: DurableCell | None
+) -> Evidence:
+    """Return what checkpoint and cell know to have been synced of the segment ``start``.
+
+    A segment without records may be replaced by another of its name, so the salt must fit, too.
+    """
+    return Evidence(
+        durable_limit=max(hint.next_offset if hint else 0, cell.durable_limit if cell else 0),
+        durable_position=max(
+            (
+                found.tail_position
+                for found in (hint, cell)
+                if found is not None and (found.tail_start, found.tail_salt) == (start, salt)
+            ),
+            default=0,
+        ),
+        own_epoch=hint.own_epoch if hint is not None else 0,
+    )
+
+
+def walk_file(
+    file: File,
+    path: Path,
+    chain: Chain,
+    index: SegmentIndex,
+    position: int,
+    salt: int | None,
+) -> int:
     """Follow the frames of a file from ``position`` in chunks; return where they end.
+
+    ``salt`` is that of the segment's header.
 
     FormatVersionError if the ledger is followed and a frame has marks that this version lacks.
     """
@@ -115,7 +145,7 @@ def walk_file(file: File, path: Path, chain: Chain, index: SegmentIndex, positio
     while True:
         view = memoryview(file.pread(wanted, position))
         try:
-            used = recovery.walk(view, chain, index, position)
+            used = recovery.walk(view, chain, index, position, salt)
         except ValueError as error:
             raise FormatVersionError(
                 "batch uses a feature of a newer version",
@@ -131,3 +161,13 @@ def walk_file(file: File, path: Path, chain: Chain, index: SegmentIndex, positio
         if needed <= len(view) or position + needed > file.size():
             return position
         wanted = needed
+
+
+def used_limit(file: File, position: int) -> int:
+    """Return the place behind the last byte of a file that is not zero, at least ``position``."""
+    used, size = position, file.size()
+    for at in range(position, size, _CHUNK_BYTES):
+        data = file.pread(min(_CHUNK_BYTES, size - at), at)
+        if recovery.any_nonzero(memoryview(data)):
+            used = at + len(data.rstrip(b"\0"))
+    return used

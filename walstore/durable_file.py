@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from walstore.faults import is_full
 from walstore.ports import FileSystem
 
 
@@ -21,3 +22,33 @@ def write_durably(fs: FileSystem, path: Path, data: bytes) -> None:
         file.close()
     fs.replace(spare, path)
     fs.sync_directory(path.parent)
+
+
+def write_hint(fs: FileSystem, path: Path, data: bytes) -> None:
+    """Replace a small file without which the log can be opened; on a full disk in place.
+
+    A crash in the middle of that leaves a damaged file. In place means that the space it has suffices.
+    """
+    try:
+        write_durably(fs, path, data)
+    except OSError as error:
+        if not is_full(error) or not _overwrite(fs, path, data):
+            raise
+
+
+def _overwrite(fs: FileSystem, path: Path, data: bytes) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        fs.remove(path.with_name(path.name + ".tmp"))
+    try:
+        file = fs.open(path, "r+")
+    except FileNotFoundError:
+        return False
+    try:
+        if len(data) > file.size():
+            return False
+        file.pwrite([data], 0)
+        file.truncate(len(data))
+        file.datasync()
+    finally:
+        file.close()
+    return True

@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from walstore import codec
 from walstore.channel import Channel
@@ -144,7 +145,9 @@ class Engine:
         self._spilling: Lane | None = None
         self._spill_numbers = count(1)
         self._close_requested = asyncio.Event()
-        self._supervisor = loop.create_task(self._supervise(), name=f"walstore {path}")
+        self.writer.on_cancel = self.request_close
+        self._loop = loop
+        self._supervisor = self._start()
 
     # -- appending ---------------------------------------------------------------------------
 
@@ -262,66 +265,129 @@ class Engine:
         """Whether the log is closed, or about to be."""
         return self._close_requested.is_set() or self.writer.failure is not None
 
+    def request_close(self) -> None:
+        """Begin the closing; whoever cancels a task of the log asks for it, too."""
+        self._close_requested.set()
+
     async def close(self) -> None:
         """Drain and close; see :meth:`walstore.wal.Wal.aclose`."""
-        self._close_requested.set()
+        self.request_close()
         await asyncio.shield(self._supervisor)
 
+    async def until_started(self) -> None:
+        """Return once the tasks of the log run, so that cancelling them does not end them."""
+        is_cancelled = False
+        while not self.writer.has_started:
+            if self._supervisor.done():
+                self._supervisor = self._start()  # cancelled before it ran
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                is_cancelled = True
+        if is_cancelled:
+            await self.close()
+            raise asyncio.CancelledError
+
+    def _start(self) -> asyncio.Task[None]:
+        return self._loop.create_task(self._supervise(), name=f"walstore {self.path}")
+
     async def _supervise(self) -> None:
-        """Own every task of this log, from open until it is closed. Never cancelled by us."""
+        """Own every task of this log, from open until it is closed.
+
+        Cancelling it, or any of those tasks, begins the closing: what was accepted is written, and the lock
+        is released behind the last call of the writer's thread.
+        """
         writer = self.writer
-        try:
-            async with asyncio.TaskGroup() as group:
-                writing = group.create_task(writer.run())
-                helpers = [group.create_task(self.retention.run())]
-                if self.settings.min_free_bytes and self.host.disk_watch is None:
-                    helpers.append(group.create_task(self.disk_watch.run()))
-                if self.settings.segment_age_seconds is not None:
-                    helpers.append(group.create_task(writer.run_age_limit()))
-                if not isinstance(self.settings.sync, str):
-                    helpers.append(group.create_task(writer.run_sync_interval()))
-                shipping = group.create_task(self._run_tier()) if self.tier else None
+        writing = await self._start_writer()
+        helpers = [self._loop.create_task(_helped(helper)) for helper in self._helpers()]
+        shipping = self._loop.create_task(self._run_tier()) if self.tier else None
+        while not self._close_requested.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
                 await self._close_requested.wait()
-                self.channel.close(WalClosedError("the log is closed"))
-                with contextlib.suppress(WalError):  # told to the appenders, and raised below
-                    await self.settle()
-                self.state.drain()
-                if shipping is not None:
-                    await shipping
-                for helper in helpers:
-                    helper.cancel()
-                writer.stop()
-                await writing
-        finally:
-            self.source.closed = writer.failure or WalClosedError("the log is closed")
-            self.channel.close(self.source.closed)  # if a defect ended the tasks
-            self.state.end(self.source.closed)
-            await self._release()
+                continue
+            self.request_close()
+        closed = WalClosedError("the log is closed")
+        self.channel.close(closed)
+        writer.stop()
+        await self._wait_for(writing)
+        self.state.drain()
+        if shipping is not None:
+            await self._wait_for(shipping)
+        for helper in helpers:
+            helper.cancel()
+        await self._wait_for(*helpers)
+        self.source.closed = writer.failure or closed
+        self.state.end(self.source.closed)
+        await self._release()
         if writer.failure is not None:
             raise writer.failure
 
+    async def _start_writer(self) -> asyncio.Task[None]:
+        """Start the writer's task and return it once it runs."""
+        while True:
+            writing = self._loop.create_task(self.writer.run())
+            while not self.writer.has_started and not writing.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+                    continue
+                self.request_close()
+            if self.writer.has_started:
+                return writing
+
+    def _helpers(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yield what runs beside the writer for as long as the log is open."""
+        yield self.retention.run()
+        if self.settings.min_free_bytes and self.host.disk_watch is None:
+            yield self.disk_watch.run()
+        if self.settings.segment_age_seconds is not None:
+            yield self.writer.run_age_limit()
+        if not isinstance(self.settings.sync, str):
+            yield self.writer.run_sync_interval()
+
+    async def _wait_for(self, *tasks: asyncio.Task[None]) -> None:
+        """Return when all the tasks are done, whoever cancels this one meanwhile."""
+        pending = set(tasks)
+        while pending:
+            with contextlib.suppress(asyncio.CancelledError):
+                _, pending = await asyncio.wait(pending)
+
     async def _release(self) -> None:
+        """Give back what the log holds; the first error is raised once all of it is given back."""
+        errors: list[OSError] = []
+        if self.cursors is not None:
+            closing = self._loop.create_task(self.cursors.aclose())
+            await self._wait_for(closing)
+            if not closing.cancelled() and isinstance(error := closing.exception(), OSError):
+                errors.append(error)
+        for spill in list(self.spills):  # transactions that roll back meanwhile shorten it
+            with contextlib.suppress(OSError):  # deleted when the log is opened again
+                await self.spilling.run_through(spill.discard)
         try:
-            if self.cursors is not None:
-                await self.cursors.aclose()
-            for spill in list(self.spills):  # transactions that roll back meanwhile shorten it
-                with contextlib.suppress(OSError):  # deleted when the log is opened again
-                    await self.spilling.run(spill.discard)
-            await self.writer.close()
+            await self.worker.run_through(self._close_files)
         except OSError as error:
-            raise describe_open(error, self.path) from error
+            errors.append(error)
+        self.writer.observer.close()
+        self.disk_watch.remove(self.channel)
+        self.channel.drop()  # it is empty, unless the log failed
+        self.host.close()
+        if self._spilling is not None:
+            self._spilling.close()
+        self.state.cache.clear()
+        if self.tier is not None:
+            await self._wait_for(self._loop.create_task(self.tier.aclose()))
+        self.host.on_closed()
+        if errors:
+            raise describe_open(errors[0], self.path) from errors[0]
+
+    def _close_files(self) -> None:
+        """Close the files, then release the lock: the last call on the writer's thread.
+
+        Nobody else may hold the lock while a write of this log may be under way.
+        """
+        try:
+            self.writer.close_tail()
         finally:
-            self.writer.observer.close()
-            self.disk_watch.remove(self.channel)
-            self.channel.drop()  # it is empty, unless a defect ended the tasks
             self.opened.lock.release()
-            self.host.close()
-            if self._spilling is not None:
-                self._spilling.close()
-            self.state.cache.clear()
-            if self.tier is not None:
-                await self.tier.aclose()
-            self.host.on_closed()
 
     async def _run_tier(self) -> None:
         """Ship until the log drains. A tier that fails for good does not stop the local log: callers
@@ -330,6 +396,14 @@ class Engine:
         try:
             log_id = self.opened.log_id.hex()
             await self.tier.run(Shipping(self.state, self.source, self.writer, log_id))
+        except asyncio.CancelledError:
+            self.request_close()
+            self._fail_tier(
+                StorageUnavailableError(
+                    f"shipping to {self.tier.url} was cancelled; open the log again to go on",
+                    retriable=False,
+                )
+            )
         except WalError as error:
             logger.error("shipping to %s ended: %s", self.tier.url, error)
             self._fail_tier(error)
@@ -404,7 +478,7 @@ async def open_engine(
         if isinstance(error, OSError):
             raise describe_open(error, path) from error
         raise
-    return Engine(
+    engine = Engine(
         path=path,
         settings=settings,
         fs=fs,
@@ -413,3 +487,13 @@ async def open_engine(
         host=host,
         tier=tier,
     )
+    await engine.until_started()
+    return engine
+
+
+async def _helped(helper: Coroutine[Any, Any, None]) -> None:
+    """Run a helper of the log, whose defects must not end the log."""
+    try:
+        await helper
+    except Exception:
+        logger.exception("a task of the log ended by a defect")

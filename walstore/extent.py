@@ -142,11 +142,12 @@ def _follow(fs: FileSystem, path: Path, chain: Chain, position: int) -> None:
     """Move a chain along the frames of one file; the first one's own word links it to the last file."""
     file = fs.open(path, "r")
     try:
+        salt = read_header(file, path).salt
         view = memoryview(file.pread(frame.HEADER_BYTES, position))
         first = frame.parse_header(view, 0)
         if first is not None and first.start == chain.next_offset:
             chain.previous_crc = first.previous_crc
-            walk_file(file, path, chain, SegmentIndex(), position)
+            walk_file(file, path, chain, SegmentIndex(), position, salt)
     finally:
         file.close()
 
@@ -187,7 +188,7 @@ def _walk_last(
         return footer[0].limit, footer[1]
     index = SegmentIndex()
     chain = Chain(start, header.previous_crc, 0, header.epoch)
-    walk_file(file, path, chain, index, segment.HEADER_BYTES)
+    walk_file(file, path, chain, index, segment.HEADER_BYTES, header.salt)
     return chain.next_offset, index
 
 

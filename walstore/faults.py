@@ -17,11 +17,15 @@ from walstore.errors import (
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def is_full(error: BaseException) -> bool:
+    """Return whether a call failed because there is no space left."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
 def describe(cause: BaseException, outcome: Outcome) -> WalError:
     """Return the error for a failed call, chained to its cause."""
-    code = cause.errno if isinstance(cause, OSError) else None
     error: WalError
-    if code in _FULL:
+    if is_full(cause):
         error = DiskFullError(
             f"no space left on the device; free some, then open the log again: {cause}",
             outcome=outcome,
@@ -41,10 +45,22 @@ def describe(cause: BaseException, outcome: Outcome) -> WalError:
     return error
 
 
+def describe_upkeep(cause: OSError, what: str) -> WalError:
+    """Return the error for a call that failed beside the way of the data: the log goes on."""
+    error: WalError
+    if is_full(cause):
+        error = DiskFullError(f"{what}, no space left on the device: {cause}; nothing was changed")
+        error.retriable = True
+    else:
+        error = StorageUnavailableError(f"{what}: {cause}; nothing was changed, try again later")
+    error.__cause__ = cause
+    return error
+
+
 def describe_spill(cause: OSError) -> WalError:
     """Return the error for a transaction that does not fit the disk; the log itself is not affected."""
     error: WalError
-    if cause.errno in _FULL:
+    if is_full(cause):
         error = DiskFullError(f"no space left for the transaction; it was rolled back: {cause}")
     else:
         error = StorageUnavailableError(
@@ -73,7 +89,7 @@ def describe_read(cause: OSError, path: Path) -> WalError:
 
 def describe_open(cause: OSError, path: Path) -> WalError:
     """Return the error for a directory that cannot be opened, written or closed."""
-    if cause.errno in _FULL:
+    if is_full(cause):
         error: WalError = DiskFullError(f"no space left for the log at {path}: {cause.strerror}")
     elif cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         error = StorageUnavailableError(

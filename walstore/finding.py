@@ -31,11 +31,18 @@ class Found:
     chain: Chain
     """Where the log stands at ``position``."""
     index: SegmentIndex
-    """Of the active segment, up to there."""
+    """Of the last segment: all of it if it is sealed, else up to ``position``."""
     position: int
-    """Where to walk the active segment from."""
-    active_start: int | None
-    """First offset of the active segment; None if the last one is sealed."""
+    """Where to walk the active segment from; if the last one is sealed, where its frames end."""
+    header: SegmentHeader
+    """Of the last segment."""
+    is_sealed: bool
+    """Whether the last segment is sealed; then it is the last of ``sealed``, too."""
+
+    @property
+    def last_start(self) -> int:
+        """First offset of the last segment."""
+        return self.header.start
 
 
 def find_log(
@@ -103,7 +110,7 @@ def _find_tail(
         header = read_header(file, path)
         footer = read_last_footer(file, last, path)
         _check_header(path, header, last, sealed, log_id)
-        if hint is not None and hint.tail_start == last and _ends_as_checkpointed(file, hint):
+        if hint is not None and _ends_as_checkpointed(file, header, hint):
             if hint.ledger:
                 ledger.apply(Marks.decode(hint.ledger))
             chain = Chain(
@@ -115,23 +122,38 @@ def _find_tail(
             chain = Chain(last, header.previous_crc, timestamp_us, header.epoch, ledger)
             index, position = SegmentIndex(), segment.HEADER_BYTES
         if footer is None:
-            return Found(header.log_id, head, sealed, chain, index, position, last)
-        summary = footer[0]
-        walk_file(
-            file, path, chain, index, position
-        )  # for the ledger that the next segment begins with
+            return Found(
+                header.log_id, head, sealed, chain, index, position, header, is_sealed=False
+            )
+        # For the ledger that the next segment begins with.
+        end = walk_file(file, path, chain, SegmentIndex(), position, header.salt)
     finally:
         file.close()
-    epoch = max(header.epoch, hint.epoch if hint else 0)
-    chain = Chain(summary.limit, summary.last_crc, summary.max_timestamp_us, epoch, ledger)
-    return Found(header.log_id, head, [*sealed, summary], chain, SegmentIndex(), 0, None)
+    summary, index = footer
+    if (end, chain.next_offset, chain.previous_crc) != (
+        summary.data_bytes,
+        summary.limit,
+        summary.last_crc,
+    ):
+        raise CorruptionError(
+            f"a damaged batch at offset {chain.next_offset} of a sealed segment; nothing was changed, "
+            "see 'walstore repair'",
+            path=str(path),
+            position=end,
+            expected=summary.data_bytes,
+            found=end,
+        )
+    chain.epoch = max(chain.epoch, hint.epoch if hint else 0)
+    return Found(header.log_id, head, [*sealed, summary], chain, index, end, header, is_sealed=True)
 
 
-def _ends_as_checkpointed(file: File, hint: Checkpoint) -> bool:
-    """Return whether the frame that ends at the checkpointed place is there and whole.
+def _ends_as_checkpointed(file: File, last: SegmentHeader, hint: Checkpoint) -> bool:
+    """Return whether the checkpoint speaks of this segment, and the frame that ends there is whole.
 
     If so, all before it was synced and need not be walked again.
     """
+    if (hint.tail_start, hint.tail_salt) != (last.start, last.salt):
+        return False
     end = hint.tail_position
     if end <= segment.HEADER_BYTES:
         return True
@@ -143,7 +165,11 @@ def _ends_as_checkpointed(file: File, hint: Checkpoint) -> bool:
         return False
     view = memoryview(file.pread(length, end - length))
     header = frame.parse_header(view, 0)
-    return header is not None and header.crc == hint.previous_crc and frame.is_whole(view, header)
+    return (
+        header is not None
+        and header.crc == hint.previous_crc
+        and frame.is_whole(view, header, frame.place(last.salt, end - length))
+    )
 
 
 def _drop_below_head(

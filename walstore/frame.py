@@ -13,6 +13,11 @@ Why it looks so:
   * ``synced_limit`` tells recovery which earlier offsets were already synced when the frame was
     written. A damaged frame below it was once durable (corruption); one above it was never
     acknowledged (a torn tail). No checkpoint is needed to tell the two apart.
+  * The CRC also covers a number that is not stored, made of the segment's salt and the frame's position
+    (:func:`place`). Bytes of another segment, of an earlier life of the same blocks, or inside a value
+    never pass for a frame.
+  * ``synced_position`` is the same evidence as ``synced_limit`` in bytes of the segment. It also covers
+    frames without records, which share one offset.
   * The trailer repeats the length, so that "cut short" and "damaged inside" can be told apart.
   * Columns have kinds: readers refuse unknown kinds below 128 and skip unknown kinds above, which
     lets features be added without a new format version.
@@ -24,9 +29,10 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgpack
@@ -44,7 +50,9 @@ TRAILER: Final = struct.Struct("<II")
 HEADER_BYTES: Final = HEADER.size
 CRC_FROM: Final = 8
 """The two fields before this byte are magic and CRC; the CRC covers all others and what follows."""
-FRAME_VERSION: Final = 1
+FRAME_VERSION: Final = 2
+"""Version 1 is read, too: its CRC does not cover the place, and it has no ``synced_position``."""
+UNPLACED_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = (1 << 32) - ALIGNMENT
 CRITICAL_FLAGS: Final = 0xFFFF
 """Flag bits that a reader must understand."""
@@ -52,6 +60,14 @@ HAS_MARKS: Final = 1
 """Flag: the frame has a column of marks."""
 KNOWN_FLAGS: Final = HAS_MARKS
 IGNORABLE_KINDS_FROM: Final = 128
+
+
+_CANDIDATE_BYTES: Final = 64 << 20
+"""How many bytes of overlapping candidates a search for frames checks, and four times what it searches."""
+
+
+class LookalikesError(ValueError):
+    """A search for frames met too many bytes that only look like some."""
 
 
 class Kind(IntEnum):
@@ -79,6 +95,12 @@ _ONE_VALUE: Final = struct.Struct("<BBHIBBHII")
 """The two entries of the directory of a frame of one plain record, and the column of its length."""
 _VALUE_AT: Final = HEADER_BYTES + _ONE_VALUE.size
 _BLANK_HEADER: Final = bytes(HEADER_BYTES)
+_U32: Final = struct.Struct("<I")
+_MASK: Final = (1 << 32) - 1
+_MAGIC_BYTES: Final = _U32.pack(FRAME_MAGIC)
+_TRAILER_BYTES: Final = _U32.pack(TRAILER_MAGIC)
+NOWHERE: Final = b""
+"""The place of a frame of version 1, and of one that has none yet."""
 _TYPECODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _SWAP: Final = sys.byteorder == "big"
 
@@ -113,6 +135,8 @@ class FrameHeader:
     flags: int
     stored_bytes: int
     body_bytes: int
+    synced_position: int = 0
+    """Bytes of the segment that were on disk when the frame was made. Version 1: 0."""
 
     @property
     def limit(self) -> int:
@@ -204,6 +228,15 @@ def encode_body(columns: Sequence[Column], *, count: int, compress: bool) -> tup
     return frame, Body(length, count, len(columns), used, flags, stored, body_bytes, crc)
 
 
+def place(salt: int | None, position: int) -> bytes:
+    """Return what the CRC of a frame at ``position`` of its file covers beside the frame.
+
+    ``salt`` is that of the segment. None: a segment of version 1, whose frames do not depend on it.
+    The sum makes a copy at another position valid in a segment whose salt differs by as much.
+    """
+    return NOWHERE if salt is None else _U32.pack((salt + position) & _MASK)
+
+
 def encode_header(
     body: Body,
     *,
@@ -213,8 +246,13 @@ def encode_header(
     epoch: int,
     previous_crc: int,
     synced_limit: int,
+    synced_position: int = 0,
+    at: bytes = NOWHERE,
 ) -> tuple[bytes, int]:
-    """Return the header that gives a body its place in the log, and the frame's CRC."""
+    """Return the header that gives a body its place in the log, and the frame's CRC.
+
+    ``at`` is its :func:`place` in a segment; without one it is a frame of version 1.
+    """
     fields = HEADER.pack(
         FRAME_MAGIC,
         0,
@@ -223,7 +261,7 @@ def encode_header(
         start,
         body.count,
         body.column_count,
-        FRAME_VERSION,
+        FRAME_VERSION if at else UNPLACED_VERSION,
         body.codec,
         base_timestamp_us,
         max_timestamp_us,
@@ -232,9 +270,9 @@ def encode_header(
         body.flags,
         body.stored_bytes,
         body.body_bytes,
-        0,
+        synced_position,
     )
-    crc = crc32c(fields[CRC_FROM:], body.crc)
+    crc = crc32c(fields[CRC_FROM:] + at, body.crc)
     return fields[:4] + crc.to_bytes(4, "little") + fields[CRC_FROM:], crc
 
 
@@ -248,6 +286,8 @@ def encode(
     epoch: int,
     previous_crc: int,
     synced_limit: int,
+    synced_position: int = 0,
+    at: bytes = NOWHERE,
     compress: bool = False,
 ) -> tuple[bytearray, int]:
     """Build one frame. Return its bytes and its CRC (the next frame's ``previous_crc``)."""
@@ -260,6 +300,8 @@ def encode(
         epoch=epoch,
         previous_crc=previous_crc,
         synced_limit=synced_limit,
+        synced_position=synced_position,
+        at=at,
     )
     frame[:HEADER_BYTES] = header
     return frame, crc
@@ -273,6 +315,8 @@ def encode_value(
     epoch: int,
     previous_crc: int,
     synced_limit: int,
+    synced_position: int = 0,
+    at: bytes = NOWHERE,
 ) -> tuple[bytearray, FrameHeader]:
     """Build the frame of one record that has nothing but a value: the same bytes as :func:`encode`.
 
@@ -296,7 +340,7 @@ def encode_value(
         start,
         1,
         2,
-        FRAME_VERSION,
+        FRAME_VERSION if at else UNPLACED_VERSION,
         codec.NONE,
         timestamp_us,
         timestamp_us,
@@ -305,9 +349,10 @@ def encode_value(
         0,
         size + 4,
         size + 4,
+        synced_position,
     )
-    HEADER.pack_into(frame, 0, FRAME_MAGIC, 0, *fields, 0)
-    crc = crc32c(memoryview(frame)[CRC_FROM:HEADER_BYTES], body_crc)
+    HEADER.pack_into(frame, 0, FRAME_MAGIC, 0, *fields)
+    crc = crc32c(frame[CRC_FROM:HEADER_BYTES] + at, body_crc)
     frame[4:CRC_FROM] = crc.to_bytes(4, "little")
     header = FrameHeader(0, crc, *fields)
     return frame, header
@@ -329,7 +374,7 @@ def parse_header(buffer: memoryview, position: int) -> FrameHeader | None:
     """
     if position + HEADER_BYTES > len(buffer):
         return None
-    magic, *fields, _reserved = HEADER.unpack_from(buffer, position)
+    magic, *fields = HEADER.unpack_from(buffer, position)
     header = FrameHeader(position, *fields)
     length = header.length
     if magic != FRAME_MAGIC or length % ALIGNMENT or length < HEADER_BYTES + TRAILER.size:
@@ -337,17 +382,41 @@ def parse_header(buffer: memoryview, position: int) -> FrameHeader | None:
     return header
 
 
-def is_whole(buffer: memoryview, header: FrameHeader) -> bool:
-    """Return whether all of the frame lies in ``buffer`` and its CRC and trailer agree."""
+def is_whole(buffer: memoryview, header: FrameHeader, at: bytes = NOWHERE) -> bool:
+    """Return whether ``buffer`` holds all of the frame, and its CRC and trailer agree.
+
+    ``at`` is the :func:`place` at which the frame was found.
+    """
     end = header.end
     if end > len(buffer):
         return False
-    length, magic = TRAILER.unpack_from(buffer, end - TRAILER.size)
-    if magic != TRAILER_MAGIC or length != header.length:
+    if not _has_trailer(buffer, header):
         return False
     body = header.position + HEADER_BYTES
-    crc = crc32c(buffer[body:end])
-    return crc32c(buffer[header.position + CRC_FROM : body], crc) == header.crc
+    crc = crc32c(buffer[header.position + CRC_FROM : body], crc32c(buffer[body:end]))
+    return (crc32c(at, crc) if at else crc) == header.crc
+
+
+def salt_of(buffer: memoryview, header: FrameHeader, position: int) -> int:
+    """Return the salt with which a frame at ``position`` of its file would be whole; see :func:`place`.
+
+    A CRC over four bytes more is one to one in these bytes, so it can be undone.
+    """
+    body = header.position + HEADER_BYTES
+    before = crc32c(buffer[header.position + CRC_FROM : body], crc32c(buffer[body : header.end]))
+    register = header.crc ^ _MASK
+    for _ in range(4):
+        entry = next(at for at in range(256) if _crc_entry(at) >> 24 == register >> 24)
+        register = ((register ^ _crc_entry(entry)) << 8 & _MASK) | entry
+    return ((register ^ before ^ _MASK) - position) & _MASK
+
+
+@lru_cache(maxsize=256)
+def _crc_entry(byte: int) -> int:
+    """Return an entry of the table by which CRC-32C goes on byte by byte."""
+    for _ in range(8):
+        byte = (byte >> 1) ^ (0x82F6_3B78 if byte & 1 else 0)
+    return byte
 
 
 def directory(buffer: memoryview, header: FrameHeader) -> dict[int, tuple[int, memoryview]]:
@@ -355,7 +424,7 @@ def directory(buffer: memoryview, header: FrameHeader) -> dict[int, tuple[int, m
 
     Raises ValueError naming what is not understood: a newer version, codec, flag or column kind.
     """
-    if header.version != FRAME_VERSION:
+    if not UNPLACED_VERSION <= header.version <= FRAME_VERSION:
         raise ValueError(f"frame version {header.version}")
     if header.codec not in codec.KNOWN:
         raise ValueError(f"codec {header.codec}")
@@ -393,34 +462,47 @@ def marks_of(buffer: memoryview, header: FrameHeader) -> memoryview | None:
     return directory(buffer, header)[Kind.MARKS][1]
 
 
-def find_whole_frame(buffer: memoryview, position: int) -> FrameHeader | None:
-    """Return the first whole frame at or behind ``position``, at any aligned place, or None.
+def whole_frames(
+    buffer: memoryview, position: int, salt: int | None = None, base: int = 0
+) -> Iterator[FrameHeader]:
+    """Yield the whole frames at or behind ``position``, at any aligned place, none within another.
 
-    Recovery uses it to look behind a damaged frame. Candidates are found by their magic, so the cost
-    is one search over the bytes plus a CRC for each hit.
+    ``base`` is the position of the buffer in its file. Recovery looks behind a damaged frame with it.
+    Candidates are found by their magic, in one pass: the cost is a search over the bytes, and a CRC for
+    each candidate that has a trailer where its header says. LookalikesError if too many such candidates
+    overlap, which only values made for that purpose can do.
     """
     data = bytes(buffer)
-    magic = struct.pack("<I", FRAME_MAGIC)
-    at = data.find(magic, position)
+    budget = _CANDIDATE_BYTES + 4 * len(data)
+    at = data.find(_MAGIC_BYTES, position)
     while at >= 0:
+        following = at + 1
         if at % ALIGNMENT == position % ALIGNMENT:
             header = parse_header(buffer, at)
-            if header is not None and is_whole(buffer, header):
-                return header
-        at = data.find(magic, at + 1)
-    return None
+            if header is not None and is_whole(buffer, header, place(salt, base + at)):
+                yield header
+                following = header.end
+            elif header is not None and header.end <= len(data):
+                budget -= header.length if _has_trailer(buffer, header) else 0
+                if budget < 0:
+                    raise LookalikesError("too many bytes look like batches")
+        at = data.find(_MAGIC_BYTES, following)
 
 
-def ends_with_trailer(buffer: memoryview, position: int) -> bool:
-    """Return whether some trailer behind ``position`` claims the frame that begins there.
+def _has_trailer(buffer: memoryview, header: FrameHeader) -> bool:
+    trailer = TRAILER.unpack_from(buffer, header.end - TRAILER.size)
+    return trailer == (header.length, TRAILER_MAGIC)
 
-    True means that the frame was written to its end, so damage inside is not a cut-off write.
+
+def find_trailer(buffer: memoryview, position: int) -> int | None:
+    """Return the end of the frame that began at ``position``, if some trailer behind says so.
+
+    Then the frame was written to its end, so damage inside it is not a cut-off write.
     """
     data = bytes(buffer[position:])
-    magic = struct.pack("<I", TRAILER_MAGIC)
-    at = data.find(magic)
+    at = data.find(_TRAILER_BYTES)
     while at >= 0:
-        if at >= 4 and struct.unpack_from("<I", data, at - 4)[0] == at + 4:
-            return True
-        at = data.find(magic, at + 1)
-    return False
+        if at >= 4 and _U32.unpack_from(data, at - 4)[0] == at + 4:
+            return position + at + 4
+        at = data.find(_TRAILER_BYTES, at + 1)
+    return None

@@ -13,6 +13,16 @@ from walstore.draft import Draft, marks_column
 from walstore.recovery import Chain
 
 
+class Spot(NamedTuple):
+    """Where a frame comes to lie, and what is synced by then."""
+
+    place: bytes
+    """See :func:`walstore.frame.place`."""
+    synced_limit: int
+    synced_position: int
+    """In the segment of the frame."""
+
+
 class Framed(NamedTuple):
     """A draft as it is written."""
 
@@ -33,11 +43,11 @@ class Framer:
         self._ledger = chain.ledger
         self._compress = compress
 
-    def frame(self, draft: Draft, now_us: int, synced_limit: int) -> Framed:
+    def frame(self, draft: Draft, now_us: int, spot: Spot) -> Framed:
         """Frame a draft behind the frames before it."""
         value = draft.only_value
         if value is not None and not (self._compress and len(value) + 4 >= codec.LEAST_BYTES):
-            return self._frame_value(draft.start, value, now_us, synced_limit)
+            return self._frame_value(draft.start, value, now_us, spot)
         chain = self._chain
         base_us, last_us, deltas = draft.times(now_us, chain.timestamp_us)
         data, crc = frame.encode(
@@ -48,7 +58,9 @@ class Framer:
             max_timestamp_us=last_us,
             epoch=chain.epoch,
             previous_crc=chain.previous_crc,
-            synced_limit=synced_limit,
+            synced_limit=spot.synced_limit,
+            synced_position=spot.synced_position,
+            at=spot.place,
             compress=self._compress,
         )
         chain.next_offset = draft.limit
@@ -64,7 +76,7 @@ class Framer:
             batch = FrameBatch(view, header)
         return Framed(data, base_us, batch)
 
-    def frame_ledger(self, synced_limit: int) -> bytearray:
+    def frame_ledger(self, spot: Spot) -> bytearray:
         """Return the frame that begins a segment: no records, and all that the log remembers."""
         chain = self._chain
         data, chain.previous_crc = frame.encode(
@@ -75,11 +87,13 @@ class Framer:
             max_timestamp_us=chain.timestamp_us,
             epoch=chain.epoch,
             previous_crc=chain.previous_crc,
-            synced_limit=synced_limit,
+            synced_limit=spot.synced_limit,
+            synced_position=spot.synced_position,
+            at=spot.place,
         )
         return data
 
-    def _frame_value(self, start: int, value: bytes, now_us: int, synced_limit: int) -> Framed:
+    def _frame_value(self, start: int, value: bytes, now_us: int, spot: Spot) -> Framed:
         chain = self._chain
         timestamp_us = max(now_us, chain.timestamp_us)
         data, header = frame.encode_value(
@@ -88,7 +102,9 @@ class Framer:
             timestamp_us=timestamp_us,
             epoch=chain.epoch,
             previous_crc=chain.previous_crc,
-            synced_limit=synced_limit,
+            synced_limit=spot.synced_limit,
+            synced_position=spot.synced_position,
+            at=spot.place,
         )
         chain.next_offset = start + 1
         chain.previous_crc = header.crc

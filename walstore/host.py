@@ -79,8 +79,9 @@ class FileLane(Lane):
         call: Callable[..., _T],
         args: tuple[object, ...],
         then: Callable[[_T], object] | None = None,
+        make_future: Callable[..., asyncio.Future[_T]] = asyncio.Future,
     ) -> asyncio.Future[_T]:
-        return super()._start(self._hold_and_call, (call, *args), then)
+        return super()._start(self._hold_and_call, (call, *args), then, make_future)
 
     def _hold_and_call(self, call: Callable[..., _T], *args: object) -> _T:
         with self.slot:

@@ -33,6 +33,7 @@ class LedgerView:
         self._start = 0
         self._position = 0
         self._chain: Chain | None = None
+        self._salt: int | None = None
 
     def look(self) -> Ledger:
         """Return the ledger as of what is durable now. Not to be changed; the next look updates it.
@@ -65,9 +66,12 @@ class LedgerView:
                 header = read_header(file, path)
                 self._chain = Chain(start, header.previous_crc, 0, header.epoch, Ledger())
                 self._start, self._position = start, segment.HEADER_BYTES
+                self._salt = header.salt
             source = file if end is None else cut_at(file, end)
             chain, self._chain = self._chain, None  # in case that the next line does not return
-            self._position = walk_file(source, path, chain, SegmentIndex(), self._position)
+            self._position = walk_file(
+                source, path, chain, SegmentIndex(), self._position, self._salt
+            )
         finally:
             file.close()
         if end is not None and self._position != end:

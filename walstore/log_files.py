@@ -296,7 +296,7 @@ class LogFiles:
         self._indexed_bytes -= self._indexed.pop(source.start, 0)
         is_last = bool(self._starts) and source.start == self._starts[-1]
         source.index = SegmentIndex() if is_last else None
-        source.summary = source.streams = None
+        source.summary = source.streams = source.header = None
         for offset in [o for o, place in self._places.items() if place.start == source.start]:
             del self._places[offset]
 

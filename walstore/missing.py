@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from walstore import frame, recovery, segment
+from walstore import frame, segment
 from walstore.checkpoint import Checkpoint
-from walstore.directory import list_segments, load_checkpoint, read_cell, walk_file
+from walstore.directory import list_segments, load_checkpoint, read_cell, used_limit, walk_file
 from walstore.ports import File, FileSystem
 from walstore.recovery import Chain
 from walstore.segment import SegmentIndex
@@ -44,12 +44,13 @@ def _find_limit(file: File, path: Path, start: int, hint: Checkpoint | None) -> 
     if footer is not None:
         return footer[0].limit
     chain, position = Chain(start, header.previous_crc, 0, header.epoch), segment.HEADER_BYTES
-    if hint is not None and hint.tail_start == start and _has_trailer(file, hint.tail_position):
+    is_noted = hint is not None and (hint.tail_start, hint.tail_salt) == (start, header.salt)
+    if hint is not None and is_noted and _has_trailer(file, hint.tail_position):
         chain = Chain(hint.next_offset, hint.previous_crc, 0, header.epoch)
         position = hint.tail_position
-    end = walk_file(file, path, chain, SegmentIndex(), position)
-    rest = file.pread(max(file.size() - end, 0), end)
-    return None if recovery.any_nonzero(memoryview(rest)) else chain.next_offset
+    end = walk_file(file, path, chain, SegmentIndex(), position, header.salt)
+    has_rest = not header.reuses_blocks and used_limit(file, end) > end
+    return None if has_rest else chain.next_offset
 
 
 def _has_trailer(file: File, position: int) -> bool:

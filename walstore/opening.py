@@ -5,8 +5,10 @@ The order is fixed and each step may be the last one before a crash:
   1. take the lock;            2. read the checkpoint, or do without it;
   3. list the segments and compare them with each other and with the checkpoint;
   4. walk the active segment from the checkpointed place to its end;
-  5. keep a copy of a torn tail as ``<segment>.broken``, cut it off, sync;
-  6. raise the epoch and make that durable in a new checkpoint.
+  5. keep a copy of a torn tail as ``<segment>.broken`` and cut it off;
+  6. write again and sync what was found and is not known to be synced: the process before may have died, or
+     its sync may have failed, and only memory holds it;
+  7. raise the epoch and make that durable in a new checkpoint.
 
 Bytes are only ever removed in step 5, and only those that were never acknowledged.
 """
@@ -14,33 +16,42 @@ Bytes are only ever removed in step 5, and only those that were never acknowledg
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from walstore import checkpoint, recovery, segment
 from walstore.active import ActiveCell
 from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.directory import (
+    evidence_of,
     load_checkpoint,
     read_cell,
+    used_limit,
     walk_file,
 )
 from walstore.disk_watch import look
 from walstore.durable_file import write_durably
 from walstore.errors import ContentionError, CorruptionError
+from walstore.faults import is_full
 from walstore.finding import Found, find_log
 from walstore.ledger import Ledger
 from walstore.locks import lock_log
 from walstore.ports import Clock, File, FileSystem, Lock
-from walstore.recovery import Chain, Verdict
-from walstore.segment import SegmentIndex
+from walstore.recovery import Chain, Evidence, Verdict
+from walstore.segment import SegmentSummary
 from walstore.segment_file import Segment
 from walstore.settings import Settings
 from walstore.spill import remove_leftovers
 from walstore.tail import Tail
 
 logger = logging.getLogger("walstore")
+
+BROKEN_SUFFIX: Final = ".broken"
+MOST_BROKEN: Final = 8
+"""How many copies of torn tails are kept in a directory."""
+_CHUNK_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,140 +149,257 @@ def _open_locked(
     cell = read_cell(fs, directory)
     ledger = Ledger(window=settings.producer_window, max_producers=settings.max_producers)
     found = find_log(fs, directory, hint, ledger)
-    created = found is None
     if found is None:
         chain = Chain(tier_limit, 0, 0, 0, ledger)
-        found = Found(make_log_id(), tier_limit, [], chain, SegmentIndex(), 0, None)
-        active, recovered = None, Recovery(created=True)
+        log_id, start = make_log_id(), _Start(chain, tier_limit, Recovery(created=True))
     else:
-        durable_limit = max(hint.next_offset if hint else 0, cell.durable_limit if cell else 0)
-        active, recovered = _recover_active(fs, directory, found, durable_limit)
-    if found.chain.next_offset < tier_limit:
-        if active is not None:
-            active[1].close()
+        log_id, start = found.log_id, _recover(fs, directory, found, hint, cell)
+    if start.chain.next_offset < tier_limit:
+        start.close()
         raise ContentionError(
             f"{tier_url} holds offsets up to {tier_limit} but {directory} ends at "
-            f"{found.chain.next_offset}: it is the prefix of another log, or this disk lost records"
+            f"{start.chain.next_offset}: it is the prefix of another log, or this disk lost records"
         )
     remove_leftovers(fs, directory)
-    found.chain.epoch = max(found.chain.epoch, hint.epoch if hint else 0) + 1
+    start.chain.epoch = max(start.chain.epoch, hint.epoch if hint else 0) + 1
     shared = None
     try:
         cell_path = directory / checkpoint.CELL_FILE_NAME
         shared = ActiveCell(fs, cell_path, checkpoint.CELL_BYTES)
-        tail = Tail(
-            fs=fs,
-            clock=clock,
-            settings=settings,
-            directory=directory,
-            log_id=found.log_id,
-            chain=found.chain,
-            head=found.head,
-            sealed=found.sealed,
-            active=active,
-            cell=shared,
-            uploaded_limit=hint.uploaded_limit if hint and not created else 0,
-            tier_url=tier_url or (hint.tier_url if hint else None),
-            is_as_checkpointed=defers_epoch
-            and active is not None
-            and _is_as_checkpointed(hint, cell, found.chain, recovered, tier_url),
-        )
+
+        def make_tail() -> Tail:
+            assert shared is not None
+            return Tail(
+                fs=fs,
+                clock=clock,
+                settings=settings,
+                directory=directory,
+                log_id=log_id,
+                chain=start.chain,
+                head=start.head,
+                sealed=start.sealed,
+                active=start.active,
+                cell=shared,
+                uploaded_limit=hint.uploaded_limit if hint and found is not None else 0,
+                tier_url=tier_url or (hint.tier_url if hint else None),
+                own_epoch=hint.own_epoch if hint else 0,
+                given_up=start.given_up,
+                is_as_checkpointed=defers_epoch
+                and start.active is not None
+                and _is_as_checkpointed(hint, cell, start, tier_url),
+            )
+
+        tail = _with_room(make_tail, fs, directory, start, found)
     except BaseException:
         if shared is not None:
             shared.close()
-        if active is not None:
-            active[1].close()
+        start.close()
         raise
     sealed = [
         Segment(directory / segment.file_name(summary.start), summary.start, summary)
-        for summary in found.sealed
+        for summary in tail.summaries()[:-1]
     ]
-    return Opened(tail, lock, found.log_id, sealed, recovered, look(fs, directory))
+    return Opened(tail, lock, log_id, sealed, start.recovery, look(fs, directory))
+
+
+@dataclass(slots=True)
+class _Start:
+    """Where a log goes on."""
+
+    chain: Chain
+    head: int
+    recovery: Recovery
+    sealed: list[SegmentSummary] = field(default_factory=list)
+    active: tuple[Segment, File, int] | None = None
+    """The segment that is written on, open, and where its frames end; None to begin a new one."""
+    given_up: Sequence[int] = ()
+    """Segments below the head, to be removed once that is durable."""
+
+    def close(self) -> None:
+        """Release the file; nobody goes on here."""
+        if self.active is not None:
+            self.active[1].close()
+
+
+def _with_room(
+    make_tail: Callable[[], Tail],
+    fs: FileSystem,
+    directory: Path,
+    start: _Start,
+    found: Found | None,
+) -> Tail:
+    """Make the tail. If a full disk has no room for a new segment, go on in the last one, unsealed."""
+    try:
+        return make_tail()
+    except OSError as error:
+        can_unseal = found is not None and found.is_sealed and found.header.salt is not None
+        if start.active is not None or start.given_up or not is_full(error) or not can_unseal:
+            raise
+    assert found is not None
+    summary = start.sealed.pop()
+    path = directory / segment.file_name(summary.start)
+    logger.warning("no space for a new segment: %s is unsealed and written on", path)
+    file = fs.open(path, "r+")
+    source = Segment(path, summary.start, None, found.index, header=found.header)
+    start.active = source, file, summary.data_bytes
+    file.truncate(summary.data_bytes)
+    file.datasync()
+    return make_tail()
 
 
 def _is_as_checkpointed(
-    hint: Checkpoint | None,
-    cell: DurableCell | None,
-    chain: Chain,
-    recovered: Recovery,
-    tier_url: str | None,
+    hint: Checkpoint | None, cell: DurableCell | None, start: _Start, tier_url: str | None
 ) -> bool:
     """Return whether a log was closed cleanly, so that there is nothing to write but the epoch."""
+    assert start.active is not None
+    header = start.active[0].header
     return (
         hint is not None
         and cell is not None
-        and recovered == Recovery()
-        and hint.next_offset == cell.durable_limit == chain.next_offset
-        and (hint.head, hint.tail_start) == (cell.head, cell.tail_start)
+        and header is not None
+        and header.salt is not None
+        and start.recovery == Recovery()
+        and hint.next_offset == cell.durable_limit == start.chain.next_offset
+        and (hint.head, hint.tail_start, hint.tail_salt)
+        == (cell.head, cell.tail_start, cell.tail_salt)
         and tier_url in (None, hint.tier_url)
     )
 
 
-def _recover_active(
-    fs: FileSystem, directory: Path, found: Found, durable_limit: int
-) -> tuple[tuple[Segment, File, int] | None, Recovery]:
-    """Walk the active segment to its end and cut a torn tail off."""
-    if found.active_start is None:
-        return None, Recovery(missing_from=_missing(found.chain, durable_limit))
-    path = directory / segment.file_name(found.active_start)
-    index = found.index
+def _recover(
+    fs: FileSystem,
+    directory: Path,
+    found: Found,
+    hint: Checkpoint | None,
+    cell: DurableCell | None,
+) -> _Start:
+    """Bring the end of the log into a state on which can be built."""
+    header, chain = found.header, found.chain
+    path = directory / segment.file_name(header.start)
+    evidence = evidence_of(header.start, header.salt, hint, cell)
     file = fs.open(path, "r+")
     try:
-        position, size = found.position, file.size()
-        if size > position:
-            position = walk_file(file, path, found.chain, index, position)
-        rest = file.pread(size - position, position) if size > position else b""
-        verdict, why = recovery.judge(memoryview(rest), found.chain, durable_limit)
-        if verdict is Verdict.CORRUPT:
-            raise CorruptionError(
-                f"{why}; nothing was changed, see 'walstore repair'",
-                path=str(path),
-                position=position,
-                expected=found.chain.next_offset,
-            )
-        torn = recovery.used_bytes(rest)
-        copy = None
-        if torn:
-            copy = _keep(fs, path, rest[:torn])
-            logger.warning(
-                "cut %d bytes off %s at %d: %s; copy: %s", torn, path, position, why, copy
-            )
-        missing = _missing(found.chain, durable_limit)
-        if missing is not None:
-            logger.error(
-                "%s ends before offset %d although offsets below %d had been synced: "
-                "the disk or somebody removed them",
-                path,
-                missing,
-                durable_limit,
-            )
-        if size != found.position:  # else all of it is synced: the checkpoint says so
-            file.truncate(position)
-            file.datasync()
+        if found.is_sealed:
+            end, torn, copy = found.position, 0, None
+            _write_again(file, end, file.size())
+            fs.sync_directory(directory)
+        else:
+            end, torn, copy = _cut_torn_tail(fs, path, file, found, evidence)
+        start = _Start(
+            chain,
+            max(found.head, chain.ledger.head if chain.ledger else 0),
+            Recovery(
+                scanned_bytes=0 if found.is_sealed else end - found.position,
+                truncated_bytes=torn,
+                broken_copy=str(copy) if copy else None,
+                missing_from=_missing(path, chain, evidence.durable_limit),
+            ),
+            found.sealed,
+        )
+        if chain.next_offset < start.head:
+            _pass_over(start, [*(s.start for s in found.sealed), header.start], evidence)
+        elif not found.is_sealed:
+            source = Segment(path, header.start, None, found.index, header=header)
+            start.active = source, file, end
     except BaseException:
         file.close()
         raise
-    state = Recovery(
-        scanned_bytes=position - found.position,
-        truncated_bytes=torn,
-        broken_copy=str(copy) if copy else None,
-        missing_from=missing,
-    )
-    return (Segment(path, found.active_start, None, index), file, position), state
+    if start.active is None:
+        file.close()
+    return start
 
 
-def _keep(fs: FileSystem, path: Path, torn: bytes) -> Path:
-    """Keep a torn tail in a file that is not there yet, unless an opening that died just did."""
-    copy, number = path.with_suffix(".broken"), 1
-    taken = set(fs.list(path.parent))
+def _cut_torn_tail(
+    fs: FileSystem, path: Path, file: File, found: Found, evidence: Evidence
+) -> tuple[int, int, Path | None]:
+    """Walk the active segment to its end and cut off what is torn, durably.
+
+    Returns where the frames end, how many bytes were torn, and where a copy of them is kept.
+    """
+    chain, header = found.chain, found.header
+    end, size = found.position, file.size()
+    if size > end:
+        end = walk_file(file, path, chain, found.index, end, header.salt)
+    rest = file.pread(used_limit(file, end) - end, end)
+    verdict, why = recovery.judge(memoryview(rest), chain, evidence, position=end, header=header)
+    if verdict is Verdict.CORRUPT:
+        raise CorruptionError(
+            f"{why}; nothing was changed, see 'walstore repair'",
+            path=str(path),
+            position=end,
+            expected=chain.next_offset,
+        )
+    copy, torn = None, len(rest) if verdict is Verdict.TORN else 0
+    if torn:
+        copy = _keep(fs, path, rest)
+        logger.warning("cut %d bytes off %s at %d: %s; copy: %s", torn, path, end, why, copy)
+    if size != found.position:  # else all of it is synced: the checkpoint says so
+        if size != end:
+            file.truncate(end)
+        _write_again(file, max(min(evidence.durable_position, end), segment.HEADER_BYTES), end)
+        fs.sync_directory(path.parent)
+    return end, torn, copy
+
+
+def _write_again(file: File, begin: int, end: int) -> None:
+    """Make bytes durable that are perhaps only in memory, even if a sync of them failed before."""
+    for at in range(begin, end, _CHUNK_BYTES):
+        file.pwrite([file.pread(min(_CHUNK_BYTES, end - at), at)], at)
+    file.datasync()
+
+
+def _pass_over(start: _Start, starts: list[int], evidence: Evidence) -> None:
+    """Go on at the head of a log whose end went missing below it, so that no offset is used again."""
+    chain = start.chain
+    start.head = chain.next_offset = max(start.head, evidence.durable_limit)
+    start.given_up, start.sealed = starts, []
+
+
+def _keep(fs: FileSystem, path: Path, torn: bytes) -> Path | None:
+    """Keep a torn tail in a file that is not there yet, unless an opening that died just did.
+
+    Of all such files the newest few are kept. None if there is no room for it.
+    """
+    copy, number = path.with_suffix(BROKEN_SUFFIX), 1
+    names = fs.list(path.parent)
+    taken = set(names)
     while copy.name in taken:
         if fs.read(copy) == torn:
             return copy
         number += 1
-        copy = path.with_suffix(f".broken.{number}")
-    write_durably(fs, copy, torn)
+        copy = path.with_suffix(f"{BROKEN_SUFFIX}.{number}")
+    try:
+        kept = sorted(filter(None, map(_parse_broken, names)))
+        for old, old_number, name in kept[: max(len(kept) + 1 - MOST_BROKEN, 0)]:
+            logger.info(
+                "removing %s, the copy %d of a torn tail of segment %d", name, old_number, old
+            )
+            fs.remove(path.parent / name)
+        write_durably(fs, copy, torn)
+    except OSError as error:
+        logger.warning("no copy of the torn tail of %s is kept: %s", path, error)
+        return None
     return copy
 
 
-def _missing(chain: Chain, durable_limit: int) -> int | None:
-    return chain.next_offset if durable_limit > chain.next_offset else None
+def _parse_broken(name: str) -> tuple[int, int, str] | None:
+    """Return segment and number of a kept copy, with its name; None for another file."""
+    stem, suffix, number = name.partition(BROKEN_SUFFIX)
+    start = segment.parse_file_name(stem + segment.SUFFIX)
+    if not suffix or start is None or not (number == "" or number[1:].isdecimal()):
+        return None
+    return start, int(number[1:] or 1), name
+
+
+def _missing(path: Path, chain: Chain, durable_limit: int) -> int | None:
+    """Return where synced offsets are missing from, and log it; None if none are."""
+    if durable_limit <= chain.next_offset:
+        return None
+    logger.error(
+        "%s ends before offset %d although offsets below %d had been synced: "
+        "the disk or somebody removed them",
+        path,
+        chain.next_offset,
+        durable_limit,
+    )
+    return chain.next_offset

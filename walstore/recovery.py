@@ -7,19 +7,19 @@ bytes that are no frame continuing the log. What lies there decides (docs/design
   * a cut-off or half-written batch that was never synced: a torn tail, which may be removed;
   * a batch that had been synced once: corruption, which is never removed silently.
 
-Whether a batch had been synced follows from the log itself: each later frame carries the limit that
-was synced when it was written; the checkpoint and the durable cell add what they know.
+Whether a batch had been synced follows from the log itself: each later frame carries the offset and the byte
+of its segment up to which all was synced when it was written; the checkpoint and the durable cell add what
+they know. The byte is what counts for frames without records, which share one offset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 from walstore import frame
 from walstore.ledger import Ledger, Marks
-from walstore.segment import SegmentIndex
+from walstore.segment import SegmentHeader, SegmentIndex
 
 
 class Verdict(Enum):
@@ -58,16 +58,22 @@ class Chain:
         self.epoch = header.epoch
 
 
-def walk(buffer: memoryview, chain: Chain, index: SegmentIndex, position: int) -> int:
+def walk(
+    buffer: memoryview, chain: Chain, index: SegmentIndex, position: int, salt: int | None = None
+) -> int:
     """Follow whole frames from the start of ``buffer``, updating ``chain`` and ``index``.
 
-    ``position`` is the place of the buffer in its file. Returns how many bytes of the buffer are
-    frames that continue the log.
+    ``position`` is the place of the buffer in its file, ``salt`` that of the segment. Returns how many
+    bytes of the buffer are frames that continue the log.
     """
     at = 0
     while True:
         header = frame.parse_header(buffer, at)
-        if header is None or not chain.follows(header) or not frame.is_whole(buffer, header):
+        if (
+            header is None
+            or not chain.follows(header)
+            or not frame.is_whole(buffer, header, frame.place(salt, position + at))
+        ):
             return at
         index.add(header.start, position + at, header.base_timestamp_us)
         if index.streams.is_known:
@@ -86,27 +92,80 @@ def needed_bytes(buffer: memoryview) -> int:
     return 0 if header is None else header.length
 
 
-def judge(rest: memoryview, chain: Chain, durable_limit: int) -> tuple[Verdict, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known to have been synced of a segment, beside what its frames say."""
+
+    durable_limit: int = 0
+    """Every offset below was synced, as the checkpoint or the durable cell say. A lower value is safe."""
+    durable_position: int = 0
+    """The same in bytes of the segment; 0 if neither speaks of this segment."""
+    own_epoch: int = 0
+    """Frames of earlier epochs were copied from another machine: what they say of syncs was true there."""
+
+
+def judge(
+    rest: memoryview,
+    chain: Chain,
+    evidence: Evidence,
+    *,
+    position: int = 0,
+    header: SegmentHeader | None = None,
+) -> tuple[Verdict, str]:
     """Say what the bytes behind the last good frame are, and why.
 
-    ``rest`` reaches to the end of the file; ``durable_limit`` is the highest limit that the checkpoint
-    or the durable cell knows to have been synced (a lower value is always safe).
+    ``rest`` reaches from byte ``position`` of the segment to the last byte that is not zero; ``header`` is
+    the segment's, None for one of version 1.
     """
     if not any_nonzero(rest):
         return Verdict.END, "no bytes behind the last batch"
-    header = frame.parse_header(rest, 0)
-    if header is not None and frame.is_whole(rest, header):
+    salt = None if header is None else header.salt
+    where = f"at offset {chain.next_offset}"
+    first = frame.parse_header(rest, 0)
+    if first is not None and frame.is_whole(rest, first, frame.place(salt, position)):
         return Verdict.CORRUPT, (
-            f"a batch [{header.start}, {header.limit}) that does not continue the log at "
+            f"a batch [{first.start}, {first.limit}) that does not continue the log at "
             f"{chain.next_offset}"
         )
-    inside = header.end if header is not None and _is_sound(header, chain) else 0
-    for later in _whole_frames(rest, inside):
-        if later.start > chain.next_offset and later.synced_limit > chain.next_offset:
-            return Verdict.CORRUPT, f"a damaged batch at offset {chain.next_offset} that was synced"
-    if durable_limit > chain.next_offset and _reaches_its_end(rest, header):
-        return Verdict.CORRUPT, f"a damaged batch at offset {chain.next_offset} that was synced"
+    try:
+        testified = _testified(rest, chain, evidence, position, salt, first)
+    except frame.LookalikesError as error:
+        return Verdict.CORRUPT, f"{error}: it is unclear whether the batch {where} was synced"
+    is_noted = (
+        evidence.durable_limit > chain.next_offset or evidence.durable_position > position
+    ) and _reaches_its_end(rest, first)
+    if testified or is_noted:
+        return Verdict.CORRUPT, f"a damaged batch {where} that was synced"
+    if header is not None and header.reuses_blocks and not _seems_begun(first, chain):
+        return Verdict.END, "bytes of an earlier life of the file behind the last batch"
     return Verdict.TORN, f"an unfinished batch at offset {chain.next_offset}"
+
+
+def _testified(
+    rest: memoryview,
+    chain: Chain,
+    evidence: Evidence,
+    position: int,
+    salt: int | None,
+    first: frame.FrameHeader | None,
+) -> bool:
+    """Return whether a later frame says that what begins ``rest`` was synced."""
+    inside = 0
+    if salt is None:  # whole frames within a value look like those of the log
+        inside = frame.find_trailer(rest, 0) or 0
+        if first is not None and _is_sound(first, chain):
+            inside = max(inside, first.end)
+    for later in frame.whole_frames(rest, inside, salt, position):
+        if later.epoch < max(evidence.own_epoch, chain.epoch) or later.start < chain.next_offset:
+            continue
+        if later.synced_position > position or later.synced_limit > chain.next_offset:
+            return True
+    return False
+
+
+def _seems_begun(header: frame.FrameHeader | None, chain: Chain) -> bool:
+    """Return whether a write of the next frame seems to have begun."""
+    return header is not None and chain.follows(header)
 
 
 def _is_sound(header: frame.FrameHeader, chain: Chain) -> bool:
@@ -120,18 +179,6 @@ def _is_sound(header: frame.FrameHeader, chain: Chain) -> bool:
     return chain.follows(header) and header.length == length
 
 
-def _whole_frames(rest: memoryview, at: int) -> Iterator[frame.FrameHeader]:
-    """Yield the whole frames at or behind ``at``, at any aligned place."""
-    found = frame.find_whole_frame(rest, at)
-    while found is not None:
-        yield found
-        following = frame.parse_header(rest, found.end)  # nearly always there, and no search
-        if following is not None and frame.is_whole(rest, following):
-            found = following
-        else:
-            found = frame.find_whole_frame(rest, found.end)
-
-
 def _reaches_its_end(rest: memoryview, header: frame.FrameHeader | None) -> bool:
     """Return whether the frame that begins ``rest`` was written to its last byte.
 
@@ -139,7 +186,7 @@ def _reaches_its_end(rest: memoryview, header: frame.FrameHeader | None) -> bool
     """
     if header is not None and header.end <= len(rest) and rest[header.end - 1]:
         return True
-    return frame.ends_with_trailer(rest, 0)
+    return frame.find_trailer(rest, 0) is not None
 
 
 def any_nonzero(data: memoryview) -> bool:
@@ -147,8 +194,3 @@ def any_nonzero(data: memoryview) -> bool:
     zeroes = bytes(1 << 16)
     step = len(zeroes)
     return any(data[at : at + step] != zeroes[: len(data) - at] for at in range(0, len(data), step))
-
-
-def used_bytes(data: bytes) -> int:
-    """Return the length of ``data`` without the zeroes at its end."""
-    return len(data.rstrip(b"\0"))

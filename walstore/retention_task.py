@@ -18,7 +18,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Final, Protocol
@@ -47,8 +47,10 @@ class HeadKeeper(Protocol):
 
     head: int
     """First retained offset."""
-    durable_limit: int
-    """Every offset below it is synced."""
+
+    @property
+    def durable_limit(self) -> int:
+        """Every offset below it is synced."""
 
     def summaries(self) -> list[SegmentSummary]:
         """Return the sealed segments, oldest first, and behind them the active one as sealing it now
@@ -57,7 +59,8 @@ class HeadKeeper(Protocol):
     def advance_head(self, limit: int) -> list[int]:
         """Make ``limit`` the head, durably, and give up the sealed segments wholly below it.
 
-        Returns their first offsets. Does nothing if there is nothing to do; OSError fails the log.
+        Returns their first offsets. Does nothing if there is nothing to do. WalError if the head cannot be
+        made durable now: then nothing was given up.
         """
 
 
@@ -179,7 +182,7 @@ class Retention:
         except WalClosedError:
             raise
         except WalError as error:
-            logger.warning("nothing is deleted, since pins cannot be read: %s", error)
+            logger.warning("nothing is deleted for now: %s", error)
             return None
         for decision in found.dropped:
             logger.info("%s", decision)
@@ -271,7 +274,13 @@ class _Decision:
                 self.error = error
                 return []
             sizes = {summary.start: summary.data_bytes for summary in tail.summaries()}
-            starts = tail.advance_head(self.result.head)
+            try:
+                starts = tail.advance_head(self.result.head)
+            except WalError as error:  # the disk refused it for now; the log goes on
+                self.result, self.error = None, error
+                return []
+            if tail.head != self.result.head:  # no room to write it down
+                self.result = replace(self.result, head=tail.head)
         self.dropped_segments = len(starts)
         self.dropped_bytes = sum(sizes[start] for start in starts)
         return starts

@@ -1,4 +1,4 @@
-"""Segment files: header, sealed footer, index, names. Pure: bytes in, values out.
+"""Segment files: header, sealed footer, index, names. Pure but for :func:`make_salt`.
 
 The layout is specified in docs/format.md ("Segment"). A segment is a header, frames back to back, and
 once it is sealed a footer whose last bytes find its beginning. The footer's index is sparse: at most
@@ -8,6 +8,7 @@ over at most that much. Behind the index the footer may say which streams the se
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
 from array import array
@@ -23,7 +24,13 @@ from walstore.segment_streams import SegmentStreams
 HEADER_MAGIC: Final = b"WALSEG\r\n"
 FOOTER_MAGIC: Final = b"WALIDX\r\n"
 SEAL_MAGIC: Final = b"WALEND\r\n"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""Version 1 is read, too: its segments have no salt."""
+UNSALTED_VERSION: Final = 1
+REUSES_BLOCKS: Final = 1
+"""Flag: behind the frames are bytes of an earlier life of the file's blocks, not zeroes."""
+CRITICAL_FLAGS: Final = 0xFF
+"""Flag bits that a reader must understand."""
 HEADER: Final = struct.Struct("<8sIHH16sQQQII")
 HEADER_BYTES: Final = HEADER.size
 FOOTER: Final = struct.Struct("<8sIIQQQII")
@@ -46,6 +53,14 @@ class SegmentHeader:
     created_us: int
     previous_crc: int
     """CRC of the last frame before it; 0 for the first segment of a log."""
+    salt: int | None = None
+    """Random number that the CRCs of its frames depend on; None in a segment of version 1."""
+    flags: int = 0
+
+    @property
+    def reuses_blocks(self) -> bool:
+        """Whether bytes behind the frames may be left from an earlier life of the file."""
+        return bool(self.flags & REUSES_BLOCKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +147,22 @@ def parse_file_name(name: str) -> int | None:
     return int(stem)
 
 
+def make_salt() -> int:
+    """Return a random salt for a new segment."""
+    return int.from_bytes(os.urandom(4), "little")
+
+
 def encode_header(header: SegmentHeader) -> bytes:
     """Return the :data:`HEADER_BYTES` that begin a segment."""
     fields = (
-        FORMAT_VERSION,
-        0,
+        UNSALTED_VERSION if header.salt is None else FORMAT_VERSION,
+        header.flags,
         header.log_id,
         header.start,
         header.epoch,
         header.created_us,
         header.previous_crc,
-        0,
+        header.salt or 0,
     )
     crc = crc32c(HEADER.pack(HEADER_MAGIC, 0, *fields)[_CRC_FROM:])
     return HEADER.pack(HEADER_MAGIC, crc, *fields)
@@ -154,7 +174,9 @@ def decode_header(data: bytes, path: str) -> SegmentHeader:
         raise CorruptionError(
             "not a walstore segment", path=path, position=0, expected=HEADER_MAGIC, found=data[:8]
         )
-    _, crc, version, _, log_id, start, epoch, created_us, previous_crc, _ = HEADER.unpack_from(data)
+    _, crc, version, flags, log_id, start, epoch, created_us, previous_crc, salt = (
+        HEADER.unpack_from(data)
+    )
     found = crc32c(data[_CRC_FROM:HEADER_BYTES])
     if found != crc:
         raise CorruptionError(
@@ -167,7 +189,16 @@ def decode_header(data: bytes, path: str) -> SegmentHeader:
             found=version,
             supported=FORMAT_VERSION,
         )
-    return SegmentHeader(log_id, start, epoch, created_us, previous_crc)
+    if version == UNSALTED_VERSION:
+        return SegmentHeader(log_id, start, epoch, created_us, previous_crc)
+    if flags & CRITICAL_FLAGS & ~REUSES_BLOCKS:
+        raise FormatVersionError(
+            "segment uses a feature of a newer version",
+            path=path,
+            found=f"flags {flags:#x}",
+            supported=f"{REUSES_BLOCKS:#x}",
+        )
+    return SegmentHeader(log_id, start, epoch, created_us, previous_crc, salt, flags)
 
 
 def encode_footer(summary: SegmentSummary, index: SegmentIndex) -> bytes:

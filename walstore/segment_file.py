@@ -34,6 +34,8 @@ class Segment:
     """Of the active segment, or of a sealed one that was read before."""
     streams: SegmentStreams | None = None
     """Which streams a sealed segment holds, once they were read without the index."""
+    header: SegmentHeader | None = None
+    """Once it was read."""
 
     @property
     def known_streams(self) -> SegmentStreams | None:
@@ -125,6 +127,7 @@ def iter_chunks(
     without records are among them, as empty batches: not for users.
     """
     end = source.summary.data_bytes if source.summary is not None else file.size()
+    salt = load_header(file, source).salt
     least = wanted = max(chunk_bytes, frame.HEADER_BYTES)
     expected: int | None = None
     reached = False
@@ -140,7 +143,7 @@ def iter_chunks(
                 break
             else:
                 try:
-                    check(view, header, expected, source.path, at + used)
+                    check(view, header, expected, source.path, at + used, salt)
                 except CorruptionError:
                     if not batches:
                         raise
@@ -158,6 +161,13 @@ def iter_chunks(
         at += used
 
 
+def load_header(file: File, source: Segment) -> SegmentHeader:
+    """Return the segment's header, read on first use."""
+    if source.header is None:
+        source.header = read_header(file, source.path)
+    return source.header
+
+
 def load_index(file: File, source: Segment) -> SegmentIndex:
     """Return the segment's index, read from its footer on first use; checks the header too."""
     if source.index is None:
@@ -168,7 +178,7 @@ def load_index(file: File, source: Segment) -> SegmentIndex:
 
 def _read_own_footer(file: File, source: Segment) -> tuple[SegmentSummary, SegmentIndex] | None:
     """Read header and footer; CorruptionError if they are not what is known of the segment."""
-    read_header(file, source.path)
+    load_header(file, source)
     found = read_footer(file, source.start, source.path)
     if found and source.summary and found[0] != source.summary:
         raise CorruptionError(
@@ -205,10 +215,15 @@ def _grow(view: memoryview, wanted: int, path: Path, at: int, end: int) -> int:
 
 
 def check(
-    view: memoryview, header: frame.FrameHeader, expected: int | None, path: Path, at: int
+    view: memoryview,
+    header: frame.FrameHeader,
+    expected: int | None,
+    path: Path,
+    at: int,
+    salt: int | None,
 ) -> None:
     """Raise CorruptionError unless the frame is whole and begins where the last one ended."""
-    if not frame.is_whole(view, header):
+    if not frame.is_whole(view, header, frame.place(salt, at)):
         raise CorruptionError(
             "batch is damaged", path=str(path), position=at, expected="its CRC32C"
         )

@@ -49,6 +49,7 @@ class Spill:
         self._file = fs.open(self.path, "x")
         self._frames: list[_Frame] = []
         self._streams = SegmentStreams()
+        self._salt = segment.make_salt()
         self._position = segment.HEADER_BYTES
         self._synced_position = 0
         self._timestamp_us = 0
@@ -93,7 +94,7 @@ class Spill:
         returns. OSError at any call; whether it is part of the log is then for recovery to say.
         """
         start, synced_limit = chain.next_offset, chain.next_offset
-        header = SegmentHeader(log_id, start, chain.epoch, now_us, chain.previous_crc)
+        header = SegmentHeader(log_id, start, chain.epoch, now_us, chain.previous_crc, self._salt)
         index = SegmentIndex(self._streams)
         for found in self._frames:
             base_us = max(found.base_us, chain.timestamp_us)
@@ -115,7 +116,7 @@ class Spill:
         self._fs.sync_directory(directory)
         self.is_placed = True
         self._frames.clear()
-        return Segment(path, start, summary, index)
+        return Segment(path, start, summary, index, header=header)
 
     def discard(self) -> None:
         """Delete the file; twice is allowed, and one that is gone already is no error."""
@@ -136,6 +137,7 @@ class Spill:
             epoch=chain.epoch,
             previous_crc=chain.previous_crc,
             synced_limit=synced_limit,
+            at=frame.place(self._salt, found.position),
         )
         self._file.pwrite([header], found.position)
         chain.next_offset += found.body.count

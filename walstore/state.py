@@ -14,7 +14,7 @@ from sortedcontainers import SortedDict
 
 from walstore.budgets import CacheBudget
 from walstore.cache import Cache
-from walstore.commit import Commit
+from walstore.commit import Commit, Reached
 from walstore.errors import WalError
 from walstore.faults import fresh
 from walstore.limits import Limit
@@ -127,13 +127,14 @@ class LogState:
 
     def on_failure(
         self,
-        durable_limit: int,
+        reached: Reached,
         make_error: Callable[[int], WalError],
         make_settled_error: Callable[[int], WalError],
     ) -> None:
         """Tell every waiter what became of its records."""
-        self.errors.count(make_error(durable_limit + 1))
-        self.durable.advance(durable_limit)
+        self.errors.count(make_error(reached.durable_limit + 1))
+        self.durable.advance(reached.durable_limit)
+        self.settled.advance(reached.durable_serial)
         self.durable.fail(make_error)
         self.settled.fail(make_settled_error)
         if self.visible is not self.durable:

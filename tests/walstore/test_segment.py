@@ -15,7 +15,7 @@ from walstore import CorruptionError, FormatVersionError, segment
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_streams import SegmentStreams
 
-HEADER = SegmentHeader(bytes(range(16)), 101, 7, 1_750_000_000_000_000, 0xDEADBEEF)
+HEADER = SegmentHeader(bytes(range(16)), 101, 7, 1_750_000_000_000_000, 0xDEADBEEF, 0xA5A5)
 SUMMARY = SegmentSummary(101, 250, 70_000, 0xCAFE, 1_750_000_000_000_001)
 
 
@@ -58,6 +58,20 @@ def test_header_round_trip() -> None:
     assert len(data) == segment.HEADER_BYTES
     assert segment.HEADER_BYTES % 8 == 0
     assert segment.decode_header(data, "f") == HEADER
+    for other in (
+        dataclasses.replace(HEADER, salt=None),
+        dataclasses.replace(HEADER, salt=0),
+        dataclasses.replace(HEADER, flags=segment.REUSES_BLOCKS | 0x8000),
+    ):
+        assert segment.decode_header(segment.encode_header(other), "f") == other
+    assert not HEADER.reuses_blocks
+    assert dataclasses.replace(HEADER, flags=segment.REUSES_BLOCKS).reuses_blocks
+
+
+def test_an_unknown_flag_is_refused() -> None:
+    data = segment.encode_header(dataclasses.replace(HEADER, flags=0x80))
+    with pytest.raises(FormatVersionError, match="newer version"):
+        segment.decode_header(data, "f")
 
 
 @pytest.mark.parametrize("bit", range(8 * segment.HEADER_BYTES))
@@ -82,7 +96,7 @@ def test_a_newer_version_is_named() -> None:
     data[8:12] = crc32c(bytes(data[12:])).to_bytes(4, "little")
     with pytest.raises(FormatVersionError) as found:
         segment.decode_header(bytes(data), "f")
-    assert (found.value.found, found.value.supported) == (2, 1)
+    assert (found.value.found, found.value.supported) == (3, 2)
 
 
 def test_footer_round_trip() -> None:

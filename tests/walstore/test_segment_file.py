@@ -223,7 +223,9 @@ def test_a_frame_of_a_newer_version_is_named(source) -> None:
     assert header is not None
     data[at + 30] = frame.FRAME_VERSION + 1
     body = at + frame.HEADER_BYTES
-    crc = crc32c(bytes(data[at + frame.CRC_FROM : body]), crc32c(bytes(data[body : header.end])))
+    salt = segment.decode_header(bytes(data), "f").salt
+    covered = bytes(data[at + frame.CRC_FROM : body]) + frame.place(salt, at)
+    crc = crc32c(covered, crc32c(bytes(data[body : header.end])))
     data[at + 4 : at + 8] = crc.to_bytes(4, "little")
     source.path.write_bytes(data)
     with pytest.raises(FormatVersionError, match=f"at byte {at}"):

@@ -19,7 +19,7 @@ from tests.local import (
 )
 from walstore import checkpoint, segment
 from walstore.checkpoint import DurableCell
-from walstore.commit import CommitError
+from walstore.commit import TailError
 from walstore.draft import Draft
 from walstore.opening import Opened
 from walstore.segment_file import read_batches
@@ -278,8 +278,13 @@ def test_a_head_inside_a_segment_is_in_the_log_itself(log_directory) -> None:
 # -- failures --------------------------------------------------------------------------------------
 
 
-def commit_failing(tail: Tail, *drafts: Draft) -> CommitError:
-    with pytest.raises(CommitError) as failed:
+def outcome_of(error: TailError) -> str:
+    """Return what became of the last record that was handed over."""
+    return error.reached.outcome(error.reached.attempted_limit)
+
+
+def commit_failing(tail: Tail, *drafts: Draft) -> TailError:
+    with pytest.raises(TailError) as failed:
         tail.commit(drafts)
     return failed.value
 
@@ -289,7 +294,7 @@ def test_a_write_that_fails_is_taken_back(opened, faulty, log_directory, written
     opened.tail.commit([draft_of(1, b"kept")])
     faulty.fail("pwrite", errno.ENOSPC, name=ACTIVE, written_bytes=written)
     error = commit_failing(opened.tail, draft_of(2, b"lost" * 100))
-    assert (error.cause.errno, error.durable_limit, error.outcome) == (
+    assert (error.cause.errno, error.reached.durable_limit, outcome_of(error)) == (
         errno.ENOSPC,
         2,
         "not_written",
@@ -301,7 +306,7 @@ def test_a_write_that_fails_is_taken_back(opened, faulty, log_directory, written
 def test_a_write_that_fails_and_cannot_be_taken_back_is_unknown(tail, faulty) -> None:
     faulty.fail("pwrite", errno.EIO, name=ACTIVE)
     faulty.fail("truncate", errno.EIO)
-    assert commit_failing(tail, draft_of(1, b"a")).outcome == "unknown"
+    assert outcome_of(commit_failing(tail, draft_of(1, b"a"))) == "unknown"
 
 
 def test_a_sync_that_fails_is_unknown_and_never_tried_again(opened, faulty, log_directory) -> None:
@@ -310,7 +315,7 @@ def test_a_sync_that_fails_is_unknown_and_never_tried_again(opened, faulty, log_
     before = faulty.count("datasync", name=ACTIVE)
     faulty.fail("datasync", errno.EIO, name=ACTIVE)
     error = commit_failing(tail, draft_of(2, b"in doubt"))
-    assert (error.durable_limit, error.outcome) == (2, "unknown")
+    assert (error.reached.durable_limit, outcome_of(error)) == (2, "unknown")
     close_opened(opened, clean=False)
     assert faulty.count("datasync", name=ACTIVE) == before + 1
     assert cell_of(log_directory).durable_limit == 2
@@ -338,8 +343,8 @@ def test_a_rotation_that_fails_inside_a_commit_keeps_what_was_durable(
     tail.commit([draft_of(1, b"a" * 50 * KIB)])
     faulty.fail(kind, errno.EIO, nth=2 if kind in ("pwrite", "datasync") else 1)
     error = commit_failing(tail, draft_of(2, b"b" * 10 * KIB), draft_of(3, b"c" * 10 * KIB))
-    assert (error.durable_limit, error.outcome) == (3, "not_written")
-    assert tail.attempted_limit == 4
+    assert (error.reached.durable_limit, outcome_of(error)) == (3, "not_written")
+    assert tail.reached.attempted_limit == 4
     faulty.heal()
     close_opened(opened, clean=False)
     assert [value[:1] for value in reopened_values(log_directory)] == [b"a", b"b"]
@@ -351,7 +356,7 @@ def test_without_room_to_reserve_it_writes_as_far_as_there_is_room(log_directory
     for start in range(1, 4):
         opened.tail.commit([draft_of(start, b"x" * 10 * KIB)])
     error = commit_failing(opened.tail, draft_of(4, b"x" * 10 * KIB))
-    assert (error.cause.errno, error.durable_limit, error.outcome) == (
+    assert (error.cause.errno, error.reached.durable_limit, outcome_of(error)) == (
         errno.ENOSPC,
         4,
         "not_written",

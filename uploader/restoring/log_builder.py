@@ -58,6 +58,7 @@ class LogBuilder:
         self._chain = Chain(0, 0, 0, _EPOCH, self._ledger)
         self._sealed: list[SegmentSummary] = []
         self._tail_index = SegmentIndex()
+        self._tail_salt: int | None = None
         self._writer: SegmentWriter | None = None
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = self._gathered_bytes = 0
@@ -134,7 +135,9 @@ class LogBuilder:
         """Make it a log that opens; ``uploaded_limit`` is 0 if it is shipped nowhere. OSError."""
         self._frame_gathered()
         if not self._sealed and self._writer is None:
-            self._begin_segment().leave_open()
+            writer = self._begin_segment()
+            writer.leave_open()
+            self._tail_salt = writer.salt
         elif self._writer is not None:
             self._seal(self._writer)
         self._writer = None
@@ -220,7 +223,7 @@ class LogBuilder:
 
     def _seal(self, writer: SegmentWriter) -> None:
         self._sealed.append(writer.seal())
-        self._tail_index = writer.index
+        self._tail_index, self._tail_salt = writer.index, writer.salt
         self._writer = None
 
     def _resume(self) -> None:
@@ -237,9 +240,10 @@ class LogBuilder:
                 if footer is None or found != expected:
                     raise CorruptionError("a segment does not continue the log", path=str(path))
                 summary, self._tail_index = footer
+                self._tail_salt = header.salt
                 if start == starts[-1]:
                     chain = Chain(start, header.previous_crc, 0, _EPOCH, self._ledger)
-                    walk_file(file, path, chain, SegmentIndex(), segment.HEADER_BYTES)
+                    walk_file(file, path, chain, SegmentIndex(), segment.HEADER_BYTES, header.salt)
             finally:
                 file.close()
             self._sealed.append(summary)
@@ -273,6 +277,7 @@ class LogBuilder:
             uploaded_limit=uploaded_limit,
             tier_url=tier_url,
             ledger=b"" if self._ledger.is_empty else self._ledger.whole().encode(),
+            tail_salt=self._tail_salt,
         )
         cell = DurableCell(
             head=hint.head,
@@ -281,9 +286,10 @@ class LogBuilder:
             tail_start=hint.tail_start,
             tail_position=hint.tail_position,
             visible_limit=hint.next_offset,
+            tail_salt=hint.tail_salt,
         )
-        data = checkpoint.encode_cell(cell).ljust(checkpoint.CELL_BYTES, b"\0")
-        write_durably(self._fs, self._directory / checkpoint.CELL_FILE_NAME, data)
+        cell_path = self._directory / checkpoint.CELL_FILE_NAME
+        write_durably(self._fs, cell_path, checkpoint.encode_cell(cell))
         write_durably(
             self._fs, self._directory / checkpoint.FILE_NAME, checkpoint.encode_checkpoint(hint)
         )

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from uploader.restoring.framing import Framed
 from walstore import frame, segment
 from walstore.draft import marks_column
-from walstore.framer import Framer
+from walstore.framer import Framer, Spot
 from walstore.ledger import Ledger, Marks, StreamInfo
 from walstore.ports import FileSystem
 from walstore.recovery import Chain
@@ -74,12 +74,17 @@ class SegmentWriter:
         with contextlib.suppress(FileNotFoundError):
             fs.remove(spare)
         self._file = fs.open(spare, "x")
-        header = SegmentHeader(log_id, self._start, chain.epoch, now_us, chain.previous_crc)
+        self.salt = segment.make_salt()
+        """The segment's salt."""
+        header = SegmentHeader(
+            log_id, self._start, chain.epoch, now_us, chain.previous_crc, self.salt
+        )
         self._waiting: list[bytes | bytearray] = [segment.encode_header(header)]
         self._waiting_bytes = self._written_bytes = 0
         if not self._ledger.is_empty:
             self.index.add(self._start, self.size_bytes, chain.timestamp_us)
-            self._take(Framer(chain, compress=False).frame_ledger(self._start))
+            spot = Spot(frame.place(self.salt, self.size_bytes), self._start, 0)
+            self._take(Framer(chain, compress=False).frame_ledger(spot))
 
     @property
     def is_empty(self) -> bool:
@@ -97,6 +102,7 @@ class SegmentWriter:
             epoch=chain.epoch,
             previous_crc=chain.previous_crc,
             synced_limit=self._start,
+            at=frame.place(self.salt, self.size_bytes),
         )
         data[: frame.HEADER_BYTES] = header
         self.index.add(chain.next_offset, self.size_bytes, framed.base_timestamp_us)

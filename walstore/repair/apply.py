@@ -133,6 +133,7 @@ def _write_segment(
         output.header_epoch,
         output.created_us,
         output.previous_crc,
+        output.salt,
     )
     file = fs.open(spare, "x")
     try:
@@ -140,7 +141,7 @@ def _write_segment(
         _copy(fs, directory, kept, file, output)
         index = SegmentIndex(SegmentStreams())
         chain = Chain(output.start, output.previous_crc, 0, 0)
-        end = walk_file(file, spare, chain, index, segment.HEADER_BYTES)
+        end = walk_file(file, spare, chain, index, segment.HEADER_BYTES, output.salt)
         found = (chain.next_offset, chain.previous_crc, end)
         wanted = segment.HEADER_BYTES + output.end - output.position
         if found != (output.limit, output.last_crc, wanted):
@@ -156,7 +157,7 @@ def _write_segment(
             )
             file.pwrite([segment.encode_footer(summary, index)], end)
         elif output.needs_ledger:
-            file.pwrite([_ledger_frame(output, actions)], end)
+            file.pwrite([_ledger_frame(output, actions, end)], end)
         file.datasync()
     finally:
         file.close()
@@ -197,7 +198,7 @@ def _patched(data: bytes, position: int, value: int) -> bytes:
     return data[:position] + bytes([value]) + data[position + 1 :]
 
 
-def _ledger_frame(output: Output, actions: Actions) -> bytearray:
+def _ledger_frame(output: Output, actions: Actions, position: int) -> bytearray:
     """Return a frame without records that holds what the log remembers."""
     column = frame.blob_column(Kind.MARKS, [actions.ledger], len(actions.ledger))
     data, _ = frame.encode(
@@ -209,6 +210,7 @@ def _ledger_frame(output: Output, actions: Actions) -> bytearray:
         epoch=actions.epoch,
         previous_crc=output.last_crc,
         synced_limit=output.limit,
+        at=frame.place(output.salt, position),
     )
     return data
 
@@ -218,9 +220,9 @@ def _write_hints(fs: FileSystem, directory: Path, actions: Actions) -> None:
     *before, last = actions.segments
     sealed = []
     for start in before:
-        summary, _, _ = _end_of(fs, directory, start)
+        summary, _, _, _ = _end_of(fs, directory, start)
         sealed.append(summary)
-    summary, index, epoch = _end_of(fs, directory, last)
+    summary, index, epoch, salt = _end_of(fs, directory, last)
     hint = Checkpoint(
         log_id=bytes.fromhex(actions.log_id),
         epoch=max(actions.epoch, epoch),
@@ -235,6 +237,7 @@ def _write_hints(fs: FileSystem, directory: Path, actions: Actions) -> None:
         uploaded_limit=actions.uploaded_limit,
         tier_url=actions.tier_url,
         ledger=actions.ledger,
+        tail_salt=salt,
     )
     cell = DurableCell(
         head=hint.head,
@@ -243,27 +246,27 @@ def _write_hints(fs: FileSystem, directory: Path, actions: Actions) -> None:
         tail_start=last,
         tail_position=hint.tail_position,
         visible_limit=hint.next_offset,
+        tail_salt=salt,
     )
-    data = checkpoint.encode_cell(cell).ljust(checkpoint.CELL_BYTES, b"\0")
-    write_durably(fs, directory / checkpoint.CELL_FILE_NAME, data)
+    write_durably(fs, directory / checkpoint.CELL_FILE_NAME, checkpoint.encode_cell(cell))
     write_durably(fs, directory / checkpoint.FILE_NAME, checkpoint.encode_checkpoint(hint))
 
 
 def _end_of(
     fs: FileSystem, directory: Path, start: int
-) -> tuple[SegmentSummary, SegmentIndex, int]:
-    """Return what is known of a good segment, its index, and its epoch as far as known."""
+) -> tuple[SegmentSummary, SegmentIndex, int, int | None]:
+    """Return what is known of a good segment, its index, its epoch as far as known, and its salt."""
     path = directory / segment.file_name(start)
     file = fs.open(path, "r")
     try:
         header = read_header(file, path)
         footer = read_footer(file, start, path)
         if footer is not None:
-            return *footer, header.epoch
+            return *footer, header.epoch, header.salt
         index = SegmentIndex()
         chain = Chain(start, header.previous_crc, 0, header.epoch)
-        end = walk_file(file, path, chain, index, segment.HEADER_BYTES)
+        end = walk_file(file, path, chain, index, segment.HEADER_BYTES, header.salt)
     finally:
         file.close()
     summary = SegmentSummary(start, chain.next_offset, end, chain.previous_crc, chain.timestamp_us)
-    return summary, index, chain.epoch
+    return summary, index, chain.epoch, header.salt

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from crc32c import crc32c
+
 from walstore import checkpoint, segment
 from walstore.repair.damages import find_damages
 from walstore.repair.notes import general_notes, loss_notes
@@ -254,6 +256,7 @@ class _Decision:
                 patches=run.patches,
                 is_sealed=is_sealed,
                 needs_ledger=begins_late and not is_sealed and bool(ledger),
+                salt=_moved_salt(source.salt, run.position),
             )
         )
 
@@ -277,6 +280,7 @@ class _Decision:
                 patches=(),
                 is_sealed=False,
                 needs_ledger=bool(ledger),
+                salt=crc32c(b"%d %d" % (self._limit, self._situation.epoch)),
             )
         )
 
@@ -340,3 +344,8 @@ def _healed_in(source: SegmentSurvey, run: Run) -> list[Healed]:
         for one in source.healed
         if run.start <= one.interval.start and one.interval.limit <= run.limit
     ]
+
+
+def _moved_salt(salt: int | None, position: int) -> int | None:
+    """Return the salt with which frames that began at ``position`` are whole at the beginning of a file."""
+    return None if salt is None else (salt + position - segment.HEADER_BYTES) & 0xFFFF_FFFF

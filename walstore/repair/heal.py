@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from crc32c import crc32c
+
 from walstore import segment
 from walstore.errors import WalError
 from walstore.ports import File, FileSystem
@@ -171,7 +173,7 @@ class _Healing:
     def _fill_gaps(self, one: SegmentSurvey, file: File, gaps: list[tuple[int, Gap]]) -> None:
         """Make the segment, or the several segments, that the runs and the filled gaps are."""
         made = ExtentList(self._staging)
-        made.take(0, segment.HEADER_BYTES)
+        salt = self._add_header(one, made)
         healed: list[Healed] = []
         first = begin = 0  # the first run of what is being made, and where its batches begin
         behind = dict(gaps)
@@ -182,6 +184,7 @@ class _Healing:
                 limit = run.position if run else max(gap.position, one.size_bytes)
                 made.take(gap.position, min(limit, one.size_bytes))
             elif gap is not None:
+                gap.salt = salt
                 is_exact = self._fill(gap, file, made)
                 healed.append(Healed(Interval(gap.start, gap.limit), is_exact))
                 if not is_exact and run is not None:
@@ -200,6 +203,33 @@ class _Healing:
             self._made.append(dataclasses.replace(one, runs=one.runs[first:]))
             if one.runs:
                 self._before = _Before.after(one.runs[-1])
+
+    def _add_header(self, one: SegmentSurvey, made: ExtentList) -> int | None:
+        """Add a segment's header, a new one if it is damaged; return the salt."""
+        header = one.header
+        if header is not None and not one.header_error:
+            made.take(0, segment.HEADER_BYTES)
+            return header.salt
+        if header is None:
+            first = one.runs[0] if one.runs else None
+            is_first = first is not None and first.position == segment.HEADER_BYTES
+            header = SegmentHeader(
+                self._situation.log_id or bytes(16),
+                one.start,
+                self._before.epoch,
+                first.created_us if first else 0,
+                first.previous_crc if first and is_first else self._before.last_crc or 0,
+                one.salt if one.salt is not None or first else self._new_salt(one.start),
+            )
+        made.stage([segment.encode_header(header)])
+        return header.salt
+
+    def _new_salt(self, start: int) -> int | None:
+        """Return the salt of a new segment, the same when it is planned and when it is made."""
+        headers = [one.header for one in self._survey.segments if one.header is not None]
+        if headers and all(header.salt is None for header in headers):
+            return None
+        return crc32c(b"%d %d" % (start, self._situation.epoch))
 
     def _fill(self, gap: Gap, file: File, made: ExtentList) -> bool:
         """Add the batches of a gap; return whether they are what was written."""
@@ -231,7 +261,7 @@ class _Healing:
         """Survey what was made, as if it lay there."""
         path = self._survey.path / one.name
         overlay = Overlay(made.extents, file, self._staging)
-        found = survey_file(overlay, path, one.start, self._survey.hint, 0, [], is_last=False)
+        found = survey_file(overlay, path, one.start, self._survey.hint, None, [], is_last=False)
         runs = [run for run in found.runs if run.position >= begin]
         self._made.append(
             dataclasses.replace(found, runs=runs, extents=tuple(made.extents), healed=tuple(healed))
@@ -249,7 +279,8 @@ class _Healing:
         if not (copy.head <= start < limit and complete and self._situation.log_id is not None):
             return
         previous = before.last_crc or 0
-        header = SegmentHeader(self._situation.log_id, start, before.epoch, 0, previous)
+        salt = self._new_salt(start)
+        header = SegmentHeader(self._situation.log_id, start, before.epoch, 0, previous, salt)
         made = ExtentList(self._staging)
         made.stage([segment.encode_header(header)])
         gap = Gap(
@@ -265,6 +296,7 @@ class _Healing:
             timestamp_us=before.timestamp_us,
             ledger=before.ledger,
             synced_limit=start,
+            salt=salt,
         )
         rebuilder = Rebuilder(gap, copy.read)
         made.stage(rebuilder.remember(before.ledger))
@@ -273,7 +305,7 @@ class _Healing:
             made.stage(rebuilder.remember(self._ledger_at(limit)))
         path = self._survey.path / segment.file_name(start)
         overlay = Overlay(made.extents, None, self._staging)
-        found = survey_file(overlay, path, start, None, 0, [], is_last=False)
+        found = survey_file(overlay, path, start, None, None, [], is_last=False)
         healed = (Healed(Interval(start, limit), is_exact=False),)
         self._made.append(dataclasses.replace(found, extents=tuple(made.extents), healed=healed))
         self._before = _Before.after(found.runs[-1])

@@ -60,9 +60,13 @@ class Links:
         return position, headers
 
     def is_linked(self, damage: int, position: int, headers: list[FrameHeader]) -> bool:
-        """Return whether the frames at ``position`` are records, given the damage at ``damage``."""
+        """Return whether the frames at ``position`` are records, given the damage at ``damage``.
+
+        In a segment with a salt they are: no bytes of a value are whole there.
+        """
         return (
-            self._stored_crc(damage) == headers[0].previous_crc
+            self._scan.salt is not None
+            or self._stored_crc(damage) == headers[0].previous_crc
             or self._trailers_reach(damage, position)
             or self._is_marked(position, headers)
         )

@@ -27,10 +27,13 @@ class Mended(NamedTuple):
     """Which byte of the frame was wrong."""
 
 
-def mend(read: Callable[[int], bytes], size_bytes: int, chain: Chain) -> Mended | None:
+def mend(
+    read: Callable[[int], bytes], size_bytes: int, chain: Chain, place: bytes
+) -> Mended | None:
     """Return the frame that continues the log at ``chain`` if flipping one bit yields it, or None.
 
-    ``read(size)`` returns so many bytes from where the frame begins, of which there are ``size_bytes``.
+    ``read(size)`` returns so many bytes from where the frame begins, of which there are ``size_bytes``;
+    ``place`` is :func:`walstore.frame.place` of that position.
     """
     if size_bytes < frame.HEADER_BYTES + frame.TRAILER.size:
         return None
@@ -43,13 +46,13 @@ def mend(read: Callable[[int], bytes], size_bytes: int, chain: Chain) -> Mended 
         if header.length > len(data):
             data = read(header.length)
         whole = candidate + data[frame.HEADER_BYTES : header.length]
-        if frame.is_whole(memoryview(whole), header):
+        if frame.is_whole(memoryview(whole), header, place):
             return Mended(whole, header, position)
     header = frame.parse_header(memoryview(head), 0)
     if header is None or not chain.follows(header) or header.length > min(size_bytes, MOST_BYTES):
         return None
     for position, candidate in _flipped(data[: header.length], frame.HEADER_BYTES):
-        if frame.is_whole(memoryview(candidate), header):
+        if frame.is_whole(memoryview(candidate), header, place):
             return Mended(candidate, header, position)
     return None
 

@@ -144,6 +144,8 @@ class Output:
     is_sealed: bool
     needs_ledger: bool
     """Whether it must end with the ledger because it does not begin with it."""
+    salt: int | None = None
+    """That of the source, plus how much further forward the frames come to lie; None for version 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,8 @@ class Gap:
     ledger: bytes
     """What the log remembers before, as marks."""
     synced_limit: int
+    salt: int | None = None
+    """Of the segment; None for one of version 1."""
     is_last: bool = False
     """Whether the log ends with it."""
 
@@ -92,6 +94,15 @@ class Rebuilder:
         is_filled = gap.size is None or self.size_bytes == gap.size
         is_chained = gap.wanted_crc in (None, self._previous_crc)
         return self.next_offset == gap.limit and is_filled and is_chained
+
+    @property
+    def _position(self) -> int:
+        """Where the next batch begins in its file."""
+        return self.gap.position + self.size_bytes
+
+    @property
+    def _at(self) -> bytes:
+        return frame.place(self.gap.salt, self._position)
 
     # -- as it was ---------------------------------------------------------------------------
 
@@ -180,15 +191,17 @@ class Rebuilder:
         columns = draft.columns(deltas)
         epochs = {self._epoch, self.gap.next_epoch}
         limits = {self.next_offset, self.gap.synced_limit}
+        positions = {self._position, 0} if self.gap.salt is not None else {0}
         if raw is not None:
             epochs |= {raw.epoch} if self._epoch <= raw.epoch <= self.gap.next_epoch else set()
-            limits |= {raw.synced_limit}
+            limits.add(raw.synced_limit)
+            positions.add(raw.synced_position)
         for marks in self._marks(draft, len(columns)):
             if marks is None and not columns:
                 continue
             first = [] if marks is None else [frame.blob_column(Kind.MARKS, (marks,), len(marks))]
             for data, body in _bodies([*first, *columns], limit - self.next_offset, length):
-                for epoch, synced_limit in product(epochs, limits):
+                for epoch, synced_limit, synced_position in product(epochs, limits, positions):
                     header, crc = frame.encode_header(
                         body,
                         start=self.next_offset,
@@ -197,6 +210,8 @@ class Rebuilder:
                         epoch=epoch,
                         previous_crc=self._previous_crc,
                         synced_limit=synced_limit,
+                        synced_position=synced_position,
+                        at=self._at,
                     )
                     if crc in crcs:
                         data[: frame.HEADER_BYTES] = header
@@ -310,6 +325,7 @@ class Rebuilder:
             epoch=self._epoch,
             previous_crc=self._previous_crc,
             synced_limit=min(self.gap.synced_limit, start),
+            at=self._at,
         )
 
     # -- both --------------------------------------------------------------------------------
@@ -320,7 +336,7 @@ class Rebuilder:
         self.size_bytes += size
 
     def _is_whole(self, view: memoryview, header: frame.FrameHeader) -> bool:
-        return frame.is_whole(view, header)
+        return frame.is_whole(view, header, self._at)
 
 
 def solve(crc_with: Callable[[int], int], wanted: int) -> int:

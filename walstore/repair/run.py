@@ -76,6 +76,8 @@ class SegmentSurvey:
     footer: SegmentSummary | None = None
     footer_error: str = ""
     """What is wrong with the footer, if there seems to be one."""
+    salt: int | None = None
+    """Of its header, or found by its frames; None for a segment of version 1."""
     runs: list[Run] = field(default_factory=list)
     torn_bytes: int = 0
     """Bytes behind the last frame that were never acknowledged."""

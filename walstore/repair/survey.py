@@ -40,14 +40,13 @@ def survey_log(fs: FileSystem, directory: Path) -> Survey:
         raise restore_interrupted(directory)
     hint, hint_error = _read_hint(fs, directory, names)
     cell, cell_error = _read_cell(fs, directory, names)
-    durable_limit = max(hint.next_offset if hint else 0, cell.durable_limit if cell else 0)
     found = sorted((start, name) for name, start in starts.items() if start is not None)
     segments: list[SegmentSurvey] = []
     following: SegmentHeader | None = None
     for start, name in reversed(found):
         marks = list(_marks(start, hint, cell, following))
         one = _survey_segment(
-            fs, directory / name, start, hint, durable_limit, marks, is_last=name == found[-1][1]
+            fs, directory / name, start, hint, cell, marks, is_last=name == found[-1][1]
         )
         segments.append(one)
         following = one.header
@@ -110,14 +109,14 @@ def _survey_segment(
     path: Path,
     start: int,
     hint: Checkpoint | None,
-    durable_limit: int,
+    cell: DurableCell | None,
     marks: list[Mark],
     *,
     is_last: bool,
 ) -> SegmentSurvey:
     file = fs.open(path, "r")
     try:
-        return survey_file(file, path, start, hint, durable_limit, marks, is_last=is_last)
+        return survey_file(file, path, start, hint, cell, marks, is_last=is_last)
     finally:
         file.close()
 
@@ -127,7 +126,7 @@ def survey_file(
     path: Path,
     start: int,
     hint: Checkpoint | None,
-    durable_limit: int,
+    cell: DurableCell | None,
     marks: Iterable[Mark],
     *,
     is_last: bool,
@@ -146,7 +145,7 @@ def survey_file(
         found.footer = footer[0] if footer else None
     except CorruptionError as error:
         found.footer_error = _bare(error)
-    SegmentWalk(file, path, found, hint, durable_limit, marks, is_last=is_last).run()
+    SegmentWalk(file, path, found, hint, cell, marks, is_last=is_last).run()
     return found
 
 

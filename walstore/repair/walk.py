@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from walstore import frame, recovery, segment
-from walstore.checkpoint import Checkpoint
+from walstore.checkpoint import Checkpoint, DurableCell
+from walstore.directory import evidence_of
 from walstore.errors import FormatVersionError
 from walstore.ledger import Ledger, Marks
 from walstore.ports import File
@@ -17,7 +18,7 @@ from walstore.repair.mend import mend
 from walstore.repair.plan import Patch
 from walstore.repair.run import Run, SegmentSurvey
 from walstore.segment import SegmentIndex
-from walstore.verify.frames import FrameScan
+from walstore.verify.frames import FrameScan, find_salt
 
 _CHUNK_BYTES: Final = 8 << 20
 _PRODUCER_WINDOW: Final = 10_000
@@ -36,24 +37,24 @@ class SegmentWalk:
         path: Path,
         found: SegmentSurvey,
         hint: Checkpoint | None,
-        durable_limit: int,
+        cell: DurableCell | None,
         marks: Iterable[Mark],
         *,
         is_last: bool,
     ) -> None:
         """Survey ``file`` into ``found``, whose header and footer are known.
 
-        ``durable_limit`` is what the log's hints know to have been synced; ``marks`` are the places where
-        they, and the segment behind, say that a frame ends.
+        ``marks`` are the places where the log's hints, and the segment behind, say that a frame ends.
         """
         self._file = file
         self._path = path
         self._found = found
         self._hint = hint if hint is not None and hint.tail_start == found.start else None
-        self._durable_limit = durable_limit
         self._is_last = is_last
         self._end = found.footer.data_bytes if found.footer else found.size_bytes
-        self._scan = FrameScan(file, self._end)
+        found.salt = _salt_of(file, self._end, found)
+        self._evidence = evidence_of(found.start, found.salt, hint, cell)
+        self._scan = FrameScan(file, self._end, found.salt)
         footer = found.footer
         known = [Mark(footer.data_bytes, footer.limit, footer.last_crc)] if footer else []
         self._links = Links(file, self._scan, [*known, *marks])
@@ -148,7 +149,8 @@ class SegmentWalk:
         if self._found.header is None or not self._attempts:
             return False
         self._attempts -= 1
-        mended = mend(lambda size: self._file.pread(size, at), self._end - at, chain)
+        place = frame.place(self._found.salt, at)
+        mended = mend(lambda size: self._file.pread(size, at), self._end - at, chain, place)
         if mended is None:
             return False
         self._follow_buffer(memoryview(mended.data), chain, at)
@@ -160,7 +162,7 @@ class SegmentWalk:
     def _follow_buffer(self, view: memoryview, chain: Chain, at: int) -> int:
         """Follow the whole frames at the beginning of a buffer; return their size."""
         try:
-            return recovery.walk(view, chain, SegmentIndex(), at)
+            return recovery.walk(view, chain, SegmentIndex(), at, self._found.salt)
         except ValueError as error:
             raise FormatVersionError(
                 "batch uses a feature of a newer version",
@@ -213,8 +215,10 @@ class SegmentWalk:
         """Return whether the bytes at ``at`` are what opening the log would cut off, or nothing."""
         if not self._is_last or self._found.was_sealed:
             return False
-        rest = memoryview(self._file.pread(self._end - at, at))
-        verdict, _ = recovery.judge(rest, chain, self._durable_limit)
+        rest = memoryview(self._file.pread(self._scan.used_limit(at) - at, at))
+        verdict, _ = recovery.judge(
+            rest, chain, self._evidence, position=at, header=self._found.header
+        )
         return verdict is not Verdict.CORRUPT
 
     def _behind(self, at: int, chain: Chain) -> int | None:
@@ -255,3 +259,10 @@ def _empty_run(start: int, previous_crc: int, epoch: int) -> Run:
         ledger_is_exact=True,
         last_synced_limit=0,
     )
+
+
+def _salt_of(file: File, end: int, found: SegmentSurvey) -> int | None:
+    """Return the segment's salt; if its header is lost, the one by which its frames are whole."""
+    if found.header is not None:
+        return found.header.salt
+    return find_salt(file, end)

@@ -185,7 +185,7 @@ class DirectoryLog:
         try:
             header = read_header(file, source.path)
             chain = Chain(source.start, header.previous_crc, 0, header.epoch)
-            end = walk_file(file, source.path, chain, index, segment.HEADER_BYTES)
+            end = walk_file(file, source.path, chain, index, segment.HEADER_BYTES, header.salt)
         finally:
             file.close()
         return end, index

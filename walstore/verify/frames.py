@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from walstore import frame
+from walstore import frame, segment
 from walstore.frame import FrameHeader
 from walstore.ports import File
 
@@ -18,6 +18,8 @@ _CHUNK_BYTES: Final = 4 << 20
 _MOST_FAILED_BYTES: Final = 64 << 20
 _MOST_FAILED_TIMES: Final = 4
 """Bytes are hashed this often, and so many of them, though they turn out to be no frame."""
+_MOST_SALTS: Final = 1000
+"""How many frames are looked at to find the salt of a segment whose header is lost."""
 _MAGIC: Final = struct.pack("<I", frame.FRAME_MAGIC)
 _TRAILER_MAGIC: Final = struct.pack("<I", frame.TRAILER_MAGIC)
 
@@ -25,9 +27,11 @@ _TRAILER_MAGIC: Final = struct.pack("<I", frame.TRAILER_MAGIC)
 class FrameScan:
     """The bytes ``[_, end)`` of a file, as frames."""
 
-    def __init__(self, file: File, end: int) -> None:
-        """Look at ``file`` up to byte ``end``."""
+    def __init__(self, file: File, end: int, salt: int | None) -> None:
+        """Look at ``file`` up to byte ``end``; ``salt`` is that of the segment's header."""
         self._file = file
+        self.salt = salt
+        """Salt of the segment; None for one of version 1."""
         self.end = end
         self._data = b""
         self._view = memoryview(self._data)
@@ -39,22 +43,28 @@ class FrameScan:
 
         Not yet checked: that it continues the log.
         """
+        header, view = self.frame_at(position)
+        if header is None:
+            return None
+        if not frame.is_whole(view, header, frame.place(self.salt, position)):
+            self._failed_bytes += len(view)
+            return None
+        return header, view
+
+    def frame_at(self, position: int) -> tuple[FrameHeader | None, memoryview]:
+        """Return what looks like a frame at byte ``position`` and has a trailer, with its bytes."""
         header = frame.parse_header(self._bytes(position, frame.HEADER_BYTES), 0)
         if header is None or not self._has_trailer(position, header):
-            return None
+            return None, memoryview(b"")
         view = self._bytes(position, header.length)
-        header = frame.parse_header(view, 0)
-        if header is not None and frame.is_whole(view, header):
-            return header, view
-        self._failed_bytes += len(view)
-        return None
+        return frame.parse_header(view, 0), view
 
     def next_whole(self, position: int) -> int | None:
         """Return the place of the first whole frame at or behind ``position``, or None.
 
         Gives up where so much looked like frames and was none that it was put there on purpose.
         """
-        for at in self._candidates(position):
+        for at in self.candidates(position):
             if self._failed_bytes > _MOST_FAILED_BYTES + _MOST_FAILED_TIMES * self.end:
                 return None
             if self.whole_at(at) is not None:
@@ -85,7 +95,7 @@ class FrameScan:
             if int.from_bytes(data, "little") == at + 4 - position:
                 yield at + 4
 
-    def _candidates(self, position: int) -> Iterator[int]:
+    def candidates(self, position: int) -> Iterator[int]:
         """Yield the aligned places that begin with the magic of a frame."""
         for at in self._find(_MAGIC, position):
             if (at - position) % frame.ALIGNMENT == 0:
@@ -128,3 +138,23 @@ class FrameScan:
             self._at = position
         low = position - self._at
         return self._view[low : low + size]
+
+
+def find_salt(file: File, end: int) -> int | None:
+    """Return the salt of a segment whose header is lost, by its frames; None also for version 1.
+
+    Any frame names the salt with which it would be whole. One that two frames name is the segment's.
+    """
+    scan = FrameScan(file, end, None)
+    named: set[int] = set()
+    for at in scan.candidates(segment.HEADER_BYTES):
+        header, view = scan.frame_at(at)
+        if header is None or header.version == frame.UNPLACED_VERSION:
+            continue
+        salt = frame.salt_of(view, header, at)
+        if salt in named:
+            return salt
+        named.add(salt)
+        if len(named) == _MOST_SALTS:
+            break
+    return None

@@ -12,12 +12,13 @@ from typing import Final
 
 from walstore import frame, segment
 from walstore.batch import FrameBatch
-from walstore.checkpoint import FILE_NAME, Checkpoint
+from walstore.checkpoint import FILE_NAME, Checkpoint, DurableCell
+from walstore.directory import evidence_of
 from walstore.errors import CorruptionError
 from walstore.frame import FrameHeader, Kind
 from walstore.ledger import Marks
 from walstore.ports import File
-from walstore.recovery import Chain
+from walstore.recovery import Chain, Evidence
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_file import decode, read_footer, read_last_footer
 from walstore.segment_streams import SegmentStreams
@@ -36,9 +37,9 @@ class SegmentTask:
     """Offset in its name."""
     is_last: bool
     """Whether it may be the active segment; any other must be sealed."""
-    durable_limit: int
-    """Every offset below had been synced when verifying began; 0 if unknown."""
     hint: Checkpoint | None
+    cell: DurableCell | None
+    """As they were when verifying began."""
 
     @property
     def noted(self) -> SegmentSummary | None:
@@ -54,15 +55,16 @@ def verify_segment(
     path = task.path
     findings.segments += 1
     _check_header(header, task, chain, findings)
+    evidence = evidence_of(task.start, header.salt, task.hint, task.cell)
     chain = Chain(task.start, header.previous_crc, chain.timestamp_us, header.epoch)
     problems_before = findings.problem_count
     footer, is_sealed = _read_footer(file, task, findings)
-    scan = FrameScan(file, footer[0].data_bytes if footer else file.size())
+    scan = FrameScan(file, footer[0].data_bytes if footer else file.size(), header.salt)
     indexes = [IndexCheck(path, footer[1], "index")] if footer else []
     if task.hint is not None and task.hint.tail_start == task.start:
         indexes.append(IndexCheck(path, task.hint.tail_index, "checkpoint's index"))
     streams = footer[1].streams if footer else SegmentStreams.unknown()
-    end = _walk(scan, task, chain, indexes, streams, findings, is_sealed=is_sealed)
+    end = _walk(scan, task, evidence, chain, indexes, streams, findings, is_sealed=is_sealed)
     for index in indexes:
         index.finish(findings)
     if footer is not None:
@@ -165,6 +167,7 @@ def _read_footer(
 def _walk(
     scan: FrameScan,
     task: SegmentTask,
+    evidence: Evidence,
     chain: Chain,
     indexes: list[IndexCheck],
     streams: SegmentStreams,
@@ -179,7 +182,9 @@ def _walk(
     while at < scan.end:
         found = scan.whole_at(at)
         if found is None:
-            resume = _behind_damage(scan, at, task, chain, findings, is_sealed=is_sealed)
+            resume = _behind_damage(
+                scan, at, task.path, evidence, chain, findings, is_sealed=is_sealed
+            )
             for index in indexes:
                 index.pass_over(scan.end if resume is None else resume)
             if resume is None:
@@ -213,7 +218,8 @@ def _walk(
 def _behind_damage(
     scan: FrameScan,
     at: int,
-    task: SegmentTask,
+    path: Path,
+    evidence: Evidence,
     chain: Chain,
     findings: Findings,
     *,
@@ -227,8 +233,8 @@ def _behind_damage(
         return at  # a live writer finished it between two looks
     if later is None and scan.begins_with(segment.FOOTER_MAGIC, at):
         return None
-    if is_sealed or _was_synced(scan, at, later, task, chain):
-        findings.add(task.path, f"batch at offset {chain.next_offset} is damaged", at)
+    if is_sealed or _was_synced(scan, at, later, evidence, chain):
+        findings.add(path, f"batch at offset {chain.next_offset} is damaged", at)
         if later is not None:
             _adopt(scan, later, chain)
         return later
@@ -237,17 +243,19 @@ def _behind_damage(
 
 
 def _was_synced(
-    scan: FrameScan, at: int, later: int | None, task: SegmentTask, chain: Chain
+    scan: FrameScan, at: int, later: int | None, evidence: Evidence, chain: Chain
 ) -> bool:
     """Return whether bytes at ``at`` that are no whole batch had been one that reached the disk."""
-    if task.durable_limit > chain.next_offset:
+    if evidence.durable_limit > chain.next_offset or evidence.durable_position > at:
         return scan.used_limit(at) > at
     while later is not None:
         found = scan.whole_at(later)
         if found is None:
             return False
         header = found[0]
-        if header.synced_limit > chain.next_offset:
+        if header.epoch >= evidence.own_epoch and (
+            header.synced_limit > chain.next_offset or header.synced_position > at
+        ):
             return True
         later = scan.next_whole(later + header.length)
     return False
@@ -277,9 +285,9 @@ def _check_frame(
         findings.add(path, f"batch at offset {header.start} is older than the one before", at)
     if header.max_timestamp_us < header.base_timestamp_us:
         findings.add(path, f"batch at offset {header.start} ends before it begins in time", at)
-    if header.synced_limit > header.start:
+    if header.synced_limit > header.start or header.synced_position > at:
         findings.add(
-            path, f"batch at offset {header.start} says that later offsets were synced", at
+            path, f"batch at offset {header.start} says that later batches were synced", at
         )
     batch = decode(view, header, path, at)
     if why := _marks_disagree(view, header):

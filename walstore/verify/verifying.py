@@ -67,8 +67,8 @@ class _Verification:
                 path=self._path / segment.file_name(start),
                 start=start,
                 is_last=start == starts[-1],
-                durable_limit=durable_limit,
                 hint=hint,
+                cell=cell,
             )
             chain = self._verify(task, chain)
             limit = max(limit, chain.next_offset)
