@@ -16,7 +16,7 @@ from walstore import segment
 from walstore.errors import WalError
 from walstore.ports import File, FileSystem
 from walstore.repair.copy import Copy
-from walstore.repair.overlay import ExtentList, Overlay, Staging
+from walstore.repair.overlay import Extent, ExtentList, Overlay, Staging
 from walstore.repair.plan import Interval
 from walstore.repair.rebuild import Gap, Rebuilder
 from walstore.repair.run import Healed, Run, SegmentSurvey, Survey
@@ -188,7 +188,11 @@ class _Healing:
                 is_exact = self._fill(gap, file, made)
                 healed.append(Healed(Interval(gap.start, gap.limit), is_exact))
                 if not is_exact and run is not None:
-                    self._finish(one, file, made, begin, healed)
+                    part_start = one.runs[first].start if first else _start_of(one)
+                    if gap.limit == part_start:  # it would have the name of what follows
+                        self._link(run)
+                    else:
+                        self._finish(one, file, made, begin, healed)
                     made, healed = ExtentList(self._staging), []
                     made.take(0, run.position)
                     first, begin = at, run.position
@@ -253,7 +257,7 @@ class _Healing:
     def _finish(
         self,
         one: SegmentSurvey,
-        file: File,
+        file: File | None,
         made: ExtentList,
         begin: int,
         healed: list[Healed],
@@ -268,6 +272,41 @@ class _Healing:
         )
         if runs:
             self._before = _Before.after(runs[-1])
+
+    def _link(self, run: Run) -> None:
+        """End the segment before with a batch without records that ``run`` continues."""
+        previous = self._made[-1] if self._made else None
+        if previous is None or not previous.runs or previous.runs[-1].limit != run.start:
+            return
+        self._made.pop()
+        last = previous.runs[-1]
+        made = ExtentList(self._staging)
+        made.add(previous.extents or (Extent(0, last.end, is_staged=False, at=0),), last.end)
+        gap = Gap(
+            position=last.end,
+            data=b"",
+            size=None,
+            start=last.limit,
+            limit=last.limit,
+            previous_crc=last.last_crc,
+            wanted_crc=run.previous_crc,
+            epoch=last.epoch,
+            next_epoch=run.first_epoch,
+            timestamp_us=last.timestamp_us,
+            ledger=last.ledger,
+            synced_limit=previous.start,
+            salt=previous.salt,
+        )
+        made.stage(Rebuilder(gap, self._copy.read).new())
+        healed = [*previous.healed, Healed(Interval(run.start, run.start), is_exact=False)]
+        begin = previous.runs[0].position
+        is_there = previous.name in self._survey.names
+        file = self._fs.open(self._survey.path / previous.name, "r") if is_there else None
+        try:
+            self._finish(previous, file, made, begin, healed)
+        finally:
+            if file is not None:
+                file.close()
 
     # -- segments that are gone --------------------------------------------------------------
 

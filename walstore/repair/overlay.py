@@ -123,6 +123,13 @@ class ExtentList:
         if limit > at:
             self._add(at, limit - at, is_staged=False)
 
+    def add(self, extents: Iterable[Extent], limit: int) -> None:
+        """Add what other extents are, up to byte ``limit`` of the segment that they make."""
+        for one in extents:
+            size = min(one.size, limit - one.position)
+            if size > 0:
+                self._add(one.at, size, is_staged=one.is_staged)
+
     def stage(self, pieces: Iterable[Buffer]) -> None:
         """Add new bytes."""
         for data in pieces:

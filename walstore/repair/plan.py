@@ -213,6 +213,11 @@ class RepairPlan:
         return bool(self.damages)
 
     @property
+    def is_begun(self) -> bool:
+        """Whether it was interrupted, so that all that is left is to finish it."""
+        return any(step.kind is RepairKind.FINISH for step in self.steps)
+
+    @property
     def is_lossy(self) -> bool:
         """Whether records are lost, be it by the damage or by the repair."""
         return bool(self.lost)
