@@ -81,11 +81,12 @@ def repair(
         if confirm and plan.is_needed:
             with terminal().status(f"repairing {path}"):
                 apply_repair(plan, copy=copy)
+    again = plan_repair(path) if confirm and plan.is_begun else None
     if as_json:
         print_json(_to_json(plan, is_applied=confirm and plan.is_needed))
     else:
         _print(plan)
-    _conclude(plan, is_applied=confirm)
+    _conclude(plan, again, is_applied=confirm)
 
 
 def _open_copy(
@@ -118,12 +119,18 @@ def _parse_keep(text: str | None) -> Keep | None:
     raise UsageError(f"--keep takes 'before', 'after' or an offset, not {text!r}")
 
 
-def _conclude(plan: RepairPlan, *, is_applied: bool) -> None:
-    """Say on stderr what to do next, and end with the right code."""
+def _conclude(plan: RepairPlan, again: RepairPlan | None, *, is_applied: bool) -> None:
+    """Say on stderr what to do next, and end with the right code.
+
+    ``again`` is what is to be repaired behind an interrupted repair that was finished.
+    """
     if not plan.is_needed:
         return
     if is_applied:
         complain(f"repaired; what was replaced is in {Path(plan.path) / KEPT_NAME}")
+        if again is not None and again.is_needed:
+            complain(f"more is damaged than that repair knew ({again.damages[0]}); repair again")
+            raise typer.Exit(CORRUPTION)
         return
     if plan.source is None and plan.tier_url and _could_heal(plan):
         complain(f"with --from-tier the records come from {plan.tier_url}")

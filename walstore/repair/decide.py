@@ -131,8 +131,9 @@ class _Decision:
         """Return what the repaired log remembers, and whether no change of it can have been lost."""
         hint = self._survey.hint if self._situation.is_hint_trusted else None
         if self._chosen is not None:
-            run = self._chosen.pieces[-1][1]
-            return run.ledger, run.ledger_is_exact
+            source, run = self._chosen.pieces[-1]
+            is_cut = source.lost_marks and run is source.runs[-1]
+            return run.ledger, run.ledger_is_exact and not is_cut
         if hint is not None and hint.next_offset == self._limit:
             return hint.ledger, True
         runs = [run for one in self._situation.stretches for _, run in one.pieces]
@@ -201,6 +202,7 @@ class _Decision:
             header is not None
             and not source.header_error
             and header.previous_crc == run.previous_crc
+            and header.epoch <= run.first_epoch
         )
         for one in _healed_in(source, run):
             what = (
@@ -219,6 +221,12 @@ class _Decision:
             self._step(RepairKind.REBUILD_HEADER, source.name, f"write the header of {name} again")
         if is_sealed and footer != summary_of(run) and not begins_late:
             self._step(RepairKind.REBUILD_FOOTER, source.name, f"write the footer of {name} again")
+        elif not is_sealed and source.lost_marks and run is source.runs[-1]:
+            self._step(
+                RepairKind.CUT_TAIL,
+                source.name,
+                f"cut {source.rest_bytes} bytes off {name}, damaged batches without records",
+            )
         elif not is_sealed and source.torn_bytes:
             self._step(
                 RepairKind.CUT_TAIL,
@@ -322,19 +330,15 @@ class _Decision:
 
     def _notes(self, lost: tuple[Interval, ...], *, is_decided: bool) -> Iterable[str]:
         yield from general_notes(self._found, self._situation)
-        if is_decided and self._chosen is not None and not lost and not self._ledger()[1]:
-            yield (
-                "registers, producers and streams that changed in the batches made anew have their older "
-                "values: a copy holds records only"
-            )
         if is_decided and lost:
             kept = Interval(self._head, self._limit)
             yield from loss_notes(self._survey, self._situation, self._chosen, kept, lost)
-            if not self._ledger()[1]:
-                yield (
-                    "registers, producers and streams that changed in the damaged batches have their "
-                    "older values"
-                )
+        is_kept = self._chosen is not None or lost
+        if is_decided and is_kept and not self._ledger()[1]:
+            yield (
+                "registers, producers and streams that changed in the damaged batches have their "
+                "older values"
+            )
 
 
 def _healed_in(source: SegmentSurvey, run: Run) -> list[Healed]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import fields as fields_of
 from enum import StrEnum
-from typing import Any, Final
+from types import UnionType
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from crc32c import crc32c
 
@@ -237,15 +239,23 @@ def decode_plan(data: bytes, path: str) -> RepairPlan | None:
     body = rest.removesuffix(b"\n")
     if first != b"%08x" % crc32c(body):
         return None
-    fields: dict[str, Any] = json.loads(body)
-    version = fields.pop("version")
-    if not 1 <= version <= VERSION:
-        raise FormatVersionError(
-            "the repair was begun by another version", path=path, found=version, supported=VERSION
-        )
+    try:
+        fields: dict[str, Any] = json.loads(body)
+        version = int(fields.pop("version"))
+        if version <= VERSION:
+            return _decode(fields)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+        return None  # no plan of ours, though its CRC is right
+    raise FormatVersionError(
+        "the repair was begun by another version", path=path, found=version, supported=VERSION
+    )
+
+
+def _decode(fields: dict[str, Any]) -> RepairPlan:
+    """Return the plan that a map is; any error of a conversion if it is none."""
     actions = fields.pop("actions")
     reassigned = fields.pop("reassigned")
-    return RepairPlan(
+    plan = RepairPlan(
         damages=tuple(Damage(**one) for one in fields.pop("damages")),
         unreadable=_intervals(fields.pop("unreadable")),
         choices=_intervals(fields.pop("choices")),
@@ -260,6 +270,42 @@ def decode_plan(data: bytes, path: str) -> RepairPlan | None:
         actions=_decode_actions(actions) if actions else None,
         **fields,
     )
+    check_types(plan)
+    if plan.actions is not None:
+        _check_names(plan.actions)
+    return plan
+
+
+def check_types(value: Any) -> None:
+    """Raise TypeError unless each field of a plan, and of what is in it, has its type.
+
+    ValueError for a negative number: there is none in a plan.
+    """
+    hints = get_type_hints(type(value))
+    for one in fields_of(value):
+        found, hint = getattr(value, one.name), hints[one.name]
+        allowed = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        if get_origin(hint) is tuple:
+            inner = get_args(hint)[0]
+            if not isinstance(found, tuple) or not all(type(item) is inner for item in found):
+                raise TypeError(one.name)
+        elif type(found) not in allowed:
+            raise TypeError(one.name)
+        for item in found if isinstance(found, tuple) else (found,):
+            if is_dataclass(item):
+                check_types(item)
+            elif isinstance(item, int) and not 0 <= item < 1 << 64:
+                raise ValueError(one.name)
+
+
+def _check_names(actions: Actions) -> None:
+    """Raise ValueError unless all names are those of files in the log's directory."""
+    names = [actions.record_name]
+    names += [name for move in actions.moves for name in (move.name, move.kept_as)]
+    names += [name for one in actions.outputs for name in (one.name, one.source or one.name)]
+    for name in names:
+        if not name or name in (".", "..") or "/" in name or "\0" in name:
+            raise ValueError(f"not the name of a file: {name!r}")
 
 
 def _decode_actions(fields: dict[str, Any]) -> Actions:
@@ -267,7 +313,7 @@ def _decode_actions(fields: dict[str, Any]) -> Actions:
         moves=tuple(Move(**one) for one in fields.pop("moves")),
         outputs=tuple(_decode_output(one) for one in fields.pop("outputs")),
         segments=tuple(fields.pop("segments")),
-        ledger=base64.b64decode(fields.pop("ledger")),
+        ledger=base64.b64decode(fields.pop("ledger"), validate=True),
         **fields,
     )
 

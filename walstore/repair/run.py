@@ -90,6 +90,12 @@ class SegmentSurvey:
     healed: tuple[Healed, ...] = ()
 
     @property
+    def lost_marks(self) -> bool:
+        """Whether batches behind the last whole one are damaged, of which the file does not say that they
+        held records; they changed the ledger at the least."""
+        return self.rest_bytes > self.torn_bytes and self.footer is None and bool(self.runs)
+
+    @property
     def first_offset(self) -> int:
         """Offset of its first whole frame; that of the name if there is none."""
         return self.runs[0].start if self.runs else self.start
