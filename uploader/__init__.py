@@ -22,6 +22,7 @@ from uploader.lifecycle.seal import seal
 from uploader.manifests.rollup import RollUpSettings
 from uploader.manifests.roots import Layout
 from uploader.restoring.restore import Restored, RestoreProgress, restore
+from uploader.restoring.stored_copy import StoredCopy
 from uploader.stores import open_store
 from uploader.writing.uploader import UploadSettings
 from uploader.writing.writer_settings import WriterSettings, WriterStatistics
@@ -55,6 +56,7 @@ __all__ = [
     "ScrubTally",
     "Scrubber",
     "Severity",
+    "StoredCopy",
     "UploadSettings",
     "Verified",
     "WriterSettings",

@@ -472,6 +472,7 @@ class Wal(Cursored):
             cache_read_bytes=source.cache_read_bytes,
             file_read_bytes=source.file_read_bytes,
             tier_read_bytes=source.tier_read_bytes,
+            healed_reads=source.healed_reads,
             readers=readers,
             reader_lag_records=reader_lag,
             cursor_lag_records=(
