@@ -43,6 +43,14 @@ class UsageError(InvalidSettingsError):
     """The command line asks for something that makes no sense; the message says what to give."""
 
 
+class InputError(WalError):
+    """Stdin cannot be read; the message says why."""
+
+
+class OutputError(WalError):
+    """Stdout cannot be written; the message says why. The log is not concerned."""
+
+
 class ChildFailedError(WalError):
     """A process that this one started ended with ``code``; it has said why on stderr."""
 
@@ -88,7 +96,9 @@ def explain(error: BaseException) -> str:
         return f"{text}: {error.filename}" if error.filename is not None else text
     if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
         return "interrupted"
-    notes = [str(error), *getattr(error, "__notes__", ())]
+    text = str(error)
+    # Closing what failed fails for the same reason, and would say so a second time.
+    notes = [text, *(note for note in getattr(error, "__notes__", ()) if text not in note)]
     return " ".join(" ".join(notes).split()) or type(error).__name__
 
 
