@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from walstore.errors import WalError
+from walstore.extras import MissingExtraError, missing_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,19 +24,21 @@ _ANSWER_SECONDS: Final = 60.0
 
 def problem() -> str | None:
     """Return why Spark cannot run here and what to install, or None if it can."""
-    return _missing_packages() or _java_problem()
+    missing = _missing_packages()
+    return str(missing) if missing else _java_problem()
 
 
 def require_packages() -> None:
-    """Raise WalError if a Python package is missing in this interpreter."""
-    found = _missing_packages()
-    if found:
-        raise WalError(found)
+    """Raise MissingExtraError if a Python package is missing in this interpreter."""
+    missing = _missing_packages()
+    if missing:
+        raise missing
 
 
 def require() -> None:
-    """Raise WalError if Java or a Python package is missing."""
-    found = problem()
+    """Raise WalError if Java is missing, MissingExtraError if a Python package is."""
+    require_packages()
+    found = _java_problem()
     if found:
         raise WalError(found)
 
@@ -61,14 +64,9 @@ def require_interpreter(spark: SparkSession) -> None:
         )
 
 
-def _missing_packages() -> str | None:
+def _missing_packages() -> MissingExtraError | None:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
-    if not missing:
-        return None
-    return (
-        f"{', '.join(missing)} cannot be imported by {sys.executable}: "
-        "pip install 'walstore[spark]' for this interpreter"
-    )
+    return missing_extra(", ".join(missing), "spark", "Spark") if missing else None
 
 
 def _java_problem() -> str | None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource
-
+from walstore.extras import needs_extra
 from walstore.spark.environment import require_packages
+
+with needs_extra("spark", 'format("walstore")'):
+    from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (

@@ -22,7 +22,7 @@ def count(frame, event, arg):
     if left == 0:
         sys.setprofile(None)
         os.kill(os.getpid(), signal.SIGINT)
-from walstore.cli.__main__ import main
+from walstore.__main__ import main
 sys.setprofile(count)
 try:
     main()
