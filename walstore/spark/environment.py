@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 OLDEST_JAVA: Final = 17
 _PACKAGES: Final = ("pyspark", "pyarrow", "tenacity")
 _ANSWER_SECONDS: Final = 60.0
+_PYTHON_SETTING: Final = "spark.pyspark.python"
+_LOCAL_MASTERS: Final = ("local", "local-cluster")
 
 
 def problem() -> str | None:
@@ -41,6 +43,25 @@ def require() -> None:
     found = _java_problem()
     if found:
         raise WalError(found)
+
+
+def choose_interpreter(spark: SparkSession) -> None:
+    """Let the workers of a session on this machine run the interpreter of this process.
+
+    PySpark would look for ``python3`` on the path, which in a virtual environment that is not activated is
+    another one. Whoever named an interpreter, in PYSPARK_PYTHON or the setting ``spark.pyspark.python``,
+    gets that one. On a cluster nothing is changed: its machines need not have a program of this name.
+    """
+    if os.environ.get("PYSPARK_PYTHON"):
+        return
+    try:
+        context = spark.sparkContext
+        named = context.getConf().get(_PYTHON_SETTING)
+        is_local = (context.master or "").partition("[")[0] in _LOCAL_MASTERS
+    except Exception:  # noqa: BLE001 - whatever a session without a context raises
+        return
+    if named or is_local:
+        context.pythonExec = named or sys.executable
 
 
 def require_interpreter(spark: SparkSession) -> None:
