@@ -21,7 +21,7 @@ from walstore.cli.stored_append import append_to_store
 from walstore.errors import WalError, WouldBlock
 from walstore.ports import Tier
 from walstore.records import Durability
-from walstore.settings import Settings
+from walstore.settings import Settings, parse_durability
 from walstore.wal import Wal
 
 EXAMPLES = """\b
@@ -128,7 +128,7 @@ async def _append(
                     size += await _append_all(wal, splitter.feed(chunk), options)
             size += await _append_all(wal, splitter.finish(), options)
             if wal.tail > start:
-                await wal.wait_durable(wal.tail - 1, level)
+                await wal.wait_durable(wal.tail - 1, parse_durability(level))
         except WalError:
             complain(f"{wal.tail - start} records were accepted before this: [{start}, {wal.tail})")
             raise

@@ -12,6 +12,7 @@ from typing import Final
 
 from crc32c import crc32c
 
+from walstore.arguments import as_text
 from walstore.errors import CorruptionError, FormatVersionError
 
 MAGIC: Final = b"WALCUR\r\n"
@@ -64,7 +65,8 @@ class CursorState:
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if a cursor may have it; ValueError otherwise."""
+    """Return ``name`` if a cursor may have it; TypeError or ValueError otherwise."""
+    name = as_text(name, "a cursor's name")
     if not NAME.fullmatch(name):
         raise ValueError(
             "a cursor's name has 1 to 128 of the characters A-Z a-z 0-9 _ . - "
@@ -100,7 +102,7 @@ def decode_cursor(data: bytes, path: str) -> CursorState:
     found = crc32c(data[_CRC_END:])
     if found != crc:
         raise CorruptionError(
-            "cursor is damaged; delete it and make it anew",
+            "cursor is damaged; delete it and make it again",
             path=path,
             position=len(MAGIC),
             expected=crc,
