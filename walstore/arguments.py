@@ -21,7 +21,7 @@ from walstore.records import to_timestamp_us
 MAX_TIMESTAMP_US: Final = (1 << 63) - 1
 """Latest time of a record, in microseconds since 1970 UTC."""
 _URL: Final = re.compile(
-    r"[A-Za-z][A-Za-z0-9+.-]*://|(?:s3[an]?|gs|gcs|abfss?|az|https?|file|memory):/"
+    r"[A-Za-z][A-Za-z0-9+.-]*://|(?i:s3[an]?|gs|gcs|abfss?|az|https?|file|memory):/"
 )
 _NO_DIRECTORY: Final = (
     "{call} takes a directory on this machine, not the URL {text!r}. A log in object storage is read with "

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -156,9 +157,10 @@ class Window:
 
     def growth(self, run: Run, size: int) -> int:
         """Return how many runs more there would be after :meth:`add`; less than 0 for fewer."""
-        grown = 0 if self.runs and _join(self.runs[-1], run) is not None else 1
+        is_joined = bool(self.runs) and _join(self.runs[-1], run) is not None
+        grown = 0 if is_joined else 1
         excess = run.sequence + run.repeat - size - self.first
-        for oldest in self.runs:
+        for oldest in islice(self.runs, len(self.runs) - is_joined):
             excess -= oldest.repeat
             if excess < 0:
                 break
