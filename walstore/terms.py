@@ -205,11 +205,10 @@ def check_registers(registers: object, what: str) -> dict[str, str | None] | Non
 
 def check_name(name: object, what: str) -> str:
     """Return a name of 1 to :data:`MAX_NAME_CHARS` characters; TypeError or ValueError."""
-    name = as_text(name, f"a {what} name")
+    what = f"an {what} name" if what[0] in "aeiou" else f"a {what} name"
+    name = as_text(name, what)
     if not 1 <= len(name) <= MAX_NAME_CHARS:
-        raise ValueError(
-            f"a {what} name must have 1 to {MAX_NAME_CHARS} characters, not {len(name)}"
-        )
+        raise ValueError(f"{what} must have 1 to {MAX_NAME_CHARS} characters, not {len(name)}")
     return name
 
 

@@ -62,7 +62,7 @@ def test_what_is_no_path_is_refused(opening) -> None:
 @pytest.mark.parametrize("opening", OPENINGS)
 @pytest.mark.parametrize("path", ["~", "~/x", "~root/x", Path("~/x")])
 def test_a_home_directory_is_not_expanded(opening, path) -> None:
-    with pytest.raises(InvalidSettingsError, match="does not expand.*expanduser"):
+    with pytest.raises(InvalidSettingsError, match=r"does not expand.*expanduser"):
         opening(path)
 
 
