@@ -23,7 +23,7 @@ from walstore.cli.stored_append import append_to_store, complain_of_rest
 from walstore.errors import WalError, WouldBlock
 from walstore.ports import Tier
 from walstore.records import Durability
-from walstore.settings import MIB, Settings
+from walstore.settings import MIB, Settings, parse_durability
 from walstore.wal import Wal
 
 EXAMPLES = """\b
@@ -145,7 +145,7 @@ async def _append(
                 else:
                     size += await _append_all(wal, splitter.finish(), options)
                 if wal.tail > start:
-                    await wal.wait_durable(wal.tail - 1, level)
+                    await wal.wait_durable(wal.tail - 1, parse_durability(level))
         except asyncio.CancelledError:
             _complain_how_far(wal, start)
             raise
