@@ -24,7 +24,7 @@ from tests.crash.recorder import Life
 from tests.crash.states import State, States
 from tests.crash.trial import try_state
 
-COMMAND_LINE_EVERY = 50
+COMMAND_LINE_EVERY = 100
 _NAMES = re.compile(r"\d+|/[\w./-]+|'[^']*'|\[.*?\]")
 
 

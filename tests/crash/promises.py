@@ -7,7 +7,7 @@ Reports, in the order in which they were written:
   * ``["ok", id, offset]``: durable; ``["accepted", id, offset]``: not yet; ``["durable", limit]``: all below;
   * ``["opened", head, limit]`` and ``["shown", [[offset, id, place], …]]``: what an opening found;
   * ``["trim?", before]``, ``["trim", head]``; ``["cursor?", name, offset]``, ``["cursor", name, offset]``;
-  * ``["stream?", name, [is_open, metadata]]``, ``["stream", name]``.
+  * ``["stream?", name, [is_open, metadata]]``, ``["stream", name]``; ``["uploaded", limit]``.
 
 Every record below an acknowledged one is durable, too: a log is a prefix of what was accepted.
 """
@@ -104,6 +104,8 @@ class Promises:
         self.cursors: dict[str, History] = {}
         self.sequences: dict[str, dict[int, tuple[int, int | None]]] = {}
         """Of each producer: the operation under a number, and its offset if it was acknowledged."""
+        self.uploaded = 1
+        """Everything below is in the tier."""
         self.was_opened = False
         self.reports = 0
 
@@ -162,6 +164,9 @@ class Promises:
             if op.register is not None:
                 self.registers[op.register].acknowledge(str(id_))
 
+    def _hear_uploaded(self, limit: int) -> None:
+        self.uploaded = max(self.uploaded, limit)
+
     def _hear_trim_intent(self, before: int) -> None:
         self.highest_head = max(self.highest_head, before)
 
@@ -209,8 +214,11 @@ class Promises:
         require(found.head <= max(self.highest_head, self.head), f"the head is {found.head}")
         self.check_records(found)
 
-    def check_records(self, found: Found) -> set[int]:
-        """Require exact records without gap, duplicate or half a group; return whose are there."""
+    def check_records(self, found: Found, *, is_whole: bool = True) -> set[int]:
+        """Require exact records without gap, duplicate or half a group; return whose are there.
+
+        Not whole: the last group may go on elsewhere.
+        """
         offsets = [record[0] for record in found.records]
         require(
             offsets == list(range(found.head, found.limit)),
@@ -234,7 +242,7 @@ class Promises:
             if known is not None and offset < self.limit:
                 require(known == (op.id, place), f"offset {offset} holds {op.id}, not {known[0]}")
             rest = (op.id, place + 1) if place + 1 < len(op.sizes) else None
-        require(rest is None, f"the log ends inside operation {rest and rest[0]}")
+        require(rest is None or not is_whole, f"the log ends inside operation {rest and rest[0]}")
         return present
 
     def _identify(self, offset: int, value: bytes) -> tuple[Op, int]:

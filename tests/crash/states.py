@@ -40,7 +40,7 @@ class States:
     def at(self, moment: int, most: int) -> Iterator[State]:
         """Yield up to ``most`` states of this moment, which seeds the sample."""
         chance = random.Random(self._seed * 1_000_003 + moment)
-        files = [content for content in self._reachable() if content.pending]
+        files = [found for found in self._reachable() if found.pending and not found.cells]
         things = len(self._disk.pending_names) + sum(len(content.pending) for content in files)
         if things <= _ALL_SUBSETS:
             choices = [list(kept) for kept in product((True, False), repeat=things)]
@@ -116,14 +116,26 @@ class States:
     def _outcome(
         content: Content, choices: dict[int, list[bool]], chance: random.Random | None
     ) -> tuple[bytes, bytes]:
+        if content.cells:
+            return _hashed(_cell(content, chance))
         kept = choices.get(id(content), [])
-        if not content.cells and not any(kept):
+        if not any(kept):
             return content.durable, content.digest()
-        cell: int | None = len(content.cells) - 1
-        if chance is not None and content.cells:
-            cell = chance.choice((cell, cell, None, chance.randrange(len(content.cells))))
-        data = content.outcome(kept, cell)
-        return data, hashlib.blake2b(data, digest_size=16).digest()
+        return _hashed(content.outcome(kept, None))
+
+
+def _hashed(data: bytes) -> tuple[bytes, bytes]:
+    return data, hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _cell(content: Content, chance: random.Random | None) -> bytes:
+    """Return what a mapped file holds: mostly one of its newest stores, else what was before them."""
+    newest = len(content.cells) - 1
+    if chance is None or chance.random() < 0.5:
+        return content.outcome(None, newest)
+    if chance.random() < 0.9:
+        return content.outcome(None, chance.randrange(newest + 1))
+    return content.durable if chance.random() < 0.5 else content.outcome(None, None)
 
 
 def _by_pages(chance: random.Random, share: float, files: list[Content]) -> list[bool]:

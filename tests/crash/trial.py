@@ -63,13 +63,13 @@ async def examine(directory: Path, promises: Promises, seed: int, *, lost_nothin
 
 async def look(wal: Wal, promises: Promises) -> Found:
     """Read all that a log remembers."""
-    limit = wal.durable_limit
-    records = await read(wal, limit)
+    limit, head = wal.durable_limit, wal.statistics().local_head
+    records = await read(wal, limit, head)
     infos = await wal.cursors() if promises.cursors else []
     for info in infos:
         require(info.problem is None, f"cursor {info.name!r}: {info.problem}")
     return Found(
-        wal.head,
+        head,
         limit,
         records,
         dict(wal.registers),
@@ -82,10 +82,12 @@ async def look(wal: Wal, promises: Promises) -> Found:
     )
 
 
-async def read(log: Wal | ReadonlyWal, limit: int) -> list[tuple[int, bytes, bytes | None, str | None]]:
+async def read(
+    log: Wal | ReadonlyWal, limit: int, start: int | str = "earliest"
+) -> list[tuple[int, bytes, bytes | None, str | None]]:
     """Return the records below a limit."""
     found: list[tuple[int, bytes, bytes | None, str | None]] = []
-    async with log.reader("earliest", stop=limit, follow=False) as reader:
+    async with log.reader(start, stop=limit, follow=False) as reader:
         async for batch in reader.batches():
             found += [(r.offset, r.value, r.key, r.stream) for r in batch.records()]
     return found
