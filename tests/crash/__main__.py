@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         for last in waiting:
             total.add(last.get())
     for failure in sorted(total.failures.values(), key=lambda failure: -failure.count):
-        print(f"\n{failure.count} x {failure.kind}\n  {failure.message}\n  {failure.command}")
+        print(f"\n{failure.describe()}")
     print(f"crash: seed {arguments.seed}: {total.describe(time.monotonic() - began)}")
     if total.distinct < arguments.states:
         return 1
@@ -99,7 +99,7 @@ def main() -> int:
     running.add_argument("--restarts", type=int, default=24, help="kills of each life")
     running.add_argument("--most", type=int, default=4, help="states of each moment")
     running.add_argument("--processes", type=int, default=2)
-    running.add_argument("--keep", type=Path, default=Path(".crash-failures"))
+    running.add_argument("--keep", type=Path, default=Path("build/crash-failures"))
     again = verbs.add_parser("rebuild")
     again.add_argument("life", type=Path)
     again.add_argument("moment", type=int)
@@ -109,7 +109,7 @@ def main() -> int:
     golden = verbs.add_parser("golden")
     golden.add_argument("file", type=Path)
     golden.add_argument("--seed", type=int, default=4)
-    golden.add_argument("--steps", type=int, default=12)
+    golden.add_argument("--steps", type=int, default=8)
     found = parser.parse_args()
     if found.verb == "run":
         return run(found)
@@ -119,7 +119,7 @@ def main() -> int:
             life = record_life(Path(scratch), found.seed, found.steps)
             (restart,) = record_restarts(Path(scratch), life, [len(life.events) * 2 // 3])
         save(life, found.file)
-        save(restart, found.file.with_suffix(".restart"))
+        save(restart, found.file.with_stem(found.file.stem + "-restart"))
         return 0
     error = rebuild(found.life, found.moment, found.number, found.most, found.into)
     if error is None:

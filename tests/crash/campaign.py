@@ -22,7 +22,7 @@ from tests.crash.disk import Disk
 from tests.crash.promises import Promises
 from tests.crash.recorder import Life
 from tests.crash.states import State, States
-from tests.crash.trial import try_state
+from tests.crash.trial import materialise, try_state
 
 COMMAND_LINE_EVERY = 100
 _NAMES = re.compile(r"\d+|/[\w./-]+|'[^']*'|\[.*?\]")
@@ -35,7 +35,16 @@ class Failure:
     kind: str
     message: str
     count: int = 0
+    in_order: int = 0
+    """How many of these a file system with a journal of its metadata can leave, too."""
     command: str = ""
+
+    def describe(self) -> str:
+        """Return what to print: how often, what, and how to see it again."""
+        return (
+            f"{self.count} x {self.kind} ({self.in_order} with names in the order of a journal)\n"
+            f"  {self.message}\n  {self.command}"
+        )
 
 
 @dataclass(slots=True)
@@ -59,6 +68,7 @@ class Tally:
             known = self.failures.setdefault(kind, failure)
             if known is not failure:
                 known.count += failure.count
+                known.in_order += failure.in_order
 
     def describe(self, seconds: float) -> str:
         """Return the counts as a line."""
@@ -101,7 +111,13 @@ def states_of(life: Life, most: int) -> Iterator[tuple[int, int, State, Promises
 
 
 def try_life(
-    life: Life, tally: Tally, *, most: int, keep: Path | None, limit: int | None = None, every: int = 1
+    life: Life,
+    tally: Tally,
+    *,
+    most: int,
+    keep: Path | None,
+    limit: int | None = None,
+    every: int = 1,
 ) -> None:
     """Try the states of a life, identical ones once; ``every`` takes only one of so many moments."""
     tried: dict[bytes, int] = {}
@@ -132,7 +148,7 @@ def try_life(
                 with_command_line=with_command_line,
             )
             if error is not None:
-                _note(tally, life, moment, number, most, error, keep)
+                _note(tally, life, (moment, number, most), state, error, keep)
 
 
 def rebuild(path: Path, moment: int, number: int, most: int, into: Path) -> BaseException | None:
@@ -141,8 +157,6 @@ def rebuild(path: Path, moment: int, number: int, most: int, into: Path) -> Base
     for at, which, state, promises in states_of(life, most):
         if (at, which) != (moment, number):
             continue
-        from tests.crash.trial import materialise
-
         materialise(state.files, into)
         with _loop() as loop, tempfile.TemporaryDirectory(dir=_memory()) as scratch:
             return try_state(
@@ -160,9 +174,8 @@ def rebuild(path: Path, moment: int, number: int, most: int, into: Path) -> Base
 def _note(
     tally: Tally,
     life: Life,
-    moment: int,
-    number: int,
-    most: int,
+    place: tuple[int, int, int],
+    state: State,
     error: BaseException,
     keep: Path | None,
 ) -> None:
@@ -178,12 +191,13 @@ def _note(
             keep.mkdir(parents=True, exist_ok=True)
             path = keep / f"{life.seed}-{life.begins}.life"
             save(life, path)
-            into = keep / f"{life.seed}-{life.begins}-{moment}-{number}"
-            arguments = ["rebuild", path, moment, number, most, into]
+            into = keep / f"{life.seed}-{life.begins}-{place[0]}-{place[1]}"
+            arguments = ["rebuild", path, *place, into]
             words = [sys.executable, "-m", "tests.crash", *map(str, arguments)]
             failure.command = shlex.join(words)
-            rebuild(path, moment, number, most, into)
+            materialise(state.files, into)
     failure.count += 1
+    failure.in_order += state.in_order
 
 
 @contextlib.contextmanager

@@ -237,7 +237,9 @@ class Promises:
             present.add(op.id)
             require(value == op.value(place), f"offset {offset} holds another value")
             require(stream == op.stream, f"offset {offset} has stream {stream!r}")
-            require(key == (op.key.encode() if op.key else None), f"offset {offset} has key {key!r}")
+            require(
+                key == (op.key.encode() if op.key else None), f"offset {offset} has key {key!r}"
+            )
             known = self.at.get(offset)
             if known is not None and offset < self.limit:
                 require(known == (op.id, place), f"offset {offset} holds {op.id}, not {known[0]}")
@@ -253,9 +255,7 @@ class Promises:
         assert op is not None
         return op, int(place)
 
-    def _check_register(
-        self, name: str, history: History, found: Found, present: set[int]
-    ) -> None:
+    def _check_register(self, name: str, history: History, found: Found, present: set[int]) -> None:
         assert found.registers is not None
         value = found.registers.get(name)
         value = value if value is None else value.rpartition(" ")[2]  # a fence's has a number, too

@@ -28,6 +28,8 @@ class State:
     digest: bytes
     keeps_all: bool
     """Whether nothing was lost: then a killed process would leave the same."""
+    in_order: bool
+    """Whether names were lost in the order in which they were changed, as a journal of metadata does."""
 
 
 class States:
@@ -110,7 +112,9 @@ class States:
             found[path] = data
             if path.rpartition("/")[2] not in ("LOCK", ".lock"):  # nobody reads what they say
                 whole.update(path.encode() + b"\0" + digest)
-        return State(found, whole.digest(), all(kept) and chance is None)
+        changes = kept[: len(disk.pending_names)]
+        in_order = changes == sorted(changes, reverse=True)
+        return State(found, whole.digest(), all(kept) and chance is None, in_order)
 
     @staticmethod
     def _outcome(

@@ -193,7 +193,9 @@ class Workload:
         """Append at level memory, and flush now and then."""
         size = self._size()
         op = self._intend([size])
-        self._say(["accepted", op, await self.wal.append(value_of(op, 0, size), durability="memory")])
+        self._say(
+            ["accepted", op, await self.wal.append(value_of(op, 0, size), durability="memory")]
+        )
         if self.chance.random() < 0.5:
             limit = self.wal.tail
             await self.wal.flush()

@@ -33,7 +33,7 @@ def run_story(seed: int, base: str | None, keep: Path | None, rounds: int = ROUN
     story = Story(Scene(kind, directory, seed))
     try:
         story.run(rounds)
-    except Exception:
+    except Exception:  # noqa: BLE001 - whatever it is, it is what was looked for
         where = "its directory was removed"
         if keep is not None:
             where = str(keep / f"{kind}-{seed}")
@@ -63,14 +63,15 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="kills of each directory")
     parser.add_argument("--directory", help="where the logs are made; default: in memory")
-    parser.add_argument("--keep", type=Path, default=Path(".storm-failures"))
+    parser.add_argument("--keep", type=Path, default=Path("build/storm-failures"))
     found = parser.parse_args()
     base = found.directory or ("/dev/shm" if Path("/dev/shm").is_dir() else None)
     began, total, waiting = time.monotonic(), Counts(), []
     with multiprocessing.Pool(found.processes) as pool:
         for seed in count(found.seed):
-            waiting.append(pool.apply_async(run_story, (seed, base, found.keep)))
+            waiting.append(pool.apply_async(run_story, (seed, base, found.keep, found.rounds)))
             if len(waiting) < 2 * found.processes:
                 continue
             total.add(waiting.pop(0).get())

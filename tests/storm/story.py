@@ -90,9 +90,7 @@ class Story:
         chance = self._chance
         how = chance.choices(("working", "opening", "closing"), (5, 3, 2))[0]
         steps = chance.randint(1, 12) if how == "closing" else ENDLESS
-        child = self._fork(
-            lambda pipe: write(self._scene, self._promises, pipe, round_ + 1, steps)
-        )
+        child = self._fork(lambda pipe: write(self._scene, self._promises, pipe, round_ + 1, steps))
         self.counts.kills += 1
         if how == "opening":
             self.counts.while_opening += 1
@@ -211,7 +209,7 @@ def _live(main: Callable[[int], Coroutine[Any, Any, None]], out: int, errors: in
     try:
         asyncio.run(main(out))
         code = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the parent judges it
         text = traceback.format_exc().encode()
         with contextlib.suppress(OSError):
             os.write(errors, text[-60_000:])
