@@ -87,6 +87,8 @@ class Found:
     cursors: Mapping[str, int] | None = None
     sequences: Mapping[str, int] | None = None
     """Newest sequence number of each producer."""
+    oldest: int = 1
+    """First offset that can be read, also from a tier."""
 
 
 class Promises:
@@ -206,7 +208,7 @@ class Promises:
                 require(name in found.cursors, f"cursor {name!r} is gone")
                 position = found.cursors[name]
                 require(position >= history.attempted[history.acknowledged], "a cursor went back")
-                require(position >= found.head, "the head passed a cursor")
+                require(position >= found.oldest, "retention passed a cursor")
         self._check_sequences(found, present)
 
     def check_prefix(self, found: Found) -> None:

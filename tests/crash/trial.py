@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.crash.promises import BrokenPromiseError, Found, Promises, require
-from tests.crash.workload import settings_of
-from walstore import LogNotFoundError, ReadonlyWal, Settings, Wal
+from tests.crash.workload import read, read_all, settings_of
+from walstore import LogNotFoundError, Settings, Wal
 from walstore.cli.app import run as run_command_line
 
 AFTER = (b"after the crash", b"and once more" * 50)
@@ -68,8 +68,8 @@ async def examine(directory: Path, promises: Promises, seed: int, *, lost_nothin
 
 async def look(wal: Wal, promises: Promises) -> Found:
     """Read all that a log remembers."""
-    limit, head = wal.durable_limit, wal.statistics().local_head
-    records = await read(wal, limit, head)
+    limit = wal.durable_limit
+    head, records = await read_all(wal, limit)
     infos = await wal.cursors() if promises.cursors else []
     for info in infos:
         require(info.problem is None, f"cursor {info.name!r}: {info.problem}")
@@ -81,18 +81,8 @@ async def look(wal: Wal, promises: Promises) -> Found:
         {name: [info.is_open, dict(info.metadata)] for name, info in wal.streams().items()},
         {info.name: info.position for info in infos},
         {name: wal.producer(name).last_sequence for name in promises.sequences},
+        wal.head,
     )
-
-
-async def read(
-    log: Wal | ReadonlyWal, limit: int, start: int | str = "earliest"
-) -> list[tuple[int, bytes, bytes | None, str | None]]:
-    """Return the records below a limit."""
-    found: list[tuple[int, bytes, bytes | None, str | None]] = []
-    async with log.reader(start, stop=limit, follow=False) as reader:
-        async for batch in reader.batches():
-            found += [(r.offset, r.value, r.key, r.stream) for r in batch.records()]
-    return found
 
 
 async def _look_from_outside(

@@ -12,13 +12,16 @@ import base64
 import json
 import os
 import random
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from walstore import Settings, Wal
+from walstore import OffsetTrimmedError, ReadonlyWal, Settings, Wal
 from walstore.settings import KIB
 
 SIZES = (20, 60, 200, 700, 1500, 3000, 9000, 20_000)
+Row = tuple[int, bytes, bytes | None, str | None]
+"""Offset, value, key and stream of a record."""
 STREAMS = ("eu", "us")
 PRODUCERS = ("left", "right")
 
@@ -52,11 +55,19 @@ def value_of(op: int, at: int, size: int, fill: bytes = b"") -> bytes:
 class Workload:
     """Random operations on an open log, one after another, some with several appends at a time."""
 
-    def __init__(self, wal: Wal, say: Callable[[list], None], seed: int, first_op: int = 1) -> None:
+    def __init__(
+        self,
+        wal: Wal,
+        say: Callable[[list], None],
+        seed: int,
+        first_op: int = 1,
+        forged: bytes = b"",
+    ) -> None:
         self.wal = wal
         self.chance = random.Random(seed)
         self._say = say
         self._op = first_op - 1
+        self._forged = forged
         steps: dict[Callable[[], Awaitable[None]], int] = {
             self.append: 8,
             self.append_together: 6,
@@ -68,7 +79,7 @@ class Workload:
             self.change_stream: 3,
             self.append_to_stream: 3,
             self.produce: 5,
-            self.append_forged: 2,
+            self.append_forged: 3 if forged else 0,
             self.append_lazily: 4,
             self.rotate: 2,
             self.trim: 2,
@@ -181,13 +192,11 @@ class Workload:
             assert again == span, "an append repeated under its number got another place"
 
     async def append_forged(self) -> None:
-        """Append a value that holds whole frames of this very log."""
-        newest = max(self.wal.path.glob("*.wal"))
-        data = await asyncio.to_thread(newest.read_bytes)
-        fill = data[64:].rstrip(b"\0")[:1400]
-        op = self._intend([len(fill) + 600], fill=base64.b64encode(fill).decode())
-        offset = await self.wal.append(value_of(op, 0, len(fill) + 600, fill), durability="disk")
-        self._say(["ok", op, offset])
+        """Append a value that holds whole frames, which speak of offsets that this log has not reached."""
+        size = self.chance.randint(1000, 4000)
+        op = self._intend([size], fill=base64.b64encode(self._forged).decode())
+        value = value_of(op, 0, size, self._forged)
+        self._say(["ok", op, await self.wal.append(value, durability="disk")])
 
     async def append_lazily(self) -> None:
         """Append at level memory, and flush now and then."""
@@ -224,24 +233,59 @@ class Workload:
         self._say(["cursor", "reader", target])
 
 
+async def forge() -> bytes:
+    """Return a frame of another log that is far ahead, at every alignment."""
+    with tempfile.TemporaryDirectory() as scratch:
+        async with Wal.open(Path(scratch, "other")) as wal:
+            await wal.append_many([b""] * 10_000)
+            await wal.append(b"forged")
+            (segment,) = wal.path.glob("*.wal")
+            data = await asyncio.to_thread(segment.read_bytes)
+    frame = data[data.rindex(b"WBF1") : data.rindex(b"WEnd") + 4]
+    assert len(frame) % 8 == 0
+    return b"".join(frame + b"." for _ in range(8))
+
+
 async def report_shown(wal: Wal, say: Callable[[list], None]) -> None:
     """Report what an opened log shows, which from then on may not go away."""
-    say(["opened", wal.head, wal.durable_limit])
-    async with wal.reader("earliest", follow=False) as reader:
-        names = []
-        async for record in reader:
-            op, _, at = record.value.split(b" ", 1)[0].partition(b"/")
-            names.append([record.offset, int(op), int(at)])
+    limit = wal.durable_limit
+    head, records = await read_all(wal, limit)
+    names = []
+    for offset, value, *_ in records:
+        op, _, at = value.split(b" ", 1)[0].partition(b"/")
+        names.append([offset, int(op), int(at)])
+    say(["opened", head, limit])
     say(["shown", names])
+
+
+async def read_all(wal: Wal, limit: int) -> tuple[int, list[Row]]:
+    """Return the head on local disk and all records from there on, though retention moves it meanwhile."""
+    while True:
+        head = wal.statistics().local_head
+        try:
+            return head, await read(wal, limit, head)
+        except OffsetTrimmedError:
+            continue
+
+
+async def read(log: Wal | ReadonlyWal, limit: int, start: int | str = "earliest") -> list[Row]:
+    """Return the records below a limit."""
+    found: list[Row] = []
+    async with log.reader(start, stop=limit, follow=False) as reader:
+        async for batch in reader.batches():
+            found += [(r.offset, r.value, r.key, r.stream) for r in batch.records()]
+    return found
 
 
 async def live(directory: Path, say: Callable[[list], None], seed: int, steps: int) -> None:
     """Open, fill and close a log three times."""
+    forged = await forge()
     for session in range(3):
         async with Wal.open(directory, settings=settings_of(seed)) as wal:
             if session:
                 await report_shown(wal, say)
-            await Workload(wal, say, seed * 10 + session, 1 + session * 100_000).run(steps)
+            work = Workload(wal, say, seed * 10 + session, 1 + session * 100_000, forged)
+            await work.run(steps)
             limit = wal.tail
         say(["durable", limit])
 

@@ -74,14 +74,16 @@ def main() -> int:
             waiting.append(pool.apply_async(run_story, (seed, base, found.keep, found.rounds)))
             if len(waiting) < 2 * found.processes:
                 continue
-            total.add(waiting.pop(0).get())
+            counts = waiting.pop(0).get()
+            print(*(f"\n{failure}" for failure in counts.failures), sep="", end="", flush=True)
+            total.add(counts)
             print(f"… {describe(total, time.monotonic() - began)}", flush=True)
             if total.kills >= found.kills:
                 break
         for last in waiting:
-            total.add(last.get())
-    for failure in total.failures:
-        print(f"\n{failure}")
+            counts = last.get()
+            print(*(f"\n{failure}" for failure in counts.failures), sep="", end="")
+            total.add(counts)
     print(f"storm: seed {found.seed}: {describe(total, time.monotonic() - began)}")
     return 1 if total.failures else 0
 

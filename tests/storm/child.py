@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.crash.promises import Found, Promises, require
-from tests.crash.trial import look, read
-from tests.crash.workload import Workload, report_shown, settings_of
+from tests.crash.trial import look
+from tests.crash.workload import Workload, read, report_shown, settings_of
 from uploader import CloudLog, CloudTier
 from walstore import OffsetTrimmedError, Settings, Wal, WalStore
 
