@@ -27,17 +27,25 @@ from tests.crash.recorder import Life, record_life, record_restarts
 
 CANNOT = 77
 _TURNS = ("rename", "unlink", "size")
-"""Events at which a kill is most telling: sealing, naming and cutting."""
 
 
 def choose_moments(life: Life, many: int) -> list[int]:
     """Choose moments for kills: half of them at turns of the log's life, half anywhere."""
     chance = random.Random(life.seed)
-    turns = [at for at, event in enumerate(life.events) if event[0] in _TURNS]
+    turns = turns_of(life)
     near = [min(len(life.events), at + chance.randint(0, 3)) for at in turns]
     chosen = chance.sample(near, min(many // 2, len(near)))
     chosen += chance.sample(range(10, len(life.events) + 1), many - len(chosen))
     return sorted(set(chosen))
+
+
+def turns_of(life: Life) -> list[int]:
+    """Return the moments right after a segment was sealed, cut, named or removed, and not yet synced."""
+    return [at + 1 for at, event in enumerate(life.events) if event[0] in _TURNS or _seals(event)]
+
+
+def _seals(event: list) -> bool:
+    return event[0] == "write" and event[3].startswith(b"WALIDX")
 
 
 def try_seed(seed: int, *, steps: int, restarts: int, most: int, keep: Path | None) -> Tally:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -117,14 +117,14 @@ def try_life(
     most: int,
     keep: Path | None,
     limit: int | None = None,
-    every: int = 1,
+    moments: Container[int] | None = None,
 ) -> None:
-    """Try the states of a life, identical ones once; ``every`` takes only one of so many moments."""
+    """Try the states of a life, identical ones once; of all moments, or of some."""
     tried: dict[bytes, int] = {}
     latest = -1
     with _loop() as loop, tempfile.TemporaryDirectory(dir=_memory()) as scratch:
         for moment, number, state, promises in states_of(life, most):
-            if moment % every:
+            if moments is not None and moment not in moments:
                 continue
             if limit is not None and tally.tried >= limit:
                 break

@@ -5,21 +5,22 @@ Where strace cannot run, a recording that is checked in stands in for a fresh on
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import pytest
 
 from tests.crash import tracing
-from tests.crash.__main__ import choose_moments
+from tests.crash.__main__ import turns_of
 from tests.crash.campaign import Tally, load, states_of, try_life
 from tests.crash.disk import Disk
 from tests.crash.promises import BrokenPromiseError, Found, Promises
 from tests.crash.recorder import Life, record_life, record_restarts
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "crash"
-QUICK_SEEDS = (0, 3, 4, 8)
-"""Lives that sync with each commit, or after some time."""
-QUICK_STATES = 150
+QUICK_SEEDS = (0, 4, 6, 8)
+"""Lives that sync with each commit, or after some time; the last one compresses."""
+QUICK_MOMENTS = 60
 STEPS = 8
 
 
@@ -32,45 +33,90 @@ def can_trace() -> bool:
     return True
 
 
-def _try(lives: list[Life], states: int, most: int, keep: Path) -> Tally:
-    """Try some states of lives, from begin to end of each."""
+def _try(
+    lives: list[Life], most: int, keep: Path, choose: Callable[[Life], Container[int]]
+) -> Tally:
+    """Try states of the moments that are chosen."""
     tally = Tally()
     for life in lives:
-        moments = sum(
-            1 for event in life.events[life.begins :] if event[0] not in ("say", "syncing")
-        )
-        share = tally.tried + max(1, states // len(lives))
-        every = max(1, moments * most // (states // len(lives)))
-        try_life(life, tally, most=most, keep=keep, limit=share, every=every)
+        try_life(life, tally, most=most, keep=keep, moments=choose(life))
     assert not tally.failures, "\n".join(each.describe() for each in tally.failures.values())
     print(tally.describe(0))
     return tally
 
 
+def _a_share(life: Life) -> set[int]:
+    """Choose moments from begin to end, about as many as the quick suite can afford."""
+    moments = [at for at, event in enumerate(life.events) if event[0] not in ("say", "syncing")]
+    return set(moments[:: max(1, len(moments) // QUICK_MOMENTS)])
+
+
+def _all(life: Life) -> range:
+    return range(len(life.events) + 1)
+
+
 @pytest.mark.parametrize("seed", QUICK_SEEDS)
 def test_a_power_failure_breaks_no_promise(tmp_path: Path, seed: int, can_trace: bool) -> None:
     life = record_life(tmp_path, seed, STEPS) if can_trace else load(GOLDEN / "life.xz")
-    assert _try([life], QUICK_STATES, 3, tmp_path / "failures").tried >= QUICK_STATES * 2 // 3
+    assert _try([life], 3, tmp_path / "failures", _a_share).tried >= 80
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.xfail(reason="S3: opening builds on what was never synced", strict=False)
-@pytest.mark.parametrize("seed", [0, 4])
-def test_a_power_failure_after_a_restart_breaks_no_promise(
-    tmp_path: Path, seed: int, can_trace: bool
+def test_a_power_failure_after_a_restart_breaks_no_promise(tmp_path: Path, can_trace: bool) -> None:
+    """A writer killed while it seals leaves an unsynced footer to the next one, which builds on it."""
+    if not can_trace:
+        pytest.skip("strace cannot run here")
+    life = record_life(tmp_path, 4, 2 * STEPS)
+    turns = turns_of(life)
+    sealed = [at + 1 for at in turns if life.events[at - 1][0] == "write"]  # and cut to its length
+    named = [at for at in turns if life.events[at - 1][0] == "rename"]
+    lives = record_restarts(tmp_path, life, [*sealed[:4], *named[2:8:2]])
+    assert _try(lives, 2, tmp_path / "failures", _all).tried >= 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.xfail(reason="a cell that is ahead of the files is believed", strict=False)
+def test_a_power_failure_is_no_corruption_where_the_system_syncs(
+    tmp_path: Path, can_trace: bool
 ) -> None:
-    """A killed process leaves what it had not synced to the next one, which builds on it."""
-    if can_trace:
-        life = record_life(tmp_path, seed, STEPS)
-        lives = record_restarts(tmp_path, life, choose_moments(life, 12))
-    else:
-        lives = [load(GOLDEN / "life-restart.xz")]
-    assert _try(lives, 400, 3, tmp_path / "failures").tried >= 200
+    """With ``sync="os"`` the cell speaks of records that the power failure may take."""
+    if not can_trace:
+        pytest.skip("strace cannot run here")
+    life = record_life(tmp_path, 2, 3 * STEPS)
+
+    def while_unsynced(life: Life) -> set[int]:
+        stores = [at for at, event in enumerate(life.events) if event[0] == "store"]
+        return {at + 1 for at in stores}
+
+    _try([life], 6, tmp_path / "failures", while_unsynced)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.xfail(
+    reason="S14: whole frames inside a value pass for frames of the log", strict=False
+)
+def test_values_that_hold_frames_may_be_torn(tmp_path: Path, can_trace: bool) -> None:
+    if not can_trace:
+        pytest.skip("strace cannot run here")
+    life = record_life(tmp_path, 5, 4 * STEPS)
+
+    def while_forged(life: Life) -> set[int]:
+        forged = [
+            at
+            for at, event in enumerate(life.events)
+            if event[0] == "say" and event[1][0] == "op" and "fill" in event[1][3]
+        ]
+        return {at + after for at in forged for after in range(6)}
+
+    _try([life], 64, tmp_path / "failures", while_forged)
 
 
 def test_recordings_of_the_format_as_it_was_keep_their_promises(tmp_path: Path) -> None:
-    _try([load(GOLDEN / "life.xz")], 60, 2, tmp_path)
+    _try([load(GOLDEN / "life.xz"), load(GOLDEN / "life-restart.xz")], 1, tmp_path, _a_share)
 
 
 def test_the_recorded_disk_is_the_real_one(tmp_path: Path, can_trace: bool) -> None:

@@ -43,7 +43,7 @@ class Scene:
 
     @property
     def settings(self) -> Settings:
-        settings = settings_of(self.seed)
+        settings = settings_of(self.seed + self.seed // 8)
         if self.kind in ("retention", "tier"):
             settings = settings.replace(retention_bytes=256 << 10)
         return settings
