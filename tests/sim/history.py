@@ -23,7 +23,8 @@ from tests.sim.programs import ReadingProgram, WritingProgram
 from tests.sim.rules import Book, Entry, ViolationError
 from tests.sim.threads import simulated_threads
 from tests.sim.weather import CHANGING, Weather
-from walstore.errors import LogNotFoundError, WalError
+from walstore import forks
+from walstore.errors import LogNotFoundError, WalClosedError, WalError
 from walstore.spill import Spill
 from walstore.verify.verifying import verify_directory
 
@@ -322,10 +323,19 @@ class History:
                 with contextlib.suppress(RuntimeError):
                     directing.get_coro().close()
                 self.loop.close()
+                _abandon_all()
         if self.loop.complaints and not self.kills:
             self.violate(ViolationError("typed-errors", f"{self.loop.complaints}"))
         if self.violation is not None:
             raise self.violation
+
+
+def _abandon_all() -> None:
+    """Have logs of processes that were killed not complain that nobody closed them."""
+    for thing in list(forks._inherited):
+        fs = getattr(thing, "fs", None) or getattr(thing, "_fs", None)
+        if isinstance(fs, SimFileSystem):
+            thing.abandon(WalClosedError("its process was killed"))
 
 
 class _Nobody:
@@ -359,6 +369,7 @@ def _quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+            warnings.filterwarnings("ignore", "the (log|store|reader)", ResourceWarning)
             yield
     finally:
         logger.disabled = before
