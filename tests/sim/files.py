@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from tests.sim.disk import Disk, Inode, normal
 from tests.sim.handles import SimCell, SimCellView, SimFile, SimLockFile
@@ -43,7 +44,27 @@ class SimFileSystem:
         self.watcher = watcher
         self.free = free_bytes
         self._numbers = count(3)
+        self._anchor: Path | None = None
+        self._descriptor: int | None = None
+        self._is_closed = False
         process.on_kill.append(lambda: disk.release_locks(process))
+
+    def anchor(self, directory: Path) -> Self:
+        directory = normal(directory)
+
+        def act() -> Self:
+            self.disk.check_directory(directory)
+            twin = copy.copy(self)
+            twin._anchor = directory
+            twin._descriptor = self.descriptor(directory) if self._anchor is None else None
+            return twin
+
+        return self.call("anchor", directory, act, discard=lambda made: made.close())
+
+    def close(self) -> None:
+        if self._anchor is not None:
+            self._is_closed = True
+            self.process.descriptors.pop(self._descriptor, None)
 
     def open(self, path: Path, mode: str) -> SimFile:
         path = normal(path)
@@ -85,13 +106,15 @@ class SimFileSystem:
     def _directories(self, directory: Path) -> list[str]:
         return sorted(path.name for path in self.disk.directories if path.parent == directory)
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path) -> bool:
         path = normal(path)
 
-        def act() -> None:
+        def act() -> bool:
+            is_new = path not in self.disk.directories
             self.disk.directories.update((path, *path.parents))
+            return is_new
 
-        self.call("make_directory", path, act)
+        return self.call("make_directory", path, act)
 
     def remove_tree(self, path: Path) -> None:
         path = normal(path)
@@ -220,6 +243,8 @@ class SimFileSystem:
                 thread.pause(self.weather.seconds(kind))
         elif not self.process.is_alive:
             raise Killed
+        if self._is_closed:
+            raise failure(errno.EBADF, path)
         fault = self.weather.fault(kind, path.name)
         text = f"{kind} {path.name} {detail}"
         if fault is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +11,7 @@ from tests.sim.disk import Inode
 from tests.sim.loop import Killed
 from tests.sim.threads import current
 from walstore.ports import Buffer
+from walstore.testing.script import failure
 
 if TYPE_CHECKING:
     from tests.sim.files import SimFileSystem
@@ -79,12 +81,12 @@ class SimCell:
         self._system = system
         self._inode = inode
         self._path = path
-        self._is_open = True
+        self._descriptor: int | None = system.descriptor(path)
 
     def store(self, data: bytes) -> None:
         if not self._system.process.is_alive:
             raise Killed
-        if not self._is_open:
+        if self._descriptor is None:
             return
         self._system.watcher.on_change(self._system.process, self._path, "store")
         thread, random = current(), self._system.disk.random
@@ -93,9 +95,13 @@ class SimCell:
             self._inode.data[:half] = data[:half]  # somebody may look at it now
             thread.pause(random.random() * 2e-3)
         self._inode.write(0, data)
+        if self._system.disk.names.get(self._path) is not self._inode:
+            raise failure(errno.ENOENT, self._path)
 
     def close(self) -> None:
-        self._is_open = False
+        if self._descriptor is not None:
+            self._system.process.descriptors.pop(self._descriptor, None)
+            self._descriptor = None
 
 
 class SimCellView:
@@ -105,6 +111,7 @@ class SimCellView:
         self._system = system
         self._inode: Inode | None = inode
         self._path = path
+        self._descriptor = system.descriptor(path)
 
     def load(self) -> bytes:
         return b"" if self._inode is None else bytes(self._inode.data)
@@ -117,6 +124,7 @@ class SimCellView:
 
     def close(self) -> None:
         self._inode = None
+        self._system.process.descriptors.pop(self._descriptor, None)
 
 
 class SimLockFile:

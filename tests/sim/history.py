@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import logging
 import os
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,6 +19,7 @@ from tests.sim.loop import OUTSIDE, PROCESS, Process, SimLoop, SimTask, StuckErr
 from tests.sim.plan import CONDITIONS, Plan, draw
 from tests.sim.programs import ReadingProgram, WritingProgram
 from tests.sim.rules import Book, Entry, ViolationError
+from tests.sim.surroundings import Nobody, SimClock, abandon_all, quiet, where
 from tests.sim.threads import simulated_threads
 from tests.sim.weather import CHANGING, Weather
 from walstore.errors import LogNotFoundError, WalError
@@ -30,23 +29,6 @@ from walstore.verify.verifying import verify_directory
 _PATIENCE_SECONDS = 3000.0
 """More than all stalls of a session together."""
 _FREE_BYTES = 1 << 40
-
-
-class SimClock:
-    """Of the machine. Its wall clock is set now and then, also back."""
-
-    def __init__(self, loop: SimLoop) -> None:
-        self._loop = loop
-        self.off_us = 0
-
-    def now_us(self) -> int:
-        return 1_750_000_000_000_000 + self.off_us + round(self._loop.time() * 1e6)
-
-    def monotonic(self) -> float:
-        return self._loop.time()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 class History:
@@ -169,7 +151,7 @@ class History:
     def _verify(self) -> None:
         """Let ``verify`` look at what a session left, crashed or not."""
         weather = Weather(Random(0))
-        fs = SimFileSystem(self.disk, weather, Process("verify"), _Nobody(), _FREE_BYTES)
+        fs = SimFileSystem(self.disk, weather, Process("verify"), Nobody(), _FREE_BYTES)
         try:
             report = verify_directory(self.directory, fs=fs)
         except LogNotFoundError:
@@ -274,7 +256,7 @@ class History:
     def _hangs(self, process: Process) -> None:
         stacks = []
         for task in self.loop.tasks_of(process):
-            stacks.append(f"{task.get_name()}: {_where(task)}")
+            stacks.append(f"{task.get_name()}: {where(task)}")
         self.violate(ViolationError("ends", "\n      ".join([f"{process} hangs", *stacks])))
 
     async def _leave(self, process: Process, end: str) -> None:
@@ -304,7 +286,7 @@ class History:
         self._lingering = []
         entropy = Random(f"entropy {self.plan.seed}")
         with (
-            _quiet(),
+            quiet(),
             simulated_threads(Random(f"threads {self.plan.seed}"), self.loop),
             patch.object(os, "urandom", entropy.randbytes),
             patch.object(walstore.transaction, "_LEAST_FRAME_BYTES", 1024),
@@ -322,46 +304,11 @@ class History:
                 with contextlib.suppress(RuntimeError):
                     directing.get_coro().close()
                 self.loop.close()
+                abandon_all()
         if self.loop.complaints and not self.kills:
             self.violate(ViolationError("typed-errors", f"{self.loop.complaints}"))
         if self.violation is not None:
             raise self.violation
-
-
-class _Nobody:
-    """Watches nothing."""
-
-    def on_call(self, process: Process, text: str) -> None:
-        pass
-
-    def on_change(self, process: Process, path: Path, kind: str) -> None:
-        pass
-
-
-def _where(task: asyncio.Task[Any]) -> str:
-    """Return the innermost lines at which a task waits."""
-    lines = []
-    at: Any = task.get_coro()
-    while at is not None and (frame := getattr(at, "cr_frame", None)) is not None:
-        lines.append(
-            f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
-        )
-        at = at.cr_await
-    return " > ".join(lines[-4:])
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Log nothing, and do not mind what processes that were killed leave behind."""
-    logger = logging.getLogger("walstore")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-            yield
-    finally:
-        logger.disabled = before
 
 
 def simulate(seed: int, **changes: Any) -> History:

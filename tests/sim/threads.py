@@ -141,6 +141,8 @@ class SimPool(walstore.threads.Pool):
         self._waiting: deque[tuple[Any, Callable[[], None]]] = deque()
         self._busy = 0
         self._is_closed = False
+        self._last: Callable[[], None] | None = None
+        self.refusal = None
 
     def submit(self, turn: Any, job: Callable[[], None]) -> None:
         if self._is_closed:
@@ -148,8 +150,11 @@ class SimPool(walstore.threads.Pool):
         self._waiting.append((turn, job))
         self._start_some()
 
-    def close(self) -> None:
-        self._is_closed = True
+    def _close(self, last: Callable[[], None] | None) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._last = last
+            self._start_some()
 
     def join(self) -> None:
         assert not self._busy
@@ -160,6 +165,9 @@ class SimPool(walstore.threads.Pool):
             self._busy += 1
             thread = SimThread(self._process, lambda turn=turn, job=job: turn(job), self._end)
             thread.start(STAGE.random.choice(_START_SECONDS))
+        if self._is_closed and not self._busy and self._last is not None:
+            last, self._last = self._last, None
+            SimThread(self._process, last, lambda: None).start(0.0)
 
     def _end(self) -> None:
         self._busy -= 1

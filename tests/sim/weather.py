@@ -8,7 +8,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 OPENING: Final = frozenset(
-    {"open", "list", "list_directories", "read", "sync_directory", "lock", "lock_shared"}
+    {"anchor", "open", "list", "list_directories", "read", "sync_directory", "lock", "lock_shared"}
     | {"cell", "view_cell"}
 )
 """Calls that need a descriptor."""

@@ -1,0 +1,78 @@
+"""Surroundings of a history: its clock, and what keeps the traces of killed processes from the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.sim.files import SimFileSystem
+from tests.sim.loop import Process, SimLoop
+from walstore import forks
+from walstore.errors import WalClosedError
+
+
+class SimClock:
+    """Of the machine. Its wall clock is set now and then, also back."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+        self.off_us = 0
+
+    def now_us(self) -> int:
+        return 1_750_000_000_000_000 + self.off_us + round(self._loop.time() * 1e6)
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+def abandon_all() -> None:
+    """Have logs of processes that were killed not complain that nobody closed them."""
+    for thing in list(forks._inherited):
+        fs = getattr(thing, "fs", None) or getattr(thing, "_fs", None)
+        if isinstance(fs, SimFileSystem):
+            thing.abandon(WalClosedError("its process was killed"))
+
+
+class Nobody:
+    """Watches nothing."""
+
+    def on_call(self, process: Process, text: str) -> None:
+        pass
+
+    def on_change(self, process: Process, path: Path, kind: str) -> None:
+        pass
+
+
+def where(task: asyncio.Task[Any]) -> str:
+    """Return the innermost lines at which a task waits."""
+    lines = []
+    at: Any = task.get_coro()
+    while at is not None and (frame := getattr(at, "cr_frame", None)) is not None:
+        lines.append(
+            f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
+        )
+        at = at.cr_await
+    return " > ".join(lines[-4:])
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Log nothing, and do not mind what processes that were killed leave behind."""
+    logger = logging.getLogger("walstore")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+            warnings.filterwarnings("ignore", "the (log|store|reader)", ResourceWarning)
+            yield
+    finally:
+        logger.disabled = before
