@@ -69,6 +69,12 @@ test-spark-%: .venv-spark-%/.ready
 		--editable '.[dev]' pyspark==$*
 	@touch $@
 
+# Several minutes on two processors; never less than 2000 before a release.
+SEEDS ?= 6000
+.PHONY: sim
+sim: $(DEV) ## Run the local log on virtual time, with faults and crashes, under many seeds: SEEDS=6000
+	$(VENV)/bin/python -m tests.sim --seeds $(SEEDS) $(ARGS)
+
 .PHONY: test-all
 test-all: $(DEV) ## Run all tests
 	$(PYTEST) $(ARGS)

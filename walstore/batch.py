@@ -12,12 +12,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, TypeVar, cast
-
-import msgpack
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar, cast
 
 from walstore import frame
+from walstore.errors import CorruptionError
 from walstore.frame import FrameHeader, Kind
+from walstore.packed import MalformedError, unpack_headers, unpack_names
 from walstore.picking import rows_of, split_even
 from walstore.records import NO_HEADERS, Record
 
@@ -129,14 +130,32 @@ class Batch(ABC):
             raise ValueError(f"[{start}, {limit}) is not inside [{self.start}, {self.limit})")
 
 
+class Origin(NamedTuple):
+    """Where the buffer of a frame was read from."""
+
+    path: Path
+    position: int
+
+
 class FrameBatch(Batch):
-    """A batch over the bytes of a local frame."""
+    """A batch over the bytes of a local frame.
 
-    __slots__ = ("_columns", "_decoded", "_high", "_low", "_names", "header")
+    That the frame has the columns which belong together, of the right sizes, is known once it is wrapped.
+    What is in them is checked when they are decoded: CorruptionError if no writer makes such a column.
+    """
 
-    def __init__(self, buffer: memoryview, header: FrameHeader) -> None:
-        """Wrap a verified frame; ValueError if it uses a feature this version lacks."""
+    __slots__ = ("_columns", "_decoded", "_high", "_low", "_names", "_origin", "header")
+
+    def __init__(
+        self, buffer: memoryview, header: FrameHeader, origin: Origin | None = None
+    ) -> None:
+        """Wrap a verified frame.
+
+        ValueError if it uses a feature this version lacks, MalformedError if no version writes such a
+        frame. ``origin`` is named in errors.
+        """
         self._wrap(header, frame.directory(buffer, header))
+        self._origin = origin
 
     @classmethod
     def of_value(cls, buffer: memoryview, header: FrameHeader) -> FrameBatch:
@@ -147,6 +166,7 @@ class FrameBatch(Batch):
 
     def _wrap(self, header: FrameHeader, columns: dict[int, tuple[int, memoryview]]) -> None:
         self.header = header
+        self._origin = None
         self.start = header.start
         self.limit = header.start + header.count
         self._low = 0
@@ -172,6 +192,7 @@ class FrameBatch(Batch):
     def _part(self, start: int, limit: int, decoded: list[list[bytes]]) -> FrameBatch:
         part = FrameBatch.__new__(FrameBatch)
         part.header = self.header
+        part._origin = self._origin
         part.start = start
         part.limit = limit
         part._low = start - self.header.start
@@ -210,7 +231,10 @@ class FrameBatch(Batch):
         if not self.has(Kind.STREAM_IDS):
             return [None] * len(self)
         names: list[str | None] = [None, *self.stream_names]
-        return [names[at] for at in self._cut(self.uints(Kind.STREAM_IDS))]
+        try:
+            return [names[at] for at in self._cut(self.uints(Kind.STREAM_IDS))]
+        except IndexError:
+            self.refuse("a stream that has no name")
 
     @property
     def headers(self) -> Sequence[Mapping[str, bytes]]:
@@ -218,7 +242,7 @@ class FrameBatch(Batch):
         if not self.has(Kind.HEADERS):
             return [NO_HEADERS] * len(self)
         packed = self._cut(self._optional(Kind.HEADER_LENGTHS, Kind.HEADERS))
-        return [NO_HEADERS if item is None else msgpack.unpackb(item) for item in packed]
+        return self.unpack_headers(packed)
 
     @property
     def timestamps_us(self) -> Sequence[int]:
@@ -226,7 +250,10 @@ class FrameBatch(Batch):
         base = self.header.base_timestamp_us
         if not self.has(Kind.TIMESTAMP_DELTAS):
             return [base] * len(self)
-        return self._cut([base + delta for delta in self.uints(Kind.TIMESTAMP_DELTAS)])
+        times = [base + delta for delta in self.uints(Kind.TIMESTAMP_DELTAS)]
+        if times and max(times) > self.header.max_timestamp_us:
+            self.refuse("a record that is newer than the last one")
+        return self._cut(times)
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return a pyarrow RecordBatch; see :meth:`Batch.to_arrow`."""
@@ -263,17 +290,45 @@ class FrameBatch(Batch):
         """The streams that the frame holds records of, with their numbers in its column of ids."""
         names = self._names
         if not names:
-            found = (
-                msgpack.unpackb(self._blob(Kind.STREAM_NAMES))
-                if self.has(Kind.STREAM_NAMES)
-                else ()
-            )
+            found: Sequence[str] = ()
+            if self.has(Kind.STREAM_NAMES):
+                try:
+                    found = unpack_names(self._blob(Kind.STREAM_NAMES))
+                except MalformedError as error:
+                    self.refuse(str(error))
             names.append({name: number for number, name in enumerate(found, 1)})
         return names[0]
 
+    def unpack_headers(self, packed: Iterable[bytes | None]) -> Sequence[Mapping[str, bytes]]:
+        """Return the headers of some of the records, decoded."""
+        try:
+            return unpack_headers(packed, NO_HEADERS)
+        except MalformedError as error:
+            self.refuse(str(error))
+
     def value_buffer(self) -> tuple[memoryview, Sequence[int]]:
         """Return the values of the whole frame back to back, and their lengths."""
-        return self._blob(Kind.VALUES), self.uints(Kind.VALUE_LENGTHS)
+        values, lengths = self._blob(Kind.VALUES), self.uints(Kind.VALUE_LENGTHS)
+        if sum(lengths) != len(values):
+            self.refuse("lengths that are not those of the values")
+        return values, lengths
+
+    def check(self) -> None:
+        """Decode all columns once; CorruptionError if no writer makes one of them."""
+        self.value_buffer()
+        for pair in ((Kind.KEY_LENGTHS, Kind.KEYS), (Kind.HEADER_LENGTHS, Kind.HEADERS)):
+            if self.has(pair[0]):
+                self.sizes(*pair)
+        _ = self.streams, self.headers, self.timestamps_us
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise CorruptionError: the frame has a right CRC and holds what no writer writes."""
+        path, position = self._origin or ("a batch in memory", 0)
+        raise CorruptionError(
+            f"batch at offset {self.header.start} holds {why}",
+            path=str(path),
+            position=position + self.header.position,
+        )
 
     def rows(self) -> tuple[int, int]:
         """Return which rows of the frame this batch covers, half-open."""
@@ -294,6 +349,14 @@ class FrameBatch(Batch):
         encoding, data = self._columns[kind]
         return frame.decode_uints(data, encoding, self.header.count)
 
+    def sizes(self, lengths: Kind, blob: Kind) -> Sequence[int]:
+        """Return the column of lengths n + 1, and 0 for None; they are those of the column of bytes."""
+        sizes = self.uints(lengths)
+        absent = sizes.count(0)
+        if sum(sizes) - len(sizes) + absent != len(self._blob(blob)):
+            self.refuse("lengths that are not those of the keys or headers")
+        return sizes
+
     def _cut(self, column: Sequence[_T]) -> Sequence[_T]:
         if self._high - self._low == len(column):
             return column
@@ -306,13 +369,17 @@ class FrameBatch(Batch):
         blob = self._blob(Kind.VALUES)
         if encoding == frame.CONSTANT and blob:
             return split_even(blob, int.from_bytes(lengths, "little"))
-        return _split(bytes(blob), self.uints(Kind.VALUE_LENGTHS))
+        ends = list(accumulate(self.uints(Kind.VALUE_LENGTHS), initial=0))
+        if ends[-1] != len(blob):
+            self.refuse("lengths that are not those of the values")
+        data = bytes(blob)
+        return [data[low:high] for low, high in pairwise(ends)]
 
     def _optional(self, lengths: Kind, blob: Kind) -> Sequence[bytes | None]:
         """Decode a column in which length 0 means None and length n + 1 means n bytes."""
         if not self.has(blob):
             return [None] * self.header.count
-        sizes = self.uints(lengths)
+        sizes = self.sizes(lengths, blob)
         items = _split(bytes(self._blob(blob)), [size - 1 if size else 0 for size in sizes])
         return [item if size else None for item, size in zip(items, sizes, strict=True)]
 

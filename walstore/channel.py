@@ -225,6 +225,16 @@ class Channel:
         if self._share is not None:
             self._share.close()
 
+    def abandon(self, error: WalError) -> None:
+        """Refuse everything and forget what was accepted, waking nobody; see :mod:`walstore.forks`."""
+        self._closed = error
+        self._is_dropped = True
+        self._ready.clear()
+        self._draft = Draft(self.tail)
+        self._append_value = self._draft.values.append
+        self._room = self._room_given = 0
+        self.accepted.refuse(lambda _: fresh(error))
+
     @property
     def is_empty(self) -> bool:
         """Whether nothing waits to be taken."""

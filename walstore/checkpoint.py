@@ -8,13 +8,24 @@ then rebuilt from its segments. The layouts are specified in docs/format.md. Pur
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple, NoReturn
 
 import msgpack
 from crc32c import crc32c
 
 from walstore.errors import FormatVersionError
+from walstore.ledger import Marks
+from walstore.packed import (
+    MOST_OFFSET,
+    MOST_TIMESTAMP_US,
+    MalformedError,
+    Packed,
+    require,
+    require_number,
+)
 from walstore.segment import SegmentIndex, SegmentSummary
 
 FILE_NAME: Final = "CHECKPOINT"
@@ -62,6 +73,8 @@ class Checkpoint:
     own_epoch: int = 0
     """Frames of earlier epochs were copied from another machine, so what they say of syncs does not hold
     for this disk (see :class:`walstore.recovery.Evidence`). 0 for a log that was written here."""
+    is_closed: bool = False
+    """Whether it was written by closing the log: nothing was written, or failed, since."""
 
 
 class DurableCell(NamedTuple):
@@ -100,6 +113,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
             "ledger": checkpoint.ledger,
             "tail_salt": checkpoint.tail_salt,
             "own_epoch": checkpoint.own_epoch,
+            "is_closed": checkpoint.is_closed,
         }
     )
     data = PREFIX.pack(MAGIC, VERSION, len(body), _crc(VERSION, body)) + body
@@ -107,7 +121,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, path: str) -> Checkpoint | None:
-    """Parse a checkpoint; None if it is damaged; FormatVersionError if it is newer."""
+    """Parse a checkpoint; None if it is damaged or forged; FormatVersionError if it is newer."""
     if len(data) < PREFIX.size:
         return None
     magic, version, size, crc = PREFIX.unpack_from(data)
@@ -120,11 +134,90 @@ def decode_checkpoint(data: bytes, path: str) -> Checkpoint | None:
         raise FormatVersionError(
             "checkpoint was written by a newer version", path=path, found=version, supported=VERSION
         )
-    fields: dict[str, Any] = msgpack.unpackb(body)
-    sealed = tuple(SegmentSummary(*entry) for entry in fields.pop("sealed"))
-    packed = memoryview(fields.pop("tail_index"))
-    index = SegmentIndex.from_bytes(packed, len(packed) // SegmentIndex.ENTRY_BYTES)
-    return Checkpoint(sealed=sealed, tail_index=index, **fields)
+    try:
+        return _decode_body(body)
+    except (
+        ValueError
+    ):  # forged, or of marks that only a newer version knows: then frames say so, too
+        return None
+
+
+def _decode_body(body: bytes) -> Checkpoint:
+    """Parse the map that is a checkpoint; ValueError if no writer writes such a one."""
+    packed = Packed(body, "a checkpoint", longest_row=len(_SUMMARY))
+    fields: dict[str, Any] = {}
+    for name in packed.fields():
+        if name == "sealed":
+            fields[name] = tuple(map(_decode_summary, packed.rows()))
+        else:
+            fields[name] = _FIELDS.get(name, _refuse)(packed.value(), name)
+    packed.end()
+    if missing := _REQUIRED - fields.keys():
+        raise MalformedError(f"a checkpoint without {min(missing)}")
+    found = Checkpoint(**fields)
+    if found.ledger:
+        Marks.decode(found.ledger)
+    if found.tail_index.positions and found.tail_index.positions[-1] >= found.tail_position:
+        raise MalformedError("an index of batches behind its end")
+    starts = [*(one.start for one in found.sealed), found.tail_start, found.next_offset]
+    limits = [*(one.limit for one in found.sealed), found.tail_start]
+    if starts != sorted(starts) or starts[1:-1] != limits[:-1] or found.head > found.next_offset:
+        raise MalformedError("a checkpoint of segments that do not follow each other")
+    return found
+
+
+def _decode_summary(row: object) -> SegmentSummary:
+    fields = require(row, list, "a sealed segment")
+    if len(fields) != len(_SUMMARY):
+        raise MalformedError(f"a sealed segment of {len(fields)} fields")
+    return SegmentSummary(
+        *(
+            require_number(value, "of a segment", most=most)
+            for value, most in zip(fields, _SUMMARY, strict=True)
+        )
+    )
+
+
+def _decode_index(value: object, what: str) -> SegmentIndex:
+    packed = memoryview(require(value, bytes, what))
+    return SegmentIndex.from_bytes(packed, len(packed) // SegmentIndex.ENTRY_BYTES)
+
+
+def _decode_log_id(value: object, what: str) -> bytes:
+    log_id = require(value, bytes, what)
+    if len(log_id) != _LOG_ID_BYTES:
+        raise MalformedError(f"{what} of {len(log_id)} bytes")
+    return log_id
+
+
+def _refuse(_: object, what: str) -> NoReturn:
+    raise MalformedError(f"a checkpoint with {what!r}")
+
+
+_LOG_ID_BYTES: Final = 16
+_MOST_CRC: Final = (1 << 32) - 1
+_SUMMARY: Final = (MOST_OFFSET, MOST_OFFSET, MOST_OFFSET, _MOST_CRC, MOST_TIMESTAMP_US)
+"""Highest values of a sealed segment's fields."""
+_FIELDS: Final[dict[str, Callable[[Any, str], Any]]] = {
+    "log_id": _decode_log_id,
+    "epoch": require_number,
+    "head": partial(require_number, least=1),
+    "tail_start": partial(require_number, least=1),
+    "tail_position": require_number,
+    "tail_index": _decode_index,
+    "next_offset": partial(require_number, least=1),
+    "previous_crc": partial(require_number, most=_MOST_CRC),
+    "timestamp_us": partial(require_number, most=MOST_TIMESTAMP_US),
+    "uploaded_limit": require_number,
+    "tier_url": lambda value, what: None if value is None else require(value, str, what),
+    "ledger": lambda value, what: require(value, bytes, what),
+    "tail_salt": lambda value, what: (
+        None if value is None else require_number(value, what, most=_MOST_CRC)
+    ),
+    "own_epoch": require_number,
+}
+"""What the fields of a checkpoint can be. The list of sealed segments is read row by row."""
+_REQUIRED: Final = frozenset(("sealed", *_FIELDS)) - {"ledger", "tail_salt", "own_epoch"}
 
 
 def _crc(version: int, body: bytes) -> int:
@@ -142,7 +235,7 @@ def encode_cell(cell: DurableCell) -> bytes:
 
 
 def decode_cell(data: bytes) -> DurableCell | None:
-    """Parse a cell; None if it is damaged or was caught half-way through an update."""
+    """Parse a cell; None if it is damaged, forged, or was caught half-way through an update."""
     if len(data) < CELL.size + _CELL_CRC.size:
         return None
     layout = {CELL_MAGIC: CELL, UNSALTED_CELL_MAGIC: _UNSALTED_CELL}.get(bytes(data[:8]))
@@ -151,4 +244,5 @@ def decode_cell(data: bytes) -> DurableCell | None:
     (crc,) = _CELL_CRC.unpack_from(data, layout.size)
     if crc32c(data[: layout.size]) != crc:
         return None
-    return DurableCell(*layout.unpack_from(data)[1:])
+    cell = DurableCell(*layout.unpack_from(data)[1:])
+    return cell if max(cell[:6]) <= MOST_OFFSET else None

@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any, Final, Protocol
 
 from walstore.errors import InvalidSettingsError
+from walstore.packed import MalformedError
 
 NONE: Final = 0
 ZSTD: Final = 1
@@ -37,8 +38,8 @@ _DICTIONARY_BYTES: Final = (0, 1, 2, 4)
 _NEEDS: Final = "Python 3.14 or the package zstandard: pip install 'walstore[zstd]'"
 
 
-class BodyError(ValueError):
-    """Compressed bytes are not what their frame says: damaged before they got their CRC, or forged."""
+class BodyError(MalformedError):
+    """Compressed bytes are not what their frame says."""
 
 
 class _Library(Protocol):

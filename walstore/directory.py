@@ -9,6 +9,7 @@ from typing import Final
 from walstore import checkpoint, frame, recovery, segment
 from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.errors import CorruptionError, FormatVersionError, LogNotFoundError
+from walstore.packed import MalformedError
 from walstore.ports import File, FileSystem
 from walstore.recovery import Chain, Evidence
 from walstore.segment import SegmentIndex
@@ -146,6 +147,12 @@ def walk_file(
         view = memoryview(file.pread(wanted, position))
         try:
             used = recovery.walk(view, chain, index, position, salt)
+        except MalformedError as error:
+            raise CorruptionError(
+                f"batch at offset {chain.next_offset} holds {error}",
+                path=str(path),
+                position=error.position,
+            ) from None
         except ValueError as error:
             raise FormatVersionError(
                 "batch uses a feature of a newer version",

@@ -35,10 +35,11 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-import msgpack
 from crc32c import crc32c
 
 from walstore import codec
+from walstore.codec import BodyError
+from walstore.packed import MOST_OFFSET, MOST_TIMESTAMP_US, unpack_names
 
 FRAME_MAGIC: Final = 0x3146_4257  # b"WBF1"
 TRAILER_MAGIC: Final = 0x646E_4557  # b"WEnd"
@@ -86,6 +87,16 @@ class Kind(IntEnum):
 
 
 KNOWN_KINDS: Final = frozenset(Kind)
+_PAIRS: Final = (
+    (Kind.STREAM_IDS, Kind.STREAM_NAMES),
+    (Kind.KEY_LENGTHS, Kind.KEYS),
+    (Kind.HEADER_LENGTHS, Kind.HEADERS),
+)
+_INTEGERS: Final = frozenset(
+    (Kind.VALUE_LENGTHS, Kind.TIMESTAMP_DELTAS, *(lengths for lengths, _ in _PAIRS))
+)
+MOST_RECORDS: Final = 1 << 24
+"""Records of a frame. Those without a value take no bytes, so nothing else would bound them."""
 
 CONSTANT: Final = 0
 """Encoding of an integer column whose entries are all alike: one u32."""
@@ -102,6 +113,8 @@ _TRAILER_BYTES: Final = _U32.pack(TRAILER_MAGIC)
 NOWHERE: Final = b""
 """The place of a frame of version 1, and of one that has none yet."""
 _TYPECODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_ENCODINGS: Final = frozenset((CONSTANT, *_TYPECODES))
+_NO_COLUMN: Final = (BLOB, memoryview(b""))
 _SWAP: Final = sys.byteorder == "big"
 
 
@@ -370,7 +383,7 @@ def value_columns(buffer: memoryview) -> dict[int, tuple[int, memoryview]]:
 def parse_header(buffer: memoryview, position: int) -> FrameHeader | None:
     """Return the header at ``position``, or None if there is no room or no magic.
 
-    Only shape is checked (magic, length within a frame's bounds), not the CRC.
+    Only shape is checked (magic, length, and numbers within what a log can reach), not the CRC.
     """
     if position + HEADER_BYTES > len(buffer):
         return None
@@ -379,7 +392,9 @@ def parse_header(buffer: memoryview, position: int) -> FrameHeader | None:
     length = header.length
     if magic != FRAME_MAGIC or length % ALIGNMENT or length < HEADER_BYTES + TRAILER.size:
         return None
-    return header
+    if header.start + header.count > MOST_OFFSET or header.epoch > MOST_OFFSET:
+        return None
+    return header if header.max_timestamp_us <= MOST_TIMESTAMP_US else None
 
 
 def is_whole(buffer: memoryview, header: FrameHeader, at: bytes = NOWHERE) -> bool:
@@ -422,7 +437,9 @@ def _crc_entry(byte: int) -> int:
 def directory(buffer: memoryview, header: FrameHeader) -> dict[int, tuple[int, memoryview]]:
     """Return the columns of a verified frame: kind → (encoding, bytes).
 
-    Raises ValueError naming what is not understood: a newer version, codec, flag or column kind.
+    Raises ValueError naming what is not understood: a newer version, codec, flag or column kind. BodyError
+    if no version writes such columns: each that is returned lies in the frame, integers have an entry for
+    each record, and columns that belong together are there.
     """
     if not UNPLACED_VERSION <= header.version <= FRAME_VERSION:
         raise ValueError(f"frame version {header.version}")
@@ -432,34 +449,77 @@ def directory(buffer: memoryview, header: FrameHeader) -> dict[int, tuple[int, m
         raise ValueError(f"frame flags {header.flags:#x}")
     entry = header.position + HEADER_BYTES
     data = entry + DIRECTORY_ENTRY.size * header.column_count
-    if header.codec:
-        stored = buffer[data : data + header.stored_bytes]
-        body, data = codec.decompress(stored, header.body_bytes), 0
-    else:
-        body = buffer
+    body, data = _body(buffer, header, data)
+    limit = data + header.body_bytes
     columns: dict[int, tuple[int, memoryview]] = {}
     for _ in range(header.column_count):
         kind, encoding, _, size = DIRECTORY_ENTRY.unpack_from(buffer, entry)
-        if kind not in KNOWN_KINDS and kind < IGNORABLE_KINDS_FROM:
+        if kind in _INTEGERS:
+            if size != (4 if encoding == CONSTANT else encoding * header.count):
+                raise BodyError(f"a column {kind} of {size} bytes, encoding {encoding}")
+            if encoding not in _ENCODINGS:
+                raise BodyError(f"a column {kind} of encoding {encoding}")
+        elif kind in KNOWN_KINDS:
+            if encoding != BLOB:
+                raise BodyError(f"a column {kind} of encoding {encoding}")
+        elif kind < IGNORABLE_KINDS_FROM:
             raise ValueError(f"column kind {kind}")
         columns[kind] = (encoding, body[data : data + size])
         entry += DIRECTORY_ENTRY.size
         data += size
+    if data != limit or len(columns) != header.column_count:
+        raise BodyError("columns that do not fill their frame, each once")
+    _check_columns(columns, header)
     return columns
+
+
+def _body(buffer: memoryview, header: FrameHeader, at: int) -> tuple[memoryview, int]:
+    """Return what holds the columns of a frame, and where in it they begin; ``at`` is where they lie."""
+    unpadded = at - header.position + header.stored_bytes
+    if unpadded + -unpadded % ALIGNMENT + TRAILER.size != header.length:
+        raise BodyError("a frame of another length than its columns")
+    if header.count > MOST_RECORDS:
+        raise BodyError(f"a frame of {header.count} records; {MOST_RECORDS} are the most")
+    if header.codec:
+        stored = buffer[at : at + header.stored_bytes]
+        return codec.decompress(stored, header.body_bytes), 0
+    if header.stored_bytes != header.body_bytes:
+        raise BodyError("columns of two lengths")
+    return buffer, at
+
+
+def _check_columns(columns: dict[int, tuple[int, memoryview]], header: FrameHeader) -> None:
+    """Check that the columns that belong together are there: BodyError."""
+    values = columns.get(Kind.VALUES)
+    if values is not None:
+        encoding, lengths = columns.get(Kind.VALUE_LENGTHS, _NO_COLUMN)
+        if encoding == CONSTANT:
+            if _U32.unpack(lengths)[0] * header.count != len(values[1]):
+                raise BodyError("lengths that are not those of the values")
+        elif encoding == BLOB:
+            raise BodyError("values without lengths")
+    elif header.count or Kind.VALUE_LENGTHS in columns:
+        raise BodyError("records without values")
+    if len(columns) > 2:
+        for one, other in _PAIRS:
+            if (one in columns) != (other in columns):
+                raise BodyError(f"column {one} or {other} without the other")
 
 
 def stream_names(buffer: memoryview, header: FrameHeader) -> list[str]:
     """Return the streams of which a verified frame has records; ValueError as :func:`directory`."""
     found = directory(buffer, header).get(Kind.STREAM_NAMES)
-    names: list[str] = [] if found is None else msgpack.unpackb(found[1])
-    return names
+    return [] if found is None else unpack_names(found[1])
 
 
 def marks_of(buffer: memoryview, header: FrameHeader) -> memoryview | None:
     """Return the marks of a verified frame, if it has any; ValueError as :func:`directory`."""
     if not header.flags & HAS_MARKS:
         return None
-    return directory(buffer, header)[Kind.MARKS][1]
+    found = directory(buffer, header).get(Kind.MARKS)
+    if found is None:
+        raise BodyError("no marks, although the header says so")
+    return found[1]
 
 
 def whole_frames(

@@ -12,11 +12,13 @@ is checked against when it is accepted, and the tail's, which holds what the fra
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import msgpack
+
+from walstore.packed import MOST_OFFSET, MalformedError, Packed, require, require_number
 
 _REGISTERS: Final = "r"
 _PRODUCERS: Final = "p"
@@ -97,19 +99,70 @@ class Marks:
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> Marks:
-        """Parse :meth:`encode`; ValueError naming a field of a newer version."""
-        fields: dict[str, Any] = msgpack.unpackb(data)
-        unknown = fields.keys() - {_REGISTERS, _PRODUCERS, _STREAMS, _HEAD, _WHOLE}
-        if unknown:
-            raise ValueError(f"mark {min(unknown)!r}")
-        streams: dict[str, Sequence[Any]] = fields.get(_STREAMS, {})
-        return cls(
-            registers=fields.get(_REGISTERS, {}),
-            producers=[(name, Run(*run)) for name, *run in fields.get(_PRODUCERS, ())],
-            streams={name: StreamInfo(*info) for name, info in streams.items()},
-            head=fields.get(_HEAD, 0),
-            is_whole=fields.get(_WHOLE, False),
+        """Parse :meth:`encode`.
+
+        ValueError naming a field of a newer version; MalformedError for what no version writes.
+        """
+        packed = Packed(data, "marks", longest_row=len(Run._fields) + 1)
+        marks = cls()
+        for name in packed.fields():
+            if name == _REGISTERS:
+                marks.registers = _registers(packed.value())
+            elif name == _PRODUCERS:
+                marks.producers = [_run(row) for row in packed.rows()]
+            elif name == _STREAMS:
+                marks.streams = _streams(packed.value())
+            elif name == _HEAD:
+                marks.head = require_number(packed.value(), "the head in marks")
+            elif name == _WHOLE:
+                marks.is_whole = require(packed.value(), bool, "the whole of marks")
+            else:
+                raise ValueError(f"mark {name!r}")
+        packed.end()
+        return marks
+
+
+def _registers(found: object) -> dict[str, str | None]:
+    registers = require(found, dict, "registers")
+    for name, value in registers.items():
+        require(name, str, "a register's name")
+        if value is not None:
+            require(value, str, "a register's value")
+    return registers
+
+
+def _run(row: object) -> tuple[str, Run]:
+    fields = require(row, list, "a producer's run")
+    if len(fields) != len(Run._fields) + 1:
+        raise MalformedError(f"a producer's run of {len(fields)} fields")
+    sequence, start, records, repeat = fields[1:]
+    run = Run(
+        require_number(sequence, "a sequence number", least=1),
+        require_number(start, "a producer's offset"),
+        require_number(records, "a producer's records"),
+        require_number(repeat, "a producer's appends", least=1),
+    )
+    require_number(run.sequence + run.repeat, "a sequence number")
+    require_number(run.start + run.records * run.repeat, "a producer's offset", most=MOST_OFFSET)
+    return require(fields[0], str, "a producer's name"), run
+
+
+def _streams(found: object) -> dict[str, StreamInfo]:
+    streams = {}
+    for name, row in require(found, dict, "streams").items():
+        fields = require(row, list, "a stream")
+        if len(fields) != len(StreamInfo._fields):
+            raise MalformedError(f"a stream of {len(fields)} fields")
+        metadata = require(fields[1], dict, "a stream's metadata")
+        for key, value in metadata.items():
+            require(key, str, "a key of a stream's metadata")
+            require(value, str, "a stream's metadata")
+        streams[require(name, str, "a stream's name")] = StreamInfo(
+            require(fields[0], bool, "whether a stream is open"),
+            metadata,
+            require_number(fields[2], "a stream's offset"),
         )
+    return streams
 
 
 class Window:
@@ -128,7 +181,12 @@ class Window:
         return self.runs[0].sequence if self.runs else self.last + 1
 
     def add(self, run: Run, size: int) -> None:
-        """Remember appends, and forget those more than ``size`` behind."""
+        """Remember appends, and forget those more than ``size`` behind.
+
+        Numbers that do not follow the last one begin again: what was before is forgotten.
+        """
+        if run.sequence != self.last + 1:
+            self.runs.clear()
         joined = _join(self.runs[-1], run) if self.runs else None
         if joined is not None:
             self.runs[-1] = joined

@@ -19,6 +19,7 @@ from enum import Enum
 
 from walstore import frame
 from walstore.ledger import Ledger, Marks
+from walstore.packed import MalformedError
 from walstore.segment import SegmentHeader, SegmentIndex
 
 
@@ -64,7 +65,7 @@ def walk(
     """Follow whole frames from the start of ``buffer``, updating ``chain`` and ``index``.
 
     ``position`` is the place of the buffer in its file, ``salt`` that of the segment. Returns how many
-    bytes of the buffer are frames that continue the log.
+    bytes of the buffer are frames that continue the log. Raises as :func:`walstore.frame.directory`.
     """
     at = 0
     while True:
@@ -75,14 +76,18 @@ def walk(
             or not frame.is_whole(buffer, header, frame.place(salt, position + at))
         ):
             return at
+        try:
+            names = frame.stream_names(buffer, header) if index.streams.is_known else ()
+            marks = None if chain.ledger is None else frame.marks_of(buffer, header)
+            changes = None if marks is None else Marks.decode(marks)
+        except MalformedError as error:
+            error.position = position + at
+            raise
         index.add(header.start, position + at, header.base_timestamp_us)
-        if index.streams.is_known:
-            index.streams.add(frame.stream_names(buffer, header))
+        index.streams.add(names)
         chain.advance(header)
-        if chain.ledger is not None:
-            marks = frame.marks_of(buffer, header)
-            if marks is not None:
-                chain.ledger.apply(Marks.decode(marks))
+        if changes is not None and chain.ledger is not None:
+            chain.ledger.apply(changes)
         at = header.end
 
 

@@ -14,11 +14,14 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from itertools import islice
+from operator import gt
 from typing import Final
 
 from crc32c import crc32c
 
 from walstore.errors import CorruptionError, FormatVersionError
+from walstore.packed import MOST_OFFSET, MOST_TIMESTAMP_US, MalformedError
 from walstore.segment_streams import SegmentStreams
 
 HEADER_MAGIC: Final = b"WALSEG\r\n"
@@ -124,13 +127,19 @@ class SegmentIndex:
 
     @classmethod
     def from_bytes(cls, data: memoryview, entries: int) -> SegmentIndex:
-        """Rebuild from :meth:`to_bytes`."""
+        """Rebuild from :meth:`to_bytes`; MalformedError unless the columns grow."""
+        if len(data) != cls.ENTRY_BYTES * entries:
+            raise MalformedError(f"an index of {len(data)} bytes")
         index = cls()
         size = 8 * entries
         for at, column in enumerate((index.starts, index.positions, index.timestamps_us)):
             column.frombytes(data[at * size : (at + 1) * size])
             if _SWAP:
                 column.byteswap()
+            if any(map(gt, column, islice(column, 1, None))):
+                raise MalformedError("an index that does not grow")
+        if entries and (index.positions[0] < HEADER_BYTES or index.starts[-1] > MOST_OFFSET):
+            raise MalformedError("an index of places that no segment has")
         return index
 
 
@@ -189,6 +198,18 @@ def decode_header(data: bytes, path: str) -> SegmentHeader:
             found=version,
             supported=FORMAT_VERSION,
         )
+    if (
+        version < UNSALTED_VERSION
+        or not 1 <= start <= MOST_OFFSET
+        or epoch > MOST_OFFSET
+        or created_us > MOST_TIMESTAMP_US
+    ):
+        raise CorruptionError(
+            "segment header says what no segment can say",
+            path=path,
+            position=0,
+            found=(start, epoch),
+        )
     if version == UNSALTED_VERSION:
         return SegmentHeader(log_id, start, epoch, created_us, previous_crc)
     if flags & CRITICAL_FLAGS & ~REUSES_BLOCKS:
@@ -237,7 +258,28 @@ def decode_footer(data: bytes, start: int, path: str) -> tuple[SegmentSummary, S
     end = behind + SegmentStreams.ENTRY_BYTES * max(streams - 1, 0)
     if found != crc or len(data) != end + SEAL.size:
         raise CorruptionError("segment footer is damaged", path=path, expected=crc, found=found)
-    index = SegmentIndex.from_bytes(memoryview(data)[FOOTER.size : behind], entries)
-    if streams:
-        index.streams = SegmentStreams.from_bytes(data[behind:end])
-    return SegmentSummary(start, limit, data_bytes, last_crc, max_timestamp_us), index
+    summary = SegmentSummary(start, limit, data_bytes, last_crc, max_timestamp_us)
+    try:
+        index = SegmentIndex.from_bytes(memoryview(data)[FOOTER.size : behind], entries)
+        if streams:
+            index.streams = SegmentStreams.from_bytes(data[behind:end])
+        _check_summary(summary, index, data)
+    except MalformedError as error:
+        raise CorruptionError(
+            f"segment footer holds {error}", path=path, position=data_bytes
+        ) from None
+    return summary, index
+
+
+def _check_summary(summary: SegmentSummary, index: SegmentIndex, data: bytes) -> None:
+    """Check a footer's numbers with each other: MalformedError."""
+    if parse_seal(data[-SEAL.size :]) != summary.data_bytes:
+        raise MalformedError("two places for the footer")
+    if not summary.start <= summary.limit <= MOST_OFFSET:
+        raise MalformedError(f"offsets up to {summary.limit}")
+    if summary.max_timestamp_us > MOST_TIMESTAMP_US:
+        raise MalformedError(f"the time {summary.max_timestamp_us}")
+    if index.positions and (
+        index.positions[-1] >= summary.data_bytes or index.starts[-1] > summary.limit
+    ):
+        raise MalformedError("an index of batches behind its end")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from walstore import frame, segment
-from walstore.batch import Batch, FrameBatch
-from walstore.codec import BodyError
+from walstore.batch import Batch, FrameBatch, Origin
 from walstore.errors import CorruptionError, FormatVersionError
+from walstore.packed import MalformedError
 from walstore.ports import File, FileSystem
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_streams import SegmentStreams
@@ -240,9 +240,13 @@ def check(
 def decode(view: memoryview, header: frame.FrameHeader, path: Path, at: int) -> FrameBatch:
     """Wrap a checked frame as a batch; FormatVersionError if this version cannot read it."""
     try:
-        return FrameBatch(view, header)
-    except BodyError as error:
-        raise CorruptionError(str(error), path=str(path), position=at + header.position) from None
+        return FrameBatch(view, header, Origin(path, at))
+    except MalformedError as error:
+        raise CorruptionError(
+            f"batch at offset {header.start} holds {error}",
+            path=str(path),
+            position=at + header.position,
+        ) from None
     except ValueError as error:
         raise FormatVersionError(
             "batch uses a feature of a newer version",

@@ -10,9 +10,13 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterable
+from itertools import islice
+from operator import ge
 from typing import Final, Self
 
 from crc32c import crc32c
+
+from walstore.packed import MalformedError
 
 MOST: Final = 16384
 """A segment that holds more streams does not say which."""
@@ -78,11 +82,15 @@ class SegmentStreams:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Self:
-        """Rebuild from :meth:`to_bytes` of one that was known."""
+        """Rebuild from :meth:`to_bytes` of one that was known; MalformedError for anything else."""
+        if len(data) % cls.ENTRY_BYTES or len(data) > MOST * cls.ENTRY_BYTES:
+            raise MalformedError(f"a list of streams of {len(data)} bytes")
         column = array("I")
         column.frombytes(data)
         if _SWAP:
             column.byteswap()
+        if any(map(ge, column, islice(column, 1, None))):
+            raise MalformedError("a list of streams that does not grow")
         found = cls()
         found._hashes = column
         return found

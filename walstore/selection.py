@@ -9,8 +9,6 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import msgpack
-
 from walstore import frame, picking
 from walstore.batch import Batch, FrameBatch
 from walstore.frame import Kind
@@ -126,7 +124,10 @@ class FrameSelection(SelectedBatch):
         if not source.has(Kind.STREAM_IDS):
             return [None] * len(self)
         names: list[str | None] = [None, *source.stream_names]
-        return [names[at] for at in picking.pick(source.uints(Kind.STREAM_IDS), self._rows)]
+        try:
+            return [names[at] for at in picking.pick(source.uints(Kind.STREAM_IDS), self._rows)]
+        except IndexError:
+            source.refuse("a stream that has no name")
 
     @property
     def headers(self) -> Sequence[Mapping[str, bytes]]:
@@ -134,7 +135,7 @@ class FrameSelection(SelectedBatch):
         if not self._source.has(Kind.HEADERS):
             return [NO_HEADERS] * len(self)
         packed = self._pick_optional(Kind.HEADER_LENGTHS, Kind.HEADERS)
-        return [NO_HEADERS if item is None else msgpack.unpackb(item) for item in packed]
+        return self._source.unpack_headers(packed)
 
     @property
     def timestamps_us(self) -> Sequence[int]:
@@ -144,7 +145,10 @@ class FrameSelection(SelectedBatch):
         if not source.has(Kind.TIMESTAMP_DELTAS):
             return [base] * len(self)
         deltas = source.uints(Kind.TIMESTAMP_DELTAS)
-        return [base + delta for delta in picking.pick(deltas, self._rows)]
+        times = [base + delta for delta in picking.pick(deltas, self._rows)]
+        if times and max(times) > source.header.max_timestamp_us:
+            source.refuse("a record that is newer than the last one")
+        return times
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return a pyarrow RecordBatch; the values are copied. See :meth:`Batch.to_arrow`."""
@@ -157,17 +161,16 @@ class FrameSelection(SelectedBatch):
         if source.has_decoded_values:
             return picking.pick(source.values, self._rows)
         encoding, lengths = source.column(Kind.VALUE_LENGTHS)
-        blob = source.column(Kind.VALUES)[1]
         if encoding == frame.CONSTANT:
             size = frame.decode_uints(lengths, encoding, 1)[0]
-            return picking.pick_even_blobs(blob, size, self._rows)
-        return picking.pick_blobs(blob, source.uints(Kind.VALUE_LENGTHS), self._rows)
+            return picking.pick_even_blobs(source.column(Kind.VALUES)[1], size, self._rows)
+        return picking.pick_blobs(*source.value_buffer(), self._rows)
 
     def _pick_optional(self, lengths: Kind, blob: Kind) -> Sequence[bytes | None]:
         if not self._source.has(blob):
             return [None] * len(self)
         data = self._source.column(blob)[1]
-        return picking.pick_optional_blobs(data, self._source.uints(lengths), self._rows)
+        return picking.pick_optional_blobs(data, self._source.sizes(lengths, blob), self._rows)
 
 
 def select(batch: Batch, rows: Sequence[int]) -> Batch:

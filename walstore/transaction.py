@@ -203,8 +203,6 @@ class Transaction:
         except OSError as error:
             await self._fail(error)
             raise AssertionError from error  # _fail raises
-        engine.spills = {other for other in engine.spills if not other.is_placed}
-        engine.spills.add(spill)
         self._spill = spill
 
     async def _blocking(self, call: Callable[..., None], *args: object) -> None:
@@ -231,8 +229,7 @@ class Transaction:
         spill, self._spill = self._spill, None
         if spill is not None:
             with contextlib.suppress(WalClosedError, OSError):
-                await self._engine.spilling.run(spill.discard)
-                self._engine.spills.discard(spill)
+                await self._engine.spilling.run(self._engine.drop_spill, spill)
 
     def _check_open(self) -> None:
         if self._failure is not None:

@@ -138,7 +138,7 @@ class Wal(Cursored):
         """Not for callers; see :meth:`open`."""
         # Set once at open.
         self.path = engine.path
-        """The log's directory."""
+        """The log's directory, as an absolute path; one that is moved is followed, this path is not."""
         self.settings = engine.settings
         """As given to :meth:`open`."""
         self.recovery: Recovery = engine.opened.recovery
@@ -515,6 +515,7 @@ class Wal(Cursored):
 
     def _cursor_store(self) -> tuple[CursorStore, Clock]:
         engine = self._engine
+        engine.check_process()
         if engine.cursors is None:
             engine.cursors = CursorStore(
                 self,

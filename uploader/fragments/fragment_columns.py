@@ -119,6 +119,7 @@ def _keys(batch: FrameBatch) -> pa.Array:
     """Return the keys: a length of 0 means that there is none, n + 1 means n bytes."""
     if not batch.has(Kind.KEYS):
         return pa.nulls(len(batch), pa.binary())
+    batch.sizes(Kind.KEY_LENGTHS, Kind.KEYS)  # Arrow would read what is behind the buffer
     lengths = _uints(batch, Kind.KEY_LENGTHS).cast(pa.int32())
     is_there = pc.greater(lengths, 0)
     sizes = pc.subtract(lengths, is_there.cast(pa.int32()))
@@ -131,7 +132,10 @@ def _streams(batch: FrameBatch) -> pa.Array:
     if not batch.has(Kind.STREAM_IDS):
         return pa.nulls(len(batch), pa.string())
     names = pa.array([None, *batch.stream_names], pa.string())
-    return names.take(_cut(batch, _uints(batch, Kind.STREAM_IDS)))
+    try:
+        return names.take(_cut(batch, _uints(batch, Kind.STREAM_IDS)))
+    except pa.ArrowIndexError:
+        batch.refuse("a stream that has no name")
 
 
 def _headers(batch: FrameBatch) -> pa.Array:

@@ -13,6 +13,7 @@ from typing import Final
 from crc32c import crc32c
 
 from walstore.errors import CorruptionError, FormatVersionError
+from walstore.packed import MOST_OFFSET, MOST_TIMESTAMP_US
 
 MAGIC: Final = b"WALCUR\r\n"
 VERSION: Final = 1
@@ -100,7 +101,7 @@ def decode_cursor(data: bytes, path: str) -> CursorState:
     found = crc32c(data[_CRC_END:])
     if found != crc:
         raise CorruptionError(
-            "cursor is damaged; delete it and make it anew",
+            "cursor is damaged; delete it and make it again",
             path=path,
             position=len(MAGIC),
             expected=crc,
@@ -111,12 +112,29 @@ def decode_cursor(data: bytes, path: str) -> CursorState:
             "cursor was written by a newer version", path=path, found=version, supported=VERSION
         )
     owner = data[HEADER.size :]
-    if len(owner) != owner_bytes:
+    if len(owner) != owner_bytes or owner_bytes > MOST_OWNER_BYTES:
         raise CorruptionError(
-            "cursor has another length than it says",
+            "cursor has another length than it says; delete it and make it again",
             path=path,
             position=HEADER.size,
             expected=owner_bytes,
             found=len(owner),
         )
-    return CursorState(*fields, owner.decode("utf-8", "replace"))  # type: ignore[call-arg]
+    state = CursorState(*fields, owner.decode("utf-8", "replace"))  # type: ignore[call-arg]
+    if not _is_possible(state):
+        raise CorruptionError(
+            "cursor says what no cursor can say; delete it and make it again",
+            path=path,
+            position=HEADER.size - 40,
+            found=state,
+        )
+    return state
+
+
+def _is_possible(state: CursorState) -> bool:
+    """Return whether some program may have written these numbers."""
+    return (
+        state.position >= 1
+        and 1 <= state.revision <= MOST_OFFSET
+        and max(state.updated_us, state.lease_us, state.deadline_us) <= MOST_TIMESTAMP_US
+    )

@@ -13,10 +13,10 @@ Invariants (tests/walstore/repair/test_repairing.py)
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 from walstore.errors import DiskFullError, InvalidSettingsError, WalError
@@ -76,11 +76,11 @@ def plan_repair(
     FormatVersionError if a file was written by a newer version, and OSError. With a ``copy`` also WalError
     if it is of another log, and its own errors.
     """
-    path, fs = Path(directory), fs or PosixFileSystem()
+    path, fs = Path(directory).absolute(), fs or PosixFileSystem()
     interrupted = load_interrupted(fs, path)
     if interrupted is not None:
         return _to_finish(interrupted, path)
-    with closing(Staging()) as staging:
+    with contextlib.closing(Staging()) as staging:
         return _plan(path, keep, fs, copy, staging)
 
 
@@ -99,7 +99,7 @@ def apply_repair(
     the one any more for which it was made, DiskFullError before anything is changed, CorruptionError and
     OSError.
     """
-    path, fs = Path(plan.path), fs or PosixFileSystem()
+    path = Path(plan.path)
     if not plan.is_needed:
         return
     if plan.actions is None:
@@ -108,25 +108,25 @@ def apply_repair(
             f"the damage leaves several stretches, {stretches}: plan again with keep='before', "
             "'after', or an offset in the one to keep"
         )
-    lock = lock_log(fs, path, f"repair, {this_process()}")
-    try:
-        with closing(Staging()) as staging:
-            interrupted = load_interrupted(fs, path)
-            if interrupted is not None:
-                current = _to_finish(interrupted, path)
-            elif plan.source is not None and copy is None:
-                raise InvalidSettingsError(
-                    f"the plan takes records from {plan.source}: give that copy to apply it, too"
-                )
-            else:
-                keep = _parse_keep(plan.keep)
-                current = _plan(path, keep, fs, copy if plan.source else None, staging)
-            if current != plan:
-                raise WalError(f"the log changed since the repair was planned; plan again: {path}")
-            _check_space(fs, path, plan, staging)
-            run_actions(fs, path, interrupted or plan, make_log_id().hex(), staging)
-    finally:
-        lock.release()
+    with contextlib.ExitStack() as stack:
+        staging = stack.enter_context(contextlib.closing(Staging()))
+        fs = (fs or PosixFileSystem()).anchor(path)
+        stack.callback(fs.close)
+        stack.callback(lock_log(fs, path, f"repair, {this_process()}").release)
+        interrupted = load_interrupted(fs, path)
+        if interrupted is not None:
+            current = _to_finish(interrupted, path)
+        elif plan.source is not None and copy is None:
+            raise InvalidSettingsError(
+                f"the plan takes records from {plan.source}: give that copy to apply it, too"
+            )
+        else:
+            keep = _parse_keep(plan.keep)
+            current = _plan(path, keep, fs, copy if plan.source else None, staging)
+        if current != plan:
+            raise WalError(f"the log changed since the repair was planned; plan again: {path}")
+        _check_space(fs, path, plan, staging)
+        run_actions(fs, path, interrupted or plan, make_log_id().hex(), staging)
 
 
 def _plan(

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from walstore import frame, segment
-from walstore.batch import FrameBatch
 from walstore.checkpoint import FILE_NAME, Checkpoint, DurableCell
 from walstore.directory import evidence_of
 from walstore.errors import CorruptionError
-from walstore.frame import FrameHeader, Kind
+from walstore.frame import FrameHeader
 from walstore.ledger import Marks
 from walstore.ports import File
 from walstore.recovery import Chain, Evidence
@@ -192,14 +191,8 @@ def _walk(
             at = resume
             continue
         header, view = found
-        batch = _check_frame(header, view, task.path, at, chain, findings)
-        denied = [name for name in batch.stream_names if not streams.may_hold(name)]
-        if denied:
-            findings.add(
-                task.path,
-                f"the footer denies stream {denied[0]!r}, which the batch at offset {header.start} has",
-                at,
-            )
+        _check_frame(header, task.path, at, chain, findings)
+        _check_content(header, view, task.path, at, streams, findings)
         for index in indexes:
             index.see(header, at, findings)
         chain.advance(header)
@@ -271,8 +264,8 @@ def _adopt(scan: FrameScan, at: int, chain: Chain) -> None:
 
 
 def _check_frame(
-    header: FrameHeader, view: memoryview, path: Path, at: int, chain: Chain, findings: Findings
-) -> FrameBatch:
+    header: FrameHeader, path: Path, at: int, chain: Chain, findings: Findings
+) -> None:
     if header.start != chain.next_offset:
         findings.add(
             path, f"batch begins at offset {header.start}, expected {chain.next_offset}", at
@@ -290,36 +283,44 @@ def _check_frame(
         findings.add(
             path, f"batch at offset {header.start} says that later batches were synced", at
         )
-    batch = decode(view, header, path, at)
+
+
+def _check_content(
+    header: FrameHeader,
+    view: memoryview,
+    path: Path,
+    at: int,
+    streams: SegmentStreams,
+    findings: Findings,
+) -> None:
+    """Check what a frame with a right CRC holds."""
+    try:
+        batch = decode(view, header, path, at)
+        if header.count:
+            batch.check()
+        denied = [name for name in batch.stream_names if not streams.may_hold(name)]
+    except CorruptionError as error:
+        findings.add_error(path, error, at)
+        return
     if why := _marks_disagree(view, header):
         findings.add(path, f"batch at offset {header.start}: {why}", at)
-    if header.count and (why := _columns_disagree(batch)):
-        findings.add(path, f"batch at offset {header.start}: {why}", at)
-    return batch
+    if denied:
+        findings.add(
+            path,
+            f"the footer denies stream {denied[0]!r}, which the batch at offset {header.start} has",
+            at,
+        )
 
 
 def _marks_disagree(view: memoryview, header: FrameHeader) -> str | None:
     """Return what is wrong with the marks of a batch whose CRC is right, or None."""
-    data = frame.marks_of(view, header)
-    if data is None:
-        return None if header.count else "it holds neither records nor marks"
     try:
+        data = frame.marks_of(view, header)
+        if data is None:
+            return None if header.count else "it holds neither records nor marks"
         Marks.decode(data)
-    except (ValueError, TypeError) as error:
-        return f"marks that cannot be read: {error}"
-    return None
-
-
-def _columns_disagree(batch: FrameBatch) -> str | None:
-    """Return what is wrong with the columns of a batch whose CRC is right, or None."""
-    if not batch.has(Kind.VALUES) or not batch.has(Kind.VALUE_LENGTHS):
-        return "the column of values is missing"
-    try:
-        blob, lengths = batch.value_buffer()
     except ValueError as error:
         return str(error)
-    if sum(lengths) != len(blob):
-        return f"values of {len(blob)} bytes whose lengths add up to {sum(lengths)}"
     return None
 
 

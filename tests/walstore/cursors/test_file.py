@@ -14,6 +14,7 @@ from tests import format_tables
 from walstore import CorruptionError, FormatVersionError
 from walstore.cursors import file as cursor_file
 from walstore.cursors.file import CursorState, check_name, decode_cursor, encode_cursor
+from walstore.packed import MOST_OFFSET, MOST_TIMESTAMP_US
 
 PAGE = Path(__file__).parents[3] / "docs" / "consumers.md"
 STATE = CursorState(42, 7, b"12345678", 1000, 60, 1060, "process 12 on somewhere")
@@ -24,11 +25,28 @@ STATE = CursorState(42, 7, b"12345678", 1000, 60, 1060, "process 12 on somewhere
     [
         STATE,
         CursorState(1, 1, bytes(8), 0, 0, 0, ""),
-        CursorState(2**64 - 1, 2**64 - 1, b"\xff" * 8, 2**64 - 1, 2**64 - 1, 2**64 - 1, "ü" * 128),
+        CursorState(2**64 - 1, MOST_OFFSET, b"\xff" * 8, *[MOST_TIMESTAMP_US] * 3, "ü" * 128),
     ],
 )
 def test_round_trip(state: CursorState) -> None:
     assert decode_cursor(encode_cursor(state), "c") == state
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"position": 0},
+        {"revision": 0},
+        {"revision": MOST_OFFSET + 1},
+        {"updated_us": MOST_TIMESTAMP_US + 1},
+        {"lease_us": 2**64 - 1},
+        {"deadline_us": 2**64 - 1},
+    ],
+)
+def test_what_no_cursor_can_say_is_corruption(change: dict[str, int]) -> None:
+    with pytest.raises(CorruptionError, match="what no cursor can say") as caught:
+        decode_cursor(encode_cursor(dataclasses.replace(STATE, **change)), "c")
+    assert (caught.value.path, caught.value.position) == ("c", 24)
 
 
 def test_a_long_owner_is_cut() -> None:

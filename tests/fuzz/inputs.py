@@ -1,0 +1,42 @@
+"""One input for each seed: a log, damaged raw or forged."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from random import Random
+
+from tests.fuzz import forge, raw
+from tests.fuzz.bases import Base
+from walstore import Record
+
+
+@dataclass(frozen=True)
+class Input:
+    """A log directory to be opened."""
+
+    what: str
+    kinds: list[str]
+    """What was damaged how, without the places: for counting."""
+    files: dict[str, bytes]
+    truth: dict[int, Record] | None
+    """The records that may be returned; None if others were forged."""
+
+
+def make(seed: int, bases: list[Base]) -> Input:
+    """Return the input of a seed; the same each time, but for what the log's writer draws by chance."""
+    rng = Random(seed)
+    base = bases[rng.randrange(len(bases))]
+    files = dict(base.files)
+    if seed % 2:
+        done = [raw.damage(rng, files, base) for _ in range(rng.choice((1, 1, 2)))]
+        return Input(
+            f"{base.name}: raw: {'; '.join(done)}", _kinds("raw", done), files, base.records
+        )
+    done = forge.forge(rng, files)
+    return Input(f"{base.name}: forged: {'; '.join(done)}", _kinds("forged", done), files, None)
+
+
+def _kinds(group: str, done: list[str]) -> list[str]:
+    """Return what was done without the numbers in the names of files."""
+    return [f"{group}: {re.sub(r'[0-9]{5,}', '', what)}" for what in done]

@@ -1,0 +1,46 @@
+"""A small share of ``make fuzz``: each input through one group of doors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import doors, inputs, worker
+from tests.fuzz.bases import Base
+
+SHARES = 3
+INPUTS = 300
+
+
+@pytest.fixture(scope="module", name="bases")
+def _bases(tmp_path_factory: pytest.TempPathFactory) -> list[Base]:
+    return worker.make_all(tmp_path_factory.mktemp("fuzz"))
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_damaged_and_forged_logs_are_refused_with_typed_errors(
+    share: int, bases: list[Base], tmp_path: Path
+) -> None:
+    wrong = []
+    for seed in range(share, INPUTS, SHARES):
+        made = inputs.make(seed, bases)
+        chosen = doors.DOORS[seed // 2 % len(doors.DOORS)]
+        found = worker.open_input(tmp_path, made.files, made.truth, [chosen])
+        wrong += [f"seed {seed}: {made.what}: {problem}" for problem in found]
+    assert wrong == []
+
+
+def test_logs_that_nobody_damaged_have_no_problems(bases: list[Base], tmp_path: Path) -> None:
+    for base in bases:
+        assert worker.open_input(tmp_path, base.files, base.records) == []
+
+
+def test_a_worker_says_what_it_opened(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.fuzz.worker", "2", "7", "2", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, check=True)
+    lines = [json.loads(text) for text in done.stdout.splitlines()]
+    assert [line["seed"] for line in lines if "problems" in line] == [2, 4, 6]

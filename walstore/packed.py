@@ -1,0 +1,138 @@
+"""Packed: msgpack out of a file, read by somebody who knows what should be there. Pure.
+
+A checksum says that bytes are what was written, not that a sane program wrote them. So every type is
+checked, and nothing is allocated because a length claims it: msgpack makes an array as long as it says,
+before its entries are there, and arrays in arrays multiply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, Final, TypeVar
+
+import msgpack
+
+MOST_OFFSET: Final = (1 << 62) - 1
+"""No offset, position, epoch or sequence number in a file is higher; sums of two still fit 64 bits."""
+MOST_TIMESTAMP_US: Final = 253_402_214_400_000_000
+"""The last day of the year 9999, behind which there is no datetime."""
+_SMALL_BYTES: Final = 2048
+"""What so few bytes can claim is no danger, so they may be unpacked in one call."""
+_BYTES: Final = frozenset((bytes,))
+_TEXT: Final = frozenset((str,))
+
+_T = TypeVar("_T")
+
+
+class MalformedError(ValueError):
+    """Bytes whose checksum is right are not what a writer makes: damaged before they got it, or forged."""
+
+    position: int | None = None
+    """Byte in the file, where that is known."""
+
+
+@contextmanager
+def _typed(what: str) -> Iterator[None]:
+    try:
+        yield
+    except MalformedError:
+        raise
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise MalformedError(f"{what} that cannot be read: {error}") from None
+
+
+def require(value: object, kind: type[_T], what: str) -> _T:
+    """Return ``value`` if it is of exactly that type; MalformedError otherwise."""
+    if type(value) is not kind:
+        raise MalformedError(f"{what} is not {kind.__name__}: {value!r:.80}")
+    return value
+
+
+def require_number(value: object, what: str, *, least: int = 0, most: int = MOST_OFFSET) -> int:
+    """Return ``value`` if it is a whole number of ``[least, most]``; MalformedError otherwise."""
+    if type(value) is not int or not least <= value <= most:
+        raise MalformedError(f"{what} is not a number of {least} to {most}: {value!r:.80}")
+    return value
+
+
+class Packed:
+    """One msgpack value, taken apart step by step. Every method raises MalformedError."""
+
+    def __init__(self, data: bytes | memoryview, what: str, *, longest_row: int = 0) -> None:
+        """``what`` is named in errors. Arrays in values have at most ``longest_row`` entries."""
+        self._what = what
+        self._unpacker = msgpack.Unpacker(
+            max_buffer_size=max(len(data), 1), max_array_len=longest_row, max_ext_len=0
+        )
+        self._size = len(data)
+        self._unpacker.feed(data)
+
+    def fields(self) -> Iterator[str]:
+        """Yield the keys of a map; take the value of each before the next. No key may come twice."""
+        seen: set[str] = set()
+        for _ in range(self._length(self._unpacker.read_map_header)):
+            name = require(self.value(), str, f"a key of {self._what}")
+            if name in seen:
+                raise MalformedError(f"{self._what} with {name!r} twice")
+            seen.add(name)
+            yield name
+
+    def rows(self) -> Iterator[Any]:
+        """Yield the entries of an array."""
+        for _ in range(self._length(self._unpacker.read_array_header)):
+            yield self.value()
+
+    def value(self) -> Any:
+        """Return the next value whole."""
+        with _typed(self._what):
+            return self._unpacker.unpack()
+
+    def end(self) -> None:
+        """Check that nothing follows."""
+        if self._unpacker.tell() != self._size:
+            raise MalformedError(
+                f"{self._what} with {self._size - self._unpacker.tell()} bytes more"
+            )
+
+    def _length(self, read: Any) -> int:
+        with _typed(self._what):
+            return int(read())
+
+
+def unpack_names(data: memoryview | bytes) -> list[str]:
+    """Return an array of texts; MalformedError for anything else."""
+    if len(data) > _SMALL_BYTES:
+        packed = Packed(data, "names")
+        found = list(packed.rows())
+        packed.end()
+    else:
+        with _typed("names"):
+            found = require(msgpack.unpackb(data), list, "what should be names")
+    if not _TEXT.issuperset(map(type, found)):
+        raise MalformedError("a name that is no text")
+    return found
+
+
+def unpack_headers(
+    items: Iterable[bytes | None], missing: Mapping[str, bytes]
+) -> Sequence[Mapping[str, bytes]]:
+    """Return a map from text to bytes for each item, ``missing`` for None; MalformedError otherwise."""
+    unpack = msgpack.unpackb
+    with _typed("headers"):
+        found: list[Any] = [
+            missing
+            if item is None
+            else unpack(item)
+            if len(item) <= _SMALL_BYTES
+            else unpack(item, max_array_len=0, max_ext_len=0)
+            for item in items
+        ]
+        maps = [one for one in found if one is not missing]
+        # One pass each, in C: a check of every record would take longer than unpacking it.
+        names = chain.from_iterable(maps)
+        values = chain.from_iterable(map(dict.values, maps))
+        if not (_TEXT.issuperset(map(type, names)) and _BYTES.issuperset(map(type, values))):
+            raise MalformedError("headers that do not map text to bytes")
+    return found
