@@ -215,9 +215,15 @@ _FIELDS: Final[dict[str, Callable[[Any, str], Any]]] = {
         None if value is None else require_number(value, what, most=_MOST_CRC)
     ),
     "own_epoch": require_number,
+    "is_closed": lambda value, what: require(value, bool, what),
 }
 """What the fields of a checkpoint can be. The list of sealed segments is read row by row."""
-_REQUIRED: Final = frozenset(("sealed", *_FIELDS)) - {"ledger", "tail_salt", "own_epoch"}
+_REQUIRED: Final = frozenset(("sealed", *_FIELDS)) - {
+    "ledger",
+    "tail_salt",
+    "own_epoch",
+    "is_closed",
+}
 
 
 def _crc(version: int, body: bytes) -> int:
