@@ -214,7 +214,7 @@ def test_the_power_may_go_before_any_call_of_a_repair_from_a_copy(
         fs = FaultyFileSystem(power)
         fs.before_each(lambda _, fs=fs, power=power, nth=nth: fs.count("*") >= nth and power.cut())
         repair_from(root / "log", copy, fs)
-        for seed in (LOSE_ALL, KEEP_ALL, nth):
+        for seed in (LOSE_ALL, KEEP_ALL, 2 * nth):
             crashed = tmp_path / f"{nth}-{seed}"
             power.crash(seed, crashed)
             whole(crashed / "log", copy)

@@ -241,7 +241,9 @@ def decode_plan(data: bytes, path: str) -> RepairPlan | None:
         return None
     try:
         fields: dict[str, Any] = json.loads(body)
-        version = int(fields.pop("version"))
+        version = fields.pop("version")
+        if type(version) is not int or version < 1:
+            return None
         if version <= VERSION:
             return _decode(fields)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
