@@ -268,7 +268,7 @@ def _decode(fields: dict[str, Any]) -> RepairPlan:
             for one in fields.pop("steps")
         ),
         reassigned=Interval(**reassigned) if reassigned else None,
-        notes=tuple(fields.pop("notes")),
+        notes=tuple(_list(fields.pop("notes"))),
         actions=_decode_actions(actions) if actions else None,
         **fields,
     )
@@ -328,8 +328,14 @@ def _decode_output(fields: dict[str, Any]) -> Output:
     )
 
 
+def _list(items: object) -> list[Any]:
+    if not isinstance(items, list):
+        raise TypeError("not a list")
+    return items
+
+
 def _intervals(items: list[dict[str, int]]) -> tuple[Interval, ...]:
-    return tuple(Interval(**one) for one in items)
+    return tuple(Interval(**one) for one in _list(items))
 
 
 def _to_json(value: object) -> str:
