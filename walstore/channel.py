@@ -32,7 +32,7 @@ from walstore.ledger import Ledger, Marks
 from walstore.limits import Limit
 from walstore.settings import Settings
 from walstore.statistics import ErrorCounts
-from walstore.terms import TERMS_BYTES, stream_marks
+from walstore.terms import TERMS_BYTES, check_room, stream_marks
 
 
 class Channel:
@@ -391,14 +391,16 @@ class Channel:
         if group.streams is not None:
             marks = stream_marks(ledger, group.streams, self.tail)
         if terms is not None:
-            terms.span = range(self.tail, self.tail + group.count)
             more = terms.marks(ledger, self.tail, group.count)
             if marks is None:
                 marks = more
             elif more is not None:
                 marks.merge(more)
         if marks is not None:
+            check_room(ledger, marks)
             ledger.apply(marks)
+        if terms is not None:
+            terms.span = range(self.tail, self.tail + group.count)
         return marks
 
     def _add_marks(self, marks: Marks) -> None:

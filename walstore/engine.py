@@ -17,6 +17,7 @@ from typing import Any
 
 from walstore import codec
 from walstore.anchor import absolute
+from walstore.arguments import MAX_TIMESTAMP_US, as_int
 from walstore.channel import Channel
 from walstore.cursors.store import CursorStore
 from walstore.directory import peek_log_id
@@ -33,7 +34,7 @@ from walstore.errors import (
 )
 from walstore.faults import describe_open, fresh
 from walstore.forks import abandon_in_children
-from walstore.group import make_group
+from walstore.group import gather_group
 from walstore.host import Host
 from walstore.locks import this_process
 from walstore.opening import Opened, close_log, open_log
@@ -170,7 +171,8 @@ class Engine:
         """Check what a caller passed, and append it as one atomic group."""
         level = self.level(durability)
         times = self.timestamp(timestamp_us)
-        return await self.submit(make_group(values, key, stream, headers, times, terms), level)
+        group = await gather_group(values, key, stream, headers, times, terms)
+        return await self.submit(group, level)
 
     async def submit(self, group: Group, level: Durability) -> range:
         """Accept a group, wait until it is as safe as ``level`` says, and return its offsets.
@@ -235,9 +237,8 @@ class Engine:
         """Check a caller's timestamp."""
         if timestamp_us is None:
             return None
-        if isinstance(timestamp_us, bool) or not isinstance(timestamp_us, int):
-            raise TypeError(f"timestamp_us must be an int, not {type(timestamp_us).__name__}")
-        latest = self.clock.now_us() + self._lead_us
+        timestamp_us = as_int(timestamp_us, "timestamp_us")
+        latest = min(self.clock.now_us() + self._lead_us, MAX_TIMESTAMP_US)
         if not 0 <= timestamp_us <= latest:
             raise ValueError(
                 f"timestamp_us {timestamp_us} is not between 0 and {latest}, which is "

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from walstore.anchor import absolute
+from walstore.arguments import as_directory, as_int, as_moment_us
 from walstore.batch import Batch
 from walstore.clock import SystemClock
 from walstore.cursors.cursored import Cursored
@@ -70,6 +71,7 @@ class ReadonlyWal(Cursored):
         longest_poll_seconds: float = LONGEST_POLL_SECONDS,
     ) -> Opening[ReadonlyWal]:
         """Open the log in directory ``path`` for reading; see :meth:`walstore.Wal.open_readonly`."""
+        given = as_directory(path, "Wal.open_readonly()")
         if not 0 < shortest_poll_seconds <= longest_poll_seconds:
             raise InvalidSettingsError(
                 "shortest_poll_seconds must be more than 0 and at most longest_poll_seconds, not "
@@ -77,16 +79,16 @@ class ReadonlyWal(Cursored):
             )
 
         async def open_it() -> ReadonlyWal:
-            worker, directory = Worker("readonly"), Path(path)
+            worker = Worker("readonly")
             try:
-                directory = await absolute(directory, worker)
+                directory = await absolute(given, worker)
                 anchored, look = await worker.run_owned(
                     lambda: _look_first(fs or PosixFileSystem(), directory), _discard
                 )
             except BaseException as error:
                 worker.close()
                 if isinstance(error, OSError):
-                    raise describe_read(error, directory) from error
+                    raise describe_read(error, given) from error
                 raise
             return cls(
                 path=directory,
@@ -263,16 +265,17 @@ class ReadonlyWal(Cursored):
 
     # -- time --------------------------------------------------------------------------------
 
-    async def offset_at(self, timestamp_us: int) -> int:
+    async def offset_at(self, timestamp_us: int | datetime) -> int:
         """Return the first offset at or after a time, or :attr:`limit` if all records are older.
 
-        ``timestamp_us`` counts microseconds since 1970 UTC. Costs one binary search over the
+        The time is an aware datetime, or microseconds since 1970 UTC. Costs one binary search over the
         segments and one within the one found. Raises as :meth:`read`.
         """
         watch = self._watch
         watch.check()
         limit = self.limit
-        found = await self._run(self._files.find_offset, timestamp_us, limit, watch.tail_start)
+        time_us = as_moment_us(timestamp_us)
+        found = await self._run(self._files.find_offset, time_us, limit, watch.tail_start)
         return max(limit if found is None else found, self.head)
 
     async def timestamp_at(self, offset: int) -> int:
@@ -280,6 +283,7 @@ class ReadonlyWal(Cursored):
 
         Raises OffsetTrimmedError, OffsetNotWrittenError, and as :meth:`read`.
         """
+        offset = as_int(offset, "offset")
         head, limit = self.head, self.limit
         if not head <= offset < limit:
             kind = OffsetTrimmedError if offset < head else OffsetNotWrittenError

@@ -113,6 +113,7 @@ def apply_repair(
         fs = (fs or PosixFileSystem()).anchor(path)
         stack.callback(fs.close)
         stack.callback(lock_log(fs, path, f"repair, {this_process()}").release)
+        staging = stack.enter_context(contextlib.closing(Staging()))
         interrupted = load_interrupted(fs, path)
         if interrupted is not None:
             current = _to_finish(interrupted, path)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from walstore.anchor import absolute
+from walstore.arguments import as_directory
 from walstore.budgets import CacheBudget, ChannelBudget
 from walstore.clock import SystemClock
 from walstore.disk_watch import DiskWatch
@@ -75,13 +76,15 @@ class WalStore:
         log's name when it is opened and makes its tier, a new one for each. ``metrics`` shows each log
         by its name.
 
-        Raises WalLockedError if the store, or one of its logs by itself, is open elsewhere,
-        DiskFullError, and StorageUnavailableError for a directory that cannot be written.
+        Raises TypeError or InvalidSettingsError at once for a path that is none, such as a URL, ``""``
+        or ``"~/x"``. Opening raises WalLockedError if the store, or one of its logs by itself, is open
+        elsewhere, DiskFullError, and StorageUnavailableError for a directory that cannot be written.
         """
+        directory = as_directory(path, "WalStore.open()")
 
         async def open_it() -> WalStore:
             return await _open(
-                Path(path),
+                directory,
                 settings or Settings(),
                 store_settings or StoreSettings(),
                 tier,
