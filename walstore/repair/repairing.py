@@ -109,7 +109,6 @@ def apply_repair(
             "'after', or an offset in the one to keep"
         )
     with contextlib.ExitStack() as stack:
-        staging = stack.enter_context(contextlib.closing(Staging()))
         fs = (fs or PosixFileSystem()).anchor(path)
         stack.callback(fs.close)
         stack.callback(lock_log(fs, path, f"repair, {this_process()}").release)
