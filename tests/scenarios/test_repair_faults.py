@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from tests.local import UnsyncedFileSystem, close_opened, open_blocking, read_opened
+from tests.walstore.repair.test_from_copy import LogCopy
 from walstore import Wal
 from walstore.errors import CorruptionError, WalError
 from walstore.ports import FileSystem
 from walstore.posix import PosixFileSystem
+from walstore.repair.plan import STAGED_NAME
 from walstore.repair.repairing import Keep, apply_repair, plan_repair
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
@@ -136,6 +138,98 @@ def test_the_power_may_go_before_any_call_of_a_repair(
         if len(fs.calls) < nth:
             break
     assert nth > 50
+
+
+def whole(path: Path, copy: LogCopy) -> None:
+    """Look at an interrupted repair from a copy, finish it, and look again: nothing is lost."""
+    twin = path.with_name(path.name + "-looked-at")
+    shutil.copytree(path, twin)
+    values = [b"1", *(b"%d" % number * 100 for number in range(2, 16))]
+    assert contents(twin) in (None, values)
+    plan = plan_repair(path, copy=copy, fs=FS)
+    # Once the repair has begun, the copy is not needed any more.
+    apply_repair(plan, copy=None if plan.is_begun or not plan.is_needed else copy, fs=FS)
+    assert not plan_repair(path, fs=FS).is_needed
+    assert contents(path) == values
+    assert not (path / STAGED_NAME).exists() or not plan.is_needed
+
+
+@pytest.fixture(scope="module")
+def damaged_and_copied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LogCopy]:
+    """As :func:`damaged`, with a segment missing and a batch that must be made anew; and the records."""
+    path = tmp_path_factory.mktemp("copied") / "log"
+
+    async def make() -> None:
+        async with Wal.open(path) as wal:
+            await wal.append_many([b"1"], update={"owner": "a"})
+            for number in range(2, 16):
+                await wal.append(b"%d" % number * 100)
+                if number in (5, 10):
+                    await wal.rotate()
+
+    asyncio.run(make())
+    other = path.with_name("copy")
+    shutil.copytree(path, other)
+    first, second, third = sorted(path.glob("*.wal"))
+    data = bytearray(first.read_bytes())
+    data[data.index(b"3" * 100)] ^= 0xFF
+    first.write_bytes(data)
+    second.unlink()
+    data = bytearray(third.read_bytes())
+    begin, end = data.index(b"12" * 100), data.index(b"13" * 100)
+    data[begin:end] = bytes(end - begin)
+    third.write_bytes(data)
+    return path, LogCopy(other)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("stride", STRIDES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_any_call_of_a_repair_from_a_copy_may_fail(
+    fault: str, stride: int, damaged_and_copied: tuple[Path, LogCopy], tmp_path: Path
+) -> None:
+    log, copy = damaged_and_copied
+    for nth in count(1, stride):
+        path = tmp_path / str(nth)
+        shutil.copytree(log, path)
+        fs = FaultyFileSystem(FS)
+        fs.fail("*", nth=nth, **FAULTS[fault])
+        repair_from(path, copy, fs)
+        whole(path, copy)
+        if len(fs.calls) < nth:
+            break
+    assert nth > 50
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("stride", STRIDES)
+def test_the_power_may_go_before_any_call_of_a_repair_from_a_copy(
+    stride: int, damaged_and_copied: tuple[Path, LogCopy], tmp_path: Path
+) -> None:
+    log, copy = damaged_and_copied
+    for nth in count(1, stride):
+        root = tmp_path / str(nth)
+        shutil.copytree(log, root / "log")
+        power = PowerLossFileSystem(root, PosixFileSystem())
+        fs = FaultyFileSystem(power)
+        fs.before_each(lambda _, fs=fs, power=power, nth=nth: fs.count("*") >= nth and power.cut())
+        repair_from(root / "log", copy, fs)
+        for seed in (LOSE_ALL, KEEP_ALL, 2 * nth):
+            crashed = tmp_path / f"{nth}-{seed}"
+            power.crash(seed, crashed)
+            whole(crashed / "log", copy)
+        if len(fs.calls) < nth:
+            break
+    assert nth > 50
+
+
+def repair_from(path: Path, copy: LogCopy, fs: FileSystem) -> None:
+    plan = plan_repair(path, copy=copy, fs=FS)
+    assert plan.lost == ()
+    try:
+        apply_repair(plan, copy=copy, fs=fs)
+    except (OSError, WalError):
+        return
 
 
 def test_a_repair_that_is_interrupted_again_and_again(damaged: Path, tmp_path: Path) -> None:

@@ -241,7 +241,9 @@ def decode_plan(data: bytes, path: str) -> RepairPlan | None:
         return None
     try:
         fields: dict[str, Any] = json.loads(body)
-        version = int(fields.pop("version"))
+        version = fields.pop("version")
+        if type(version) is not int or version < 1:
+            return None
         if version <= VERSION:
             return _decode(fields)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
@@ -266,7 +268,7 @@ def _decode(fields: dict[str, Any]) -> RepairPlan:
             for one in fields.pop("steps")
         ),
         reassigned=Interval(**reassigned) if reassigned else None,
-        notes=tuple(fields.pop("notes")),
+        notes=tuple(_list(fields.pop("notes"))),
         actions=_decode_actions(actions) if actions else None,
         **fields,
     )
@@ -326,8 +328,14 @@ def _decode_output(fields: dict[str, Any]) -> Output:
     )
 
 
+def _list(items: object) -> list[Any]:
+    if not isinstance(items, list):
+        raise TypeError("not a list")
+    return items
+
+
 def _intervals(items: list[dict[str, int]]) -> tuple[Interval, ...]:
-    return tuple(Interval(**one) for one in items)
+    return tuple(Interval(**one) for one in _list(items))
 
 
 def _to_json(value: object) -> str:

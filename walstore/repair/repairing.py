@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 from walstore.errors import DiskFullError, InvalidSettingsError, WalError
@@ -81,7 +80,7 @@ def plan_repair(
     interrupted = load_interrupted(fs, path)
     if interrupted is not None:
         return _to_finish(interrupted, path)
-    with closing(Staging()) as staging:
+    with contextlib.closing(Staging()) as staging:
         return _plan(path, keep, fs, copy, staging)
 
 

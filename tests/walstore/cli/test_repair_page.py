@@ -24,7 +24,7 @@ def _run(command: list[str], directory: Path) -> str:
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -32,6 +32,7 @@ def _run(command: list[str], directory: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_commands_run_in_order(tmp_path: Path) -> None:
     """Lines that follow a block directly are among what it prints."""
     found = re.findall(r"```(sh|python)\n(.*?)```\n(?:\n```\n(.*?)```)?", PAGE, re.DOTALL)
