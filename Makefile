@@ -49,6 +49,16 @@ test-s3: $(DEV) ## Run the store and log tests against a real S3 server, Ceph's;
 		tests/uploader/stores/test_s3.py tests/uploader/stores/test_conformance.py tests/cluster -m s3 $(ARGS) \
 		|| { status=$$?; [ $$status -eq 77 ] && echo "test-s3: skipped, see above"; } || exit $$status
 
+# strace is the only part that needs root; without it, and without root, it says so and is skipped.
+.PHONY: crash
+crash: $(DEV) ## Record a log's system calls, make the states a power failure may leave, and try 20 000: ARGS="--states 100000 --seed 7"
+	@$(VENV)/bin/python -m tests.crash run $(ARGS) \
+		|| { status=$$?; [ $$status -eq 77 ] && echo "crash: skipped, see above"; } || exit $$status
+
+.PHONY: storm
+storm: $(DEV) ## Kill writers at random moments, 1 500 times, and check what they acknowledged: ARGS="--kills 10000 --seed 7"
+	@$(VENV)/bin/python -m tests.storm $(ARGS)
+
 .PHONY: test-cluster
 test-cluster: $(DEV) ## Run the tests on a Spark cluster: a master and two workers, started for them; needs Java 17
 	$(PYTEST) --numprocesses=0 tests/cluster $(ARGS)
@@ -68,6 +78,12 @@ test-spark-%: .venv-spark-%/.ready
 	@.venv-spark-$*/bin/python -m pip --disable-pip-version-check --quiet install --no-compile \
 		--editable '.[dev]' pyspark==$*
 	@touch $@
+
+# Several minutes on two processors; never less than 2000 before a release.
+SEEDS ?= 6000
+.PHONY: sim
+sim: $(DEV) ## Run the local log on virtual time, with faults and crashes, under many seeds: SEEDS=6000
+	$(VENV)/bin/python -m tests.sim --seeds $(SEEDS) $(ARGS)
 
 .PHONY: test-all
 test-all: $(DEV) ## Run all tests

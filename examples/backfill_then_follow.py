@@ -11,7 +11,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from pyspark.sql import SparkSession, functions
+from pyspark.sql import SparkSession
 
 from uploader import CloudLog, CloudWriter
 from walstore.spark import local_session
@@ -61,11 +61,8 @@ def main(directory: Path) -> None:
     asyncio.run(append(url, 2501, 3000))
     follow(spark, url, limit, new, str(directory / "checkpoint"))
     both = spark.read.parquet(old).unionByName(spark.read.parquet(new))
-    count, distinct = both.agg(functions.count("*"), functions.countDistinct("offset")).first() or (
-        0,
-        0,
-    )
-    print(f"backfilled up to {limit}, {count} rows of {distinct} records in all")
+    rows, records = both.count(), both.select("offset").distinct().count()
+    print(f"backfilled up to {limit}, {rows} rows of {records} records in all")
     spark.stop()
 
 

@@ -137,7 +137,7 @@ def close_opened(opened: Opened, *, clean: bool = True) -> None:
     try:
         opened.tail.close(clean=clean)
     finally:
-        opened.lock.release()
+        opened.release()
 
 
 def read_opened(opened: Opened) -> list[Record]:

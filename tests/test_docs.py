@@ -60,6 +60,7 @@ PAGES = {
     "integrity": 5,
     "messages": 2,
     "metrics": 1,
+    "operations": 2,
     "readonly": 2,
     "restore": 1,
     "retention": 2,

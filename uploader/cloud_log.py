@@ -21,6 +21,7 @@ from uploader.manifests.roots import find_root
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from walstore.arguments import as_moment_us
 from walstore.batch import Batch
 from walstore.clock import SystemClock
 from walstore.errors import (
@@ -281,10 +282,14 @@ class CloudLog:
         self.check_open()
         return await self._fragments.skip_stream(self.manifest, name, position, limit)
 
-    async def offset_at(self, timestamp_us: int) -> int:
-        """Return the first offset at or after a time, or the tail if all records are older."""
+    async def offset_at(self, timestamp_us: int | datetime) -> int:
+        """Return the first offset at or after a time, or the tail if all records are older.
+
+        The time is an aware datetime, or microseconds since 1970 UTC.
+        """
+        time_us = as_moment_us(timestamp_us)
         self.check_open()
-        found = await self._fragments.offset_at(self.manifest, timestamp_us)
+        found = await self._fragments.offset_at(self.manifest, time_us)
         return self.tail if found is None else found
 
     async def aclose(self) -> None:

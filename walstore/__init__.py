@@ -35,6 +35,7 @@ from walstore.errors import (
     WalLockedError,
     WouldBlock,
 )
+from walstore.extras import MissingExtraError
 from walstore.fence import Fence
 from walstore.ledger import StreamInfo
 from walstore.producer import Producer
@@ -86,6 +87,7 @@ __all__ = [
     "LimitExceededError",
     "LogNotFoundError",
     "LogSealedError",
+    "MissingExtraError",
     "OffsetError",
     "OffsetMismatchError",
     "OffsetNotWrittenError",

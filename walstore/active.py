@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from walstore import segment
 from walstore.ports import Buffer, Cell, File, FileSystem
+
+logger = logging.getLogger("walstore")
 
 SPARE_NAME: Final = "next.tmp"
 _LEAST_STEP_BYTES: Final = 1 << 20
@@ -199,31 +202,52 @@ class ActiveFile:
 
 
 class ActiveCell:
-    """The durable cell of an open log: mapped when it is stored to, until it is parked."""
+    """The durable cell of an open log: open from a store on, until it is parked.
+
+    It tells others how far the log reaches, and nothing depends on it. So a store that fails, on a full
+    disk for one, does not fail the log: the file is removed, since a cell that stays behind would hold up
+    those who look at it while a missing one makes them look at the log, and the next store tries again.
+    """
 
     def __init__(self, fs: FileSystem, path: Path, size: int) -> None:
         """Take the file at ``path``, which the first store creates if needed."""
         self._fs = fs
         self._path = path
         self._size = size
-        self._mapped: Cell | None = None
+        self._cell: Cell | None = None
+        self._has_failed = False
         self._is_closed = False
 
     def store(self, data: bytes) -> None:
-        """Replace the content; does nothing once it is closed."""
-        if self._mapped is None:
-            if self._is_closed:
-                return
-            self._mapped = self._fs.cell(self._path, self._size)
-        self._mapped.store(data)
+        """Replace the content; does nothing once it is closed. Never raises."""
+        if self._is_closed:
+            return
+        error = self._try(data) and self._try(data)
+        if error is not None and not self._has_failed:
+            logger.warning("%s cannot be stored to, the log goes on: %s", self._path, error)
+        self._has_failed = error is not None
 
     def park(self) -> None:
-        """Unmap it until the next store."""
-        mapped, self._mapped = self._mapped, None
-        if mapped is not None:
-            mapped.close()
+        """Close it until the next store."""
+        cell, self._cell = self._cell, None
+        if cell is not None:
+            cell.close()
 
     def close(self) -> None:
-        """Unmap it for good; twice is allowed."""
+        """Close it for good; twice is allowed."""
         self._is_closed = True
         self.park()
+
+    def _try(self, data: bytes) -> OSError | None:
+        """Store; if that fails, remove the file and return why."""
+        try:
+            if self._cell is None:
+                self._cell = self._fs.cell(self._path, self._size)
+            self._cell.store(data)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.park()
+            with contextlib.suppress(OSError):
+                self._fs.remove(self._path)
+            return error
+        return None

@@ -6,10 +6,12 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from walstore.extras import needs_extra
 from walstore.frame import Kind
+
+with needs_extra("cloud", "Arrow"):
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from walstore.batch import Batch, FrameBatch

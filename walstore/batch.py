@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from walstore import frame
+from walstore.draft import BATCH_RECORDS
 from walstore.errors import CorruptionError
 from walstore.frame import FrameHeader, Kind
 from walstore.packed import MalformedError, unpack_headers, unpack_names
@@ -137,7 +138,16 @@ class FrameBatch(Batch):
     What is in them is checked when they are decoded: CorruptionError if no writer makes such a column.
     """
 
-    __slots__ = ("_columns", "_decoded", "_high", "_low", "_names", "_origin", "header")
+    __slots__ = (
+        "_columns",
+        "_decoded",
+        "_high",
+        "_low",
+        "_names",
+        "_origin",
+        "_places",
+        "header",
+    )
 
     def __init__(
         self, buffer: memoryview, header: FrameHeader, origin: tuple[Path, int] | None = None
@@ -169,6 +179,8 @@ class FrameBatch(Batch):
         # decoded values by a view and its slices.
         self._names: list[dict[str, int]] = []
         self._decoded: list[list[bytes]] = []
+        # Of a large frame, shared with slices: for columns of lengths where every so-manieth row begins.
+        self._places: dict[int, tuple[int, ...]] | None = None
 
     def slice(self, start: int, limit: int) -> FrameBatch:
         """Return the part in ``[start, limit)``, sharing the bytes; ValueError if outside."""
@@ -193,6 +205,9 @@ class FrameBatch(Batch):
         part._columns = self._columns
         part._names = self._names
         part._decoded = decoded
+        if self._places is None and self._is_large:
+            self._places = {}
+        part._places = self._places
         return part
 
     @property
@@ -205,6 +220,8 @@ class FrameBatch(Batch):
     def values(self) -> Sequence[bytes]:
         """The values, in offset order."""
         if not self._decoded:
+            if self._is_large and len(self) < self.header.count:
+                return self._split_some_values()
             self._decoded.append(self._split_values())
         return self._cut(self._decoded[0])
 
@@ -216,7 +233,7 @@ class FrameBatch(Batch):
     @property
     def keys(self) -> Sequence[bytes | None]:
         """The keys; None where a record has none."""
-        return self._cut(self._optional(Kind.KEY_LENGTHS, Kind.KEYS))
+        return self._optional(Kind.KEY_LENGTHS, Kind.KEYS)
 
     @property
     def streams(self) -> Sequence[str | None]:
@@ -225,7 +242,7 @@ class FrameBatch(Batch):
             return [None] * len(self)
         names: list[str | None] = [None, *self.stream_names]
         try:
-            return [names[at] for at in self._cut(self.uints(Kind.STREAM_IDS))]
+            return [names[at] for at in self._uints_of(Kind.STREAM_IDS, self._low, self._high)]
         except IndexError:
             self.refuse("a stream that has no name")
 
@@ -234,12 +251,11 @@ class FrameBatch(Batch):
         """The headers; an empty mapping where a record has none."""
         if not self.has(Kind.HEADERS):
             return [NO_HEADERS] * len(self)
-        data, sizes = self._blob(Kind.HEADERS), self.uints(Kind.HEADER_LENGTHS)
-        wanted = self._cut(sizes)
-        if len(wanted) != len(sizes):
-            begin = _packed_bytes(sizes[: self._low])
-            data = data[begin : begin + _packed_bytes(wanted)]
-        return self.unpack_headers(data, wanted)
+        if len(self) == self.header.count:
+            return self.unpack_headers(self._blob(Kind.HEADERS), self.uints(Kind.HEADER_LENGTHS))
+        begin, sizes = self._place(Kind.HEADER_LENGTHS, _optional_bytes)
+        data = self._bytes_at(Kind.HEADERS, begin, _optional_bytes(sizes))
+        return self.unpack_headers(data, sizes)
 
     @property
     def timestamps_us(self) -> Sequence[int]:
@@ -247,10 +263,11 @@ class FrameBatch(Batch):
         base = self.header.base_timestamp_us
         if not self.has(Kind.TIMESTAMP_DELTAS):
             return [base] * len(self)
-        times = [base + delta for delta in self.uints(Kind.TIMESTAMP_DELTAS)]
+        deltas = self._uints_of(Kind.TIMESTAMP_DELTAS, self._low, self._high)
+        times = [base + delta for delta in deltas]
         if times and max(times) > self.header.max_timestamp_us:
             self.refuse("a record that is newer than the last one")
-        return self._cut(times)
+        return times
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return a pyarrow RecordBatch; see :meth:`Batch.to_arrow`."""
@@ -351,7 +368,7 @@ class FrameBatch(Batch):
     def sizes(self, lengths: Kind, blob: Kind) -> Sequence[int]:
         """Return the column of lengths n + 1, and 0 for None; they are those of the column of bytes."""
         sizes = self.uints(lengths)
-        if _packed_bytes(sizes) != len(self._blob(blob)):
+        if _optional_bytes(sizes) != len(self._blob(blob)):
             self.refuse("lengths that are not those of its items")
         return sizes
 
@@ -367,27 +384,81 @@ class FrameBatch(Batch):
         blob = self._blob(Kind.VALUES)
         if encoding == frame.CONSTANT and blob:
             return split_even(blob, int.from_bytes(lengths, "little"))
-        return self._split(blob, self.uints(Kind.VALUE_LENGTHS))
+        return self._split_all(blob, self.uints(Kind.VALUE_LENGTHS))
+
+    @property
+    def _is_large(self) -> bool:
+        """Whether readers take the frame apart bit by bit, so that no column is decoded whole for them."""
+        return self.header.count > BATCH_RECORDS
+
+    def _split_some_values(self) -> list[bytes]:
+        begin, lengths = self._place(Kind.VALUE_LENGTHS, sum)
+        return _split(self._bytes_at(Kind.VALUES, begin, sum(lengths)), lengths)
+
+    def _bytes_at(self, kind: Kind, begin: int, size: int) -> bytes:
+        """Return some bytes of a column; the whole of it if the batch is all of a frame."""
+        blob = self._blob(kind)
+        is_all = len(self) == self.header.count
+        if begin + size > len(blob) or (is_all and size != len(blob)):
+            self.refuse("lengths that are not those of the column")
+        return bytes(blob[begin : begin + size])
 
     def _optional(self, lengths: Kind, blob: Kind) -> Sequence[bytes | None]:
         """Decode a column in which length 0 means None and length n + 1 means n bytes."""
         if not self.has(blob):
-            return [None] * self.header.count
-        sizes = self.uints(lengths)
-        items = self._split(self._blob(blob), [size - 1 if size else 0 for size in sizes])
+            return [None] * len(self)
+        if len(self) == self.header.count:
+            sizes = self.uints(lengths)
+            items = self._split_all(self._blob(blob), [size - 1 if size else 0 for size in sizes])
+        else:
+            begin, sizes = self._place(lengths, _optional_bytes)
+            data = self._bytes_at(blob, begin, _optional_bytes(sizes))
+            items = _split(data, [size - 1 if size else 0 for size in sizes])
         return [item if size else None for item, size in zip(items, sizes, strict=True)]
 
-    def _split(self, blob: memoryview, lengths: Sequence[int]) -> list[bytes]:
+    def _split_all(self, blob: memoryview, lengths: Sequence[int]) -> list[bytes]:
+        """Return the items of a whole column, which must add up to it."""
         ends = list(accumulate(lengths, initial=0))
         if ends[-1] != len(blob):
             self.refuse("lengths that are not those of its items")
         data = bytes(blob)
         return [data[low:high] for low, high in pairwise(ends)]
 
+    def _place(
+        self, lengths: Kind, total: Callable[[Sequence[int]], int]
+    ) -> tuple[int, Sequence[int]]:
+        """Return where in a column of bytes the rows of this batch begin, and the entries of their lengths.
+
+        ``total`` returns how many bytes entries stand for. What is before a row is counted once for every
+        so many rows, or taking a frame apart would take time with the square of its length.
+        """
+        low = self._low
+        places = (self._places or {}).get(lengths, (0,))
+        while len(places) <= low // BATCH_RECORDS:
+            at = (len(places) - 1) * BATCH_RECORDS
+            places += (places[-1] + total(self._uints_of(lengths, at, at + BATCH_RECORDS)),)
+            if self._places is not None:
+                self._places[lengths] = places
+        at = low // BATCH_RECORDS
+        begin = places[at] + total(self._uints_of(lengths, at * BATCH_RECORDS, low))
+        return begin, self._uints_of(lengths, low, self._high)
+
+    def _uints_of(self, kind: Kind, low: int, high: int) -> Sequence[int]:
+        """Return the entries of some of the frame's rows in an integer column that it has."""
+        encoding, data = self._columns[kind]
+        high = max(low, min(high, self.header.count))
+        if encoding != frame.CONSTANT:
+            data = data[encoding * low : encoding * high]
+        return frame.decode_uints(data, encoding, high - low)
+
     def _blob(self, kind: Kind) -> memoryview:
         return self._columns[kind][1]
 
 
-def _packed_bytes(sizes: Sequence[int]) -> int:
-    """Return how many bytes items take whose sizes are n + 1, or 0 for None."""
+def _optional_bytes(sizes: Sequence[int]) -> int:
+    """Return how many bytes entries stand for of which 0 means None and n + 1 means n bytes."""
     return sum(sizes) - len(sizes) + sizes.count(0)
+
+
+def _split(blob: bytes, lengths: Sequence[int]) -> list[bytes]:
+    return [blob[low:high] for low, high in pairwise(accumulate(lengths, initial=0))]

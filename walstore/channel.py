@@ -32,7 +32,7 @@ from walstore.ledger import Ledger, Marks
 from walstore.limits import Limit
 from walstore.settings import Settings
 from walstore.statistics import ErrorCounts
-from walstore.terms import TERMS_BYTES, stream_marks
+from walstore.terms import TERMS_BYTES, check_room, stream_marks
 
 
 class Channel:
@@ -225,6 +225,16 @@ class Channel:
         if self._share is not None:
             self._share.close()
 
+    def abandon(self, error: WalError) -> None:
+        """Refuse everything and forget what was accepted, waking nobody; see :mod:`walstore.forks`."""
+        self._closed = error
+        self._is_dropped = True
+        self._ready.clear()
+        self._draft = Draft(self.tail)
+        self._append_value = self._draft.values.append
+        self._room = self._room_given = 0
+        self.accepted.refuse(lambda _: fresh(error))
+
     @property
     def is_empty(self) -> bool:
         """Whether nothing waits to be taken."""
@@ -381,14 +391,16 @@ class Channel:
         if group.streams is not None:
             marks = stream_marks(ledger, group.streams, self.tail)
         if terms is not None:
-            terms.span = range(self.tail, self.tail + group.count)
             more = terms.marks(ledger, self.tail, group.count)
             if marks is None:
                 marks = more
             elif more is not None:
                 marks.merge(more)
         if marks is not None:
+            check_room(ledger, marks)
             ledger.apply(marks)
+        if terms is not None:
+            terms.span = range(self.tail, self.tail + group.count)
         return marks
 
     def _add_marks(self, marks: Marks) -> None:

@@ -73,6 +73,8 @@ class Checkpoint:
     own_epoch: int = 0
     """Frames of earlier epochs were copied from another machine, so what they say of syncs does not hold
     for this disk (see :class:`walstore.recovery.Evidence`). 0 for a log that was written here."""
+    is_closed: bool = False
+    """Whether it was written by closing the log: nothing was written, or failed, since."""
 
 
 class DurableCell(NamedTuple):
@@ -111,6 +113,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
             "ledger": checkpoint.ledger,
             "tail_salt": checkpoint.tail_salt,
             "own_epoch": checkpoint.own_epoch,
+            "is_closed": checkpoint.is_closed,
         }
     )
     data = PREFIX.pack(MAGIC, VERSION, len(body), _crc(VERSION, body)) + body
@@ -212,9 +215,15 @@ _FIELDS: Final[dict[str, Callable[[Any, str], Any]]] = {
         None if value is None else require_number(value, what, most=_MOST_CRC)
     ),
     "own_epoch": require_number,
+    "is_closed": lambda value, what: require(value, bool, what),
 }
 """What the fields of a checkpoint can be. The list of sealed segments is read row by row."""
-_REQUIRED: Final = frozenset(("sealed", *_FIELDS)) - {"ledger", "tail_salt", "own_epoch"}
+_REQUIRED: Final = frozenset(("sealed", *_FIELDS)) - {
+    "ledger",
+    "tail_salt",
+    "own_epoch",
+    "is_closed",
+}
 
 
 def _crc(version: int, body: bytes) -> int:

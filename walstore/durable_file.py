@@ -9,6 +9,15 @@ from walstore.faults import is_full
 from walstore.ports import FileSystem
 
 
+def sync_entry(fs: FileSystem, directory: Path) -> None:
+    """Make the entry of a directory in its parent durable: whoever made the directory may not have.
+
+    A parent that may not be read is left alone; it was there before, as a mounted volume for one.
+    """
+    with contextlib.suppress(PermissionError):
+        fs.sync_directory(directory / "..")
+
+
 def write_durably(fs: FileSystem, path: Path, data: bytes) -> None:
     """Replace a small file so that a crash leaves either the old or the new content."""
     spare = path.with_name(path.name + ".tmp")

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from walstore import codec
+from walstore.anchor import absolute
+from walstore.arguments import MAX_TIMESTAMP_US, as_int
 from walstore.channel import Channel
 from walstore.cursors.store import CursorStore
 from walstore.directory import peek_log_id
@@ -31,13 +33,15 @@ from walstore.errors import (
     WalError,
 )
 from walstore.faults import describe_open, fresh
-from walstore.group import make_group
+from walstore.forks import abandon_in_children
+from walstore.group import gather_group
 from walstore.host import Host
 from walstore.locks import this_process
 from walstore.opening import Opened, close_log, open_log
 from walstore.pins import LogPins, ReaderPins
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.records import Durability
+from walstore.resource import warn_unclosed
 from walstore.retention_task import Retention
 from walstore.settings import Settings, parse_durability
 from walstore.shipping import Shipping
@@ -139,15 +143,18 @@ class Engine:
         self.transactions_rolled_back = 0
         self.spilled_bytes = 0
         self.spills: set[Spill] = set()
-        """Files of transactions that are not segments yet, to be deleted when the log closes."""
+        """Files of transactions, to be deleted when the log closes unless they are segments by then. Belongs
+        to the thread that spills; when that has ended, to the writer's."""
         self.cursors: CursorStore | None = None
         """Made when somebody asks for a cursor; closed with the log."""
         self._spilling: Lane | None = None
         self._spill_numbers = count(1)
         self._close_requested = asyncio.Event()
+        self._abandoned: WalClosedError | None = None
         self.writer.on_cancel = self.request_close
         self._loop = loop
         self._supervisor = self._start()
+        abandon_in_children(self)
 
     # -- appending ---------------------------------------------------------------------------
 
@@ -164,7 +171,8 @@ class Engine:
         """Check what a caller passed, and append it as one atomic group."""
         level = self.level(durability)
         times = self.timestamp(timestamp_us)
-        return await self.submit(make_group(values, key, stream, headers, times, terms), level)
+        group = await gather_group(values, key, stream, headers, times, terms)
+        return await self.submit(group, level)
 
     async def submit(self, group: Group, level: Durability) -> range:
         """Accept a group, wait until it is as safe as ``level`` says, and return its offsets.
@@ -190,6 +198,7 @@ class Engine:
 
     async def settle(self) -> None:
         """Return when all that was accepted, records and other changes, is durable."""
+        self.check_process()
         limit, serial = self.channel.tail, self.channel.serial
         waiter = self.state.settled.waiter(serial)
         try:
@@ -228,9 +237,8 @@ class Engine:
         """Check a caller's timestamp."""
         if timestamp_us is None:
             return None
-        if isinstance(timestamp_us, bool) or not isinstance(timestamp_us, int):
-            raise TypeError(f"timestamp_us must be an int, not {type(timestamp_us).__name__}")
-        latest = self.clock.now_us() + self._lead_us
+        timestamp_us = as_int(timestamp_us, "timestamp_us")
+        latest = min(self.clock.now_us() + self._lead_us, MAX_TIMESTAMP_US)
         if not 0 <= timestamp_us <= latest:
             raise ValueError(
                 f"timestamp_us {timestamp_us} is not between 0 and {latest}, which is "
@@ -248,7 +256,15 @@ class Engine:
     def make_spill(self) -> Spill:
         """Create the file of a large transaction; blocking, for :attr:`spilling`."""
         number = next(self._spill_numbers)
-        return Spill(self.fs, self.path, number, compress=self.settings.compression is not None)
+        spill = Spill(self.fs, self.path, number, compress=self.settings.compression is not None)
+        self.spills = {other for other in self.spills if not other.is_placed}
+        self.spills.add(spill)
+        return spill
+
+    def drop_spill(self, spill: Spill) -> None:
+        """Delete the file of a transaction that does not commit; blocking, for :attr:`spilling`."""
+        self.spills.discard(spill)
+        spill.discard()
 
     @property
     def durable_lag_seconds(self) -> float:
@@ -271,17 +287,18 @@ class Engine:
 
     async def close(self) -> None:
         """Drain and close; see :meth:`walstore.wal.Wal.aclose`."""
+        self.check_process()
         self.request_close()
         await asyncio.shield(self._supervisor)
 
     async def until_started(self) -> None:
         """Return once the tasks of the log run, so that cancelling them does not end them."""
         is_cancelled = False
-        while not self.writer.has_started:
+        while not self.writer.started.done():
             if self._supervisor.done():
                 self._supervisor = self._start()  # cancelled before it ran
             try:
-                await asyncio.sleep(0)
+                await _first_of(self.writer.started, self._supervisor)
             except asyncio.CancelledError:
                 is_cancelled = True
         if is_cancelled:
@@ -291,6 +308,24 @@ class Engine:
     def _start(self) -> asyncio.Task[None]:
         return self._loop.create_task(self._supervise(), name=f"walstore {self.path}")
 
+    def check_process(self) -> None:
+        """Raise WalClosedError in a child process of the one that opened the log."""
+        if self._abandoned is not None:
+            raise fresh(self._abandoned)
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse everything in a child process, which has neither the threads nor the files."""
+        self._abandoned = error
+        self.source.closed = error
+        self.channel.abandon(error)
+        self.writer.abandon(error)
+        self.state.abandon(error)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_supervisor") and not self._supervisor.done() and not self._abandoned:
+            lost = self.channel.tail - self.state.durable.value
+            warn_unclosed(f"the log at {self.path}", f"; {lost} accepted records were not written")
+
     async def _supervise(self) -> None:
         """Own every task of this log, from open until it is closed.
 
@@ -299,12 +334,11 @@ class Engine:
         """
         writer = self.writer
         writing = await self._start_writer()
-        helpers = [self._loop.create_task(_helped(helper)) for helper in self._helpers()]
+        helpers = [self._loop.create_task(self._help(helper)) for helper in self._helpers()]
         shipping = self._loop.create_task(self._run_tier()) if self.tier else None
-        while not self._close_requested.is_set():
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._close_requested.wait()
-                continue
+        try:
+            await self._close_requested.wait()
+        except asyncio.CancelledError:
             self.request_close()
         closed = WalClosedError("the log is closed")
         self.channel.close(closed)
@@ -326,12 +360,12 @@ class Engine:
         """Start the writer's task and return it once it runs."""
         while True:
             writing = self._loop.create_task(self.writer.run())
-            while not self.writer.has_started and not writing.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.sleep(0)
-                    continue
-                self.request_close()
-            if self.writer.has_started:
+            while not self.writer.started.done() and not writing.done():
+                try:
+                    await _first_of(self.writer.started, writing)
+                except asyncio.CancelledError:
+                    self.request_close()
+            if self.writer.started.done():
                 return writing
 
     def _helpers(self) -> Iterator[Coroutine[Any, Any, None]]:
@@ -343,6 +377,14 @@ class Engine:
             yield self.writer.run_age_limit()
         if not isinstance(self.settings.sync, str):
             yield self.writer.run_sync_interval()
+
+    async def _help(self, helper: Coroutine[Any, Any, None]) -> None:
+        """Run what runs beside the writer; a defect in it fails the log."""
+        try:
+            await helper
+        except Exception as error:
+            logger.exception("a task of the log at %s ended by a defect", self.path)
+            self.writer.fail(error)
 
     async def _wait_for(self, *tasks: asyncio.Task[None]) -> None:
         """Return when all the tasks are done, whoever cancels this one meanwhile."""
@@ -359,9 +401,10 @@ class Engine:
             await self._wait_for(closing)
             if not closing.cancelled() and isinstance(error := closing.exception(), OSError):
                 errors.append(error)
-        for spill in list(self.spills):  # transactions that roll back meanwhile shorten it
-            with contextlib.suppress(OSError):  # deleted when the log is opened again
-                await self.spilling.run_through(spill.discard)
+        if self._spilling is not None:  # nothing of it may be under way once the lock is released
+            with contextlib.suppress(WalClosedError):
+                await self._spilling.run_through(int)
+            self._spilling.close()
         try:
             await self.worker.run_through(self._close_files)
         except OSError as error:
@@ -370,8 +413,6 @@ class Engine:
         self.disk_watch.remove(self.channel)
         self.channel.drop()  # it is empty, unless the log failed
         self.host.close()
-        if self._spilling is not None:
-            self._spilling.close()
         self.state.cache.clear()
         if self.tier is not None:
             await self._wait_for(self._loop.create_task(self.tier.aclose()))
@@ -385,9 +426,13 @@ class Engine:
         Nobody else may hold the lock while a write of this log may be under way.
         """
         try:
+            for spill in self.spills:
+                if not spill.is_placed:
+                    with contextlib.suppress(OSError):  # deleted when the log is opened again
+                        spill.discard()
             self.writer.close_tail()
         finally:
-            self.opened.lock.release()
+            self.opened.release()
 
     async def _run_tier(self) -> None:
         """Ship until the log drains. A tier that fails for good does not stop the local log: callers
@@ -468,6 +513,7 @@ async def open_engine(
         return opened
 
     try:
+        path = await absolute(path, host.writing)
         if tier is not None:
             await tier.open(await host.writing.run(peek_log_id, fs, path))
         opened = await host.writing.run_owned(lock_and_recover, close_log)
@@ -481,7 +527,7 @@ async def open_engine(
     engine = Engine(
         path=path,
         settings=settings,
-        fs=fs,
+        fs=opened.fs,
         clock=clock,
         opened=opened,
         host=host,
@@ -491,9 +537,5 @@ async def open_engine(
     return engine
 
 
-async def _helped(helper: Coroutine[Any, Any, None]) -> None:
-    """Run a helper of the log, whose defects must not end the log."""
-    try:
-        await helper
-    except Exception:
-        logger.exception("a task of the log ended by a defect")
+async def _first_of(*futures: asyncio.Future[None]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)

@@ -28,6 +28,7 @@ All errors can be pickled (they cross Spark's processes); tests/walstore/test_er
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
 Outcome = Literal["not_written", "durable", "unknown"]
@@ -140,9 +141,15 @@ class ExpectationError(WalError):
 class RegisterMismatchError(ExpectationError):
     """A register had another value than expected; ``actual`` holds all registers."""
 
+    expected: Mapping[str, str | None]
+    actual: Mapping[str, str]
+
 
 class OffsetMismatchError(ExpectationError):
     """The log's tail was not the expected offset."""
+
+    expected: int
+    actual: int
 
 
 class SequenceMismatchError(ExpectationError):
@@ -150,6 +157,9 @@ class SequenceMismatchError(ExpectationError):
 
     In the second case ``outcome`` is ``"durable"``: it was appended, only where is not known any more.
     """
+
+    expected: int
+    actual: int
 
     def __init__(
         self, message: str, *, expected: object, actual: object, outcome: Outcome = "not_written"
@@ -163,6 +173,9 @@ class CursorMovedError(ExpectationError):
 
     ``expected`` and ``actual`` are positions; they may be equal although the cursor was moved.
     """
+
+    expected: int | None
+    actual: int | None
 
     def __init__(self, message: str, *, expected: object, actual: object, cursor: str) -> None:
         super().__init__(message, expected=expected, actual=actual)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from walstore.draft import Group
 from walstore.errors import RegisterMismatchError
-from walstore.records import Durability
-from walstore.terms import Terms, check_name, check_registers
+from walstore.records import AnyDurability, Durability
+from walstore.terms import Terms, check_name, make_terms
 from walstore.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Fence:
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_us: int | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> int:
         """Append one record under the fence; FencedError if it does not hold any more."""
         span = await self.append_many(
@@ -67,7 +67,7 @@ class Fence:
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_us: int | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> range:
         """Append an atomic group under the fence; FencedError if it does not hold any more.
 
@@ -83,10 +83,9 @@ class Fence:
         *,
         expect: Mapping[str, str | None] | None = None,
         update: Mapping[str, str | None] | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> Transaction:
         """Return a transaction that commits only while the fence holds, else FencedError."""
-        check_registers(expect, update)
         terms = self._terms(expect, update)
         return Transaction(self._engine, terms, self._engine.level(durability))
 
@@ -98,14 +97,15 @@ class Fence:
         expect: Mapping[str, str | None] | None,
         update: Mapping[str, str | None] | None,
     ) -> Terms:
-        expected = {**(expect or {}), self.register: self.token}
-        return Terms(expect=expected, update=update, fence=self.register)
+        terms = make_terms(None, expect, update)
+        terms.expect = {**(terms.expect or {}), self.register: self.token}
+        terms.fence = self.register
+        return terms
 
 
 async def take_fence(engine: Engine, owner: str, register: str) -> Fence:
     """Make ``owner`` the holder of a fence; durable when this returns."""
-    check_name(owner, "owner")
-    check_name(register, "register")
+    owner, register = check_name(owner, "owner"), check_name(register, "register")
     while True:
         held = engine.channel.ledger.registers.get(register)
         number = held.partition(" ")[0] if held else "0"

@@ -106,6 +106,7 @@ BLOB: Final = 255
 _ONE_VALUE: Final = struct.Struct("<BBHIBBHII")
 """The two entries of the directory of a frame of one plain record, and the column of its length."""
 _TWO_ENTRIES: Final = struct.Struct("<BBHIBBHI")
+_JOINED_PIECES: Final = 1 << 16
 _VALUE_AT: Final = HEADER_BYTES + _ONE_VALUE.size
 _BLANK_HEADER: Final = bytes(HEADER_BYTES)
 _U32: Final = struct.Struct("<I")
@@ -238,7 +239,7 @@ def encode_body(columns: Sequence[Column], *, count: int, compress: bool) -> tup
         for kind, encoding, _, size_bytes in columns
     ]
     ending = bytes(padding) + TRAILER.pack(length, TRAILER_MAGIC)
-    frame = bytearray().join([bytes(HEADER_BYTES), *directory_pieces, *pieces, ending])
+    frame = _join([bytes(HEADER_BYTES), *directory_pieces, *pieces, ending])
     crc = crc32c(memoryview(frame)[HEADER_BYTES:])
     return frame, Body(length, count, len(columns), used, flags, stored, body_bytes, crc)
 
@@ -250,6 +251,17 @@ def place(salt: int | None, position: int) -> bytes:
     The sum makes a copy at another position valid in a segment whose salt differs by as much.
     """
     return NOWHERE if salt is None else _U32.pack((salt + position) & _MASK)
+
+
+def _join(pieces: Sequence[bytes | memoryview]) -> bytearray:
+    """Join pieces with one copy; very many of them slice by slice, each of which holds the interpreter
+    for a millisecond. At one go three million took 0.4 s, and the event loop stood still for it."""
+    if len(pieces) <= _JOINED_PIECES:
+        return bytearray().join(pieces)
+    joined = bytearray()
+    for low in range(0, len(pieces), _JOINED_PIECES):
+        joined += b"".join(pieces[low : low + _JOINED_PIECES])
+    return joined
 
 
 def encode_header(

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -26,6 +27,10 @@ _STREAMS: Final = "s"
 _HEAD: Final = "h"
 _WHOLE: Final = "w"
 """Present in marks that replace the ledger instead of changing it."""
+_TEXT_HEADER_BYTES: Final = 5
+_RUN_BYTES: Final = 1 + 4 * 9
+_STREAM_BYTES: Final = 1 + 1 + 3 + 9
+"""What msgpack needs at most for the headers of texts, and for the numbers of a run or a stream."""
 
 
 class Run(NamedTuple):
@@ -208,6 +213,18 @@ class Window:
                 )
             excess -= cut
 
+    def growth(self, run: Run, size: int) -> int:
+        """Return how many runs more there would be after :meth:`add`; less than 0 for fewer."""
+        is_joined = bool(self.runs) and _join(self.runs[-1], run) is not None
+        grown = 0 if is_joined else 1
+        excess = run.sequence + run.repeat - size - self.first
+        for oldest in islice(self.runs, len(self.runs) - is_joined):
+            excess -= oldest.repeat
+            if excess < 0:
+                break
+            grown -= 1
+        return grown
+
     def find(self, sequence: int) -> range | None:
         """Return the offsets of an append, or None if it is not remembered."""
         for run in self.runs:
@@ -221,7 +238,15 @@ class Window:
 class Ledger:
     """Registers, producers, streams and trimmed head of one log."""
 
-    __slots__ = ("_max_producers", "_window", "head", "producers", "registers", "streams")
+    __slots__ = (
+        "_max_producers",
+        "_window",
+        "head",
+        "producers",
+        "registers",
+        "size_bytes",
+        "streams",
+    )
 
     def __init__(self, *, window: int = 64, max_producers: int = 1024) -> None:
         """Make an empty one that remembers ``window`` appends of each of ``max_producers``."""
@@ -233,11 +258,27 @@ class Ledger:
         self.streams: dict[str, StreamInfo] = {}
         self.head = 0
         """Head that was asked for by trimming; 0 if never."""
+        self.size_bytes = 0
+        """What registers, producers and streams have when they are encoded, or a little more."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to remember."""
         return not (self.registers or self.producers or self.streams or self.head)
+
+    def growth(self, marks: Marks) -> int:
+        """Return by how many bytes changes of one append would make the ledger larger; maybe negative."""
+        grown = self._texts_growth(marks)
+        for name, run in marks.producers:
+            found = self.producers.get(name)
+            if found is not None:
+                grown += found.growth(run, self._window) * _run_bytes(name)
+                continue
+            grown += _run_bytes(name)
+            if len(self.producers) >= self._max_producers:
+                oldest, forgotten = next(iter(self.producers.items()))
+                grown -= len(forgotten.runs) * _run_bytes(oldest)
+        return grown
 
     def apply(self, marks: Marks) -> None:
         """Take changes over."""
@@ -245,7 +286,8 @@ class Ledger:
             self.registers.clear()
             self.producers.clear()
             self.streams.clear()
-            self.head = 0
+            self.head = self.size_bytes = 0
+        self.size_bytes += self._texts_growth(marks)
         for name, value in marks.registers.items():
             if value is None:
                 self.registers.pop(name, None)
@@ -256,8 +298,11 @@ class Ledger:
             if found is None:
                 found = self.producers[name] = Window()
                 if len(self.producers) > self._max_producers:
-                    self.producers.popitem(last=False)
+                    oldest, forgotten = self.producers.popitem(last=False)
+                    self.size_bytes -= len(forgotten.runs) * _run_bytes(oldest)
+            runs = len(found.runs)
             found.add(run, self._window)
+            self.size_bytes += (len(found.runs) - runs) * _run_bytes(name)
             self.producers.move_to_end(name)
         self.streams.update(marks.streams)
         self.head = max(self.head, marks.head)
@@ -277,6 +322,34 @@ class Ledger:
         twin = Ledger(window=self._window, max_producers=self._max_producers)
         twin.apply(self.whole())
         return twin
+
+    def _texts_growth(self, marks: Marks) -> int:
+        """Return by how much new registers and streams are larger than those in their place."""
+        grown = 0
+        for name, value in marks.registers.items():
+            grown += _register_bytes(name, value) - _register_bytes(name, self.registers.get(name))
+        for name, info in marks.streams.items():
+            grown += _stream_bytes(name, info) - _stream_bytes(name, self.streams.get(name))
+        return grown
+
+
+def _text_bytes(text: str) -> int:
+    return len(text.encode()) + _TEXT_HEADER_BYTES
+
+
+def _run_bytes(producer: str) -> int:
+    return _text_bytes(producer) + _RUN_BYTES
+
+
+def _register_bytes(name: str, value: str | None) -> int:
+    return 0 if value is None else _text_bytes(name) + _text_bytes(value)
+
+
+def _stream_bytes(name: str, info: StreamInfo | None) -> int:
+    if info is None:
+        return 0
+    metadata = sum(map(_text_bytes, (*info.metadata.keys(), *info.metadata.values())))
+    return _text_bytes(name) + metadata + _STREAM_BYTES
 
 
 def _join(before: Run, after: Run) -> Run | None:

@@ -88,6 +88,10 @@ class Limit:
         self._queue.clear()
         self._others.clear()
 
+    def refuse(self, failure: Callable[[int], BaseException]) -> None:
+        """Fail all who come later, as :meth:`fail` does, and leave those who wait alone."""
+        self._failure = failure
+
     def _note_cancelled(self) -> None:
         """Forget cancelled waiters once they may be the most, so that polling an idle log does not
         pile them up."""

@@ -1,9 +1,9 @@
 """LogWatch: how far a log reaches that another process writes, and waiting for it to reach further.
 
-The writer tells it in a few bytes of shared memory (the durable cell), so looking costs no system call.
-Being told is not possible: a store to shared memory raises no event (inotify does not see it). So whoever
-waits is served by one poller, which looks the less often the longer nothing came, and which is there only
-while somebody waits.
+The writer stores it in a few bytes of a small file (the durable cell), and a look at them is one system call
+that never waits for the disk. Whoever waits is served by one poller, which looks the less often the longer
+nothing came, and which is there only while somebody waits: an event for each store would cost more, and the
+commits of a busy log come faster than anybody needs to hear of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONGEST_POLL_SECONDS: Final = 0.05
 _IDLE_SHARE: Final = 0.125
 """A record is noticed at most so much later, as a share of the time for which nothing had come."""
 _CHECK_SECONDS: Final = 1.0
-"""How often the poller makes sure that the mapped cell is still the log's."""
+"""How often the poller makes sure that the open cell is still the log's."""
 _CHECK_SHARE: Final = 20
 """Without a cell the active segment is walked then: no more often than this many times its duration."""
 
@@ -38,9 +38,9 @@ class Look:
 
     extent: Extent
     cell: CellView | None
-    """The log's cell, newly mapped; None if there is none, or if it is mapped already."""
+    """The log's cell, newly opened; None if there is none, or if it is open already."""
     keeps_cell: bool
-    """Whether the cell that was mapped before is still the log's."""
+    """Whether the cell that was open before is still the log's."""
 
     def discard(self) -> None:
         """Release the cell: nobody takes it."""
@@ -48,12 +48,12 @@ class Look:
             self.cell.close()
 
 
-def look_at(fs: FileSystem, directory: Path, mapped: CellView | None = None) -> Look:
-    """Look at a directory and map its cell, unless ``mapped`` is that. Blocking.
+def look_at(fs: FileSystem, directory: Path, opened: CellView | None = None) -> Look:
+    """Look at a directory and open its cell, unless ``opened`` is that. Blocking.
 
     Raises as :func:`walstore.extent.measure`, and OSError.
     """
-    if mapped is not None and mapped.is_current():
+    if opened is not None and opened.is_current():
         return Look(measure(fs, directory), None, keeps_cell=True)
     cell: CellView | None = None
     try:
@@ -82,7 +82,7 @@ class LogWatch:
         self._loop = asyncio.get_running_loop()
         # What was seen so far.
         self.view: CellView | None = None
-        """The mapped cell."""
+        """The open cell."""
         self.head = 0
         self.epoch = 0
         self.tail_start = 0
@@ -113,7 +113,11 @@ class LogWatch:
         """Take over what the cell says now. One that is half updated says nothing new yet."""
         if self.view is None or self.failure is not None:
             return
-        data = self.view.load()
+        try:
+            data = self.view.load()
+        except OSError:
+            self._is_torn = True
+            return
         if data == self._seen:
             return
         cell = decode_cell(data)
@@ -209,7 +213,7 @@ class LogWatch:
         self._fail_waiters(error)
 
     async def aclose(self) -> None:
-        """End the poller, then unmap the cell. Call :meth:`fail` first. Twice is allowed."""
+        """End the poller, then close the cell. Call :meth:`fail` first. Twice is allowed."""
         poller = self.poller
         try:
             if poller is not None:

@@ -15,6 +15,7 @@ Bytes are only ever removed in step 5, and only those that were never acknowledg
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from walstore.directory import (
     walk_file,
 )
 from walstore.disk_watch import look
-from walstore.durable_file import write_durably
+from walstore.durable_file import sync_entry, write_durably
 from walstore.errors import ContentionError, CorruptionError
 from walstore.faults import is_full
 from walstore.finding import Found, find_log
@@ -74,6 +75,8 @@ class Recovery:
 class Opened:
     """A log ready for its writer."""
 
+    fs: FileSystem
+    """Anchored to the log's directory."""
     tail: Tail
     lock: Lock
     log_id: bytes
@@ -81,6 +84,13 @@ class Opened:
     recovery: Recovery
     free_bytes: int | None
     """Space left on the file system, if it can be told."""
+
+    def release(self) -> None:
+        """Give the lock back and let go of the directory; twice is allowed."""
+        try:
+            self.lock.release()
+        finally:
+            self.fs.close()
 
 
 def open_log(
@@ -106,10 +116,16 @@ def open_log(
     ``defers_epoch``: a log that was closed cleanly is opened without writing anything. Its new epoch
     becomes durable with the first write; if there is none, the next opening has the same.
     """
-    fs.make_directory(directory)
-    lock = take_lock(fs, directory, owner)
-    try:
-        return _open_locked(
+    is_made = fs.make_directory(directory)
+    with contextlib.ExitStack() as stack:
+        # From here on the log is in this directory, wherever that is moved.
+        fs = fs.anchor(directory)
+        stack.callback(fs.close)
+        lock = take_lock(fs, directory, owner)
+        stack.callback(lock.release)
+        if not is_made and not any(name.endswith(segment.SUFFIX) for name in fs.list(directory)):
+            sync_entry(fs, directory)  # before there is anything that would say it was done
+        opened = _open_locked(
             directory,
             fs,
             clock,
@@ -120,9 +136,9 @@ def open_log(
             tier_url,
             defers_epoch=defers_epoch,
         )
-    except BaseException:
-        lock.release()
-        raise
+        opened.tail.lock = lock
+        stack.pop_all()
+    return opened
 
 
 def close_log(opened: Opened) -> None:
@@ -130,7 +146,7 @@ def close_log(opened: Opened) -> None:
     try:
         opened.tail.close(clean=True)
     finally:
-        opened.lock.release()
+        opened.release()
 
 
 def _open_locked(
@@ -160,10 +176,10 @@ def _open_locked(
             f"{tier_url} holds offsets up to {tier_limit} but {directory} ends at "
             f"{start.chain.next_offset}: it is the prefix of another log, or this disk lost records"
         )
-    remove_leftovers(fs, directory)
     start.chain.epoch = max(start.chain.epoch, hint.epoch if hint else 0) + 1
     shared = None
     try:
+        remove_leftovers(fs, directory)
         cell_path = directory / checkpoint.CELL_FILE_NAME
         shared = ActiveCell(fs, cell_path, checkpoint.CELL_BYTES)
 
@@ -199,7 +215,7 @@ def _open_locked(
         Segment(directory / segment.file_name(summary.start), summary.start, summary)
         for summary in tail.summaries()[:-1]
     ]
-    return Opened(tail, lock, log_id, sealed, start.recovery, look(fs, directory))
+    return Opened(fs, tail, lock, log_id, sealed, start.recovery, look(fs, directory))
 
 
 @dataclass(slots=True)
@@ -258,6 +274,7 @@ def _is_as_checkpointed(
         and cell is not None
         and header is not None
         and header.salt is not None
+        and hint.is_closed
         and start.recovery == Recovery()
         and hint.next_offset == cell.durable_limit == start.chain.next_offset
         and (hint.head, hint.tail_start, hint.tail_salt)
@@ -284,7 +301,8 @@ def _recover(
             _write_again(file, end, file.size())
             fs.sync_directory(directory)
         else:
-            end, torn, copy = _cut_torn_tail(fs, path, file, found, evidence)
+            is_closed = hint is not None and hint.is_closed
+            end, torn, copy = _cut_torn_tail(fs, path, file, found, evidence, is_closed=is_closed)
         start = _Start(
             chain,
             max(found.head, chain.ledger.head if chain.ledger else 0),
@@ -310,7 +328,13 @@ def _recover(
 
 
 def _cut_torn_tail(
-    fs: FileSystem, path: Path, file: File, found: Found, evidence: Evidence
+    fs: FileSystem,
+    path: Path,
+    file: File,
+    found: Found,
+    evidence: Evidence,
+    *,
+    is_closed: bool,
 ) -> tuple[int, int, Path | None]:
     """Walk the active segment to its end and cut off what is torn, durably.
 
@@ -333,11 +357,13 @@ def _cut_torn_tail(
     if torn:
         copy = _keep(fs, path, rest)
         logger.warning("cut %d bytes off %s at %d: %s; copy: %s", torn, path, end, why, copy)
-    if size != found.position:  # else all of it is synced: the checkpoint says so
-        if size != end:
-            file.truncate(end)
-        _write_again(file, max(min(evidence.durable_position, end), segment.HEADER_BYTES), end)
-        fs.sync_directory(path.parent)
+    if size == end == found.position and is_closed:
+        return end, 0, None
+    if size != end:
+        file.truncate(end)
+    # Also if nothing is behind the place that is known to be synced: cutting something off there may not be.
+    _write_again(file, max(min(evidence.durable_position, end), segment.HEADER_BYTES), end)
+    fs.sync_directory(path.parent)
     return end, torn, copy
 
 

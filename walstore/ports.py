@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from walstore.batch import Batch
 
@@ -42,27 +42,28 @@ class File(Protocol):
 
 
 class Cell(Protocol):
-    """A few bytes shared with other processes through a memory-mapped file."""
+    """A few bytes in a file that other processes look at."""
 
     def store(self, data: bytes) -> None:
-        """Replace the content; costs no system call."""
+        """Replace the content. Not durable, but seen by others at once."""
 
     def close(self) -> None:
-        """Unmap."""
+        """Release the descriptor; twice is allowed."""
 
 
 class CellView(Protocol):
-    """A :class:`Cell` of another process, read through a memory map. Changes nothing."""
+    """A :class:`Cell` of another process. Changes nothing."""
 
     def load(self) -> bytes:
-        """Return the content now, maybe caught half-way through an update; costs no system call, so
-        it may be called on the event loop. Empty once it is closed."""
+        """Return the content now, maybe caught half-way through an update, and less of it if the file
+        was cut short. Never waits for the disk, so it may be called on the event loop; what is in
+        memory is one system call away. Empty once it is closed. Raises OSError."""
 
     def is_current(self) -> bool:
         """Return whether the file still has its name: not if it was removed or replaced. Blocks."""
 
     def close(self) -> None:
-        """Unmap; twice is allowed."""
+        """Release the descriptor; twice is allowed."""
 
 
 class Lock(Protocol):
@@ -75,8 +76,22 @@ class Lock(Protocol):
 class FileSystem(Protocol):
     """The calls a log makes on directories and files."""
 
+    def anchor(self, directory: Path) -> Self:
+        """Return this file system bound to a directory that is there; :meth:`close` it later.
+
+        The paths that it takes begin with ``directory``, and lead to the directory that was found there
+        now, wherever that is moved and whatever takes its place. Anchored once more, to a directory
+        below, it holds nothing more open, and calls raise OSError (ESTALE) once the path leads elsewhere.
+        """
+
+    def close(self) -> None:
+        """Let go of the directory it is anchored to, if any; twice is allowed. Calls raise OSError then."""
+
     def open(self, path: Path, mode: str) -> File:
-        """Open ``"r"`` for reading, ``"r+"`` to write an existing file, ``"x"`` to create a new one."""
+        """Open ``"r"`` for reading, ``"r+"`` to write an existing file, ``"x"`` to create a new one.
+
+        Nothing that may be written, locks and cells included, is opened through a symbolic link: OSError
+        (ELOOP)."""
 
     def list(self, directory: Path) -> list[str]:
         """Return the names in a directory, in no particular order."""
@@ -84,8 +99,8 @@ class FileSystem(Protocol):
     def list_directories(self, directory: Path) -> Sequence[str]:
         """Return the names of the directories in a directory, in no particular order."""
 
-    def make_directory(self, path: Path) -> None:
-        """Create a directory and its parents durably; no error if it is there already."""
+    def make_directory(self, path: Path) -> bool:
+        """Create a directory and its parents durably; return whether it was not there already."""
 
     def remove_tree(self, path: Path) -> None:
         """Delete a directory with all that is in it, one after the other; no error if it is gone."""
@@ -111,10 +126,10 @@ class FileSystem(Protocol):
         WalLockedError if somebody has the exclusive one."""
 
     def cell(self, path: Path, size: int) -> Cell:
-        """Map a small file of ``size`` bytes for :class:`Cell`, creating it if needed."""
+        """Open a small file of ``size`` bytes for :class:`Cell`, creating it if needed."""
 
     def view_cell(self, path: Path, size: int) -> CellView:
-        """Map a cell for reading; FileNotFoundError if there is none of that size yet."""
+        """Open a cell for reading; FileNotFoundError if there is none of that size yet."""
 
     def free_bytes(self, path: Path) -> int:
         """Return how many bytes an ordinary user may still write on that file system."""

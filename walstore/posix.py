@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import shutil
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final, Self
 
-from walstore.errors import WalLockedError
+from walstore.anchor import Anchor, NoAnchor
+from walstore.errors import WalClosedError, WalLockedError
+from walstore.forks import abandon_in_children
 from walstore.ports import Buffer
 
 _IOV_MAX = 1024
+_NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _OPEN_FLAGS = {
     "r": os.O_RDONLY,
@@ -22,17 +27,36 @@ _OPEN_FLAGS = {
 }
 
 
-class PosixFile:
-    """A descriptor, addressed by position."""
+class _Descriptor:
+    """A descriptor that is closed once; in child processes at once."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
+        abandon_in_children(self)
 
     @property
     def _fd(self) -> int:
         if self._descriptor is None:
             raise ValueError("the file is closed")
         return self._descriptor
+
+    def close(self) -> None:
+        """Release the descriptor; twice is allowed."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Release the child's copy; that of the parent stays open."""
+        _Descriptor.close(self)
+
+    def __del__(self) -> None:
+        # A log that nobody closed warns by itself; a thread that uses this keeps it.
+        self.close()
+
+
+class PosixFile(_Descriptor):
+    """A descriptor, addressed by position."""
 
     def pwrite(self, pieces: Sequence[Buffer], position: int) -> None:
         """Write all pieces; short writes are continued, so only an error leaves some out."""
@@ -59,8 +83,10 @@ class PosixFile:
         return b"".join(pieces)
 
     def datasync(self) -> None:
-        """Call fdatasync."""
+        """Call fdatasync. A file that was removed has nothing that would last: FileNotFoundError."""
         os.fdatasync(self._fd)
+        if not os.fstat(self._fd).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "the file was removed while it was written")
 
     def allocate(self, size: int) -> None:
         """Reserve blocks; file systems without support get a sparse file of that length."""
@@ -80,103 +106,144 @@ class PosixFile:
         """Return the length in bytes."""
         return os.fstat(self._fd).st_size
 
-    def close(self) -> None:
-        """Release the descriptor; twice is allowed."""
-        if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
-            os.close(descriptor)
 
-
-class PosixCell:
-    """A shared memory map of a small file."""
-
-    def __init__(self, descriptor: int, size: int) -> None:
-        self._map: mmap.mmap | None = mmap.mmap(descriptor, size)
+class PosixCell(_Descriptor):
+    """A small file that others look at. Never mapped: whoever cuts a mapped file short kills its users."""
 
     def store(self, data: bytes) -> None:
-        """Replace the first ``len(data)`` bytes."""
-        if self._map is not None:
-            self._map[: len(data)] = data
+        """Replace the first ``len(data)`` bytes; nothing once it is closed.
 
-    def close(self) -> None:
-        """Unmap; twice is allowed."""
-        if self._map is not None:
-            self._map.close()
-            self._map = None
+        FileNotFoundError if the file was removed or replaced: nobody sees what is stored there."""
+        if self._descriptor is None:
+            return
+        os.pwrite(self._descriptor, data, 0)
+        if not os.fstat(self._descriptor).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "the cell was removed or replaced")
 
 
-class PosixCellView:
-    """A read-only memory map of a small file."""
+class PosixCellView(_Descriptor):
+    """A cell that another process stores to."""
 
-    def __init__(self, descriptor: int, path: Path, size: int) -> None:
-        found = os.fstat(descriptor)
-        if found.st_size < size:  # its writer is just making it
+    def __init__(self, descriptor: int, path: Path, size: int, anchor: Anchor) -> None:
+        super().__init__(descriptor)
+        self._path, self._anchor = path, anchor
+        self._buffer = bytearray(size)
+        self._flags = _NOWAIT
+        self._seen = os.pread(descriptor, size, 0)
+        if len(self._seen) < size:  # its writer is just making it
+            self.close()
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        self._map: mmap.mmap | None = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-        self._path = path
+        found = os.fstat(descriptor)
         self._identity = (found.st_dev, found.st_ino)
 
     def load(self) -> bytes:
-        """Return the content now; empty once it is closed."""
-        return b"" if self._map is None else self._map[:]
+        """Return the content now, or what was seen last if the disk would have to be asked."""
+        if self._descriptor is None:
+            return b""
+        try:
+            size = os.preadv(self._descriptor, (self._buffer,), 0, self._flags)
+            self._seen = bytes(memoryview(self._buffer)[:size])
+        except BlockingIOError:
+            pass  # not in memory, and whatever is stored is in memory: nothing was
+        except OSError as error:
+            if not self._flags or error.errno not in _NOT_SUPPORTED:
+                raise
+            self._flags = 0  # a file system in memory, as a rule
+            return self.load()
+        return self._seen
 
     def is_current(self) -> bool:
         """Return whether the path still leads to this file."""
         try:
-            found = os.stat(self._path)
+            with self._anchor.at(self._path) as (parent, name):
+                found = os.stat(name, dir_fd=parent)
         except FileNotFoundError:
             return False
+        descriptor = self._descriptor
+        if descriptor is None:
+            return False
+        os.pread(descriptor, len(self._buffer), 0)  # in memory for the next looks
         return (found.st_dev, found.st_ino) == self._identity
 
-    def close(self) -> None:
-        """Unmap; twice is allowed."""
-        if self._map is not None:
-            self._map.close()
-            self._map = None
 
-
-class PosixLock:
+class PosixLock(_Descriptor):
     """flock on a file; gone with the process."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor: int | None = descriptor
+        super().__init__(descriptor)
+        self._process = os.getpid()
 
     def release(self) -> None:
-        """Give the lock back; the file stays, so that no two openers ever lock different files."""
-        if self._descriptor is not None:
-            descriptor, self._descriptor = self._descriptor, None
-            os.close(descriptor)
+        """Give the lock back; the file stays, so that no two openers ever lock different files.
+
+        Also if a copy of the descriptor has got into another process, which would keep the lock."""
+        try:
+            if self._descriptor is not None and self._process == os.getpid():
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        finally:
+            self.close()
+
+    def __del__(self) -> None:
+        self.release()
 
 
 class PosixFileSystem:
     """Files of the machine this process runs on."""
 
+    __slots__ = ("__dict__", "__weakref__", "_anchor")
+
+    _anchor: Anchor
+
+    def __new__(cls, *_args: object, **_kwargs: object) -> Self:
+        """Begin without an anchor; subclasses have an ``__init__`` of their own."""
+        made = super().__new__(cls)
+        made._anchor = NoAnchor()
+        return made
+
+    def anchor(self, directory: Path) -> Self:
+        """Return this file system bound to a directory; see :class:`walstore.ports.FileSystem`."""
+        twin = object.__new__(type(self))
+        twin.__dict__ = self.__dict__  # what a subclass keeps holds for both
+        twin._anchor = self._anchor.below(directory)
+        return twin
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        self._anchor.close()
+
     def open(self, path: Path, mode: str) -> PosixFile:
         """Open a file; see :class:`walstore.ports.FileSystem`."""
-        return PosixFile(os.open(path, _OPEN_FLAGS[mode] | os.O_CLOEXEC, 0o644))
+        return PosixFile(self._open(path, _OPEN_FLAGS[mode]))
 
     def list(self, directory: Path) -> list[str]:
         """Return the names in a directory."""
-        return os.listdir(directory)
+        with self._opened_directory(directory) as descriptor:
+            return os.listdir(descriptor)
 
     def list_directories(self, directory: Path) -> Sequence[str]:
         """Return the names of the directories in a directory."""
-        with os.scandir(directory) as entries:
+        with self._opened_directory(directory) as descriptor, os.scandir(descriptor) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path) -> bool:
         """Create a directory and its parents, each made durable in its own parent."""
         missing = []
-        while not path.is_dir():
+        while not self._is_directory(path):
             missing.append(path)
             path = path.parent
         for directory in reversed(missing):
-            directory.mkdir(exist_ok=True)
+            with self._at(directory) as (parent, name):
+                try:
+                    os.mkdir(name, dir_fd=parent)
+                except FileExistsError:
+                    if not self._is_directory(directory):
+                        raise
             self.sync_directory(directory.parent)
+        return bool(missing)
 
     def read(self, path: Path) -> bytes:
         """Return the whole content of a small file."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = self._open(path, os.O_RDONLY)
         try:
             size = os.fstat(descriptor).st_size + 1
             data = b""
@@ -188,31 +255,31 @@ class PosixFileSystem:
 
     def replace(self, source: Path, target: Path) -> None:
         """Rename over the target."""
-        os.replace(source, target)
+        with self._at(source) as (old, name), self._at(target) as (new, new_name):
+            os.rename(name, new_name, src_dir_fd=old, dst_dir_fd=new)
 
     def remove(self, path: Path) -> None:
         """Delete a file."""
-        os.unlink(path)
+        with self._at(path) as (parent, name):
+            os.unlink(name, dir_fd=parent)
 
     def remove_tree(self, path: Path) -> None:
         """Delete a directory with all that is in it."""
-        try:
-            shutil.rmtree(path)
-        except FileNotFoundError:
-            if path.exists():
-                raise
+        with self._at(path) as (parent, name):
+            try:
+                shutil.rmtree(name, dir_fd=parent)
+            except FileNotFoundError:
+                if self._is_directory(path):
+                    raise
 
     def sync_directory(self, path: Path) -> None:
         """Make the directory's entries durable."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with self._opened_directory(path) as descriptor:
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
     def lock(self, path: Path, owner: str) -> PosixLock:
         """Take the lock or raise WalLockedError with the note its holder left."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(descriptor, 0)
@@ -227,7 +294,7 @@ class PosixFileSystem:
     def lock_shared(self, path: Path) -> PosixLock | None:
         """Take a shared lock if the file exists, or raise WalLockedError as :meth:`lock` does."""
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = self._open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
         try:
@@ -240,29 +307,68 @@ class PosixFileSystem:
         return PosixLock(descriptor)
 
     def cell(self, path: Path, size: int) -> PosixCell:
-        """Map a small file, creating it if needed."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """Open a small file for stores, creating it if needed."""
+        descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
         try:
             found = os.fstat(descriptor).st_size
             if found < size:
-                # Written, not a hole: a store into a hole kills the process if the disk is full.
                 os.pwrite(descriptor, bytes(size - found), found)
-            return PosixCell(descriptor, size)
-        finally:
+        except BaseException:
             os.close(descriptor)
+            raise
+        return PosixCell(descriptor)
 
     def view_cell(self, path: Path, size: int) -> PosixCellView:
-        """Map a cell for reading; FileNotFoundError if there is none of that size yet."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return PosixCellView(descriptor, path, size)
-        finally:
-            os.close(descriptor)
+        """Open a cell for looks; FileNotFoundError if there is none of that size yet."""
+        descriptor = self._open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        return PosixCellView(descriptor, path, size, self._anchor)
 
     def free_bytes(self, path: Path) -> int:
         """Return the space left for ordinary users."""
-        found = os.statvfs(path)
+        with self._opened_directory(path) as descriptor:
+            found = os.fstatvfs(descriptor)
         return found.f_bavail * found.f_frsize
+
+    def _open(self, path: Path, flags: int) -> int:
+        if flags & (os.O_RDWR | os.O_CREAT):
+            flags |= os.O_NOFOLLOW
+        try:
+            with self._at(path) as (parent, name):
+                return os.open(name, flags | os.O_CLOEXEC, 0o644, dir_fd=parent)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise OSError(
+                errno.ELOOP, "a symbolic link, which is never written through; remove it", str(path)
+            ) from None
+
+    @contextlib.contextmanager
+    def _at(self, path: Path) -> Iterator[tuple[int | None, str]]:
+        with self._anchor.at(path) as (parent, name):
+            try:
+                yield parent, name
+            except OSError as error:
+                if error.filename == name:
+                    error.filename = str(path)
+                raise
+
+    @contextlib.contextmanager
+    def _opened_directory(self, path: Path) -> Iterator[int]:
+        # A description of its own: listings of one that is shared would disturb each other.
+        descriptor = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if not os.fstat(descriptor).st_nlink:  # removed: else its listing is empty
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _is_directory(self, path: Path) -> bool:
+        try:
+            with self._at(path) as (parent, name):
+                return stat.S_ISDIR(os.stat(name, dir_fd=parent).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
 
 def _locked(descriptor: int, path: Path) -> WalLockedError:

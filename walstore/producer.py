@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from walstore.records import Durability
+from walstore.arguments import as_int
+from walstore.records import AnyDurability
 from walstore.terms import Terms
 from walstore.transaction import Transaction
 
@@ -47,7 +48,7 @@ class Producer:
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_us: int | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> int:
         """Append one record once and return its offset; see :meth:`append_many`."""
         span = await self.append_many(
@@ -70,7 +71,7 @@ class Producer:
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_us: int | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> range:
         """Append records once, as one atomic group under one number, and return their offsets.
 
@@ -87,7 +88,7 @@ class Producer:
         self,
         *,
         sequence: int | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> Transaction:
         """Return a transaction that commits once under its number; see :meth:`walstore.Wal.transaction`.
 
@@ -100,8 +101,7 @@ class Producer:
 
     def _terms(self, sequence: int | None) -> Terms:
         if sequence is not None:
-            if isinstance(sequence, bool) or not isinstance(sequence, int):
-                raise TypeError(f"sequence must be an int, not {type(sequence).__name__}")
+            sequence = as_int(sequence, "sequence")
             if not 1 <= sequence < 1 << 63:
-                raise ValueError(f"sequence must be at least 1, not {sequence}")
+                raise ValueError(f"sequence must be 1 to 2**63 - 1, not {sequence}")
         return Terms(producer=self.id, sequence=sequence)

@@ -9,6 +9,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
+from walstore.arguments import as_int, as_text
 from walstore.batch import Batch
 from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError, WalError
 from walstore.joined import ConcatBatch, EmptyBatch
@@ -18,6 +19,9 @@ from walstore.selection import covering, spanning
 MIB = 1 << 20
 _TURN_SECONDS = 0.002
 """After so much work on records that are not delivered a reader lets others have their turn."""
+_TAKEN_APART_RECORDS = 4096
+"""How many records are made of a batch at one go, which the event loop has to wait for."""
+_NO_OFFSET = "offsets begin at 1; start at 'earliest' for the first record that is retained"
 _SETTLE_BYTES = 64 << 10
 """How much is read at once to see whether records are as late as a start by time asks for."""
 
@@ -79,17 +83,19 @@ class Reader:
         read_bytes: int = MIB,
     ) -> None:
         """Begin at ``start``; see :meth:`walstore.Wal.reader` for the options."""
-        if stream is not None and not isinstance(stream, str):
-            raise TypeError(f"stream must be a str, not {type(stream).__name__}")
-        if stream == "":
-            raise ValueError("a stream name is never empty; leave stream out to read all records")
+        if stream is not None:
+            stream = as_text(stream, "stream")
+            if not stream:
+                raise ValueError(
+                    "a stream name is never empty; leave stream out to read all records"
+                )
         self._source = source
         self._stream = stream
         self._index = source if stream is not None and isinstance(source, StreamIndex) else None
-        self._stop = stop
+        self._stop = None if stop is None else as_int(stop, "stop")
         self._follow = follow
         self._read_bytes = read_bytes
-        self._time_us: int | None = None
+        self._time_us: int | None
         # Batches read and not yet delivered, the next one last; the first of them is at _position.
         self._batches: list[Batch] = []
         self._records: Sequence[Record] = ()
@@ -98,21 +104,21 @@ class Reader:
         self._passed_bytes = 0
         # When to let others have their turn while batches of other streams are passed over.
         self._turn_at = 0.0
-        self._position = self._resolve(start)
+        self._position, self._time_us = self._resolve(start, "start")
 
-    def _resolve(self, start: Start | str | int | datetime) -> int:
+    def _resolve(self, start: object, what: str) -> tuple[int, int | None]:
+        """Return a position, and the time to look for from there if a time was given."""
         if isinstance(start, datetime):
-            self._time_us = to_timestamp_us(start)
-            return self._source.head
+            return self._source.head, to_timestamp_us(start)
         if isinstance(start, int) and not isinstance(start, bool):
-            return start
+            return as_int(start, what), None
         try:
             word = Start(start)  # type: ignore[arg-type]
         except ValueError:
             raise ValueError(
-                f"start must be 'earliest', 'latest', an offset or a datetime, not {start!r}"
+                f"{what} must be 'earliest', 'latest', an offset or a datetime, not {start!r}"
             ) from None
-        return self._source.head if word is Start.EARLIEST else self._source.limit
+        return self._source.head if word is Start.EARLIEST else self._source.limit, None
 
     async def __aenter__(self) -> Self:
         await self._settle(follow=False)
@@ -144,10 +150,13 @@ class Reader:
         """
         return self.position >= self._source.limit
 
-    def seek(self, offset: int) -> None:
-        """Continue at ``offset`` instead. Checked when it is read."""
-        self._position = offset
-        self._time_us = None
+    def seek(self, start: Start | str | int | datetime) -> None:
+        """Continue elsewhere: at an offset, ``"earliest"``, ``"latest"``, or an aware datetime.
+
+        As ``start`` of :meth:`walstore.Wal.reader`: whether the log has that offset is checked when it
+        is read. ValueError for what is no place; then the reader stays where it is.
+        """
+        self._position, self._time_us = self._resolve(start, "a place to seek")
         self._batches.clear()
         self._records = ()
         self._next_record = 0
@@ -162,7 +171,7 @@ class Reader:
         except IndexError:
             records: Sequence[Record] = ()
             while not records:
-                batch = await self._next_batch()
+                batch = await self._next_batch(_TAKEN_APART_RECORDS)
                 if batch is None:
                     raise StopAsyncIteration from None
                 records = batch.records()
@@ -212,12 +221,7 @@ class Reader:
                     elif _seconds_left(deadline) == 0:
                         break
                     continue
-            batch = self._batches.pop()
-            room = max_records - count
-            if len(batch) > room:
-                cut = batch.offsets[room]
-                self._batches.append(batch.slice(cut, batch.limit))
-                batch = batch.slice(batch.start, cut)
+            batch = self._pop(max_records - count)
             parts.append(batch)
             count += len(batch)
             size += batch.nbytes
@@ -244,15 +248,24 @@ class Reader:
                 self.seek(parts[0].start)  # they were not delivered
             raise
 
-    async def _next_batch(self) -> Batch | None:
+    async def _next_batch(self, most_records: int | None = None) -> Batch | None:
         self._unread_records()
         begin = self._begin()
         while not self._batches:
             if not await self._fill(follow=self._follow):
                 return None
-        batch = self._batches.pop()
+        batch = self._pop(most_records)
         self._position = batch.limit
         return batch if begin is None else spanning(batch, begin, batch.limit)
+
+    def _pop(self, most_records: int | None) -> Batch:
+        """Return the next batch, or so many records of it: what is taken apart at one go stops the loop."""
+        batch = self._batches.pop()
+        if most_records is None or len(batch) <= most_records:
+            return batch
+        cut = batch.offsets[most_records]
+        self._batches.append(batch.slice(cut, batch.limit))
+        return batch.slice(batch.start, cut)
 
     def _begin(self) -> int | None:
         """Return where the interval of the next batch begins; None while a start by time is open."""
@@ -292,8 +305,9 @@ class Reader:
                 return False
             self._turn_at = asyncio.get_running_loop().time() + _TURN_SECONDS
         if self._position < source.head:
+            why = "the offset was removed from the log" if self._position > 0 else _NO_OFFSET
             raise OffsetTrimmedError(
-                "the offset was removed from the log",
+                why,
                 requested=self._position,
                 head=source.head,
                 tail=source.tail,

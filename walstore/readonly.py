@@ -13,17 +13,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Self, TypeVar
 
+from walstore.anchor import absolute
+from walstore.arguments import as_directory, as_int, as_moment_us
 from walstore.batch import Batch
 from walstore.clock import SystemClock
 from walstore.cursors.cursored import Cursored
 from walstore.cursors.store import CursorStore
 from walstore.errors import (
     InvalidSettingsError,
+    LogNotFoundError,
     OffsetNotWrittenError,
     OffsetTrimmedError,
     WalClosedError,
 )
-from walstore.faults import describe_read
+from walstore.faults import describe_read, fresh
+from walstore.forks import abandon_in_children
 from walstore.ledger import StreamInfo
 from walstore.ledger_view import LedgerView
 from walstore.locks import this_process
@@ -39,7 +43,7 @@ from walstore.ports import CellView, Clock, FileSystem
 from walstore.posix import PosixFileSystem
 from walstore.reader import Reader
 from walstore.records import Start
-from walstore.resource import Opening
+from walstore.resource import Opening, warn_unclosed
 from walstore.segment_file import SEARCH_BYTES
 from walstore.threads import Worker
 
@@ -52,7 +56,8 @@ class ReadonlyWal(Cursored):
     Make one with :meth:`open`. All methods belong to the event loop that opened it. ``head``, ``limit``
     and ``tail`` are those of the moment in which they are asked for; none of them ever goes back. Only
     what is on local disk is read, not what the writer has shipped to a cloud tier and deleted here.
-    Holds one thread, one memory map, and no lock.
+    Holds one thread, two descriptors and no lock. It follows the directory if that is
+    moved, and never reads another one that takes its place.
     """
 
     @classmethod
@@ -66,6 +71,7 @@ class ReadonlyWal(Cursored):
         longest_poll_seconds: float = LONGEST_POLL_SECONDS,
     ) -> Opening[ReadonlyWal]:
         """Open the log in directory ``path`` for reading; see :meth:`walstore.Wal.open_readonly`."""
+        given = as_directory(path, "Wal.open_readonly()")
         if not 0 < shortest_poll_seconds <= longest_poll_seconds:
             raise InvalidSettingsError(
                 "shortest_poll_seconds must be more than 0 and at most longest_poll_seconds, not "
@@ -73,18 +79,20 @@ class ReadonlyWal(Cursored):
             )
 
         async def open_it() -> ReadonlyWal:
-            directory, system = Path(path), fs or PosixFileSystem()
             worker = Worker("readonly")
             try:
-                look = await worker.run_owned(lambda: look_at(system, directory), Look.discard)
+                directory = await absolute(given, worker)
+                anchored, look = await worker.run_owned(
+                    lambda: _look_first(fs or PosixFileSystem(), directory), _discard
+                )
             except BaseException as error:
                 worker.close()
                 if isinstance(error, OSError):
-                    raise describe_read(error, directory) from error
+                    raise describe_read(error, given) from error
                 raise
             return cls(
                 path=directory,
-                fs=system,
+                fs=anchored,
                 clock=clock or SystemClock(),
                 worker=worker,
                 look=look,
@@ -117,6 +125,9 @@ class ReadonlyWal(Cursored):
         # Used on the thread only.
         self._files = LogFiles(fs, path, look.extent)
         self._ledger = LedgerView(fs, path)
+        self._abandoned: WalClosedError | None = None
+        self._is_closed = False
+        abandon_in_children(self)
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -182,16 +193,17 @@ class ReadonlyWal(Cursored):
         """
         watch = self._watch
         watch.check()
-        mapped = watch.view
+        opened = watch.view
 
         def look() -> Look:
-            found = look_at(self._fs, self.path, mapped)
+            found = look_at(self._fs, self.path, opened)
             self._files.update(found.extent)
             return found
 
         try:
             found = await self._worker.run_owned(look, Look.discard)
         except OSError as error:
+            watch.check()  # closed meanwhile, and the directory with it
             raise describe_read(error, self.path) from error
         if watch.failure is not None:
             found.discard()
@@ -253,16 +265,17 @@ class ReadonlyWal(Cursored):
 
     # -- time --------------------------------------------------------------------------------
 
-    async def offset_at(self, timestamp_us: int) -> int:
+    async def offset_at(self, timestamp_us: int | datetime) -> int:
         """Return the first offset at or after a time, or :attr:`limit` if all records are older.
 
-        ``timestamp_us`` counts microseconds since 1970 UTC. Costs one binary search over the
+        The time is an aware datetime, or microseconds since 1970 UTC. Costs one binary search over the
         segments and one within the one found. Raises as :meth:`read`.
         """
         watch = self._watch
         watch.check()
         limit = self.limit
-        found = await self._run(self._files.find_offset, timestamp_us, limit, watch.tail_start)
+        time_us = as_moment_us(timestamp_us)
+        found = await self._run(self._files.find_offset, time_us, limit, watch.tail_start)
         return max(limit if found is None else found, self.head)
 
     async def timestamp_at(self, offset: int) -> int:
@@ -270,6 +283,7 @@ class ReadonlyWal(Cursored):
 
         Raises OffsetTrimmedError, OffsetNotWrittenError, and as :meth:`read`.
         """
+        offset = as_int(offset, "offset")
         head, limit = self.head, self.limit
         if not head <= offset < limit:
             kind = OffsetTrimmedError if offset < head else OffsetNotWrittenError
@@ -295,7 +309,9 @@ class ReadonlyWal(Cursored):
     # -- closing -----------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Release the thread and the memory map; twice is allowed. Readers end with WalClosedError."""
+        """Release the thread and the descriptors; twice is allowed. Readers end with WalClosedError."""
+        self._check_process()
+        self._is_closed = True
         if not isinstance(self._watch.failure, WalClosedError):
             self._watch.fail(WalClosedError(f"the log at {self.path} is closed"))
         try:
@@ -304,11 +320,25 @@ class ReadonlyWal(Cursored):
             await self._watch.aclose()
         finally:
             self._worker.close()
+            self._fs.close()
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse everything in a child process; see :mod:`walstore.forks`."""
+        self._abandoned = self._watch.failure = error
+
+    def _check_process(self) -> None:
+        if self._abandoned is not None:
+            raise fresh(self._abandoned)
 
     def _cursor_store(self) -> tuple[CursorStore, Clock]:
+        self._check_process()
         if self._cursors is None:
             self._cursors = CursorStore(self, fs=self._fs, clock=self._clock, owner=this_process())
         return self._cursors, self._clock
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True) and self._abandoned is None:
+            warn_unclosed(f"the reader of the log at {self.path}")
 
     async def __aenter__(self) -> Self:
         return self
@@ -326,7 +356,7 @@ class ReadonlyWal(Cursored):
     # -- inside ------------------------------------------------------------------------------
 
     async def _check_cell(self, view: CellView | None) -> None:
-        """Make sure that the mapped cell is the log's; without one look at the files."""
+        """Make sure that the open cell is the log's; without one look at the files."""
         if view is None or not await self._run(view.is_current):
             await self.refresh()
 
@@ -334,4 +364,23 @@ class ReadonlyWal(Cursored):
         try:
             return await self._worker.run(call, *args)
         except OSError as error:
+            self._watch.check()
             raise describe_read(error, self.path) from error
+
+
+def _look_first(fs: FileSystem, directory: Path) -> tuple[FileSystem, Look]:
+    """Anchor the file system to the directory and look at it."""
+    try:
+        anchored = fs.anchor(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        raise LogNotFoundError(f"there is no log at {directory}", location=str(directory)) from None
+    try:
+        return anchored, look_at(anchored, directory)
+    except BaseException:
+        anchored.close()
+        raise
+
+
+def _discard(found: tuple[FileSystem, Look]) -> None:
+    found[1].discard()
+    found[0].close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -45,6 +45,11 @@ class Durability(StrEnum):
     """Reserved for a later version; asking for it raises InvalidSettingsError."""
 
 
+DurabilityName = Literal["memory", "disk", "cloud", "replicated"]
+AnyDurability: TypeAlias = Durability | DurabilityName
+"""A level as callers give it: a member of :class:`Durability`, or its word."""
+
+
 class Start(StrEnum):
     """Where a reader begins when it is not given an offset or a time."""
 
@@ -78,7 +83,7 @@ class Record(NamedTuple):
 
 def to_timestamp_us(moment: datetime) -> int:
     """Return microseconds since 1970 UTC of an aware datetime; ValueError for a naive one."""
-    if moment.tzinfo is None:
+    if moment.utcoffset() is None:
         raise ValueError(f"a datetime needs a time zone, got {moment!r}; use datetime.now(UTC)")
     return (moment - EPOCH) // timedelta(microseconds=1)
 

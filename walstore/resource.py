@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Awaitable, Callable, Generator
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
@@ -12,6 +13,15 @@ class _Closeable(Protocol):
 
 
 _C = TypeVar("_C", bound=_Closeable)
+
+
+def warn_unclosed(what: str, lost: str = "") -> None:
+    """Warn of something that is forgotten and was never closed. Its descriptors go with it."""
+    warnings.warn(
+        f"{what} was not closed{lost}; use 'async with', or await aclose() before its event loop ends",
+        ResourceWarning,
+        stacklevel=2,
+    )
 
 
 class Opening(Generic[_C]):

@@ -11,12 +11,13 @@ One thread at a time; no method may be called after ``discard`` or ``place``.
 from __future__ import annotations
 
 import contextlib
+import logging
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from walstore import frame, segment
 from walstore.draft import Draft, marks_column
-from walstore.errors import Outcome
+from walstore.errors import Outcome, WalClosedError
 from walstore.frame import Body
 from walstore.ledger import Ledger
 from walstore.ports import FileSystem
@@ -24,6 +25,8 @@ from walstore.recovery import Chain
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_file import Segment
 from walstore.segment_streams import SegmentStreams
+
+logger = logging.getLogger("walstore")
 
 PREFIX: Final = "transaction-"
 SUFFIX: Final = ".tmp"
@@ -44,12 +47,13 @@ class Spill:
     def __init__(self, fs: FileSystem, directory: Path, number: int, *, compress: bool) -> None:
         """Create the file; OSError. ``number`` tells it from others of this log."""
         self._fs = fs
-        self.path = directory / f"{PREFIX}{number}{SUFFIX}"
+        self._salt = segment.make_salt()
+        self.path = directory / f"{PREFIX}{number}-{self._salt:08x}{SUFFIX}"
         self._compress = compress
         self._file = fs.open(self.path, "x")
+        self._is_discarded = False
         self._frames: list[_Frame] = []
         self._streams = SegmentStreams()
-        self._salt = segment.make_salt()
         self._position = segment.HEADER_BYTES
         self._synced_position = 0
         self._timestamp_us = 0
@@ -66,7 +70,11 @@ class Spill:
         return self._position
 
     def add(self, draft: Draft, now_us: int) -> None:
-        """Write a batch of the transaction; OSError, after which only ``discard`` is allowed."""
+        """Write a batch of the transaction; OSError, after which only ``discard`` is allowed.
+
+        WalClosedError if it was discarded, because the log closed.
+        """
+        self._check()
         base_us, last_us, deltas = draft.times(now_us, self._timestamp_us)
         data, body = frame.encode_body(
             draft.columns(deltas), count=len(draft.values), compress=self._compress
@@ -82,7 +90,8 @@ class Spill:
             self._synced_position = self._position
 
     def finish(self) -> None:
-        """Make all of it durable, so that little is left to sync at the commit; OSError."""
+        """Make all of it durable, so that little is left to sync at the commit. Raises as :meth:`add`."""
+        self._check()
         self._file.datasync()
 
     def place(
@@ -120,11 +129,16 @@ class Spill:
 
     def discard(self) -> None:
         """Delete the file; twice is allowed, and one that is gone already is no error."""
+        self._is_discarded = True
         self._file.close()
         with contextlib.suppress(FileNotFoundError):
             self._fs.remove(self.path)
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._is_discarded:
+            raise WalClosedError("the log was closed, and the transaction rolled back")
 
     def _give_place(self, found: _Frame, chain: Chain, base_us: int, synced_limit: int) -> None:
         """Write the header of a frame and move the chain behind it."""
@@ -165,5 +179,9 @@ def remove_leftovers(fs: FileSystem, directory: Path) -> None:
     """Delete the files of transactions that a crash interrupted."""
     for name in fs.list(directory):
         if name.startswith(PREFIX) and name.endswith(SUFFIX):
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 fs.remove(directory / name)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                logger.warning("%s in %s is deleted later: %s", name, directory, error)

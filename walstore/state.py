@@ -162,6 +162,11 @@ class LogState:
         if self.visible is not self.durable:
             self.visible.fail(make_error)
 
+    def abandon(self, error: WalError) -> None:
+        """Let nobody wait from now on; see :mod:`walstore.forks`."""
+        for limit in (self.durable, self.visible, self.settled, self.uploaded):
+            limit.refuse(lambda _: fresh(error))
+
     def _seal(self, sealed: Segment) -> None:
         self.segments[sealed.start] = sealed
         self._sealed_since_due = True

@@ -73,6 +73,9 @@ class Statistics:
     """Reads served from the cloud tier."""
     tier_read_bytes: int = 0
     """Bytes of batches that these reads returned."""
+    healed_reads: int = 0
+    """Reads and searches for a time that were served from the cloud tier because a segment file is
+    damaged, missing or unreadable. Above 0: run ``walstore verify``, then ``walstore repair --from-tier``."""
     readers: int = 0
     """Live readers that follow the log."""
     reader_lag_records: int = 0

@@ -34,7 +34,7 @@ from walstore.errors import WalError
 from walstore.faults import describe_upkeep, is_full
 from walstore.framer import Framer, Spot
 from walstore.ledger import Marks
-from walstore.ports import Clock, File, FileSystem
+from walstore.ports import Clock, File, FileSystem, Lock
 from walstore.recovery import Chain
 from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.segment_file import Segment
@@ -46,7 +46,7 @@ logger = logging.getLogger("walstore")
 _LEDGER_SHARE: Final = 4
 """A segment holds at least so many times the ledger that it begins with, whatever ``segment_bytes`` says."""
 _RETRY_SHARE: Final = 8
-"""After a checkpoint that failed the next one is due when so small a share of ``checkpoint_bytes`` was written."""
+"""After a checkpoint that failed the next one is due when this share of ``checkpoint_bytes`` was written."""
 
 
 class Tail:
@@ -87,6 +87,8 @@ class Tail:
         self._cell = cell
         self._own_epoch = own_epoch
         self._shows_written = settings.sync == "os"
+        self.lock: Lock | None = None
+        """Held for as long as this can write, also if nobody closes it."""
         # Owned by the writer thread.
         self._chain = chain
         self._framer = Framer(chain, compress=settings.compression is not None)
@@ -101,6 +103,8 @@ class Tail:
         limit = chain.next_offset
         self._reached = Reached(limit, limit, limit, 0, 0, 0)
         self._is_announced = False
+        self._failure: TailError | None = None
+        self._is_noted_closed = is_as_checkpointed
         if active is None:
             self._begin_segment()
         else:
@@ -232,15 +236,16 @@ class Tail:
         self._cell.park()
 
     def close(self, *, clean: bool) -> None:
-        """Release the file; a clean close also cuts the reserved space off and checkpoints. OSError."""
+        """Release the file; OSError. A clean close also cuts the reserved space off and checkpoints, unless
+        the tail has failed."""
         try:
-            if clean:
+            if clean and self._failure is None:
                 if self._file.has_unsynced:
                     self._sync()
                 self._file.trim()
-                if self._checkpointed != self._place_of_checkpoint():
+                if not self._is_noted_closed or self._checkpointed != self._place_of_checkpoint():
                     try:
-                        self._checkpoint()
+                        self._checkpoint(is_closed=True)
                     except OSError as error:
                         self._put_off_checkpoint(error)
                 self._remove_given_up()
@@ -254,16 +259,20 @@ class Tail:
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """Report whatever goes wrong together with how far the log had come."""
+        """Report whatever goes wrong together with how far the log had come; then the tail has failed."""
+        if self._failure is not None:
+            raise self._failure
         try:
             yield
         except WalError:
             raise
-        except OSError as error:
-            raise TailError(error, self._reached) from error
         except Exception as error:
-            # A defect, or no memory: where it struck is not known.
-            raise TailError(error, self._reached.in_doubt()) from error
+            # But for an OSError, where it struck is not known: a defect, or no memory.
+            is_known = isinstance(error, OSError)
+            self._failure = TailError(
+                error, self._reached if is_known else self._reached.in_doubt()
+            )
+            raise self._failure from error
 
     def _append(self, drafts: Sequence[Draft], *, sync: bool) -> Commit:
         frames: list[bytearray] = []
@@ -526,7 +535,7 @@ class Tail:
         try:
             self._write(frames, 0)
         except OSError as error:
-            if self._file.is_dirty:
+            if self._file.is_dirty or not is_full(error):
                 raise
             chain.next_offset, chain.previous_crc, chain.timestamp_us = before
             self.ledger.head = ledger_head
@@ -560,7 +569,7 @@ class Tail:
             self._store_cell()
             self._is_announced = True
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, *, is_closed: bool = False) -> None:
         """Write the checkpoint durably; all that was written is synced. OSError."""
         assert self.active.index is not None
         data = checkpoint.encode_checkpoint(
@@ -580,10 +589,12 @@ class Tail:
                 ledger=b"" if self.ledger.is_empty else self.ledger.whole().encode(),
                 tail_salt=self._header.salt,
                 own_epoch=self._own_epoch,
+                is_closed=is_closed,
             )
         )
         write_hint(self._fs, self._directory / checkpoint.FILE_NAME, data)
         self._since_checkpoint_bytes = 0
+        self._is_noted_closed = is_closed
         self._checkpointed = self._place_of_checkpoint()
 
     def _put_off_checkpoint(self, error: OSError) -> None:
@@ -620,7 +631,7 @@ class Tail:
                 self._fs.sync_directory(self._directory)
 
     def _store_cell(self) -> None:
-        """Tell other processes what is durable. One that cannot be stored stays behind the truth."""
+        """Tell other processes what is durable."""
         written = self._chain.next_offset if self._shows_written else self.durable_limit
         cell = DurableCell(
             self.head,
@@ -631,7 +642,4 @@ class Tail:
             written,
             self._header.salt,
         )
-        try:
-            self._cell.store(checkpoint.encode_cell(cell))
-        except OSError as error:
-            logger.warning("followers of %s see no news for now: %s", self._directory, error)
+        self._cell.store(checkpoint.encode_cell(cell))

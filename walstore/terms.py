@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from walstore.arguments import as_int, as_mapping, as_text
 from walstore.errors import (
     FencedError,
     LimitExceededError,
@@ -22,11 +23,13 @@ from walstore.errors import (
 from walstore.ledger import Ledger, Marks, Run, StreamInfo
 
 MAX_NAME_CHARS: Final = 256
-"""Of registers, producers and streams that are opened by name."""
+"""Of registers, producers and streams."""
 MAX_VALUE_CHARS: Final = 4096
 """Of a register's value, and of a stream's metadata together."""
 MAX_REGISTERS: Final = 1024
 MAX_STREAMS: Final = 65_536
+MAX_LEDGER_BYTES: Final = 16 << 20
+"""Of registers, streams with their metadata, and producers together: every segment begins with them."""
 TERMS_BYTES: Final = 128
 """What terms cost in the channel's budget, about."""
 
@@ -41,7 +44,7 @@ class Terms:
     """Offset that its first record must get; None for any."""
     expect: Mapping[str, str | None] | None = None
     """Registers and the values they must have; None: must be absent."""
-    update: Mapping[str, str | None] | None = None
+    update: dict[str, str | None] | None = None
     """Registers to set; None removes."""
     fence: str | None = None
     """Register of ``expect`` that is a fence: FencedError if it has another value."""
@@ -80,11 +83,15 @@ class Terms:
                 )
         if self.update:
             added = sum(v is not None and n not in registers for n, v in self.update.items())
-            if len(registers) + added > MAX_REGISTERS:
+            removed = sum(v is None and n in registers for n, v in self.update.items())
+            if added > removed and len(registers) + added - removed > MAX_REGISTERS:
                 raise LimitExceededError(
                     f"a log holds at most {MAX_REGISTERS} registers; remove some",
                     limit=MAX_REGISTERS,
                 )
+        opened = sum(name not in ledger.streams for name in self.open_streams or ())
+        if opened:
+            check_stream_count(len(ledger.streams) + opened)
         for name in self.close_streams:
             if name not in ledger.streams:
                 raise StreamClosedError(f"there is no stream {name!r} to close", stream=name)
@@ -153,46 +160,80 @@ def stream_marks(ledger: Ledger, names: Iterable[str | None], start: int) -> Mar
             )
     if not opened:
         return None
-    if len(ledger.streams) + len(opened) > MAX_STREAMS:
+    check_stream_count(len(ledger.streams) + len(opened))
+    return Marks(streams=opened)
+
+
+def check_stream_count(count: int) -> None:
+    """Raise LimitExceededError for more streams than a log can have."""
+    if count > MAX_STREAMS:
         raise LimitExceededError(
             f"a log holds at most {MAX_STREAMS} streams; put what is unbounded into the key",
             limit=MAX_STREAMS,
         )
-    return Marks(streams=opened)
 
 
-def check_registers(
-    expect: Mapping[str, str | None] | None, update: Mapping[str, str | None] | None
-) -> None:
-    """Raise TypeError or ValueError for names or values that cannot be registers."""
-    for registers in (expect or {}, update or {}):
-        for name, value in registers.items():
-            check_name(name, "register")
-            if value is not None and not isinstance(value, str):
-                raise TypeError(
-                    f"register {name!r} must be a str or None, not {type(value).__name__}"
+def make_terms(expect_offset: object, expect: object, update: object) -> Terms:
+    """Return terms with copies of what a caller passed; TypeError or ValueError."""
+    return Terms(
+        expect_offset=None if expect_offset is None else as_int(expect_offset, "expect_offset"),
+        expect=check_registers(expect, "expect"),
+        update=check_registers(update, "update"),
+    )
+
+
+def check_registers(registers: object, what: str) -> dict[str, str | None] | None:
+    """Return a copy of registers and their values, None for none; TypeError or ValueError.
+
+    ``what`` names the argument: ``expect`` or ``update``.
+    """
+    if registers is None:
+        return None
+    given = as_mapping(registers, f"{what} must map names of registers to str or None")
+    checked: dict[str, str | None] = {}
+    for name, value in given.items():
+        name = check_name(name, "register")
+        if value is not None:
+            value = as_text(value, f"the value of register {name!r}")
+            if len(value) > MAX_VALUE_CHARS:
+                raise ValueError(
+                    f"register {name!r} has {len(value)} characters; {MAX_VALUE_CHARS} is the most"
                 )
-            if value is not None and len(value) > MAX_VALUE_CHARS:
-                raise ValueError(f"register {name!r} has more than {MAX_VALUE_CHARS} characters")
+        checked[name] = value
+    return checked or None
 
 
 def check_name(name: object, what: str) -> str:
     """Return a name of 1 to :data:`MAX_NAME_CHARS` characters; TypeError or ValueError."""
-    if not isinstance(name, str):
-        raise TypeError(f"a {what} name must be a str, not {type(name).__name__}")
+    what = f"an {what} name" if what[0] in "aeiou" else f"a {what} name"
+    name = as_text(name, what)
     if not 1 <= len(name) <= MAX_NAME_CHARS:
-        raise ValueError(f"a {what} name must have 1 to {MAX_NAME_CHARS} characters")
+        raise ValueError(f"{what} must have 1 to {MAX_NAME_CHARS} characters, not {len(name)}")
     return name
 
 
-def check_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+def check_metadata(metadata: object) -> dict[str, str]:
     """Return a stream's metadata, copied; TypeError or ValueError."""
-    texts: Iterable[object] = (*metadata.keys(), *metadata.values())
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError("metadata of a stream must map str to str")
-    if sum(len(name) + len(value) for name, value in metadata.items()) > MAX_VALUE_CHARS:
-        raise ValueError(f"metadata of a stream may have {MAX_VALUE_CHARS} characters")
-    return dict(metadata)
+    given = as_mapping(metadata, "metadata of a stream must map str to str")
+    checked = {
+        as_text(name, "a name in a stream's metadata"): as_text(value, f"metadata {name!r}")
+        for name, value in given.items()
+    }
+    if sum(len(name) + len(value) for name, value in checked.items()) > MAX_VALUE_CHARS:
+        raise ValueError(f"metadata of a stream may have {MAX_VALUE_CHARS} characters together")
+    return checked
+
+
+def check_room(ledger: Ledger, marks: Marks) -> None:
+    """Raise LimitExceededError if changes would make the ledger larger than it may be."""
+    grown = ledger.growth(marks)
+    if grown > 0 and ledger.size_bytes + grown > MAX_LEDGER_BYTES:
+        raise LimitExceededError(
+            f"the registers, streams and producers of this log have {ledger.size_bytes} bytes, and "
+            f"{grown} more would exceed {MAX_LEDGER_BYTES}; remove registers, or open the log with a "
+            "smaller producer_window or max_producers; nothing was written",
+            limit=MAX_LEDGER_BYTES,
+        )
 
 
 def _opened_at(ledger: Ledger, name: str, start: int) -> int:

@@ -24,6 +24,8 @@ from typing import Any, Final, TypeVar
 from weakref import WeakSet, finalize
 
 from walstore.errors import WalClosedError
+from walstore.faults import fresh
+from walstore.forks import abandon_in_children
 
 _T = TypeVar("_T")
 _NO_JOBS: Final[deque[Callable[[], None]]] = deque(maxlen=0)
@@ -44,11 +46,15 @@ class Pool:
         self._name = f"walstore-{name}"
         self._most = threads
         self._queue: _Queue = SimpleQueue()
+        self._end = _End()
         self.guard = threading.Lock()
         """Guards this pool and the queues of all lanes; held for a few instructions at a time."""
         # Guarded by that lock.
         self._threads: list[threading.Thread] = []
         self._is_closed = False
+        self.refusal: WalClosedError | None = None
+        """Why no lane can be used, in a child process: it has none of the threads."""
+        abandon_in_children(self)
         finalize(self, self._queue.put, None).atexit = False
         _pools.add(self)
 
@@ -67,25 +73,60 @@ class Pool:
 
     def close(self) -> None:
         """Let the calls of all lanes finish and end the threads; does not wait for them."""
+        self._close(None)
+
+    def close_with(self, last: Callable[[], object]) -> asyncio.Future[None]:
+        """As :meth:`close`, and call ``last()`` on the thread that ends last, when all calls are done.
+
+        That happens whether or not the caller waits for it. Not for a pool that was closed before.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def run_last() -> None:
+            error: BaseException | None = None
+            try:
+                last()
+            except BaseException as raised:  # noqa: BLE001 - the caller gets it
+                error = raised
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(_tell, done, None, None, error)
+
+        self._close(run_last)
+        return done
+
+    def _close(self, last: Callable[[], None] | None) -> None:
         with self.guard:
-            if not self._is_closed:
-                self._is_closed = True
-                self._queue.put(None)
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._end.last = last
+            if last is not None and not self._threads:
+                self._start_thread()
+            self._queue.put(None)
 
     def join(self) -> None:
         """Wait for the threads to end, after :meth:`close`."""
         for thread in self._threads:
             thread.join()
 
+    def abandon(self, error: WalClosedError) -> None:
+        """Forget the threads: they are the parent's."""
+        self.refusal = error
+        self.guard = threading.Lock()
+        self._threads = []
+        self._is_closed = True
+
     def _start_thread(self) -> None:
         # Daemons, since the interpreter waits for others before it lets anybody end them.
         thread = threading.Thread(
             target=_serve,
-            args=(self._queue,),
+            args=(self._queue, self._end),
             name=f"{self._name}_{len(self._threads)}",
             daemon=True,
         )
         self._threads.append(thread)
+        self._end.threads += 1
         thread.start()
 
 
@@ -102,13 +143,31 @@ def _finish_all() -> None:
         pool.join()
 
 
-def _serve(queue: _Queue) -> None:
+class _End:
+    """What the last thread of a pool does; threads hold this, not the pool."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self.threads = 0
+        """Threads that were started and have not ended. More of them only before the end is told."""
+        self.last: Callable[[], None] | None = None
+
+    def reach(self) -> bool:
+        """Note the end of a thread; return whether it was the last."""
+        with self._guard:
+            self.threads -= 1
+            return self.threads == 0
+
+
+def _serve(queue: _Queue, end: _End) -> None:
     """Take turns until the end is told; pass that on to the other threads."""
     while (taken := queue.get()) is not None:
         turn, job = taken
         turn(job)
         del taken, turn, job  # else a result would live until the next call
     queue.put(None)
+    if end.reach() and end.last is not None:
+        end.last()
 
 
 class Lane:
@@ -193,6 +252,8 @@ class Lane:
         then: Callable[[_T], object] | None = None,
         make_future: Callable[..., asyncio.Future[_T]] = asyncio.Future,
     ) -> asyncio.Future[_T]:
+        if self._pool.refusal is not None:
+            raise fresh(self._pool.refusal)
         if self._closed:  # under a reader that was between two calls, for one
             raise WalClosedError("the log is closed")
         loop = asyncio.get_running_loop()

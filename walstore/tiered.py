@@ -1,7 +1,9 @@
 """TieredSource: finds the batch for a position in the fastest tier that has it.
 
 Asked anew for every read, so a reader passes from cloud to files to cache and back as often as it must:
-the tiers may change under it at any time, by commits, rotation, upload and deletion.
+the tiers may change under it at any time, by commits, rotation, upload and deletion. Where a local file
+is damaged, missing or unreadable and the tier holds the position, the tier's copy is read instead; what
+the uploader reads for itself never comes from there.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ from bisect import bisect_left
 from walstore.batch import Batch
 from walstore.channel import Channel
 from walstore.errors import (
+    CorruptionError,
     OffsetNotWrittenError,
     OffsetTrimmedError,
     WalClosedError,
     WalError,
 )
 from walstore.faults import describe_read, fresh
+from walstore.healing import DamagedSegments, is_damage, not_shipped
 from walstore.ports import FileSystem, Tier
 from walstore.segment_file import SEARCH_BYTES, Segment, load_streams, read_batches
 from walstore.state import LogState
@@ -49,6 +53,9 @@ class TieredSource:
         self.file_read_bytes = 0
         self.tier_reads = 0
         self.tier_read_bytes = 0
+        self.healed_reads = 0
+        """Reads served from the tier because a local file is damaged; those of times included."""
+        self._damaged = DamagedSegments()
 
     @property
     def head(self) -> int:
@@ -92,17 +99,47 @@ class TieredSource:
     async def _read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         while True:
             self._check_open()
-            found = await self._read_local(position, limit, max_bytes)
+            try:
+                found = await self._read_local(position, limit, max_bytes)
+            except WalError as error:
+                if not is_damage(error):
+                    raise
+                return await self._heal(error, position, limit, max_bytes)
             if found:
                 return found
-            tier = self._tier
             if position < self._state.head:
-                if tier is None or not tier.head <= position < tier.limit:
+                tier = self._holder_of(position)
+                if tier is None:
                     raise self._trimmed(position)
-                self.tier_reads += 1
-                found = await tier.read(position, min(limit, tier.limit), max_bytes)
-                self.tier_read_bytes += _size(found)
-                return found
+                return await self._read_tier(tier, position, limit, max_bytes)
+
+    async def _heal(
+        self, error: WalError, position: int, limit: int, max_bytes: int
+    ) -> list[Batch]:
+        """Return the tier's copy of what could not be read locally; ``error`` if it has none."""
+        tier, segment = self._holder_of(position), self._state.segment_of(position)
+        if tier is None or segment is None:
+            raise error
+        self._damaged.report(segment, error, tier.url)
+        try:
+            found = await self._read_tier(tier, position, limit, max_bytes)
+        except (OffsetTrimmedError, CorruptionError) as worse:
+            raise error from worse
+        self.healed_reads += 1
+        return found
+
+    def _holder_of(self, position: int) -> Tier | None:
+        """Return the tier if it holds the position."""
+        tier = self._tier
+        return tier if tier is not None and tier.head <= position < tier.limit else None
+
+    async def _read_tier(
+        self, tier: Tier, position: int, limit: int, max_bytes: int
+    ) -> list[Batch]:
+        self.tier_reads += 1
+        found = await tier.read(position, min(limit, tier.limit), max_bytes)
+        self.tier_read_bytes += _size(found)
+        return found
 
     async def skip_stream(self, name: str, position: int, limit: int) -> int:
         """Return an offset of ``[position, limit]`` before which no record of a stream lies.
@@ -128,10 +165,16 @@ class TieredSource:
     async def read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return batches from cache or files only; OffsetTrimmedError if they are gone.
 
-        The caller keeps ``position < limit <= self.limit``.
+        The caller keeps ``position < limit <= self.limit``. CorruptionError if the file is damaged, though
+        the tier may hold a copy: what comes from the tier must not be shipped as new.
         """
         while position >= self._state.head:
-            found = await self._read_local(position, limit, max_bytes)
+            try:
+                found = await self._read_local(position, limit, max_bytes)
+            except CorruptionError as error:
+                if self._tier is None or self._holder_of(position) is not None:
+                    raise
+                raise not_shipped(error, self._tier.limit) from error
             if found:
                 return found
         raise OffsetTrimmedError(
@@ -151,9 +194,22 @@ class TieredSource:
             found = await self._tier.offset_at(timestamp_us)
             if found is not None and found < self._state.head:
                 return found
+        try:
+            return await self._offset_in_files(timestamp_us)
+        except WalError as error:
+            if not is_damage(error):
+                raise
+            return await self._heal_offset_at(error, timestamp_us)
+
+    async def _offset_in_files(self, timestamp_us: int, least: int = 0) -> int:
+        """Return what :meth:`offset_at` does, from the segments that end behind ``least``."""
         while True:
             limit, head = self.limit, self._state.head
-            segments = self._segments_at(timestamp_us)
+            segments = [
+                one
+                for one in self._segments_at(timestamp_us)
+                if one.summary is None or one.summary.limit > least
+            ]
             self.file_reads += 1
             try:
                 found = await self._worker.run(find_offset, self._fs, segments, timestamp_us, limit)
@@ -162,6 +218,21 @@ class TieredSource:
                     continue  # deleted meanwhile
                 raise describe_read(error, segments[0].path.parent) from error
             return max(limit if found is None else found, self._state.head)
+
+    async def _heal_offset_at(self, error: WalError, timestamp_us: int) -> int:
+        """Look for a time in the tier, and in the files only behind what the tier holds."""
+        tier, head = self._tier, self._state.head
+        if tier is None or not tier.head <= head < tier.limit:
+            raise error
+        limit = tier.limit
+        found = await tier.offset_at(timestamp_us)
+        if found is None:  # all in the tier is older, which may just be where the damage begins
+            found = await self._offset_in_files(timestamp_us, least=limit)
+        segment = self._state.segment_of(min(max(found, head), limit - 1))
+        if segment is not None:
+            self._damaged.report(segment, error, tier.url)
+        self.healed_reads += 1
+        return max(found, self._state.head)
 
     async def timestamp_at(self, offset: int) -> int:
         """Return the timestamp of a visible record, in microseconds since 1970 UTC.

@@ -19,7 +19,7 @@ from walstore.faults import describe_spill, fresh
 from walstore.group import make_record
 from walstore.records import Durability
 from walstore.spill import Spill
-from walstore.terms import Terms
+from walstore.terms import Terms, check_registers
 
 if TYPE_CHECKING:
     from walstore.engine import Engine
@@ -108,6 +108,17 @@ class Transaction:
                 )
                 raise
         return place
+
+    def set_registers(self, update: Mapping[str, str | None]) -> None:
+        """Set these registers too at the commit, or remove them with None; the last value counts.
+
+        They are copied. TypeError or ValueError for what cannot be a register, RuntimeError after the
+        commit. A transaction that is rolled back sets none.
+        """
+        if self.span is not None:
+            raise RuntimeError("the transaction is committed; make another to set registers")
+        added = check_registers(update, "update")
+        self._terms.update = {**(self._terms.update or {}), **(added or {})} or None
 
     async def rollback(self) -> None:
         """Forget everything now; leaving the block does nothing more. Twice is allowed."""
@@ -203,8 +214,6 @@ class Transaction:
         except OSError as error:
             await self._fail(error)
             raise AssertionError from error  # _fail raises
-        engine.spills = {other for other in engine.spills if not other.is_placed}
-        engine.spills.add(spill)
         self._spill = spill
 
     async def _blocking(self, call: Callable[..., None], *args: object) -> None:
@@ -231,8 +240,7 @@ class Transaction:
         spill, self._spill = self._spill, None
         if spill is not None:
             with contextlib.suppress(WalClosedError, OSError):
-                await self._engine.spilling.run(spill.discard)
-                self._engine.spills.discard(spill)
+                await self._engine.spilling.run(self._engine.drop_spill, spill)
 
     def _check_open(self) -> None:
         if self._failure is not None:

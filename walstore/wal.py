@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from walstore.accepted import AcceptedSource
+from walstore.arguments import as_directory, as_int, as_moment_us, as_text
 from walstore.clock import SystemClock
 from walstore.cursors.cursored import Cursored
 from walstore.cursors.store import CursorStore
@@ -28,11 +29,11 @@ from walstore.posix import PosixFileSystem
 from walstore.producer import Producer
 from walstore.reader import Reader, ReadSource
 from walstore.readonly import ReadonlyWal
-from walstore.records import Durability, Start
+from walstore.records import AnyDurability, Durability, Start
 from walstore.resource import Opening
 from walstore.settings import Settings
 from walstore.statistics import Statistics
-from walstore.terms import Terms, check_metadata, check_name, check_registers
+from walstore.terms import Terms, check_metadata, check_name, make_terms
 from walstore.transaction import Transaction
 
 
@@ -60,16 +61,21 @@ class Wal(Cursored):
         ``await wal.aclose()``. ``tier`` ships the log to object storage (``uploader.CloudTier``).
         ``metrics`` shows it to a monitoring system (``walstore.metrics.PrometheusMetrics``).
 
-        Raises WalLockedError if it is open elsewhere, CorruptionError if synced records are damaged
-        (nothing is changed then), FormatVersionError for files of a newer version, DiskFullError,
-        StorageUnavailableError for a directory that cannot be written, and what the tier raises.
+        Raises TypeError or InvalidSettingsError at once for a path that is none, such as a URL, ``""``
+        or ``"~/x"``. Opening raises WalLockedError if it is open elsewhere, CorruptionError if synced
+        records are damaged (nothing is changed then), FormatVersionError for files of a newer version,
+        DiskFullError, StorageUnavailableError for a directory that cannot be written, and what the tier
+        raises.
         """
+        directory = as_directory(path, "Wal.open()")
+        checked = _check_settings(settings)
+        _check_tier(tier)
 
         async def open_it() -> Wal:
             wal = cls(
                 await open_engine(
-                    Path(path),
-                    settings or Settings(),
+                    directory,
+                    checked,
                     tier,
                     fs or PosixFileSystem(),
                     clock or SystemClock(),
@@ -138,7 +144,7 @@ class Wal(Cursored):
         """Not for callers; see :meth:`open`."""
         # Set once at open.
         self.path = engine.path
-        """The log's directory."""
+        """The log's directory, as an absolute path; one that is moved is followed, this path is not."""
         self.settings = engine.settings
         """As given to :meth:`open`."""
         self.recovery: Recovery = engine.opened.recovery
@@ -162,7 +168,7 @@ class Wal(Cursored):
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_us: int | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> int:
         """Append one record and return its offset once it is as safe as ``durability`` says.
 
@@ -199,7 +205,7 @@ class Wal(Cursored):
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_us: int | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
         expect_offset: int | None = None,
         expect: Mapping[str, str | None] | None = None,
         update: Mapping[str, str | None] | None = None,
@@ -217,9 +223,8 @@ class Wal(Cursored):
         come between; a group that is refused takes no offset. Else as :meth:`append`.
         """
         terms = None
-        if expect_offset is not None or expect or update:
-            check_registers(expect, update)
-            terms = Terms(expect_offset=expect_offset, expect=expect, update=update)
+        if expect_offset is not None or expect is not None or update is not None:
+            terms = make_terms(expect_offset, expect, update)
         return await self._engine.append_group(
             values, key, stream, headers, timestamp_us, durability, terms
         )
@@ -256,7 +261,7 @@ class Wal(Cursored):
         expect_offset: int | None = None,
         expect: Mapping[str, str | None] | None = None,
         update: Mapping[str, str | None] | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> Transaction:
         """Return a transaction: records of any total size that enter the log together or not at all.
 
@@ -266,12 +271,8 @@ class Wal(Cursored):
         of :meth:`append_many`, checked at the commit. A transaction without records changes only
         registers, or nothing: then it is a barrier behind which all that was accepted is durable.
         """
-        check_registers(expect, update)
-        return Transaction(
-            self._engine,
-            Terms(expect_offset=expect_offset, expect=expect, update=update),
-            self._engine.level(durability),
-        )
+        terms = make_terms(expect_offset, expect, update)
+        return Transaction(self._engine, terms, self._engine.level(durability))
 
     def producer(self, producer_id: str) -> Producer:
         """Return an idempotent producer: an append that is repeated under its sequence number is in the
@@ -298,7 +299,7 @@ class Wal(Cursored):
         keeps the cursors locked for seconds, StorageUnavailableError if they cannot be read, and
         WalClosedError.
         """
-        return await self._engine.retention.trim(before)
+        return await self._engine.retention.trim(as_int(before, "before"))
 
     # -- streams -----------------------------------------------------------------------------
 
@@ -308,7 +309,8 @@ class Wal(Cursored):
         The first append to a stream opens it too, without metadata. LimitExceededError if the log has
         65 536 streams already.
         """
-        opened = {check_name(name, "stream"): check_metadata(metadata or {})}
+        checked = check_metadata({} if metadata is None else metadata)
+        opened = {check_name(name, "stream"): checked}
         await self._engine.submit(
             Group((), None, None, None, None, 0, Terms(open_streams=opened)), Durability.DISK
         )
@@ -318,8 +320,9 @@ class Wal(Cursored):
 
         Its records stay. StreamClosedError if there is no such stream.
         """
+        closed = (as_text(name, "a stream name"),)
         await self._engine.submit(
-            Group((), None, None, None, None, 0, Terms(close_streams=(name,))), Durability.DISK
+            Group((), None, None, None, None, 0, Terms(close_streams=closed)), Durability.DISK
         )
 
     def streams(self) -> dict[str, StreamInfo]:
@@ -329,13 +332,13 @@ class Wal(Cursored):
         """
         return dict(self._channel.ledger.streams)
 
-    async def wait_durable(self, offset: int, durability: Durability | str = "disk") -> None:
+    async def wait_durable(self, offset: int, durability: AnyDurability = "disk") -> None:
         """Return when the record at ``offset`` is as safe as ``durability`` says.
 
         Raises OffsetNotWrittenError for an offset not assigned yet, and the log's failure. Cancelling
         has no effect on the record.
         """
-        self._channel.check_assigned(offset)
+        self._channel.check_assigned(as_int(offset, "offset"))
         await self._engine.wait(offset + 1, self._engine.level(durability))
 
     async def flush(self) -> None:
@@ -390,19 +393,19 @@ class Wal(Cursored):
             self._followers.add(reader)
         return reader
 
-    async def offset_at(self, timestamp_us: int) -> int:
+    async def offset_at(self, timestamp_us: int | datetime) -> int:
         """Return the first offset at or after a time, or the visible limit if all records are older.
 
-        ``timestamp_us`` counts microseconds since 1970 UTC. Costs one binary search.
+        The time is an aware datetime, or microseconds since 1970 UTC. Costs one binary search.
         """
-        return await self._engine.source.offset_at(timestamp_us)
+        return await self._engine.source.offset_at(as_moment_us(timestamp_us))
 
     async def timestamp_at(self, offset: int) -> int:
         """Return the timestamp of a visible record, in microseconds since 1970 UTC.
 
         Raises OffsetTrimmedError, OffsetNotWrittenError, and as a reader does.
         """
-        return await self._engine.source.timestamp_at(offset)
+        return await self._engine.source.timestamp_at(as_int(offset, "offset"))
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -472,6 +475,7 @@ class Wal(Cursored):
             cache_read_bytes=source.cache_read_bytes,
             file_read_bytes=source.file_read_bytes,
             tier_read_bytes=source.tier_read_bytes,
+            healed_reads=source.healed_reads,
             readers=readers,
             reader_lag_records=reader_lag,
             cursor_lag_records=(
@@ -514,6 +518,7 @@ class Wal(Cursored):
 
     def _cursor_store(self) -> tuple[CursorStore, Clock]:
         engine = self._engine
+        engine.check_process()
         if engine.cursors is None:
             engine.cursors = CursorStore(
                 self,
@@ -526,3 +531,16 @@ class Wal(Cursored):
 
     def __repr__(self) -> str:
         return f"<Wal {self.path} [{self.head}, {self.tail})>"
+
+
+def _check_settings(settings: object) -> Settings:
+    if settings is None:
+        return Settings()
+    if not isinstance(settings, Settings):
+        raise TypeError(f"settings must be walstore.Settings, not {type(settings).__name__}")
+    return settings
+
+
+def _check_tier(tier: object) -> None:
+    if isinstance(tier, str):
+        raise TypeError(f"tier is an object, not a str: tier=uploader.CloudTier({tier!r})")

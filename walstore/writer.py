@@ -94,8 +94,8 @@ class Writer:
         self._requests: list[tuple[Callable[[], Awaitable[None]], asyncio.Future[None]]] = []
         self._stopping = False
         self._ended = False
-        self.has_started = False
-        """Whether :meth:`run` has begun; until then cancelling ends it."""
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once :meth:`run` has begun; until then cancelling its task ends it."""
         self.on_cancel: Callable[[], None] = lambda: None
         """Called when somebody cancels the task; it shall close the log."""
         self._has_unsynced = asyncio.Event()
@@ -116,7 +116,8 @@ class Writer:
         Started by the log's supervisor. Never raises: it fails the log instead. Cancelling it calls
         :attr:`on_cancel`, and it goes on.
         """
-        self.has_started = True
+        if not self.started.done():
+            self.started.set_result(None)
         try:
             while self.failure is None and not self._is_done:
                 await self._guarded(self._turn)
@@ -211,9 +212,19 @@ class Writer:
         self._stopping = True
         self._channel.poke()
 
+    def fail(self, cause: Exception) -> None:
+        """Fail the log because of a defect elsewhere; what is being written may be on disk."""
+        if self.failure is None:
+            self._fail(cause, self._tail.reached.in_doubt())
+
     def close_tail(self) -> None:
         """Close the tail after :meth:`run` returned; blocking, for the writer's thread. OSError."""
         self._tail.close(clean=self.failure is None and self._ended)
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse every request; see :mod:`walstore.forks`."""
+        self.failure = error
+        self._ended = True
 
     # -- inside ------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ from tests.local import (
     open_descriptors,
     read_opened,
 )
-from walstore.commit import CommitError
+from walstore.commit import TailError
+from walstore.errors import StorageUnavailableError
 from walstore.opening import Opened
 from walstore.settings import KIB
 from walstore.testing import Call, FaultyFileSystem, PowerLossFileSystem
@@ -65,7 +66,7 @@ class Life:
                 self._fill(opened, round_)
                 close_opened(opened, clean=round_ != 1)
                 opened = None
-        except (PowerCutError, CommitError):
+        except (PowerCutError, TailError, StorageUnavailableError):
             self._abandon(opened)
             assert open_descriptors(self.directory) == []
             return False
@@ -109,7 +110,7 @@ class Life:
             try:
                 close_opened(opened, clean=False)
             except OSError:
-                opened.lock.release()
+                opened.release()
 
     def check(self, directory: Path) -> None:
         """Assert that what is in ``directory`` after the crash keeps every promise."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.local import contents, open_descriptors, read_values
+from tests.local import contents, open_descriptors, read_values, turns
 from tests.scenarios.stores import SEGMENT, Holder
 from walstore import (
     InvalidSettingsError,
@@ -334,3 +334,36 @@ async def test_S1_the_lock_goes_with_its_process(scratch: Path) -> None:
     await holder._process.wait()
     async with WalStore.open(scratch) as store:
         assert await read_values(await store.wal("a")) == [b"by the store"]
+
+
+async def test_S1_the_lock_outlives_what_is_being_written(scratch: Path) -> None:
+    """Whatever is cancelled, as often as it takes: the lock is given back when no thread writes."""
+    faulty = FaultyFileSystem(PosixFileSystem())
+    store = await WalStore.open(scratch, fs=faulty)
+    wal = await store.wal("a")
+    await wal.append(b"1")
+    before = asyncio.all_tasks()
+    with faulty.hold("pwrite", name=SEGMENT) as hold:
+        wal.append_nowait(b"2")
+        await hold.wait_entered()
+        closing = asyncio.ensure_future(store.aclose())
+        await turns()
+        for _ in range(4):
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            await turns()
+        with pytest.raises(WalLockedError):
+            await WalStore.open(scratch)
+    await asyncio.wait((closing, *(before - {asyncio.current_task()})))
+    await until_unlocked(scratch)
+
+
+async def until_unlocked(path: Path) -> None:
+    """Open and close a store as soon as nobody else has it; TimeoutError after 10 s."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await (await WalStore.open(path)).aclose()
+                return
+            except WalLockedError:
+                await asyncio.sleep(0)

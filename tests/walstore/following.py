@@ -16,7 +16,7 @@ FS = PosixFileSystem()
 
 
 def put(path: Path, data: bytes) -> None:
-    """Store bytes in a file that others have mapped, as its writer does."""
+    """Store bytes in a file that others look at, as its writer does."""
     with path.open("r+b") as file:
         file.write(data)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.frames import batch_of, build, columns_of, record_lists, values_only
 from walstore import frame
 from walstore.batch import FrameBatch
+from walstore.draft import BATCH_RECORDS
 from walstore.frame import Column, Kind
 from walstore.records import NO_HEADERS, Record
 
@@ -186,3 +187,38 @@ def test_a_frame_of_a_newer_version_is_refused() -> None:
     assert header is not None
     with pytest.raises(ValueError, match="column kind 100"):
         FrameBatch(memoryview(data), header)
+
+
+@pytest.mark.parametrize("is_even", [True, False])
+def test_any_part_of_a_large_frame_is_what_the_whole_says(is_even: bool) -> None:
+    """Parts are decoded on their own, wherever they begin, without what lies around them."""
+    count = 2 * BATCH_RECORDS + 3000
+    records = [
+        Record(
+            5 + row,
+            b"%07d" % row if is_even else b"x" * (row % 5),
+            None if row % 3 == 0 else b"k" * (row % 4),
+            None if row % 7 == 0 else f"s{row % 2}",
+            {"h": b"%d" % row} if row % 11 == 0 else {},
+            1000 + row // 2,
+        )
+        for row in range(count)
+    ]
+    data = build(records)
+    edges = (0, 1, 500, BATCH_RECORDS - 1, BATCH_RECORDS, 2 * BATCH_RECORDS + 7, count - 1, count)
+    batch = batch_of(data)
+    for low in reversed(edges):
+        for high in (low, low + 1, low + 700, count):
+            if high <= count:
+                part = batch.slice(5 + low, 5 + high)
+                if high - low < 1000:
+                    assert part.records() == records[low:high]
+                    assert not part.has_decoded_values
+    rest = batch_of(data)
+    found: list[Record] = []
+    while len(rest):
+        cut = min(rest.start + 4096, rest.limit)
+        found += rest.slice(rest.start, cut).records()
+        rest = rest.slice(cut, rest.limit)
+    assert found == records == batch.records()
+    assert batch.slice(8, 10).values[0] is batch.values[3], "what is decoded is shared"

@@ -79,6 +79,36 @@ def test_the_whole_ledger_makes_any_other_equal(
     assert ledger.is_empty == (not any(state(ledger)))
 
 
+@given(histories(), st.integers(1, 4), st.integers(1, 3))
+def test_its_size_is_known_without_counting(
+    history: list[Marks], window: int, producers: int
+) -> None:
+    ledger = Ledger(window=window, max_producers=producers)
+    for marks in history:
+        parts = [
+            Marks(registers=marks.registers, streams=marks.streams),
+            *(Marks(producers=[one]) for one in marks.producers),
+        ]
+        for part in parts:
+            before, grown = ledger.size_bytes, ledger.growth(part)
+            ledger.apply(part)
+            assert ledger.size_bytes == before + grown
+    assert ledger.size_bytes == ledger.copy().size_bytes
+    assert len(ledger.whole().encode()) <= ledger.size_bytes + 64
+
+
+@pytest.mark.parametrize("text", ["n" * 256, "é" * 256, "\U0001f600" * 256])
+def test_its_size_is_never_less_than_what_is_written(text: str) -> None:
+    ledger = Ledger(window=3)
+    for sequence in range(1, 9):
+        run = Run(sequence + (1 << 62), sequence * 3 + (1 << 62), sequence % 2, 1)
+        ledger.apply(Marks(registers={text: text * 16}, producers=[(text, run)]))
+    ledger.apply(Marks(streams={text: StreamInfo(True, {text: text, "b": ""}, 1 << 62)}))
+    encoded = len(ledger.whole().encode())
+    assert encoded <= ledger.size_bytes + 64
+    assert ledger.size_bytes <= encoded + 128
+
+
 def test_a_copy_is_independent() -> None:
     ledger = after([Marks(registers={"a": "1"})])
     twin = ledger.copy()

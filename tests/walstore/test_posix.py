@@ -311,12 +311,94 @@ def test_a_cell_is_viewed_without_being_changed(system: PosixFileSystem, tmp_pat
     assert not view.is_current()
     path.write_bytes(bytes(16))
     assert not view.is_current(), "another file of that name"
-    cell.store(b"x")
-    assert view.load() == b"xbcrt" + bytes(11), "what was mapped stays mapped"
+    with pytest.raises(FileNotFoundError, match="removed or replaced"):
+        (tmp_path / "moved").unlink()
+        cell.store(b"x")
+    assert view.load() == b"xbcrt" + bytes(11), "what was open stays open"
     view.close()
     view.close()
     assert view.load() == b""
     cell.close()
+
+
+def test_a_cell_that_is_cut_short_kills_nobody(system: PosixFileSystem, tmp_path: Path) -> None:
+    """As ``cp`` and ``rsync --inplace`` do: a memory map would end both processes with SIGBUS."""
+    path = tmp_path / "cell"
+    cell = system.cell(path, 16)
+    cell.store(b"0123456789abcdef")
+    view = system.view_cell(path, 16)
+    os.truncate(path, 0)
+    assert view.load() == b""
+    os.truncate(path, 5)
+    assert view.load() == bytes(5)
+    assert view.is_current()
+    cell.store(b"again")
+    assert view.load() == b"again"
+    cell.store(b"0123456789abcdef")
+    assert view.load() == b"0123456789abcdef"
+    view.close()
+    cell.close()
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
+def test_a_look_where_the_system_cannot_refuse_to_wait(
+    system: PosixFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    preadv = os.preadv
+
+    def without_flags(fd, buffers, position, flags=0):
+        if flags:
+            raise OSError(number, os.strerror(number))
+        return preadv(fd, buffers, position)
+
+    monkeypatch.setattr(posix.os, "preadv", without_flags)
+    cell = system.cell(tmp_path / "cell", 8)
+    view = system.view_cell(tmp_path / "cell", 8)
+    cell.store(b"12345678")
+    assert (view.load(), view.load()) == (b"12345678", b"12345678")
+    view.close()
+    cell.close()
+
+
+def test_a_look_that_would_have_to_wait_finds_nothing_new(
+    system: PosixFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = system.cell(tmp_path / "cell", 8)
+    cell.store(b"12345678")
+    view = system.view_cell(tmp_path / "cell", 8)
+
+    def would_wait(*_):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(posix.os, "preadv", would_wait)
+    assert view.load() == b"12345678"
+    view.close()
+    cell.close()
+
+
+def test_nothing_is_written_through_a_symbolic_link(
+    system: PosixFileSystem, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"somebody's file")
+    for target in (victim, tmp_path / "nothing"):
+        (tmp_path / "link").symlink_to(target)
+        for act in (
+            lambda: system.lock(tmp_path / "link", "me"),
+            lambda: system.lock_shared(tmp_path / "link"),
+            lambda: system.cell(tmp_path / "link", 8),
+            lambda: system.view_cell(tmp_path / "link", 8),
+            lambda: system.open(tmp_path / "link", "r+"),
+        ):
+            with pytest.raises(OSError, match="symbolic link") as caught:
+                act()
+            assert (caught.value.errno, caught.value.filename) == (
+                errno.ELOOP,
+                str(tmp_path / "link"),
+            )
+        (tmp_path / "link").unlink()
+    assert victim.read_bytes() == b"somebody's file"
+    assert not (tmp_path / "nothing").exists()
 
 
 def test_a_cell_is_seen_by_others(system: PosixFileSystem, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from walstore import (
 from walstore.batch import Batch
 from walstore.limits import Limit
 from walstore.reader import Reader
-from walstore.records import from_timestamp_us
+from walstore.records import Start, from_timestamp_us
 
 BATCH = 10
 
@@ -561,3 +561,47 @@ async def test_polling_an_idle_log_keeps_nothing(log_directory: Path) -> None:
         assert (await follower).offset == 1
         assert [len(await reader.fetch()) for reader in readers] == [1, 1, 1]
         await until(lambda: not limit.has_waiters)
+
+
+# -- seeking by words and times --------------------------------------------------------------------
+
+
+async def test_seeking_goes_wherever_a_reader_may_begin() -> None:
+    source = ListSource(20, head=5)
+    reader = Reader(source, start=9, follow=False)
+    await anext(reader)
+    reader.seek("latest")
+    assert [record async for record in reader] == []
+    reader.seek(Start.EARLIEST)
+    assert (await anext(reader)).offset == 5
+    reader.seek(from_timestamp_us(12_000))
+    assert (await anext(reader)).offset == 12
+    reader.seek(from_timestamp_us(11_001))
+    assert [record.offset for record in await reader.fetch(max_records=2)] == [12, 13]
+    reader.seek(7)
+    assert await drain(reader) == list(range(7, 25))
+
+
+@pytest.mark.parametrize("place", ["first", None, 1.5, True, False, b"latest", [1]])
+async def test_seeking_elsewhere_is_refused_and_changes_nothing(place) -> None:
+    reader = Reader(ListSource(20), start=3, follow=False)
+    await anext(reader)
+    with pytest.raises(ValueError, match="a place to seek must be"):
+        reader.seek(place)
+    with pytest.raises(ValueError, match="needs a time zone"):
+        reader.seek(datetime.now())
+    assert (await anext(reader)).offset == 4
+
+
+async def test_offsets_begin_at_1() -> None:
+    for start in (0, -1):
+        with pytest.raises(OffsetTrimmedError, match="offsets begin at 1; start at 'earliest'"):
+            await anext(Reader(ListSource(3), start=start))
+
+
+async def test_an_odd_stop_or_stream_is_refused() -> None:
+    for stop in (True, "3", 1.0):
+        with pytest.raises(TypeError, match="stop must be an int"):
+            Reader(ListSource(3), stop=stop)
+    with pytest.raises(ValueError, match="stream must not contain lone surrogates"):
+        Reader(ListSource(3), stream="\ud800")

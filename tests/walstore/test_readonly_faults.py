@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import shutil
 from pathlib import Path
 
@@ -131,13 +132,30 @@ async def test_another_log_in_its_place(log_directory: Path, clock) -> None:
     async with ReadonlyWal.open(log_directory, clock=clock) as log:
         waiting = asyncio.create_task(log.wait_limit(9))
         await clock.wait_for_sleepers()
-        await asyncio.to_thread(shutil.rmtree, log_directory)
+        for path in await asyncio.to_thread(os.listdir, log_directory):
+            if path != "LOCK":
+                await asyncio.to_thread(os.unlink, log_directory / path)
         await fill(log_directory, 20)
         clock.advance(1)
         with pytest.raises(CorruptionError, match="another log"):
             await waiting
         for call in (log.wait_limit(2), log.refresh(), log.offset_at(0), log.read(1, 2, 1)):
             with pytest.raises(CorruptionError, match="another log"):
+                await call
+
+
+async def test_another_directory_in_its_place_is_not_read(log_directory: Path, clock) -> None:
+    await fill(log_directory, 3)
+    async with ReadonlyWal.open(log_directory, clock=clock) as log:
+        waiting = asyncio.create_task(log.wait_limit(9))
+        await clock.wait_for_sleepers()
+        await asyncio.to_thread(shutil.rmtree, log_directory)
+        await fill(log_directory, 20)
+        clock.advance(1)
+        with pytest.raises(LogNotFoundError):
+            await waiting
+        for call in (log.refresh(), log.offset_at(0), log.read(1, 2, 1), log.registers()):
+            with pytest.raises(LogNotFoundError):
                 await call
 
 

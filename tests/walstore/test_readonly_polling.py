@@ -173,7 +173,7 @@ async def test_a_missing_cell_is_found_once_it_is_there(log_directory: Path, clo
         clock.advance(1)
         assert (await reading).offset == 4
         await fill(log_directory, 1)
-        assert log.limit == 6, "it is mapped now"
+        assert log.limit == 6, "it is open now"
 
 
 async def test_a_cell_that_is_replaced_is_noticed(log_directory: Path, clock) -> None:
@@ -186,7 +186,7 @@ async def test_a_cell_that_is_replaced_is_noticed(log_directory: Path, clock) ->
         await asyncio.to_thread(copy.replace, cell)
         async with Wal.open(log_directory, settings=SMALL) as wal:
             await wal.append(b"3")
-            assert log.limit == 4, "this one is mapped still"
+            assert log.limit == 4, "this one is open still"
             waiting = asyncio.create_task(log.wait_limit(5))
             await clock.wait_for_sleepers()
             clock.advance(1)

@@ -191,12 +191,26 @@ async def test_the_oldest_go_beyond_the_budget(log_directory, clock) -> None:
         check_contiguous(await read_all(wal), wal.head)
 
 
-async def test_a_failed_deletion_fails_the_log(log_directory, clock, faulty) -> None:
-    with pytest.raises(WalClosedError):
-        async with opened(log_directory, SIZED, clock, faulty) as wal:
-            faulty.fail("remove", errno.EACCES, name="0*.wal")
-            with pytest.raises(WalError):
-                await fill(wal, 10 * FULL)
+async def test_a_deletion_that_fails_is_tried_again_and_fails_nothing(
+    log_directory, clock, faulty
+) -> None:
+    async with opened(log_directory, SIZED, clock, faulty) as wal:
+        faulty.fail("remove", errno.EACCES, name="0*.wal", times=None)
+        await fill(wal, 10 * FULL)
+        await until(lambda: wal.head > 5 * FULL)
+        assert segments(log_directory)[0].name == "00000000000000000001.wal"
+        faulty.heal()
+        await fill(wal, 2 * FULL)
+        await until(lambda: int(segments(log_directory)[0].stem) == wal.head)
+        check_contiguous(await read_all(wal), wal.head)
+    faulty.fail("remove", errno.EACCES, name="0*.wal", times=None)
+    async with opened(log_directory, SIZED, clock, faulty) as wal:
+        head = await wal.trim(wal.durable_limit)
+        assert head == wal.head == wal.tail
+    faulty.heal()
+    async with opened(log_directory, SIZED, clock) as wal:
+        assert wal.head == head
+    assert len(segments(log_directory)) == 1
 
 
 # -- pins --------------------------------------------------------------------------------------------

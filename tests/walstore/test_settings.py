@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
+import enum
 import pickle
-from itertools import pairwise
+import pydoc
 
 import pytest
 
-from walstore import settings as module
+from walstore import StoreSettings
 from walstore.errors import InvalidSettingsError
+from walstore.fields import rule_of, show
 from walstore.records import Durability
 from walstore.settings import GIB, KIB, MIB, Settings, parse_durability
 
@@ -90,6 +90,30 @@ REFUSED = [
     ("producer_window", 10_001),
     ("max_producers", 0),
     ("min_free_bytes", -1),
+    ("segment_bytes", 1e6),
+    ("segment_bytes", float(64 * MIB)),
+    ("channel_records", 1e6),
+    ("producer_window", 64.0),
+    ("retention_bytes", 1e9),
+    ("cache_bytes", float("inf")),
+    ("cache_bytes", 1 << 63),
+    ("cache_bytes", 10**400),
+    ("checkpoint_bytes", 10**30),
+    ("retention_bytes", 10**30),
+    ("max_timestamp_lead_seconds", float("inf")),
+    ("max_timestamp_lead_seconds", 10**400),
+    ("max_timestamp_lead_seconds", True),
+    ("max_timestamp_lead_seconds", "1"),
+    ("retention_seconds", float("inf")),
+    ("retention_seconds", True),
+    ("retention_seconds", "1"),
+    ("segment_age_seconds", float("inf")),
+    ("segment_age_seconds", 1e300),
+    ("segment_age_seconds", "1"),
+    ("linger_seconds", float("nan")),
+    ("sync", float("nan")),
+    ("sync", [1]),
+    ("durability", ["disk"]),
     ("durability", "fast"),
     ("durability", None),
     ("durability", "replicated"),
@@ -122,13 +146,27 @@ def test_every_setting_is_bounded_by_these_tests() -> None:
     assert names == {name for name, _ in REFUSED}
 
 
-def test_every_setting_is_documented() -> None:
-    tree = ast.parse(inspect.getsource(module))
-    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef))
-    for field, follower in pairwise(body):
-        if isinstance(field, ast.AnnAssign):
-            assert isinstance(follower, ast.Expr), f"{ast.unparse(field)} has no docstring"
-            assert isinstance(follower.value, ast.Constant)
+@pytest.mark.parametrize("kind", [Settings, StoreSettings])
+def test_help_shows_each_field_with_what_it_may_be(kind) -> None:
+    page = pydoc.plain(pydoc.render_doc(kind))
+    for field in dataclasses.fields(kind):
+        _, _, entry = page.partition(f" {field.name}:\n")
+        entry = " ".join(entry.partition("\n |  \n")[0].replace("|", "").split())
+        rule = rule_of(field)
+        assert rule is not None, field.name
+        meaning = " ".join(rule.meaning.split())
+        assert entry.startswith(meaning), field.name
+        facts = f"{rule.range}. Default: {show(field.default, rule.kind)}."
+        assert entry.removeprefix(meaning).strip().lower() == facts.lower(), field.name
+
+
+def test_a_range_has_a_unit_and_both_ends() -> None:
+    page = Settings.__doc__
+    assert page is not None
+    assert "A whole number of bytes, from 64 KiB to 2 GiB. Default: 64 MiB." in page
+    assert "A number of seconds, more than 0, or None. Default: None." in page
+    assert "'batch', 'os', or a number of seconds, more than 0, 3600 at most." in page
+    assert "'memory', 'disk', 'cloud' or 'replicated'. Default: 'disk'." in page
 
 
 def test_a_record_must_fit_the_channel() -> None:
@@ -153,3 +191,29 @@ def test_settings_can_be_pickled() -> None:
 @pytest.mark.parametrize("name", ["memory", "disk", "cloud", "replicated"])
 def test_levels_are_given_as_words_or_members(name: str) -> None:
     assert parse_durability(name) is parse_durability(Durability(name)) is Durability(name)
+
+
+class _Lying(int):
+    """A number that says it is small."""
+
+    def __le__(self, other):
+        return True
+
+    __lt__ = __ge__ = __gt__ = __le__
+
+
+def test_numbers_are_kept_in_their_plain_types() -> None:
+    class Size(enum.IntEnum):
+        MIB = MIB
+
+    settings = Settings(cache_bytes=Size.MIB, segment_age_seconds=60)
+    assert type(settings.cache_bytes) is int
+    assert (settings.cache_bytes, settings.segment_age_seconds) == (MIB, 60)
+    with pytest.raises(InvalidSettingsError, match="batch_bytes"):
+        Settings(batch_bytes=_Lying(1))
+
+
+def test_numbers_of_a_store_are_checked_the_same_way() -> None:
+    for value in (1e6, True, "8", 0, 10**30):
+        with pytest.raises(InvalidSettingsError, match="writer_threads"):
+            StoreSettings(writer_threads=value)  # type: ignore[arg-type]

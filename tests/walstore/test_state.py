@@ -10,7 +10,7 @@ import pytest
 from tests import frames
 from tests.local import turns
 from walstore import WalClosedError
-from walstore.commit import Commit
+from walstore.commit import Commit, Reached
 from walstore.segment import SegmentSummary
 from walstore.segment_file import Segment
 from walstore.state import LogState
@@ -78,7 +78,9 @@ async def test_segments_are_found_by_offset(state) -> None:
 async def test_a_failure_reaches_every_waiter_with_its_own_error(state) -> None:
     waiters = [state.durable.waiter(2), state.durable.waiter(5), state.uploaded.waiter(2)]
     state.on_failure(
-        2, lambda target: RuntimeError(str(target)), lambda serial: RuntimeError(str(serial))
+        Reached(2, 2, 5, 0, 0, 0),
+        lambda target: RuntimeError(str(target)),
+        lambda serial: RuntimeError(str(serial)),
     )
     await waiters[0]
     for waiter, target in ((waiters[1], "5"), (waiters[2], "2")):
@@ -137,7 +139,9 @@ async def test_shipping_is_due_when_somebody_waits_or_the_log_ends(state, what) 
         state.drain()
         state.drain()
     else:
-        state.on_failure(1, lambda _: RuntimeError(), lambda _: RuntimeError())
+        state.on_failure(
+            Reached(1, 1, 1, 0, 0, 0), lambda _: RuntimeError(), lambda _: RuntimeError()
+        )
     await task
     assert (await due(state)).done()
     del waiter

@@ -89,6 +89,82 @@ async def test_there_is_a_limit(wal, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await wal.append(b"", stream="a") == 3
 
 
+async def test_streams_opened_by_name_are_limited_too(wal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terms, "MAX_STREAMS", 2)
+    await wal.open_stream("a")
+    await wal.append(b"", stream="b")
+    with pytest.raises(LimitExceededError):
+        await wal.open_stream("c")
+    await wal.open_stream("b", metadata={"again": "yes"})
+
+
+async def test_names_are_bounded_in_every_append(wal) -> None:
+    longest = "é" * 256
+    for name, why in (("x" * 257, "1 to 256 characters, not 257"), ("", "must not be empty")):
+        for call in (
+            lambda name=name: wal.append(b"", stream=name),
+            lambda name=name: wal.append_many([b""], stream=name),
+            lambda name=name: wal.producer("p").append(b"", stream=name),
+        ):
+            with pytest.raises(ValueError, match=why):
+                await call()
+        with pytest.raises(ValueError, match=why):
+            wal.append_nowait(b"", None, name)
+        async with wal.transaction() as transaction:
+            with pytest.raises(ValueError, match=why):
+                await transaction.append(b"", stream=name)
+    assert await wal.append(b"", stream=longest) == 1
+    assert list(wal.streams()) == [longest]
+
+
+async def test_all_that_a_log_remembers_is_bounded_together(
+    wal, log_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Registers, streams with metadata and producers; what does not grow, or makes room, still works."""
+    monkeypatch.setattr(terms, "MAX_LEDGER_BYTES", 2900)
+    await wal.append_many([b""], update={"r": "v" * 1000})
+    await wal.open_stream("s", metadata={"m": "v" * 1000})
+    await wal.producer("p" * 256).append(b"")
+    grown = {
+        "register": lambda: wal.append_many([b""], update={"q": "v" * 900}),
+        "longer": lambda: wal.append_many([b""], update={"r": "v" * 2000}),
+        "stream": lambda: wal.open_stream("t", metadata={"m": "v" * 900}),
+        "metadata": lambda: wal.open_stream("s", metadata={"m": "v" * 2000}),
+        "both": lambda: wal.append_many([b""], stream="u" * 256, update={"q": "v" * 400}),
+        "fence": lambda: wal.fence("o" * 256, register="f" * 256),
+        "producers": lambda: wal.producer("é" * 256).append(b""),
+    }
+    await wal.append_many([b""], update={"q": "v" * 100})
+    before, tail = dict(wal.registers), wal.tail
+    for name, call in grown.items():
+        with pytest.raises(LimitExceededError, match="nothing was written") as caught:
+            await call()
+        assert (caught.value.limit, caught.value.outcome) == (2900, "not_written"), name
+    with pytest.raises(LimitExceededError):
+        async with wal.transaction(update={"q": "v" * 900}) as transaction:
+            await transaction.append(b"")
+    assert transaction.span is None
+    assert (wal.tail, wal.registers, list(wal.streams())) == (tail, before, ["s"])
+    await wal.append(b"", stream="s")
+    await wal.producer("p" * 256).append(b"")
+    await wal.append_many([b""], update={"r": None, "q": "v" * 900})
+    await wal.open_stream("t")
+    await wal.aclose()
+    async with Wal.open(log_directory) as again:
+        assert again.registers == {"q": "v" * 900}
+        with pytest.raises(LimitExceededError):
+            await again.append_many([b""], update={"r": "v" * 1000})
+
+
+async def test_removing_makes_room_for_registers_in_the_same_append(
+    wal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terms, "MAX_REGISTERS", 2)
+    await wal.append_many([b""], update={"a": "1", "b": "2"})
+    await wal.append_many([b""], update={"a": None, "c": "3"})
+    assert wal.registers == {"b": "2", "c": "3"}
+
+
 async def test_registers_have_a_limit(wal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terms, "MAX_REGISTERS", 2)
     async with wal.transaction(update={"a": "1", "b": "2"}):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.local import turns
 from tests.waiting import until
 from walstore.errors import WalClosedError
 from walstore.threads import Lane, Pool, Worker
@@ -177,6 +178,57 @@ async def test_a_closed_pool_finishes_what_its_lanes_have() -> None:
             await pool.lane().run(divmod, 1, 1)
         gate.opened.set()
     assert [task.result()[0] for task in waiting] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_call_that_is_run_through_ends_whoever_cancels(pool: Pool, fails: bool) -> None:
+    lane, gate, cancelled = pool.lane(), Gate(), list[str]()
+
+    def call() -> str:
+        gate()
+        if fails:
+            raise OSError("it failed")
+        return "done"
+
+    async def owner() -> str:
+        return await lane.run_through(call, on_cancel=lambda: cancelled.append("now"))
+
+    task = asyncio.ensure_future(owner())
+    await asyncio.to_thread(gate.entered.wait)
+    for _ in range(3):
+        task.cancel()
+        await turns()
+        assert not task.done()
+    gate.opened.set()
+    if fails:
+        with pytest.raises(OSError, match="it failed"):
+            await task
+    else:
+        assert await task == "done"
+    assert cancelled == ["now"]
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+async def test_a_pool_ends_with_a_last_call(threads: int) -> None:
+    pool, seen = Pool("test", threads=3), list[str]()
+    gates = [Gate() for _ in range(threads)]
+    calls = [asyncio.ensure_future(pool.lane().run(gate)) for gate in gates]
+    for gate in gates:
+        await asyncio.to_thread(gate.entered.wait)
+    ended = pool.close_with(lambda: seen.append("last"))
+    for gate, call in zip(gates, calls, strict=True):
+        assert seen == []
+        gate.opened.set()
+        await call
+    await ended
+    assert seen == ["last"]
+    await asyncio.to_thread(pool.join)
+
+
+async def test_a_pool_whose_last_call_fails() -> None:
+    pool = Pool("test", threads=1)
+    with pytest.raises(ZeroDivisionError):
+        await pool.close_with(lambda: divmod(1, 0))
 
 
 async def test_a_worker_is_a_lane_with_threads_of_its_own() -> None:

@@ -421,7 +421,7 @@ async def test_closing_beside_many_that_roll_back(wal, log_directory) -> None:
 async def test_leftovers_of_a_crash_are_removed(log_directory: Path) -> None:
     async with Wal.open(log_directory) as wal:
         await wal.append(b"x")
-    (log_directory / "transaction-1.tmp").write_bytes(b"unfinished")
+    (log_directory / "transaction-1-0a1b2c3d.tmp").write_bytes(b"unfinished")
     assert [record.value for record in await contents(log_directory)] == [b"x"]
     assert leftovers(log_directory) == []
 

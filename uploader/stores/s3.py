@@ -31,6 +31,7 @@ from walstore.errors import (
     UnsupportedStoreError,
     WalClosedError,
 )
+from walstore.extras import needs_extra
 
 _DELETES_AT_ONCE = 16
 _LARGE_BYTES = 128 * 1024
@@ -202,12 +203,8 @@ class S3Store:
             return self._connection
 
     def _prepare(self) -> Any:
-        try:
+        with needs_extra("cloud", "an s3:// store"):
             from uploader.stores.s3_client import Connection
-        except ImportError as error:
-            raise InvalidSettingsError(
-                "s3:// needs the packages of an extra: pip install walstore[cloud]"
-            ) from error
         return Connection(
             self.url,
             endpoint_url=self._endpoint_url,

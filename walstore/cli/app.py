@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 import walstore
@@ -36,8 +37,24 @@ from walstore.cli import (
     verify,
 )
 from walstore.cli.demo import verb as demo
-from walstore.cli.errors import FAILED, OK, exit_code, explain, is_expected, unwrap
-from walstore.cli.output import complain, forget_stdout, send_logs_to_stderr
+from walstore.cli.errors import (
+    FAILED,
+    OK,
+    OutputError,
+    UsageError,
+    exit_code,
+    explain,
+    is_expected,
+    unwrap,
+)
+from walstore.cli.location import is_url
+from walstore.cli.output import (
+    complain,
+    flush_stdout,
+    forget_stdout,
+    prepare_streams,
+    send_logs_to_stderr,
+)
 
 PROGRAM: Final = "walstore"
 _INTERRUPTED: Final = 130
@@ -69,6 +86,34 @@ class _Grouped(TyperGroup):
                 formatter.write_dl([(name.ljust(width), text) for name, text in verbs])
 
 
+class _Verb(TyperCommand):
+    """Refuses values that are not UTF-8, before anything is opened; paths may be any bytes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Check the values and run the verb."""
+        for parameter in self.params:
+            value = ctx.params.get(parameter.name)
+            for text in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(text, str) and not (_is_utf8(text) or _is_path(parameter, text)):
+                    name = parameter.metavar if parameter.opts[0][0] != "-" else parameter.opts[0]
+                    raise UsageError(f"{name} must be UTF-8, not {os.fsencode(text)!r}")
+        return super().invoke(ctx)
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether an argument of this process was UTF-8: what was not became surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_path(parameter: Any, text: str) -> bool:
+    return parameter.metavar in _PATHS and not is_url(text)
+
+
+_PATHS: Final = frozenset(("LOCATION", "DIRECTORY", "DIR", "FILE", "TABLE", "PATH"))
 _HELP_CHARS: Final = 68
 _headings: dict[str, str] = {}
 
@@ -103,7 +148,7 @@ def _add(verb: Callable[..., None], examples: str, heading: str) -> None:
     # Modules say in their first line what the verb is about, in fewer words than its help.
     first_line = (sys.modules[verb.__module__].__doc__ or "").partition("\n")[0]
     about = first_line.partition(": ")[2].rstrip(".")
-    app.command(epilog=examples, short_help=about)(guarded)
+    app.command(cls=_Verb, epilog=examples, short_help=about)(guarded)
 
 
 _add(append.append, append.EXAMPLES, RECORDS)
@@ -152,6 +197,20 @@ def _root(
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code. Mistakes of users never show a traceback."""
     send_logs_to_stderr()
+    try:
+        prepare_streams()
+    except OutputError as error:
+        complain(str(error))
+        return FAILED
+    code = _run(arguments)
+    problem = flush_stdout()
+    if problem is not None and code == OK:
+        complain(problem)
+        return FAILED
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         code = get_command(app).main(args=list(arguments), prog_name=PROGRAM, standalone_mode=False)
     except _ReaderGoneError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,14 +16,14 @@ from walstore.cli.layout import Alpha, LayoutOption, Shards, layout_arguments
 from walstore.cli.location import is_url, to_directory, to_url
 from walstore.cli.options import AsJson, Location
 from walstore.cli.output import complain, print_fields, print_json
-from walstore.cli.running import run_async, stop_on_signal, until_stopped
-from walstore.cli.splitting import LengthPrefixed, Lines, Splitter
-from walstore.cli.stdin import read_stdin
-from walstore.cli.stored_append import append_to_store
+from walstore.cli.running import run_async, stop_on_signal
+from walstore.cli.splitting import MOST_RECORD_BYTES, LengthPrefixed, Lines, Splitter
+from walstore.cli.stdin import read_stdin, require_stdin
+from walstore.cli.stored_append import append_to_store, complain_of_rest
 from walstore.errors import WalError, WouldBlock
 from walstore.ports import Tier
 from walstore.records import Durability
-from walstore.settings import Settings
+from walstore.settings import MIB, Settings, parse_durability
 from walstore.wal import Wal
 
 EXAMPLES = """\b
@@ -51,6 +53,16 @@ def append(
             help="Records are a big-endian u32 length and so many bytes, instead of lines.",
         ),
     ] = False,
+    max_record_bytes: Annotated[
+        int,
+        typer.Option(
+            "--max-record-bytes",
+            metavar="N",
+            min=1,
+            max=MOST_RECORD_BYTES,
+            help="Largest record; a larger one ends the input with an error.",
+        ),
+    ] = 16 * MIB,
     key: Annotated[
         str | None, typer.Option("--key", metavar="TEXT", help="Key of every record.")
     ] = None,
@@ -74,15 +86,18 @@ def append(
     Creates the log if there is none. Records are written as they arrive, many to a commit. The newline
     is not part of a record; empty lines are empty records. To a store URL it appends without a local log;
     other writers may do so at the same time, unless a local log ships there (exit code 4). SIGINT and
-    SIGTERM end the input; what was read by then is appended, and the exit code is 0.
+    SIGTERM end the input; the whole records read by then are appended, and the exit code is 0.
     """
-    splitter: Splitter = LengthPrefixed() if length_prefixed else Lines()
+    require_stdin()
+    splitting = LengthPrefixed if length_prefixed else Lines
+    splitter: Splitter = splitting(max_record_bytes)
     options = {"key": None if key is None else key.encode(), "stream": stream}
     placing = layout_arguments(layout, alpha, shards)
     if is_url(location):
         if durability is not None or tier is not None:
             raise UsageError("--durability and --tier are for log directories")
-        done = run_async(append_to_store(location, splitter, options, placing))
+        url = to_url(location, "append")
+        done = run_async(append_to_store(url, splitter, options, placing))
     else:
         if durability is Level.CLOUD and tier is None:
             raise UsageError("--durability cloud needs --tier URL")
@@ -92,7 +107,7 @@ def append(
             _append(
                 to_directory(location, "append"),
                 splitter,
-                Settings(durability=Durability.DISK),
+                _settings(max_record_bytes),
                 level=durability or Level.DISK,
                 tier=None if tier is None else _make_tier(to_url(tier, "--tier"), placing),
                 options=options,
@@ -121,16 +136,24 @@ async def _append(
 ) -> dict[str, Any]:
     async with Wal.open(path, settings=settings, tier=tier) as wal:
         start, size = wal.tail, 0
-        splitter.max_record_bytes = settings.max_record_bytes
         try:
             with stop_on_signal() as stop:
-                async for chunk in until_stopped(read_stdin(), stop):
+                async for chunk in read_stdin(stop):
                     size += await _append_all(wal, splitter.feed(chunk), options)
-            size += await _append_all(wal, splitter.finish(), options)
-            if wal.tail > start:
-                await wal.wait_durable(wal.tail - 1, level)
+                if stop.is_set():
+                    complain_of_rest(splitter)
+                else:
+                    size += await _append_all(wal, splitter.finish(), options)
+                if wal.tail > start:
+                    await wal.wait_durable(wal.tail - 1, parse_durability(level))
+        except asyncio.CancelledError:
+            _complain_how_far(wal, start)
+            raise
         except WalError:
-            complain(f"{wal.tail - start} records were accepted before this: [{start}, {wal.tail})")
+            with suppress(WalError):  # of the input: the log itself goes on
+                if wal.tail > start:
+                    await wal.wait_durable(wal.tail - 1, "disk")
+            _complain_how_far(wal, start)
             raise
         return {
             "directory": str(path),
@@ -141,7 +164,26 @@ async def _append(
         }
 
 
-async def _append_all(wal: Wal, values: list[bytes], options: dict[str, Any]) -> int:
+def _settings(max_record_bytes: int) -> Settings:
+    default = Settings(durability=Durability.DISK)
+    return default.replace(
+        max_record_bytes=max_record_bytes,
+        channel_bytes=max(default.channel_bytes, max_record_bytes),
+    )
+
+
+def _complain_how_far(wal: Wal, start: int) -> None:
+    """Say what of the input is in the log when the verb ends early."""
+    limit = max(start, wal.durable_limit)
+    text = f"{limit - start} records before this are on disk"
+    if limit > start:
+        text += f": [{start}, {limit})"
+    if wal.tail > limit:
+        text += f"; {wal.tail - limit} more were taken and may not be"
+    complain(text)
+
+
+async def _append_all(wal: Wal, values: Iterator[bytes], options: dict[str, Any]) -> int:
     """Append values without waiting for each; return their bytes. Waits only while there is no room."""
     size = 0
     for value in values:

@@ -15,6 +15,7 @@ from walstore.errors import (
     WalError,
     WalLockedError,
 )
+from walstore.extras import MissingExtraError, extra_of, missing_extra
 
 OK: Final = 0
 FAILED: Final = 1
@@ -24,23 +25,17 @@ NOT_FOUND: Final = 3
 LOCKED: Final = 4
 """The log is open for writing elsewhere, another owner took over, or it is sealed."""
 
-_EXTRA_OF: Final = {
-    "aiofiles": "cli",
-    "rich": "cli",
-    "typer": "cli",
-    "aioboto3": "cloud",
-    "aiobotocore": "cloud",
-    "botocore": "cloud",
-    "pyarrow": "cloud",
-    "tenacity": "cloud",
-    "py4j": "spark",
-    "pyspark": "spark",
-    "prometheus_client": "metrics",
-}
-
 
 class UsageError(InvalidSettingsError):
     """The command line asks for something that makes no sense; the message says what to give."""
+
+
+class InputError(WalError):
+    """Stdin cannot be read; the message says why."""
+
+
+class OutputError(WalError):
+    """Stdout cannot be written; the message says why. The log is not concerned."""
 
 
 class ChildFailedError(WalError):
@@ -54,7 +49,7 @@ class ChildFailedError(WalError):
 def is_expected(error: BaseException) -> bool:
     """Return whether the error is the user's or the world's doing, rather than a mistake of ours."""
     if isinstance(error, ModuleNotFoundError):
-        return _extra(error) is not None
+        return extra_of(error) is not None
     return isinstance(error, WalError | OSError | UsageError)
 
 
@@ -80,17 +75,14 @@ def exit_code(error: BaseException) -> int:
 
 def explain(error: BaseException) -> str:
     """Return the error in one line that says what to do."""
-    if isinstance(error, ModuleNotFoundError):
-        extra = _extra(error)
-        return f"this needs the extra '{extra}' ({error.name} is missing): pip install 'walstore[{extra}]'"
+    if isinstance(error, ModuleNotFoundError) and not isinstance(error, MissingExtraError):
+        return str(missing_extra(error.name or "", extra_of(error) or ""))
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror.lower()
         return f"{text}: {error.filename}" if error.filename is not None else text
     if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
         return "interrupted"
-    notes = [str(error), *getattr(error, "__notes__", ())]
+    text = str(error)
+    # Closing what failed fails for the same reason, and would say so a second time.
+    notes = [text, *(note for note in getattr(error, "__notes__", ()) if text not in note)]
     return " ".join(" ".join(notes).split()) or type(error).__name__
-
-
-def _extra(error: ModuleNotFoundError) -> str | None:
-    return _EXTRA_OF.get((error.name or "").partition(".")[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -11,7 +10,7 @@ import typer
 
 from walstore.cli.location import to_url
 from walstore.cli.options import AsJson, StoredAt
-from walstore.cli.output import print_json
+from walstore.cli.output import print_json, writing
 from walstore.cli.running import run_async
 from walstore.cli.source import StoredLog
 from walstore.cli.start import Place, parse_place
@@ -131,4 +130,5 @@ def _write_line(cells: Sequence[object], times: Iterable[str]) -> None:
     *numbers, path = cells
     columns = [f"{number:>12}" for number in numbers]
     columns += [f"{time:<19}" for time in times]
-    sys.stdout.write("  ".join([*columns, str(path)]) + "\n")
+    with writing() as stdout:
+        stdout.write("  ".join([*columns, str(path)]) + "\n")

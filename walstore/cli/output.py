@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TextIO
 
 from rich.console import Console
+
+from walstore.cli.errors import OutputError
 
 
 def print_json(value: object) -> None:
     """Write a value to stdout as one line of JSON."""
-    sys.stdout.write(to_json(value) + "\n")
-    sys.stdout.flush()
+    # JSON is UTF-8 whatever the terminal's encoding; what is not UTF-8 in a path becomes \udc80 to \udcff.
+    write_bytes((to_json(value) + "\n").encode(errors="backslashreplace"))
 
 
 def to_json(value: object) -> str:
@@ -28,9 +31,9 @@ def print_fields(fields: Iterable[tuple[str, Any]]) -> None:
     """Write names and values to stdout, a pair a line, the values in one column."""
     pairs = [(name, str(value)) for name, value in fields]
     width = max(len(name) for name, _ in pairs)
-    for name, value in pairs:
-        sys.stdout.write(f"{name:<{width}}  {value}\n")
-    sys.stdout.flush()
+    with writing() as stdout:
+        for name, value in pairs:
+            stdout.write(f"{name:<{width}}  {value}\n")
 
 
 def print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -44,24 +47,41 @@ def print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         )
         for at in range(len(names))
     ]
-    for line in (names, *lines):
-        cells = [
-            cell.rjust(width) if is_number else cell.ljust(width)
-            for cell, width, is_number in zip(line, widths, numeric, strict=True)
-        ]
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
-    sys.stdout.flush()
+    with writing() as stdout:
+        for line in (names, *lines):
+            cells = [
+                cell.rjust(width) if is_number else cell.ljust(width)
+                for cell, width, is_number in zip(line, widths, numeric, strict=True)
+            ]
+            stdout.write("  ".join(cells).rstrip() + "\n")
 
 
 def write_bytes(data: bytes) -> None:
     """Write bytes to stdout and flush. Blocks while whoever reads them is busy."""
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    with writing() as stdout:
+        stdout.buffer.write(data)
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[TextIO]:
+    """Yield stdout and flush it at the end. Raises OutputError if it takes nothing, a full disk say.
+
+    BrokenPipeError passes: whoever read stdout had enough, which is no error.
+    """
+    try:
+        yield sys.stdout
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        forget_stdout()
+        reason = (error.strerror or str(error)).lower()
+        raise OutputError(f"stdout cannot be written: {reason}") from error
 
 
 def complain(text: str) -> None:
     """Write a line to stderr, after the name of the program."""
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):  # there is nowhere else to say it
         print(f"walstore: {text}", file=sys.stderr, flush=True)
 
 
@@ -83,6 +103,29 @@ def format_bytes(size_bytes: float) -> str:
 def format_count(count: float) -> str:
     """Return a number for people, with thin groups: ``1 234 567``."""
     return f"{count:,.0f}".replace(",", " ")
+
+
+def prepare_streams() -> None:
+    """Let text that stdout cannot encode appear as escapes: paths with bytes that are not UTF-8, say.
+
+    Raises OutputError if stdout is closed: what is written there would be lost.
+    """
+    if sys.stdout is None:
+        raise OutputError("stdout is closed; send it to /dev/null if nobody reads it")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def flush_stdout() -> str | None:
+    """Write what is left, since Python would show a traceback; return why that failed, or None."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        forget_stdout()
+    except OSError as error:
+        forget_stdout()
+        return f"stdout cannot be written: {(error.strerror or str(error)).lower()}"
+    return None
 
 
 def send_logs_to_stderr() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,17 +11,19 @@ import typer
 
 from walstore.cli.errors import CORRUPTION, UsageError
 from walstore.cli.holder import find_holder
-from walstore.cli.location import to_directory
+from walstore.cli.location import to_directory, to_url
 from walstore.cli.options import AsJson, Confirm, Directory
 from walstore.cli.output import complain, print_fields, print_json, terminal
 from walstore.errors import WalLockedError
 from walstore.repair.plan import KEPT_NAME
-from walstore.repair.repairing import Interval, Keep, RepairPlan, apply_repair, plan_repair
+from walstore.repair.repairing import Copy, Interval, Keep, RepairPlan, apply_repair, plan_repair
 
 EXAMPLES = """\b
 Examples:
   walstore repair data/orders
   walstore repair data/orders --confirm
+  walstore repair data/orders --from-tier --confirm
+  walstore repair data/orders --from s3://bucket/orders
   walstore repair data/orders --keep before --confirm
   walstore repair data/orders --keep after --json
 """
@@ -37,13 +40,28 @@ def repair(
             help="Records to keep around damage: before it, after it, or those around an offset.",
         ),
     ] = None,
+    from_tier: Annotated[
+        bool,
+        typer.Option(
+            "--from-tier", help="Take damaged and missing records from where the log is shipped to."
+        ),
+    ] = False,
+    from_url: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="URL",
+            help="Take them from this store URL, which must be of this log.",
+        ),
+    ] = None,
     confirm: Confirm = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a log that does not open work again, and say what is lost. A dry run without --confirm.
 
-    Looks at every byte. Offsets stay contiguous, so where records in the middle are damaged, --keep
-    chooses what to go on with. Nothing is deleted: what is replaced or given up lies in the directory
+    Looks at every byte. --from-tier and --from put back what object storage holds of the damaged or missing
+    records, bit for bit where possible. Offsets stay contiguous, so where records in the middle are lost,
+    --keep chooses what to go on with. Nothing is deleted: what is replaced or given up is in the directory
     'damaged' of the log afterwards. An interrupted repair is finished by another. Exit code 2 if
     something is damaged and was not repaired.
     """
@@ -56,16 +74,41 @@ def repair(
             path=str(path),
             owner=holder.note,
         )
-    with terminal().status(f"reading {path}"):
-        plan = plan_repair(path, keep=choice)
-    if confirm and plan.is_needed:
-        with terminal().status(f"repairing {path}"):
-            apply_repair(plan)
+    with contextlib.ExitStack() as stack:
+        copy = _open_copy(stack, path, from_url, from_tier=from_tier)
+        with terminal().status(f"reading {path}"):
+            plan = plan_repair(path, keep=choice, copy=copy)
+        if confirm and plan.is_needed:
+            with terminal().status(f"repairing {path}"):
+                apply_repair(plan, copy=copy)
+    again = plan_repair(path) if confirm and plan.is_begun else None
     if as_json:
         print_json(_to_json(plan, is_applied=confirm and plan.is_needed))
     else:
         _print(plan)
-    _conclude(plan, is_applied=confirm)
+    _conclude(plan, again, is_applied=confirm)
+
+
+def _open_copy(
+    stack: contextlib.ExitStack, path: Path, url: str | None, *, from_tier: bool
+) -> Copy | None:
+    """Return the stored records to repair with, if that is asked for and something is damaged."""
+    if url is None and not from_tier:
+        return None
+    if url is not None and from_tier:
+        raise UsageError("give --from-tier or --from, not both")
+    if url is not None:
+        to_url(url, "--from")
+    with terminal().status(f"reading {path}"):
+        found = plan_repair(path)
+    if not found.is_needed or found.is_begun:
+        return None
+    source = url or found.tier_url
+    if source is None:
+        raise UsageError("the checkpoint does not say where the log is shipped to; give --from URL")
+    from uploader.restoring.stored_copy import StoredCopy
+
+    return stack.enter_context(StoredCopy(source))
 
 
 def _parse_keep(text: str | None) -> Keep | None:
@@ -76,13 +119,21 @@ def _parse_keep(text: str | None) -> Keep | None:
     raise UsageError(f"--keep takes 'before', 'after' or an offset, not {text!r}")
 
 
-def _conclude(plan: RepairPlan, *, is_applied: bool) -> None:
-    """Say on stderr what to do next, and end with the right code."""
+def _conclude(plan: RepairPlan, again: RepairPlan | None, *, is_applied: bool) -> None:
+    """Say on stderr what to do next, and end with the right code.
+
+    ``again`` is what is to be repaired behind an interrupted repair that was finished.
+    """
     if not plan.is_needed:
         return
     if is_applied:
         complain(f"repaired; what was replaced is in {Path(plan.path) / KEPT_NAME}")
+        if again is not None and again.is_needed:
+            complain(f"more is damaged than that repair knew ({again.damages[0]}); repair again")
+            raise typer.Exit(CORRUPTION)
         return
+    if plan.source is None and plan.tier_url and _could_heal(plan):
+        complain(f"with --from-tier the records come from {plan.tier_url}")
     if plan.needs_choice:
         complain(
             "nothing was changed; choose with --keep before, --keep after, or --keep OFFSET in "
@@ -93,6 +144,11 @@ def _conclude(plan: RepairPlan, *, is_applied: bool) -> None:
     raise typer.Exit(CORRUPTION)
 
 
+def _could_heal(plan: RepairPlan) -> bool:
+    """Return whether the tier holds some of the records that cannot be read."""
+    return any(one.start < plan.uploaded_limit for one in plan.unreadable)
+
+
 def _print(plan: RepairPlan) -> None:
     fields: list[tuple[str, Any]] = [("location", plan.path), ("log id", plan.log_id or "lost")]
     fields += [("damaged", damage) for damage in plan.damages] or [("damaged", "nothing")]
@@ -100,6 +156,7 @@ def _print(plan: RepairPlan) -> None:
     fields += [("readable", one) for one in plan.choices]
     if plan.is_needed and not plan.needs_choice:
         fields += [("step", step) for step in plan.steps]
+        fields += [("restored", one) for one in plan.restored]
         fields += [("lost", one) for one in plan.lost] or [("lost", "nothing")]
         fields.append(("offsets then", Interval(plan.head, plan.limit)))
     fields += [("note", note) for note in plan.notes]
@@ -129,6 +186,8 @@ def _to_json(plan: RepairPlan, *, is_applied: bool) -> dict[str, Any]:
             }
             for one in plan.steps
         ],
+        "from": plan.source,
+        "restored": _intervals(plan.restored),
         "lost": _intervals(plan.lost),
         "reassigned": _intervals([plan.reassigned])[0] if plan.reassigned else None,
         "head": plan.head,

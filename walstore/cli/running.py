@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -13,18 +14,39 @@ _T = TypeVar("_T")
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class _Interrupts:
+    """What signals do to the verb that runs: stop it if it can be stopped, else cancel it."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.stop: asyncio.Event | None = None
+        """Set by the first signal while the verb can be stopped; a second one cancels it."""
+        self.is_interrupted = False
+        self._task = task
+
+    def __call__(self) -> None:
+        """Take a signal."""
+        if self.stop is not None and not self.stop.is_set():
+            self.stop.set()
+        else:
+            self.is_interrupted = True
+            self._task.cancel()
+
+
+_running: ContextVar[_Interrupts | None] = ContextVar("_running", default=None)
+
+
 def run_async(main: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine to its end on an event loop of its own; KeyboardInterrupt if SIGINT cancelled it."""
-    interrupted = asyncio.Event()
+    interrupts: list[_Interrupts] = []
     try:
-        return asyncio.run(_interruptible(main, interrupted))
+        return asyncio.run(_interruptible(main, interrupts))
     except asyncio.CancelledError:
-        if interrupted.is_set():
+        if any(one.is_interrupted for one in interrupts):
             raise KeyboardInterrupt from None
         raise
 
 
-async def _interruptible(main: Coroutine[Any, Any, _T], interrupted: asyncio.Event) -> _T:
+async def _interruptible(main: Coroutine[Any, Any, _T], interrupts: list[_Interrupts]) -> _T:
     """Let SIGINT cancel the coroutine.
 
     ``asyncio.run`` does so, too, but it misses a signal that comes just before the loop begins to wait:
@@ -32,31 +54,32 @@ async def _interruptible(main: Coroutine[Any, Any, _T], interrupted: asyncio.Eve
     """
     task = asyncio.current_task()
     assert task is not None
-
-    def interrupt() -> None:
-        interrupted.set()
-        task.cancel()
-
-    with suppress(RuntimeError, ValueError):  # not the main thread: then nobody sends signals
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+    interrupts.append(_Interrupts(task))
+    _running.set(interrupts[0])
+    _handle(signal.SIGINT, interrupts[0])
     return await main
 
 
 @contextmanager
 def stop_on_signal() -> Iterator[asyncio.Event]:
-    """Yield an event that SIGINT or SIGTERM sets, instead of ending the process."""
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    added = []
-    for number in STOP_SIGNALS:
-        with suppress(RuntimeError, ValueError):  # not the main thread: then nobody sends signals
-            loop.add_signal_handler(number, stop.set)
-            added.append(number)
+    """Yield an event that SIGINT or SIGTERM sets, instead of ending the process.
+
+    A second signal cancels what :func:`run_async` runs: the first may have to wait for a store.
+    """
+    interrupts = _running.get()
+    assert interrupts is not None, "only within run_async"
+    interrupts.stop = stop = asyncio.Event()
+    _handle(signal.SIGTERM, interrupts)
     try:
         yield stop
     finally:
-        for number in added:
-            loop.remove_signal_handler(number)
+        interrupts.stop = None
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+
+
+def _handle(number: signal.Signals, interrupts: _Interrupts) -> None:
+    with suppress(RuntimeError, ValueError):  # not the main thread: then nobody sends signals
+        asyncio.get_running_loop().add_signal_handler(number, interrupts)
 
 
 async def until_stopped(source: AsyncIterator[_T], stop: asyncio.Event) -> AsyncIterator[_T]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from walstore.cli.location import is_url, to_directory
 from walstore.cli.options import AsJson
 from walstore.cli.output import complain, format_count, print_fields
 from walstore.cli.running import STOP_SIGNALS
@@ -142,6 +143,8 @@ def sidecar(
     keeps what has not landed from being collected. Stopped by a signal, it lets the batch under way finish
     for 15 s or gives it up, and ends with code 0; a second signal ends it at once.
     """
+    if not is_url(location):
+        to_directory(location, "sidecar")
     settings = SidecarSettings(
         location=location,
         table=to,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from walstore.batch import Batch
-from walstore.cli.location import is_url
+from walstore.cli.location import is_url, to_directory
 from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError
 from walstore.readonly import ReadonlyWal
 
@@ -111,7 +111,7 @@ async def open_location(location: str) -> AsyncIterator[ReadableLog]:
         async with CloudLog.open(location) as log:
             yield StoredLog(log)
     else:
-        async with ReadonlyWal.open(location) as readonly:
+        async with ReadonlyWal.open(to_directory(location, "this")) as readonly:
             yield DirectoryLog(readonly)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Protocol
 
 from walstore.cli.errors import UsageError
@@ -10,6 +11,8 @@ from walstore.errors import RecordTooLargeError
 from walstore.settings import MIB
 
 _LENGTH = struct.Struct(">I")
+MOST_RECORD_BYTES = 512 * MIB
+"""Largest record that a log may allow."""
 
 
 class Splitter(Protocol):
@@ -17,81 +20,101 @@ class Splitter(Protocol):
 
     max_record_bytes: int
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the records that the chunk completes."""
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the record that is not whole yet."""
 
-    def finish(self) -> list[bytes]:
-        """Return what is left at the end of the input; UsageError if that is no whole record."""
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield the records that the chunk completes; RecordTooLargeError behind those before it."""
+
+    def finish(self) -> Iterator[bytes]:
+        """Yield what is left at the end of the input; UsageError if that is no whole record."""
 
 
 class Lines:
     """A record for each line, without its newline; the last line needs none."""
 
-    def __init__(self) -> None:
-        self.max_record_bytes = 16 * MIB
+    def __init__(self, max_record_bytes: int = 16 * MIB) -> None:
+        self.max_record_bytes = max_record_bytes
         self._rest: list[bytes] = []
         self._rest_bytes = 0
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the lines that the chunk completes; RecordTooLargeError for an endless one."""
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes since the last newline."""
+        return self._rest_bytes
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield the lines that the chunk completes; RecordTooLargeError also for an endless one."""
         first, *others = chunk.split(b"\n")
-        self._rest.append(first)
-        self._rest_bytes += len(first)
+        self._gather(first)
+        for following in others:
+            yield b"".join(self._rest)
+            self._rest, self._rest_bytes = [], 0
+            self._gather(following)
+
+    def finish(self) -> Iterator[bytes]:
+        """Yield the last line if it has no newline."""
+        if self._rest_bytes:
+            yield b"".join(self._rest)
+
+    def _gather(self, piece: bytes) -> None:
+        self._rest.append(piece)
+        self._rest_bytes += len(piece)
         if self._rest_bytes > self.max_record_bytes:
             raise RecordTooLargeError(
-                f"a line is longer than {self.max_record_bytes} bytes; use --length-prefixed for "
-                "binary data",
+                f"a line is longer than {self.max_record_bytes} bytes; "
+                f"--max-record-bytes allows up to {MOST_RECORD_BYTES}",
                 size_bytes=self._rest_bytes,
                 limit_bytes=self.max_record_bytes,
             )
-        if not others:
-            return []
-        lines = [b"".join(self._rest), *others[:-1]]
-        self._rest = [others[-1]]
-        self._rest_bytes = len(others[-1])
-        return lines
-
-    def finish(self) -> list[bytes]:
-        """Return the last line if it has no newline."""
-        rest = b"".join(self._rest)
-        return [rest] if rest else []
 
 
 class LengthPrefixed:
     """Records of a big-endian u32 length and so many bytes."""
 
-    def __init__(self) -> None:
-        self.max_record_bytes = 16 * MIB
+    def __init__(self, max_record_bytes: int = 16 * MIB) -> None:
+        self.max_record_bytes = max_record_bytes
         self._rest = bytearray()
         self._count = 0
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the records that the chunk completes; RecordTooLargeError for an impossible length."""
-        self._rest += chunk
-        records = []
-        at = 0
-        while len(self._rest) - at >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._rest, at)
-            if size > self.max_record_bytes:
-                raise RecordTooLargeError(
-                    f"record {self._count + 1} of the input claims {size} bytes, more than "
-                    f"{self.max_record_bytes}; is the input length-prefixed, big-endian?",
-                    size_bytes=size,
-                    limit_bytes=self.max_record_bytes,
-                )
-            if len(self._rest) - at - _LENGTH.size < size:
-                break
-            at += _LENGTH.size
-            records.append(bytes(self._rest[at : at + size]))
-            at += size
-            self._count += 1
-        del self._rest[:at]
-        return records
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes since the last whole record."""
+        return len(self._rest)
 
-    def finish(self) -> list[bytes]:
-        """Return nothing; UsageError if the input ends within a record."""
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield the records that the chunk completes; RecordTooLargeError for an impossible length."""
+        self._rest += chunk
+        at = 0
+        try:
+            while len(self._rest) - at >= _LENGTH.size:
+                (size,) = _LENGTH.unpack_from(self._rest, at)
+                self._check(size)
+                end = at + _LENGTH.size + size
+                if len(self._rest) < end:
+                    break
+                record = bytes(self._rest[at + _LENGTH.size : end])
+                at = end
+                self._count += 1
+                yield record
+        finally:
+            del self._rest[:at]
+
+    def finish(self) -> Iterator[bytes]:
+        """Yield nothing; UsageError if the input ends within a record."""
         if self._rest:
             raise UsageError(
                 f"the input ends within record {self._count + 1}: {len(self._rest)} bytes are left"
             )
-        return []
+        return iter(())
+
+    def _check(self, size: int) -> None:
+        if size > self.max_record_bytes:
+            raise RecordTooLargeError(
+                f"record {self._count + 1} of the input claims {size} bytes, more than "
+                f"{self.max_record_bytes}; is the input length-prefixed, big-endian? if so, "
+                f"--max-record-bytes allows up to {MOST_RECORD_BYTES}",
+                size_bytes=size,
+                limit_bytes=self.max_record_bytes,
+            )

@@ -9,40 +9,56 @@ from collections.abc import AsyncIterator
 
 import aiofiles
 
+from walstore.cli.errors import InputError, UsageError
+
 CHUNK_BYTES = 1 << 20
 
 
-async def read_stdin() -> AsyncIterator[bytes]:
-    """Yield what arrives on stdin, as soon as it does, until it ends. Cancellable at any time.
+def require_stdin() -> None:
+    """Raise UsageError if stdin is closed, before anything is created or changed."""
+    if sys.stdin is None or sys.stdin.closed:
+        raise UsageError(
+            "stdin is closed; records come from stdin: give a pipe, a file or /dev/null"
+        )
+
+
+async def read_stdin(stop: asyncio.Event) -> AsyncIterator[bytes]:
+    """Yield what arrives on stdin, as soon as it does, until it ends or ``stop`` is set.
 
     The thread that reads is only asked once there is something to read: one that waits in a read for
-    somebody to type could not be stopped.
+    somebody to type could not be stopped. ``stop`` never interrupts a read, so no byte is taken from
+    stdin and then lost. Raises InputError if stdin cannot be read.
     """
     while True:
-        await _readable()
-        chunk = await aiofiles.stdin_bytes.read1(CHUNK_BYTES)
+        await _readable(stop)
+        if stop.is_set():
+            return
+        try:
+            chunk = await aiofiles.stdin_bytes.read1(CHUNK_BYTES)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise InputError(f"stdin cannot be read: {reason}") from error
         if not chunk:
             return
         yield chunk
 
 
-async def _readable() -> None:
+async def _readable(stop: asyncio.Event) -> None:
+    """Return once stdin has something, or ``stop`` is set."""
     try:
         descriptor = sys.stdin.fileno()
     except (io.UnsupportedOperation, ValueError):
         return
     loop = asyncio.get_running_loop()
-    ready = loop.create_future()
+    ready = asyncio.Event()
     try:
-        loop.add_reader(descriptor, _resolve, ready)
+        loop.add_reader(descriptor, ready.set)
     except PermissionError:  # a file, which is always readable
         return
+    waiting = [loop.create_task(event.wait()) for event in (ready, stop)]
     try:
-        await ready
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     finally:
         loop.remove_reader(descriptor)
-
-
-def _resolve(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
+        for task in waiting:
+            task.cancel()

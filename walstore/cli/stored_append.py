@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from walstore.cli.output import complain
-from walstore.cli.running import stop_on_signal, until_stopped
+from walstore.cli.running import stop_on_signal
 from walstore.cli.splitting import Splitter
 from walstore.cli.stdin import read_stdin
 from walstore.errors import WalError
@@ -29,19 +30,27 @@ async def append_to_store(
     """
     from uploader.cloud_writer import CloudWriter
     from uploader.together import first_of
+    from uploader.writing.writer_settings import WriterSettings
 
-    async with CloudWriter.open(url, **placing) as log:
-        splitter.max_record_bytes = log.settings.max_record_bytes
+    most = splitter.max_record_bytes
+    default = WriterSettings()
+    settings = dataclasses.replace(
+        default, max_record_bytes=most, pending_bytes=max(default.pending_bytes, 2 * most)
+    )
+    async with CloudWriter.open(url, settings=settings, **placing) as log:
         appending = _Appending(log, options)
         failure: WalError | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 try:
                     with stop_on_signal() as stop:
-                        async for chunk in until_stopped(read_stdin(), stop):
+                        async for chunk in read_stdin(stop):
                             await appending.add(group, splitter.feed(chunk))
-                    await appending.add(group, splitter.finish())
-                except WalError as error:  # told once what came before is committed
+                        if stop.is_set():
+                            complain_of_rest(splitter)
+                        else:
+                            await appending.add(group, splitter.finish())
+                except WalError as error:  # reported once what came before is committed
                     failure = error
         except BaseExceptionGroup as errors:
             failure = first_of(errors)
@@ -58,6 +67,14 @@ async def append_to_store(
         }
 
 
+def complain_of_rest(splitter: Splitter) -> None:
+    """Say that a signal came within a record, if so: half a record is not appended."""
+    if splitter.pending_bytes:
+        complain(
+            f"stopped within a record: its first {splitter.pending_bytes} bytes were not appended"
+        )
+
+
 class _Appending:
     """What was read and is being appended, in order."""
 
@@ -71,8 +88,15 @@ class _Appending:
         self.span: tuple[int, int] | None = None
         """From the first to the last of them; with another writer at work, not all between are ours."""
 
-    async def add(self, group: asyncio.TaskGroup, values: list[bytes]) -> None:
-        """Append values together; waits while enough is under way."""
+    async def add(self, group: asyncio.TaskGroup, found: Iterator[bytes]) -> None:
+        """Append values together, also those before an error; waits while enough is under way."""
+        values: list[bytes] = []
+        try:
+            values.extend(found)  # what came before an error stays
+        finally:
+            await self._add(group, values)
+
+    async def _add(self, group: asyncio.TaskGroup, values: list[bytes]) -> None:
         if not values:
             return
         if len(self._under_way) == _GROUPS:

@@ -7,12 +7,14 @@ from typing import Any
 
 import typer
 
+from walstore import checkpoint, segment
 from walstore.cli.errors import CORRUPTION
 from walstore.cli.location import is_url, to_directory
 from walstore.cli.options import AsJson, Location
 from walstore.cli.output import complain, format_bytes, print_fields, print_json, terminal
 from walstore.cli.running import run_async
-from walstore.errors import CorruptionError
+from walstore.errors import CorruptionError, WalError
+from walstore.verify.report import VerifyReport
 from walstore.verify.verifying import verify_directory
 
 EXAMPLES = """\b
@@ -45,6 +47,11 @@ def verify(location: Location, *, as_json: AsJson = False) -> None:
     hidden = found["problem_count"] - len(found["problems"])
     if hidden:
         complain(f"and {hidden} more problems")
+    if found.get("healable"):
+        names = ", ".join(found["healable"])
+        complain(
+            f"'walstore repair {location} --from-tier' puts back what {found['tier_url']} holds of {names}"
+        )
     if not found["ok"]:
         raise typer.Exit(CORRUPTION)
 
@@ -54,6 +61,7 @@ def _verify_directory(path: Path) -> dict[str, Any]:
         report = verify_directory(
             path, on_progress=lambda segment: status.update(f"verifying {segment}")
         )
+    tier_url, healable = _healable(path, report)
     return {
         "ok": report.is_ok,
         "location": report.path,
@@ -71,7 +79,29 @@ def _verify_directory(path: Path) -> dict[str, Any]:
             {"path": problem.path, "position": problem.position, "message": problem.message}
             for problem in report.problems
         ],
+        "tier_url": tier_url,
+        "healable": healable,
     }
+
+
+def _healable(path: Path, report: VerifyReport) -> tuple[str | None, list[str]]:
+    """Return where the log is shipped to, and the damaged segments of which records are there.
+
+    By what the checkpoint says: no store is asked.
+    """
+    try:
+        place = path / checkpoint.FILE_NAME
+        hint = checkpoint.decode_checkpoint(place.read_bytes(), str(place))
+    except (OSError, WalError):
+        return None, []
+    if hint is None or hint.tier_url is None:
+        return None, []
+    names = dict.fromkeys(Path(problem.path).name for problem in report.problems)
+    starts = {name: segment.parse_file_name(name) for name in names}
+    shipped = hint.uploaded_limit
+    return hint.tier_url, [
+        name for name, start in starts.items() if start is not None and start < shipped
+    ]
 
 
 async def _verify_store(url: str) -> dict[str, Any]:

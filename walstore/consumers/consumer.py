@@ -13,6 +13,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self
 
+from walstore.arguments import as_seconds
 from walstore.batch import Batch
 from walstore.consumers.keeper import Keeper
 from walstore.consumers.register import ConsumerRegister, OutputLog, OutputT
@@ -21,7 +22,7 @@ from walstore.cursors.store import CursorStore
 from walstore.errors import InvalidSettingsError, WalClosedError, WalError
 from walstore.ports import Clock
 from walstore.reader import MIB, Reader
-from walstore.records import Durability, Record, Start
+from walstore.records import AnyDurability, Record, Start
 
 logger = logging.getLogger("walstore")
 
@@ -68,10 +69,12 @@ class Consumer(Generic[OutputT]):
         output: OutputLog[OutputT] | None = None,
     ) -> None:
         """See :meth:`walstore.Wal.consumer` for the options."""
-        if auto_commit_seconds is not None and not auto_commit_seconds > 0:
-            raise InvalidSettingsError(
-                f"auto_commit_seconds must be more than 0 or None, not {auto_commit_seconds!r}"
-            )
+        if auto_commit_seconds is not None:
+            auto_commit_seconds = as_seconds(auto_commit_seconds, "auto_commit_seconds")
+            if not auto_commit_seconds > 0:
+                raise InvalidSettingsError(
+                    f"auto_commit_seconds must be more than 0 or None, not {auto_commit_seconds!r}"
+                )
         # Set once.
         self.name = name
         """Name of the consumer and of its cursor."""
@@ -180,9 +183,13 @@ class Consumer(Generic[OutputT]):
         self._held = batch.start
         return batch
 
-    def seek(self, offset: int) -> None:
-        """Continue at ``offset`` instead; the next commit moves the cursor there, also back."""
-        self._reader.seek(offset)
+    def seek(self, start: Start | str | int) -> None:
+        """Continue at an offset, ``"earliest"`` or ``"latest"``; the next commit moves the cursor there,
+        also back. For a time, seek to what the log's ``offset_at`` returns."""
+        given: object = start
+        if isinstance(given, datetime):
+            raise TypeError("a consumer seeks to an offset: seek(await log.offset_at(moment))")
+        self._reader.seek(start)
         self._held = None
         self._entered().goes_back = True
 
@@ -207,7 +214,7 @@ class Consumer(Generic[OutputT]):
             await keeper.cursor.commit(offset)
 
     def transaction(
-        self, *, durability: Durability | str | None = None
+        self, *, durability: AnyDurability | None = None
     ) -> ConsumerTransaction[OutputT]:
         """Return a transaction of the output log that also commits all that was handed out.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from walstore.errors import CorruptionError, FencedError, RegisterMismatchError
-from walstore.records import Durability
+from walstore.records import AnyDurability, Durability
 
 
 class OutputTransaction(Protocol):
@@ -22,6 +22,9 @@ class OutputTransaction(Protocol):
     @property
     def span(self) -> range | None:
         """Offsets of the records once the transaction is accepted; None before, and if it never is."""
+
+    def set_registers(self, update: Mapping[str, str | None]) -> None:
+        """Set these registers too at the commit."""
 
 
 OutputT = TypeVar("OutputT", bound=OutputTransaction)
@@ -44,11 +47,9 @@ class OutputLog(Protocol[OutputT_co]):
         *,
         expect: Mapping[str, str | None] | None = None,
         update: Mapping[str, str | None] | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> AbstractAsyncContextManager[OutputT_co]:
-        """Return a transaction that commits if ``expect`` holds, and sets ``update`` with it.
-
-        The mappings are read at the commit, not before."""
+        """Return a transaction that commits if ``expect`` holds, and sets ``update`` with it."""
 
 
 class ConsumerRegister:

@@ -8,7 +8,7 @@ from typing import Generic, Protocol
 
 from walstore.consumers.register import ConsumerRegister, OutputLog, OutputT
 from walstore.errors import RegisterMismatchError, WalError
-from walstore.records import Durability
+from walstore.records import AnyDurability
 
 
 class Place(Protocol):
@@ -35,15 +35,13 @@ class ConsumerTransaction(Generic[OutputT]):
         place: Place,
         output: OutputLog[OutputT],
         register: ConsumerRegister,
-        durability: Durability | str | None,
+        durability: AnyDurability | None,
     ) -> None:
         """Not for callers; see :meth:`walstore.Consumer.transaction`."""
         self._place = place
         self._output = output
         self._register = register
         self._durability = durability
-        # Read by the output log at the commit; filled only then, when the position is known.
-        self._update: dict[str, str | None] = {}
         self._inner: AbstractAsyncContextManager[OutputT] | None = None
         self._transaction: OutputT | None = None
 
@@ -51,9 +49,7 @@ class ConsumerTransaction(Generic[OutputT]):
         register = self._register
         self._place.check()
         self._inner = self._output.transaction(
-            expect={register.name: register.value},
-            update=self._update,
-            durability=self._durability,
+            expect={register.name: register.value}, durability=self._durability
         )
         self._transaction = await self._inner.__aenter__()
         return self._transaction
@@ -85,7 +81,7 @@ class ConsumerTransaction(Generic[OutputT]):
             except WalError as error:
                 await inner.__aexit__(type(error), error, error.__traceback__)
                 raise
-            self._update[register.name] = register.value_at(position)
+            transaction.set_registers({register.name: register.value_at(position)})
             await inner.__aexit__(None, None, None)
         except RegisterMismatchError as mismatch:
             fenced = register.fenced()

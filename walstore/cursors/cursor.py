@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from walstore.arguments import as_int
 from walstore.cursors.directory import HeldCursors
 from walstore.cursors.file import CursorState
 from walstore.cursors.queue import Act, CursorQueue, Request
@@ -114,12 +115,12 @@ class Cursor:
         half a minute, DiskFullError, StorageUnavailableError, and OutcomeUnknownError. After the last
         four the commit may simply be tried again.
         """
-        self._check(offset)
+        offset = self._check(offset)
         target = self.target
         if offset < target:
             raise ValueError(
                 f"commit({offset}) would move cursor {self.name!r} back from {target}; "
-                "use rewind() if that is meant"
+                "to read records again, use Cursor.rewind() or Consumer.seek()"
             )
         if offset > 1:
             await self._desk.limits.wait_durable(offset - 1)
@@ -131,7 +132,7 @@ class Cursor:
 
     async def rewind(self, offset: int) -> None:
         """Move to ``offset``, also back, so that records are read again. Else as :meth:`commit`."""
-        self._check(offset)
+        offset = self._check(offset)
         if offset > 1:
             await self._desk.limits.wait_durable(offset - 1)
         await self._move(offset, is_checked=True)
@@ -167,9 +168,8 @@ class Cursor:
 
     # -- on the event loop -------------------------------------------------------------------
 
-    def _check(self, offset: int) -> None:
-        if isinstance(offset, bool) or not isinstance(offset, int):
-            raise TypeError(f"an offset is an int, not {type(offset).__name__}")
+    def _check(self, given: int) -> int:
+        offset = as_int(given, "the position of a cursor")
         limits = self._desk.limits
         if offset > limits.visible_limit:
             raise OffsetNotWrittenError(
@@ -178,6 +178,7 @@ class Cursor:
                 head=limits.head,
                 tail=limits.visible_limit,
             )
+        return offset
 
     async def _move(self, offset: int, *, is_checked: bool) -> None:
         if self._waiting is None:
@@ -263,7 +264,7 @@ class Cursor:
             return found  # written by us, although the call reported otherwise
         raise CursorMovedError(
             f"cursor {self.name!r} was moved from {seen.position} to {found.position} "
-            f"by {found.owner}; refresh() it to go on from there",
+            f"by {found.owner}; open it again, or Cursor.refresh() it, to go on from there",
             expected=seen.position,
             actual=found.position,
             cursor=self.name,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from datetime import datetime
-from typing import cast
+from typing import Any, cast, overload
 
 from walstore.consumers.consumer import Consumer, ConsumerLog
-from walstore.consumers.register import OutputLog, OutputT
+from walstore.consumers.register import OutputLog, OutputT, OutputTransaction
 from walstore.cursors.cursor import Cursor
 from walstore.cursors.directory import CursorInfo
 from walstore.cursors.store import CursorStore
@@ -33,7 +33,7 @@ class Cursored:
         """Return a handle on the named cursor: a durable position that retention never passes.
 
         A new one stands at ``start``. With ``lease_seconds`` it holds retention back only for that
-        long after its last commit. Details and errors: :meth:`walstore.cursor_store.CursorStore.open`.
+        long after its last commit. Details and errors: :meth:`walstore.cursors.store.CursorStore.open`.
         """
         cursors, _ = self._cursor_store()
         return await cursors.open(name, start=start, lease_seconds=lease_seconds)
@@ -48,6 +48,7 @@ class Cursored:
         cursors, _ = self._cursor_store()
         return await cursors.delete(name)
 
+    @overload
     def consumer(
         self,
         name: str,
@@ -57,8 +58,33 @@ class Cursored:
         lease_seconds: float | None = None,
         stream: str | None = None,
         follow: bool = True,
-        output: OutputLog[OutputT] | None = None,
-    ) -> Consumer[OutputT]:
+        output: None = None,
+    ) -> Consumer[OutputTransaction]: ...
+
+    @overload
+    def consumer(
+        self,
+        name: str,
+        *,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        auto_commit_seconds: float | None = 5.0,
+        lease_seconds: float | None = None,
+        stream: str | None = None,
+        follow: bool = True,
+        output: OutputLog[OutputT] | None,
+    ) -> Consumer[OutputT]: ...
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        auto_commit_seconds: float | None = 5.0,
+        lease_seconds: float | None = None,
+        stream: str | None = None,
+        follow: bool = True,
+        output: OutputLog[Any] | None = None,
+    ) -> Consumer[Any]:
         """Return a consumer: a reader that keeps its place in the cursor of that name.
 
         ``async with log.consumer("billing") as consumer: async for record in consumer: ...``. It begins

@@ -137,7 +137,7 @@ def hold_cursors(
     directory ``cursors`` is made if there is none, since the lock lies in it.
 
     Raises WalLockedError at once if somebody else holds it: they do for some milliseconds, so try again
-    (``walstore.cursor_queue.patiently``), but never on a thread that others wait for.
+    (:func:`walstore.cursors.queue.patiently`), but never on a thread that others wait for.
     """
     cursors = directory / DIRECTORY_NAME
     fs.make_directory(cursors)
@@ -202,7 +202,7 @@ def describe_cursor(cause: OSError, path: Path, outcome: Outcome) -> WalError:
     error: WalError
     if outcome == "unknown":
         error = OutcomeUnknownError(
-            f"cursor may or may not have moved; refresh it and try again: {path}: {cause}",
+            f"cursor may or may not have moved; try the commit again: {path}: {cause}",
             retriable=True,
         )
     elif cause.errno in _FULL:

@@ -12,6 +12,7 @@ from typing import Final
 
 from crc32c import crc32c
 
+from walstore.arguments import as_text
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.packed import MOST_OFFSET, MOST_TIMESTAMP_US
 
@@ -65,7 +66,8 @@ class CursorState:
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if a cursor may have it; ValueError otherwise."""
+    """Return ``name`` if a cursor may have it; TypeError or ValueError otherwise."""
+    name = as_text(name, "a cursor's name")
     if not NAME.fullmatch(name):
         raise ValueError(
             "a cursor's name has 1 to 128 of the characters A-Z a-z 0-9 _ . - "

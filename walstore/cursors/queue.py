@@ -16,6 +16,7 @@ from typing import Final, Generic, TypeVar
 from walstore.cursors.directory import HeldCursors, describe_cursor, hold_cursors
 from walstore.errors import OutcomeUnknownError, WalClosedError, WalError, WalLockedError
 from walstore.faults import fresh
+from walstore.forks import abandon_in_children
 from walstore.ports import Clock, FileSystem
 from walstore.threads import Lane
 
@@ -92,11 +93,15 @@ class CursorQueue:
         # Its task, while there is something to do; waited for by aclose().
         self._draining: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._abandoned: WalClosedError | None = None
+        abandon_in_children(self)
         self.rounds = 0
         """How often the files were locked."""
 
     def put(self, request: Request[_T]) -> None:
         """Take a request; WalClosedError if the queue is closed."""
+        if self._abandoned is not None:
+            raise fresh(self._abandoned)
         if self._is_closed:
             raise WalClosedError("the log is closed")
         self._requests.append(request)  # type: ignore[arg-type]
@@ -126,6 +131,10 @@ class CursorQueue:
         self._is_closed = True
         if self._draining is not None:
             await asyncio.shield(self._draining)
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse everything in a child process; see :mod:`walstore.forks`."""
+        self._abandoned = error
 
     async def _drain(self) -> None:
         try:

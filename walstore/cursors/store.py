@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from walstore.arguments import as_seconds
 from walstore.cursors.cursor import Cursor, CursorLimits, Desk, check_retained, first_retained
 from walstore.cursors.directory import CursorInfo, HeldCursors, describe_cursor, list_cursors
 from walstore.cursors.file import TAG_BYTES, CursorState, check_name
@@ -90,9 +91,9 @@ class CursorStore:
         Cancelled, the cursor may be made all the same. Raises ValueError for a bad name,
         OffsetNotWrittenError or OffsetTrimmedError for a ``start`` outside the log,
         OffsetTrimmedError also for a cursor whose position was removed after its lease ended (delete
-        it to begin anew), CorruptionError, FormatVersionError, and what a commit raises for the disk.
+        it to begin again), CorruptionError, FormatVersionError, and what a commit raises for the disk.
         """
-        check_name(name)
+        name = check_name(name)
         lease_us = None if lease_seconds is None else _lease_us(lease_seconds)
         offset = await self._resolve(start)
         tier_head = self._log.tier_head
@@ -138,7 +139,7 @@ class CursorStore:
 
         Returns whether there was one. Its handles fail with CursorMovedError from then on.
         """
-        check_name(name)
+        name = check_name(name)
         return await self._queue.perform(lambda held: held.remove(name))
 
     async def aclose(self) -> None:
@@ -157,7 +158,7 @@ class CursorStore:
 
     async def _resolve(self, start: Start | str | int | datetime) -> int | None:
         """Return the offset that is meant; None for the head, which is known under the lock only."""
-        if start == Start.EARLIEST:
+        if isinstance(start, str) and start == Start.EARLIEST:
             return None
         async with self._log.reader(start) as reader:
             offset = reader.position
@@ -173,7 +174,7 @@ class CursorStore:
 
 
 def _lease_us(seconds: float) -> int:
-    if not 0 < seconds <= _MOST_LEASE_SECONDS:
+    if not 0 < as_seconds(seconds, "lease_seconds") <= _MOST_LEASE_SECONDS:
         raise InvalidSettingsError(
             f"lease_seconds must be more than 0 and at most ten years, not {seconds!r}"
         )

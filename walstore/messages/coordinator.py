@@ -21,7 +21,7 @@ from walstore.messages.publisher import Publisher
 from walstore.messages.recovery import recover
 from walstore.messages.stamp import new_producer_id
 from walstore.ports import Clock
-from walstore.records import Durability
+from walstore.records import AnyDurability, Durability
 from walstore.resource import Opening
 from walstore.wal import Wal
 
@@ -42,7 +42,7 @@ class Coordinator:
         *,
         clock: Clock | None = None,
         make_id: Callable[[], bytes] = new_producer_id,
-        durability: Durability | str = Durability.DISK,
+        durability: AnyDurability = Durability.DISK,
         forget_missing: bool = False,
     ) -> Opening[Coordinator]:
         """Take the store over, recover, and return a coordinator; to be awaited or entered.
@@ -67,7 +67,7 @@ class Coordinator:
         outputs: list[Wal],
         publisher: Publisher,
         state: CoordinatorState,
-        durability: Durability | str,
+        durability: AnyDurability,
     ) -> None:
         """Not for callers; see :meth:`open`."""
         self._store = store
@@ -194,7 +194,7 @@ async def _open(
     outputs: list[Wal],
     clock: Clock,
     make_id: Callable[[], bytes],
-    durability: Durability | str,
+    durability: AnyDurability,
     forget_missing: bool,  # noqa: FBT001 - keyword-only where callers see it
 ) -> Coordinator:
     publisher = Publisher(clock=clock, make_id=make_id)

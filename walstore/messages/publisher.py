@@ -11,7 +11,7 @@ from walstore.errors import ExpectationError, WalError
 from walstore.messages.message_clock import MessageClock
 from walstore.messages.stamp import HEADER, Flag, Stamp, new_producer_id, stamped
 from walstore.ports import Clock
-from walstore.records import Durability
+from walstore.records import AnyDurability, Durability
 from walstore.settings import parse_durability
 from walstore.wal import Wal
 
@@ -70,7 +70,7 @@ class Publisher:
         stream: str | None = None,
         headers: Mapping[str, bytes] | None = None,
         timestamp_us: int | None = None,
-        durability: Durability | str | None = None,
+        durability: AnyDurability | None = None,
     ) -> int:
         """Append a message that is committed as soon as it is durable; return its offset.
 
@@ -115,7 +115,7 @@ class Publisher:
 
     # -- transactions ------------------------------------------------------------------------
 
-    async def wait_durable(self, durability: Durability | str = Durability.DISK) -> None:
+    async def wait_durable(self, durability: AnyDurability = Durability.DISK) -> None:
         """Return when all messages of the current transaction are as safe as ``durability`` says."""
         for lane in self._pending():
             if lane.last_offset:

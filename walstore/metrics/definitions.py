@@ -227,6 +227,11 @@ _LOG: Final = (
         _by_tier("cache_read_bytes", "file_read_bytes", "tier_read_bytes"),
         labels=("tier",),
     ),
+    _counter(
+        "healed_reads",
+        "Reads served from the cloud tier because a segment file is damaged, missing or unreadable.",
+        "healed_reads",
+    ),
     _gauge("readers", "Live readers that follow the log.", "readers"),
     _gauge(
         "reader_lag_records",

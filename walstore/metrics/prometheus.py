@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from walstore.errors import InvalidSettingsError
+from walstore.extras import needs_extra
 from walstore.metrics.collection import Collection
 from walstore.metrics.definitions import (
     HISTOGRAMS,
@@ -50,14 +50,10 @@ class PrometheusMetrics:
         ``log`` is the label of every log opened with this object; None takes each log's own name: the
         last part of its directory, or its name in its store. Logs with the same label are shown as one:
         counts and sizes are added, of lags the largest is taken, and offsets are left out while there
-        are several. Raises InvalidSettingsError if prometheus_client is not installed.
+        are several. Raises MissingExtraError if prometheus_client is not installed.
         """
-        try:
+        with needs_extra("metrics", "PrometheusMetrics"):
             import prometheus_client
-        except ImportError as error:
-            raise InvalidSettingsError(
-                "metrics need the package of an extra: pip install 'walstore[metrics]'"
-            ) from error
         self._registry = prometheus_client.REGISTRY if registry is None else registry
         self._log = log
         with _collectors_lock:

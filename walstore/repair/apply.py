@@ -2,15 +2,15 @@
 
 The order is fixed:
 
-  1. the plan becomes durable as ``repair.wal``; a log in which that file lies does not open, because it is
-     named like a segment and is none;
+  1. batches that come from a copy become durable in a file, and then the plan as ``repair.wal``; a log in
+     which that lies does not open, because it is named like a segment and is none;
   2. every file that is replaced or given up moves into the directory of what is set aside;
   3. segments that consist of parts of those are written beside them, synced, and renamed to their place;
   4. checkpoint and durable cell are written from what is there now;
   5. the plan itself moves to what was set aside, as the record of what was done. Now the log opens.
 
-Every step finds out whether it was done already. Nothing is ever deleted but files of step 3 that a crash
-left unfinished.
+Every step finds out whether it was done already, and none needs the copy. Nothing is ever deleted but the
+file with its batches, and files of step 3 that a crash left unfinished.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from walstore.errors import CorruptionError
 from walstore.frame import Kind
 from walstore.ports import File, FileSystem
 from walstore.recovery import Chain
+from walstore.repair.overlay import Overlay, Staging
 from walstore.repair.plan import (
     JOURNAL_NAME,
     KEPT_NAME,
+    STAGED_NAME,
     Actions,
     Output,
     RepairPlan,
@@ -54,8 +56,13 @@ def load_interrupted(fs: FileSystem, directory: Path) -> RepairPlan | None:
         return None
 
 
-def run_actions(fs: FileSystem, directory: Path, plan: RepairPlan, new_log_id: str) -> None:
-    """Do what a plan says, or the rest of it if it was interrupted. Under the log's lock; OSError."""
+def run_actions(
+    fs: FileSystem, directory: Path, plan: RepairPlan, new_log_id: str, staging: Staging
+) -> None:
+    """Do what a plan says, or the rest of it if it was interrupted. Under the log's lock; OSError.
+
+    ``staging`` has the bytes that the plan takes from a copy, if it was not interrupted.
+    """
     actions = plan.actions
     assert actions is not None
     if not actions.log_id:
@@ -64,13 +71,32 @@ def run_actions(fs: FileSystem, directory: Path, plan: RepairPlan, new_log_id: s
     kept = directory / KEPT_NAME
     fs.make_directory(kept)
     if load_interrupted(fs, directory) is None:
+        if staging.size_bytes:
+            _write_staged(fs, directory, staging)
         _begin(fs, directory, kept, plan)
     _set_aside(fs, directory, kept, actions)
     for output in actions.outputs:
         _write_segment(fs, directory, kept, output, actions)
     _write_hints(fs, directory, actions)
+    with contextlib.suppress(FileNotFoundError):
+        fs.remove(directory / STAGED_NAME)
     fs.replace(directory / JOURNAL_NAME, kept / actions.record_name)
     fs.sync_directory(kept)
+    fs.sync_directory(directory)
+
+
+def _write_staged(fs: FileSystem, directory: Path, staging: Staging) -> None:
+    """Make the batches of a copy durable, so that no step needs the copy again."""
+    path = directory / STAGED_NAME
+    with contextlib.suppress(FileNotFoundError):
+        fs.remove(path)
+    file = fs.open(path, "x")
+    try:
+        for at in range(0, staging.size_bytes, _CHUNK_BYTES):
+            file.pwrite([staging.pread(_CHUNK_BYTES, at)], at)
+        file.datasync()
+    finally:
+        file.close()
     fs.sync_directory(directory)
 
 
@@ -112,8 +138,7 @@ def _write_segment(
     file = fs.open(spare, "x")
     try:
         file.pwrite([segment.encode_header(header)], 0)
-        if output.source is not None:
-            _copy(fs, kept / output.source, file, output)
+        _copy(fs, directory, kept, file, output)
         index = SegmentIndex(SegmentStreams())
         chain = Chain(output.start, output.previous_crc, 0, 0)
         end = walk_file(file, spare, chain, index, segment.HEADER_BYTES, output.salt)
@@ -141,21 +166,32 @@ def _write_segment(
     fs.sync_directory(directory)
 
 
-def _copy(fs: FileSystem, source: Path, target: File, output: Output) -> None:
-    file = fs.open(source, "r")
-    try:
+def _copy(fs: FileSystem, directory: Path, kept: Path, target: File, output: Output) -> None:
+    """Copy the batches from where they are to behind the header of ``target``."""
+    with contextlib.ExitStack() as stack:
+
+        def opened(path: Path) -> File:
+            file = fs.open(path, "r")
+            stack.callback(file.close)
+            return file
+
+        file = None if output.source is None else opened(kept / output.source)
+        if output.extents:
+            is_staged = any(one.is_staged for one in output.extents)
+            staged = opened(directory / STAGED_NAME) if is_staged else None
+            file = Overlay(output.extents, file, staged)
         at = output.position
         while at < output.end:
+            assert file is not None
             data = file.pread(min(_CHUNK_BYTES, output.end - at), at)
             if not data:
-                raise CorruptionError("the file became shorter", path=str(source), position=at)
+                path = kept / (output.source or output.name)
+                raise CorruptionError("the file became shorter", path=str(path), position=at)
             for patch in output.patches:
                 if at <= patch.position < at + len(data):
                     data = _patched(data, patch.position - at, patch.value)
             target.pwrite([data], segment.HEADER_BYTES + at - output.position)
             at += len(data)
-    finally:
-        file.close()
 
 
 def _patched(data: bytes, position: int, value: int) -> bytes:

@@ -49,6 +49,9 @@ def find_damages(survey: Survey, situation: Situation) -> list[Damage]:
             position = one.runs[-1].end if one.runs else segment.HEADER_BYTES
             damages.append(Damage(path, position, _damaged(expected)))
             expected, previous_crc = following, None
+        elif is_last and one.lost_marks and expected == following:
+            text = f"a batch without records at offset {expected} is damaged"
+            damages.append(Damage(path, one.runs[-1].end, text))
     if expected < situation.limit:
         damages.append(
             Damage(
@@ -72,6 +75,8 @@ def _inside(
         yield 0, one.header_error
     elif one.header is not None and one.header.start != one.start:
         yield 0, f"the segment begins at offset {one.header.start}, unlike its name"
+    elif one.header is not None and first is not None and one.header.epoch > first.first_epoch:
+        yield 0, "the segment's header is of a later epoch than its batches"
     if (
         first is not None
         and first.position == segment.HEADER_BYTES

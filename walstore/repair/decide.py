@@ -24,23 +24,40 @@ from walstore.repair.plan import (
     RepairPlan,
     Step,
 )
-from walstore.repair.run import Run, SegmentSurvey, Survey
+from walstore.repair.run import Healed, Run, SegmentSurvey, Survey
 from walstore.repair.stretches import Keep, Stretch, summary_of, understand
 
 
-def decide(survey: Survey, keep: Keep | None, kept_names: Iterable[str]) -> RepairPlan:
+def decide(
+    survey: Survey,
+    keep: Keep | None,
+    kept_names: Iterable[str],
+    *,
+    healed: Survey | None = None,
+    source: str | None = None,
+) -> RepairPlan:
     """Return the plan for a survey. ``kept_names`` are taken in the directory of what was set aside.
 
+    ``healed`` is the survey with its gaps filled from the copy at ``source``, if there is one.
     InvalidSettingsError if ``keep`` is an offset that is not readable.
     """
-    return _Decision(survey, keep, kept_names).plan()
+    return _Decision(survey, keep, kept_names, healed or survey, source).plan()
 
 
 class _Decision:
     """The steps and actions of one plan, while they are gathered."""
 
-    def __init__(self, survey: Survey, keep: Keep | None, kept_names: Iterable[str]) -> None:
+    def __init__(
+        self,
+        found: Survey,
+        keep: Keep | None,
+        kept_names: Iterable[str],
+        survey: Survey,
+        source: str | None,
+    ) -> None:
+        self._found = found
         self._survey = survey
+        self._source = source
         self._keep = keep
         self._taken = set(kept_names)
         self._situation = understand(survey)
@@ -52,7 +69,8 @@ class _Decision:
     def plan(self) -> RepairPlan:
         """Decide."""
         situation = self._situation
-        damages = find_damages(self._survey, situation)
+        before = understand(self._found)
+        damages = find_damages(self._found, before)
         self._chosen = situation.choose(self._keep)
         needs_choice = self._keep is None and len(situation.readable) > 1
         actions = None
@@ -61,13 +79,16 @@ class _Decision:
         limit = self._limit if not needs_choice else situation.limit
         head = self._head if not needs_choice else situation.head
         lost = self._lost() if not needs_choice else situation.unreadable
+        restored = self._restored() if actions is not None else ()
         hint = self._survey.hint if situation.is_hint_trusted else None
         return RepairPlan(
             path=str(self._survey.path),
             log_id=situation.log_id.hex() if situation.log_id else None,
             keep=None if self._keep is None else str(self._keep),
+            source=self._source,
+            restored=restored,
             damages=tuple(damages),
-            unreadable=situation.unreadable,
+            unreadable=before.unreadable,
             choices=tuple(
                 Interval(max(one.start, situation.head), one.limit) for one in situation.readable
             ),
@@ -100,12 +121,19 @@ class _Decision:
         parts = (Interval(should.start, self._head), Interval(self._limit, should.limit))
         return tuple(part for part in parts if part.start < part.limit)
 
+    def _restored(self) -> tuple[Interval, ...]:
+        """Return the offsets whose records come from the copy."""
+        pieces = self._chosen.pieces if self._chosen else []
+        found = [one.interval for source, run in pieces for one in _healed_in(source, run)]
+        return tuple(one for one in found if one.start < one.limit)
+
     def _ledger(self) -> tuple[bytes, bool]:
         """Return what the repaired log remembers, and whether no change of it can have been lost."""
         hint = self._survey.hint if self._situation.is_hint_trusted else None
         if self._chosen is not None:
-            run = self._chosen.pieces[-1][1]
-            return run.ledger, run.ledger_is_exact
+            source, run = self._chosen.pieces[-1]
+            is_cut = source.lost_marks and run is source.runs[-1]
+            return run.ledger, run.ledger_is_exact and not is_cut
         if hint is not None and hint.next_offset == self._limit:
             return hint.ledger, True
         runs = [run for one in self._situation.stretches for _, run in one.pieces]
@@ -174,7 +202,16 @@ class _Decision:
             header is not None
             and not source.header_error
             and header.previous_crc == run.previous_crc
+            and header.epoch <= run.first_epoch
         )
+        for one in _healed_in(source, run):
+            what = (
+                f"take the records {one.interval} from {self._source}"
+                if one.interval.start < one.interval.limit
+                else f"make the batches without records before offset {one.interval.limit} again"
+            )
+            how = "bit for bit" if one.is_exact else "as new batches"
+            self._step(RepairKind.RESTORE, source.name, f"{what}, {how}")
         for patch in run.patches:
             text = f"put the flipped bit at byte {patch.position} of {name} right"
             self._step(RepairKind.CORRECT_BIT, source.name, text)
@@ -184,6 +221,12 @@ class _Decision:
             self._step(RepairKind.REBUILD_HEADER, source.name, f"write the header of {name} again")
         if is_sealed and footer != summary_of(run) and not begins_late:
             self._step(RepairKind.REBUILD_FOOTER, source.name, f"write the footer of {name} again")
+        elif not is_sealed and source.lost_marks and run is source.runs[-1]:
+            self._step(
+                RepairKind.CUT_TAIL,
+                source.name,
+                f"cut {source.rest_bytes} bytes off {name}, damaged batches without records",
+            )
         elif not is_sealed and source.torn_bytes:
             self._step(
                 RepairKind.CUT_TAIL,
@@ -192,7 +235,13 @@ class _Decision:
             )
         holds_more = run is not source.runs[-1] or source.was_sealed or source.rest_bytes > 0
         is_cut = not is_sealed and holds_more
-        is_changed = len(self._steps) > before or begins_late or is_other_start or is_cut
+        is_changed = (
+            len(self._steps) > before
+            or begins_late
+            or is_other_start
+            or is_cut
+            or bool(source.extents)
+        )
         if not is_changed:
             return
         epoch = header.epoch if header is not None else run.first_epoch
@@ -201,7 +250,8 @@ class _Decision:
         self._outputs.append(
             Output(
                 name=name,
-                source=self._move(source.name),
+                source=self._move(source.name) if source.name in self._survey.names else None,
+                extents=source.extents,
                 position=run.position,
                 end=run.end,
                 start=run.start,
@@ -279,15 +329,25 @@ class _Decision:
         return make(number)
 
     def _notes(self, lost: tuple[Interval, ...], *, is_decided: bool) -> Iterable[str]:
-        yield from general_notes(self._survey, self._situation)
+        yield from general_notes(self._found, self._situation)
         if is_decided and lost:
             kept = Interval(self._head, self._limit)
             yield from loss_notes(self._survey, self._situation, self._chosen, kept, lost)
-            if not self._ledger()[1]:
-                yield (
-                    "registers, producers and streams that changed in the damaged batches have their "
-                    "older values"
-                )
+        is_kept = self._chosen is not None or lost
+        if is_decided and is_kept and not self._ledger()[1]:
+            yield (
+                "registers, producers and streams that changed in the damaged batches have their "
+                "older values"
+            )
+
+
+def _healed_in(source: SegmentSurvey, run: Run) -> list[Healed]:
+    """Return the gaps filled from a copy that a run holds."""
+    return [
+        one
+        for one in source.healed
+        if run.start <= one.interval.start and one.interval.limit <= run.limit
+    ]
 
 
 def _moved_salt(salt: int | None, position: int) -> int | None:

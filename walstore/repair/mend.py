@@ -11,8 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from crc32c import crc32c
+
 from walstore import frame
 from walstore.recovery import Chain
+
+_MAGIC: Final = frame.FRAME_MAGIC.to_bytes(4, "little")
+_LENGTH_AT: Final = 8
 
 MOST_BYTES: Final = 4096
 """Length up to which bits behind a frame's header are tried."""
@@ -33,35 +38,88 @@ def mend(
     """Return the frame that continues the log at ``chain`` if flipping one bit yields it, or None.
 
     ``read(size)`` returns so many bytes from where the frame begins, of which there are ``size_bytes``;
-    ``place`` is :func:`walstore.frame.place` of that position.
+    ``place`` is :func:`walstore.frame.place` of that position. The frame's bytes are hashed once.
     """
     if size_bytes < frame.HEADER_BYTES + frame.TRAILER.size:
         return None
-    data = read(min(size_bytes, MOST_BYTES))
-    head = data[: frame.HEADER_BYTES]
-    for position, candidate in _flipped(head, 0):
+    head = read(frame.HEADER_BYTES)
+    for position, candidate in _flipped(head, _LENGTH_AT, _LENGTH_AT + 4):
         header = frame.parse_header(memoryview(candidate), 0)
-        if header is None or not chain.follows(header) or header.length > size_bytes:
-            continue
-        if header.length > len(data):
-            data = read(header.length)
-        whole = candidate + data[frame.HEADER_BYTES : header.length]
-        if frame.is_whole(memoryview(whole), header, place):
-            return Mended(whole, header, position)
-    header = frame.parse_header(memoryview(head), 0)
-    if header is None or not chain.follows(header) or header.length > min(size_bytes, MOST_BYTES):
+        if header is not None and header.length <= size_bytes and chain.follows(header):
+            found = _checked(candidate + read(header.length)[len(head) :], position, chain, place)
+            if found is not None:
+                return found
+    right = _MAGIC + head[len(_MAGIC) :]
+    header = frame.parse_header(memoryview(right), 0)
+    if header is None or header.length > size_bytes:
         return None
-    for position, candidate in _flipped(data[: header.length], frame.HEADER_BYTES):
-        if frame.is_whole(memoryview(candidate), header, place):
-            return Mended(candidate, header, position)
+    data = read(header.length)
+    for position, mask in _flips(right, data, header.crc, place, is_magic_right=right == head):
+        mended = bytearray(data)
+        mended[position] ^= mask
+        found = _checked(bytes(mended), position, chain, place)
+        if found is not None:
+            return found
     return None
 
 
-def _flipped(data: bytes, begin: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the data with each one of its bits flipped, from byte ``begin`` on."""
+def _flips(
+    head: bytes, data: bytes, crc: int, place: bytes, *, is_magic_right: bool
+) -> Iterator[tuple[int, int]]:
+    """Yield byte and mask of the single flipped bits that explain the CRC."""
+    body_crc = crc32c(memoryview(data)[frame.HEADER_BYTES :])
+    wrong = crc32c(head[frame.CRC_FROM :] + place, body_crc) ^ crc
+    if not is_magic_right:
+        flipped = int.from_bytes(data[:4], "little") ^ frame.FRAME_MAGIC
+        if not wrong and flipped.bit_count() == 1:
+            bit = flipped.bit_length() - 1
+            yield bit // 8, 1 << bit % 8
+        return
+    if wrong.bit_count() == 1:
+        bit = wrong.bit_length() - 1
+        yield 4 + bit // 8, 1 << bit % 8
+    # What flipping a bit changes in the CRC depends only on how many bytes follow in what it covers.
+    covered = [*range(frame.HEADER_BYTES, len(data)), *range(frame.CRC_FROM, frame.HEADER_BYTES)]
+    if len(data) > MOST_BYTES:
+        covered = covered[-(frame.HEADER_BYTES - frame.CRC_FROM) :]
+    changes = [_shifted(_TABLE[1 << bit], len(place)) for bit in range(8)]
+    for position in reversed(covered):
+        if wrong in changes:
+            yield position, 1 << changes.index(wrong)
+        changes = [_TABLE[change & 0xFF] ^ change >> 8 for change in changes]
+
+
+def _shifted(change: int, count: int) -> int:
+    """Return a change of a CRC behind so many more bytes."""
+    for _ in range(count):
+        change = _TABLE[change & 0xFF] ^ change >> 8
+    return change
+
+
+def _checked(data: bytes, position: int, chain: Chain, place: bytes) -> Mended | None:
+    """Return the frame if it is whole and continues the log."""
+    header = frame.parse_header(memoryview(data), 0)
+    if header is None or not chain.follows(header):
+        return None
+    if not frame.is_whole(memoryview(data), header, place):
+        return None
+    return Mended(data, header, position)
+
+
+def _flipped(data: bytes, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the data with each one of its bits in ``[begin, end)`` flipped."""
     changed = bytearray(data)
-    for position in range(begin, len(data)):
+    for position in range(begin, end):
         for bit in range(8):
             changed[position] ^= 1 << bit
             yield position, bytes(changed)
             changed[position] ^= 1 << bit
+
+
+def _make_table() -> list[int]:
+    """Return what each last byte adds to a CRC."""
+    none = crc32c(b"\0")
+    return [crc32c(bytes([byte])) ^ none for byte in range(256)]
+
+
+_TABLE: Final = _make_table()

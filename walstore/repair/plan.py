@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import fields as fields_of
 from enum import StrEnum
-from typing import Any, Final
+from types import UnionType
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from crc32c import crc32c
 
 from walstore.directory import REPAIR_NAME
 from walstore.errors import FormatVersionError
+from walstore.repair.overlay import Extent
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""Version 1 is read, too: it knows no copies."""
 JOURNAL_NAME: Final = REPAIR_NAME
 """The file in which a plan lies while it is carried out."""
+STAGED_NAME: Final = "repair.frames"
+"""The file with the batches of a copy, while they are put into segments."""
 KEPT_NAME: Final = "damaged"
 """Directory of what was set aside, inside the log's."""
 
@@ -41,6 +47,8 @@ class RepairKind(StrEnum):
     """Write a sealed segment's footer again from its batches."""
     CORRECT_BIT = "correct-bit"
     """Put the one flipped bit of a batch right that its checksum shows."""
+    RESTORE = "restore"
+    """Fill the place of damaged or missing batches with the records of a copy."""
     CUT_TAIL = "cut-tail"
     """Cut bytes behind the last batch off that hold no acknowledged record."""
     SET_ASIDE = "set-aside"
@@ -133,6 +141,8 @@ class Output:
     timestamp_us: int
     patches: tuple[Patch, ...]
     """Bytes of the source to be put right on the way."""
+    extents: tuple[Extent, ...] = ()
+    """What the source is made of, if a copy's records are in it: then positions are of that."""
     is_sealed: bool
     needs_ledger: bool
     """Whether it must end with the ledger because it does not begin with it."""
@@ -168,6 +178,10 @@ class RepairPlan:
     """Identity of the log, 32 hex digits; None if it is lost."""
     keep: str | None
     """The choice that was given to ``plan_repair``."""
+    source: str | None = None
+    """Where the copy is whose records fill the gaps; None if none was given."""
+    restored: tuple[Interval, ...] = ()
+    """Offsets whose records come from the copy. They are neither unreadable afterwards nor lost."""
     damages: tuple[Damage, ...]
     unreadable: tuple[Interval, ...]
     """Offsets that the log should hold and whose records are damaged or missing."""
@@ -201,6 +215,11 @@ class RepairPlan:
         return bool(self.damages)
 
     @property
+    def is_begun(self) -> bool:
+        """Whether it was interrupted, so that all that is left is to finish it."""
+        return any(step.kind is RepairKind.FINISH for step in self.steps)
+
+    @property
     def is_lossy(self) -> bool:
         """Whether records are lost, be it by the damage or by the repair."""
         return bool(self.lost)
@@ -220,19 +239,28 @@ def decode_plan(data: bytes, path: str) -> RepairPlan | None:
     body = rest.removesuffix(b"\n")
     if first != b"%08x" % crc32c(body):
         return None
-    fields: dict[str, Any] = json.loads(body)
-    version = fields.pop("version")
-    if version != VERSION:
-        raise FormatVersionError(
-            "the repair was begun by another version", path=path, found=version, supported=VERSION
-        )
+    try:
+        fields: dict[str, Any] = json.loads(body)
+        version = int(fields.pop("version"))
+        if version <= VERSION:
+            return _decode(fields)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+        return None  # no plan of ours, though its CRC is right
+    raise FormatVersionError(
+        "the repair was begun by another version", path=path, found=version, supported=VERSION
+    )
+
+
+def _decode(fields: dict[str, Any]) -> RepairPlan:
+    """Return the plan that a map is; any error of a conversion if it is none."""
     actions = fields.pop("actions")
     reassigned = fields.pop("reassigned")
-    return RepairPlan(
+    plan = RepairPlan(
         damages=tuple(Damage(**one) for one in fields.pop("damages")),
         unreadable=_intervals(fields.pop("unreadable")),
         choices=_intervals(fields.pop("choices")),
         lost=_intervals(fields.pop("lost")),
+        restored=_intervals(fields.pop("restored", [])),
         steps=tuple(
             Step(RepairKind(one["kind"]), one["path"], one["message"])
             for one in fields.pop("steps")
@@ -242,6 +270,42 @@ def decode_plan(data: bytes, path: str) -> RepairPlan | None:
         actions=_decode_actions(actions) if actions else None,
         **fields,
     )
+    check_types(plan)
+    if plan.actions is not None:
+        _check_names(plan.actions)
+    return plan
+
+
+def check_types(value: Any) -> None:
+    """Raise TypeError unless each field of a plan, and of what is in it, has its type.
+
+    ValueError for a negative number: there is none in a plan.
+    """
+    hints = get_type_hints(type(value))
+    for one in fields_of(value):
+        found, hint = getattr(value, one.name), hints[one.name]
+        allowed = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        if get_origin(hint) is tuple:
+            inner = get_args(hint)[0]
+            if not isinstance(found, tuple) or not all(type(item) is inner for item in found):
+                raise TypeError(one.name)
+        elif type(found) not in allowed:
+            raise TypeError(one.name)
+        for item in found if isinstance(found, tuple) else (found,):
+            if is_dataclass(item):
+                check_types(item)
+            elif isinstance(item, int) and not 0 <= item < 1 << 64:
+                raise ValueError(one.name)
+
+
+def _check_names(actions: Actions) -> None:
+    """Raise ValueError unless all names are those of files in the log's directory."""
+    names = [actions.record_name]
+    names += [name for move in actions.moves for name in (move.name, move.kept_as)]
+    names += [name for one in actions.outputs for name in (one.name, one.source or one.name)]
+    for name in names:
+        if not name or name in (".", "..") or "/" in name or "\0" in name:
+            raise ValueError(f"not the name of a file: {name!r}")
 
 
 def _decode_actions(fields: dict[str, Any]) -> Actions:
@@ -249,13 +313,17 @@ def _decode_actions(fields: dict[str, Any]) -> Actions:
         moves=tuple(Move(**one) for one in fields.pop("moves")),
         outputs=tuple(_decode_output(one) for one in fields.pop("outputs")),
         segments=tuple(fields.pop("segments")),
-        ledger=base64.b64decode(fields.pop("ledger")),
+        ledger=base64.b64decode(fields.pop("ledger"), validate=True),
         **fields,
     )
 
 
 def _decode_output(fields: dict[str, Any]) -> Output:
-    return Output(patches=tuple(Patch(**one) for one in fields.pop("patches")), **fields)
+    return Output(
+        patches=tuple(Patch(**one) for one in fields.pop("patches")),
+        extents=tuple(Extent(**one) for one in fields.pop("extents", ())),
+        **fields,
+    )
 
 
 def _intervals(items: list[dict[str, int]]) -> tuple[Interval, ...]:

@@ -13,9 +13,11 @@ Invariants (tests/walstore/repair/test_repairing.py)
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from walstore.errors import DiskFullError, InvalidSettingsError, WalError
@@ -23,7 +25,10 @@ from walstore.locks import lock_log, this_process
 from walstore.ports import FileSystem
 from walstore.posix import PosixFileSystem
 from walstore.repair.apply import load_interrupted, run_actions
+from walstore.repair.copy import Copy
 from walstore.repair.decide import decide
+from walstore.repair.heal import heal
+from walstore.repair.overlay import Staging
 from walstore.repair.plan import (
     JOURNAL_NAME,
     KEPT_NAME,
@@ -37,6 +42,7 @@ from walstore.repair.stretches import Keep
 from walstore.repair.survey import survey_log
 
 __all__ = [
+    "Copy",
     "Damage",
     "Interval",
     "Keep",
@@ -49,7 +55,11 @@ __all__ = [
 
 
 def plan_repair(
-    directory: str | Path, *, keep: Keep | None = None, fs: FileSystem | None = None
+    directory: str | Path,
+    *,
+    keep: Keep | None = None,
+    copy: Copy | None = None,
+    fs: FileSystem | None = None,
 ) -> RepairPlan:
     """Look at every byte of the log in ``directory`` and say how to repair it. Changes nothing.
 
@@ -58,30 +68,39 @@ def plan_repair(
     repaired log can hold one: ``"before"`` the first, ``"after"`` the last, an offset the one that
     holds it. Without a choice the plan names the stretches and has no steps.
 
+    ``copy`` holds records of the same log, such as ``uploader.StoredCopy``: what it holds of the damaged or
+    missing records is put back in its place. A batch is rebuilt bit for bit if what is known of it
+    suffices; else its records are put into new batches under their offsets and times.
+
     Raises LogNotFoundError, InvalidSettingsError if ``keep`` is an offset that cannot be read,
     CorruptionError for a restore that was interrupted, which only restoring again finishes,
-    FormatVersionError if a file was written by a newer version, and OSError.
+    FormatVersionError if a file was written by a newer version, and OSError. With a ``copy`` also WalError
+    if it is of another log, and its own errors.
     """
-    path, fs = Path(directory), fs or PosixFileSystem()
+    path, fs = Path(directory).absolute(), fs or PosixFileSystem()
     interrupted = load_interrupted(fs, path)
     if interrupted is not None:
         return _to_finish(interrupted, path)
-    return _plan(path, keep, fs)
+    with closing(Staging()) as staging:
+        return _plan(path, keep, fs, copy, staging)
 
 
 def apply_repair(
     plan: RepairPlan,
     *,
+    copy: Copy | None = None,
     fs: FileSystem | None = None,
     make_log_id: Callable[[], bytes] = lambda: os.urandom(16),
 ) -> None:
     """Do what ``plan`` says, under the log's lock. If it is killed, plan and apply again to finish.
 
-    Does nothing if nothing is needed. Raises WalLockedError if the log is open for writing,
-    InvalidSettingsError if the plan lacks a choice, WalError if the log is not the one any more for
-    which it was made, DiskFullError before anything is changed, CorruptionError and OSError.
+    Does nothing if nothing is needed. ``copy`` is the one with which it was planned; to finish an
+    interrupted repair none is needed. Raises WalLockedError if the log is open for writing,
+    InvalidSettingsError if the plan lacks a choice, or the copy is missing, WalError if the log is not
+    the one any more for which it was made, DiskFullError before anything is changed, CorruptionError and
+    OSError.
     """
-    path, fs = Path(plan.path), fs or PosixFileSystem()
+    path = Path(plan.path)
     if not plan.is_needed:
         return
     if plan.actions is None:
@@ -90,25 +109,36 @@ def apply_repair(
             f"the damage leaves several stretches, {stretches}: plan again with keep='before', "
             "'after', or an offset in the one to keep"
         )
-    lock = lock_log(fs, path, f"repair, {this_process()}")
-    try:
+    with contextlib.ExitStack() as stack:
+        fs = (fs or PosixFileSystem()).anchor(path)
+        stack.callback(fs.close)
+        stack.callback(lock_log(fs, path, f"repair, {this_process()}").release)
+        staging = stack.enter_context(contextlib.closing(Staging()))
         interrupted = load_interrupted(fs, path)
         if interrupted is not None:
             current = _to_finish(interrupted, path)
+        elif plan.source is not None and copy is None:
+            raise InvalidSettingsError(
+                f"the plan takes records from {plan.source}: give that copy to apply it, too"
+            )
         else:
-            current = _plan(path, _parse_keep(plan.keep), fs)
+            keep = _parse_keep(plan.keep)
+            current = _plan(path, keep, fs, copy if plan.source else None, staging)
         if current != plan:
             raise WalError(f"the log changed since the repair was planned; plan again: {path}")
-        _check_space(fs, path, plan)
-        run_actions(fs, path, interrupted or plan, make_log_id().hex())
-    finally:
-        lock.release()
+        _check_space(fs, path, plan, staging)
+        run_actions(fs, path, interrupted or plan, make_log_id().hex(), staging)
 
 
-def _plan(path: Path, keep: Keep | None, fs: FileSystem) -> RepairPlan:
+def _plan(
+    path: Path, keep: Keep | None, fs: FileSystem, copy: Copy | None, staging: Staging
+) -> RepairPlan:
     survey = survey_log(fs, path)
     kept = fs.list(path / KEPT_NAME) if KEPT_NAME in survey.names else []
-    return decide(survey, keep, kept)
+    if copy is None:
+        return decide(survey, keep, kept)
+    healed = heal(fs, survey, copy, staging)
+    return decide(survey, keep, kept, healed=healed, source=copy.url)
 
 
 def _to_finish(interrupted: RepairPlan, path: Path) -> RepairPlan:
@@ -131,10 +161,11 @@ def _parse_keep(keep: str | None) -> Keep | None:
     return int(keep)
 
 
-def _check_space(fs: FileSystem, path: Path, plan: RepairPlan) -> None:
+def _check_space(fs: FileSystem, path: Path, plan: RepairPlan, staging: Staging) -> None:
     """Refuse to begin what would fill the disk."""
     assert plan.actions is not None
     needed = sum(output.end - output.position for output in plan.actions.outputs) + (1 << 20)
+    needed += staging.size_bytes
     free = fs.free_bytes(path)
     if free < needed:
         raise DiskFullError(

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from walstore.checkpoint import Checkpoint, DurableCell
-from walstore.repair.plan import Patch
+from walstore.repair.overlay import Extent
+from walstore.repair.plan import Interval, Patch
 from walstore.segment import SegmentHeader, SegmentSummary
 
 
@@ -52,6 +53,15 @@ class Run:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """A gap that a copy's records fill."""
+
+    interval: Interval
+    is_exact: bool
+    """Whether the bytes are those that were written."""
+
+
 @dataclass(slots=True, kw_only=True)
 class SegmentSurvey:
     """What one segment file holds."""
@@ -75,6 +85,15 @@ class SegmentSurvey:
     """Bytes behind the last frame that are not zero, whatever they are; those included."""
     contradicts: str = ""
     """How the checkpoint contradicts these frames; empty if it does not."""
+    extents: tuple[Extent, ...] = ()
+    """What it will be made of, if a copy's records fill its gaps; all positions are of that."""
+    healed: tuple[Healed, ...] = ()
+
+    @property
+    def lost_marks(self) -> bool:
+        """Whether batches behind the last whole one are damaged, of which the file does not say that they
+        held records; they changed the ledger at the least."""
+        return self.rest_bytes > self.torn_bytes and self.footer is None and bool(self.runs)
 
     @property
     def first_offset(self) -> int:

@@ -6,6 +6,7 @@ few megabytes, and for what lies behind the last batch of an unsealed segment.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from walstore import checkpoint, segment
@@ -13,7 +14,8 @@ from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.cursors.directory import list_cursors
 from walstore.directory import RESTORE_NAME, restore_interrupted
 from walstore.errors import CorruptionError, FormatVersionError, LogNotFoundError
-from walstore.ports import FileSystem
+from walstore.ports import File, FileSystem
+from walstore.repair.links import Mark
 from walstore.repair.run import SegmentSurvey, Survey
 from walstore.repair.walk import SegmentWalk
 from walstore.segment import SegmentHeader
@@ -39,10 +41,15 @@ def survey_log(fs: FileSystem, directory: Path) -> Survey:
     hint, hint_error = _read_hint(fs, directory, names)
     cell, cell_error = _read_cell(fs, directory, names)
     found = sorted((start, name) for name, start in starts.items() if start is not None)
-    segments = [
-        _survey_segment(fs, directory / name, start, hint, cell, is_last=name == found[-1][1])
-        for start, name in found
-    ]
+    segments: list[SegmentSurvey] = []
+    following: SegmentHeader | None = None
+    for start, name in reversed(found):
+        marks = list(_marks(start, hint, cell, following))
+        one = _survey_segment(
+            fs, directory / name, start, hint, cell, marks, is_last=name == found[-1][1]
+        )
+        segments.append(one)
+        following = one.header
     return Survey(
         path=directory,
         segments=sorted(segments, key=lambda one: (one.first_offset, one.name)),
@@ -85,34 +92,61 @@ def _read_cell(
     return found, "" if found else "the durable cell is damaged"
 
 
+def _marks(
+    start: int, hint: Checkpoint | None, cell: DurableCell | None, following: SegmentHeader | None
+) -> Iterator[Mark]:
+    """Yield where frames of the segment that begins at ``start`` end, as the rest of the log has it."""
+    if hint is not None and hint.tail_start == start:
+        yield Mark(hint.tail_position, hint.next_offset, hint.previous_crc)
+    if cell is not None and cell.tail_start == start:
+        yield Mark(cell.tail_position, cell.durable_limit, None)
+    if following is not None:
+        yield Mark(None, following.start, following.previous_crc)
+
+
 def _survey_segment(
     fs: FileSystem,
     path: Path,
     start: int,
     hint: Checkpoint | None,
     cell: DurableCell | None,
+    marks: list[Mark],
     *,
     is_last: bool,
 ) -> SegmentSurvey:
     file = fs.open(path, "r")
     try:
-        found = SegmentSurvey(name=path.name, start=start, size_bytes=file.size())
-        data = file.pread(segment.HEADER_BYTES, 0)
-        try:
-            found.header = segment.decode_header(data, str(path))
-        except CorruptionError as error:
-            found.header = _with_one_bit_flipped(data, start, path)
-            found.header_error = _bare(error)
-        try:
-            read = read_last_footer if is_last else read_footer
-            footer = read(file, start, path)
-            found.footer = footer[0] if footer else None
-        except CorruptionError as error:
-            found.footer_error = _bare(error)
-        SegmentWalk(file, path, found, hint, cell, is_last=is_last).run()
-        return found
+        return survey_file(file, path, start, hint, cell, marks, is_last=is_last)
     finally:
         file.close()
+
+
+def survey_file(
+    file: File,
+    path: Path,
+    start: int,
+    hint: Checkpoint | None,
+    cell: DurableCell | None,
+    marks: Iterable[Mark],
+    *,
+    is_last: bool,
+) -> SegmentSurvey:
+    """Survey the segment that ``path`` names. See :class:`SegmentWalk` for the arguments."""
+    found = SegmentSurvey(name=path.name, start=start, size_bytes=file.size())
+    data = file.pread(segment.HEADER_BYTES, 0)
+    try:
+        found.header = segment.decode_header(data, str(path))
+    except CorruptionError as error:
+        found.header = _with_one_bit_flipped(data, start, path)
+        found.header_error = _bare(error)
+    try:
+        read = read_last_footer if is_last else read_footer
+        footer = read(file, start, path)
+        found.footer = footer[0] if footer else None
+    except CorruptionError as error:
+        found.footer_error = _bare(error)
+    SegmentWalk(file, path, found, hint, cell, marks, is_last=is_last).run()
+    return found
 
 
 def _bare(error: CorruptionError) -> str:

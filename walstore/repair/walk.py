@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,7 @@ from walstore.errors import FormatVersionError
 from walstore.ledger import Ledger, Marks
 from walstore.ports import File
 from walstore.recovery import Chain, Verdict
+from walstore.repair.links import Links, Mark
 from walstore.repair.mend import mend
 from walstore.repair.plan import Patch
 from walstore.repair.run import Run, SegmentSurvey
@@ -36,10 +38,14 @@ class SegmentWalk:
         found: SegmentSurvey,
         hint: Checkpoint | None,
         cell: DurableCell | None,
+        marks: Iterable[Mark],
         *,
         is_last: bool,
     ) -> None:
-        """Survey ``file`` into ``found``, whose header and footer are known."""
+        """Survey ``file`` into ``found``, whose header and footer are known.
+
+        ``marks`` are the places where the log's hints, and the segment behind, say that a frame ends.
+        """
         self._file = file
         self._path = path
         self._found = found
@@ -49,6 +55,9 @@ class SegmentWalk:
         found.salt = _salt_of(file, self._end, found)
         self._evidence = evidence_of(found.start, found.salt, hint, cell)
         self._scan = FrameScan(file, self._end, found.salt)
+        footer = found.footer
+        known = [Mark(footer.data_bytes, footer.limit, footer.last_crc)] if footer else []
+        self._links = Links(file, self._scan, [*known, *marks])
         self._ledger = Ledger(window=_PRODUCER_WINDOW, max_producers=_PRODUCERS)
         self._is_exact = True
         self._attempts = _MOST_ATTEMPTS
@@ -213,26 +222,24 @@ class SegmentWalk:
         return verdict is not Verdict.CORRUPT
 
     def _behind(self, at: int, chain: Chain) -> int | None:
-        """Return where whole frames go on behind the damage at ``at``, or None."""
-        later = self._scan.next_whole(self._least(at))
-        while later is not None:
-            whole = self._scan.whole_at(later)
-            assert whole is not None
-            header = whole[0]
-            if header.start >= chain.next_offset and header.epoch >= chain.epoch:
+        """Return where records go on behind the damage at ``at``, or None. One pass over the bytes."""
+        for later in self._links.claimed_limits(at):
+            if self._scan.whole_at(later) is not None and self._goes_on(at, later, chain) is None:
                 return later
-            later = self._scan.next_whole(later + frame.ALIGNMENT)
-        return None
+        found = self._scan.next_whole(at + frame.ALIGNMENT)
+        while found is not None:
+            end = self._goes_on(at, found, chain)
+            if end is None:
+                break
+            found = self._scan.next_whole(end)
+        return found
 
-    def _least(self, at: int) -> int:
-        """Return where to look for the next frame: behind the damaged one, if its length is confirmed
-        by what follows there, because its values may themselves look like frames."""
-        header = frame.parse_header(memoryview(self._file.pread(frame.HEADER_BYTES, at)), 0)
-        if header is not None and at + header.length < self._end:
-            following = self._scan.whole_at(at + header.length)
-            if following is not None and following[0].previous_crc == header.crc:
-                return at + header.length
-        return at + frame.ALIGNMENT
+    def _goes_on(self, at: int, later: int, chain: Chain) -> int | None:
+        """Return None if the frames at ``later`` are records of the log, else where they end."""
+        end, headers = self._links.run_limit(later)
+        first = headers[0]
+        is_later = first.start >= chain.next_offset and first.epoch >= chain.epoch
+        return None if is_later and self._links.is_linked(at, later, headers) else end
 
 
 def _empty_run(start: int, previous_crc: int, epoch: int) -> Run:

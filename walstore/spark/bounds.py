@@ -114,9 +114,9 @@ def parse_bounds(given: Options, names: BoundNames, *, default: Edge) -> Bounds:
     text = value.strip()
     if text.lower() in {"earliest", "latest"}:
         return Bounds(Edge[text.upper()], None, name)
-    if text.startswith("{"):
-        return Bounds(default, _parse_json(name, text, _to_bound), name)
-    return Bounds(number(name, value, low=0), None, name)
+    if text.isascii() and text.isdigit():
+        return Bounds(int(text), None, name)
+    return Bounds(default, _parse_json(name, text, _to_bound), name)
 
 
 def offsets_json(offsets: Mapping[LogName, int]) -> str:
@@ -142,12 +142,14 @@ def _parse_json(
     except (ValueError, AttributeError):
         found = {}
     if not found:
-        words = ", -1 latest, -2 earliest" if to_bound is _to_bound else " milliseconds since 1970"
         example = offsets_json({("orders", 0): 23, ("orders", 1): 7})
-        alone = "earliest, latest, an offset, or " if to_bound is _to_bound else ""
-        raise InvalidSettingsError(
-            f"{name} must be {alone}JSON as {example}{words}, each log named once; not {text}"
-        )
+        if to_bound is _to_bound:
+            ends = name == STARTING.offsets
+            words = f"{'earliest, ' if ends else ''}latest, an offset, or JSON as {example}"
+            words += f" with -1 for latest{' and -2 for earliest' if ends else ''}"
+        else:
+            words = f"JSON as {example} of milliseconds since 1970"
+        raise InvalidSettingsError(f"{name} must be {words}, each log named once; not {text}")
     return found
 
 

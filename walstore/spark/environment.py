@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from walstore.errors import WalError
+from walstore.extras import MissingExtraError, missing_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,25 +20,48 @@ if TYPE_CHECKING:
 OLDEST_JAVA: Final = 17
 _PACKAGES: Final = ("pyspark", "pyarrow", "tenacity")
 _ANSWER_SECONDS: Final = 60.0
+_PYTHON_SETTING: Final = "spark.pyspark.python"
+_LOCAL_MASTERS: Final = ("local", "local-cluster")
 
 
 def problem() -> str | None:
     """Return why Spark cannot run here and what to install, or None if it can."""
-    return _missing_packages() or _java_problem()
+    missing = _missing_packages()
+    return str(missing) if missing else _java_problem()
 
 
 def require_packages() -> None:
-    """Raise WalError if a Python package is missing in this interpreter."""
-    found = _missing_packages()
-    if found:
-        raise WalError(found)
+    """Raise MissingExtraError if a Python package is missing in this interpreter."""
+    missing = _missing_packages()
+    if missing:
+        raise missing
 
 
 def require() -> None:
-    """Raise WalError if Java or a Python package is missing."""
-    found = problem()
+    """Raise WalError if Java is missing, MissingExtraError if a Python package is."""
+    require_packages()
+    found = _java_problem()
     if found:
         raise WalError(found)
+
+
+def choose_interpreter(spark: SparkSession) -> None:
+    """Let the workers of a session on this machine run the interpreter of this process.
+
+    PySpark would look for ``python3`` on the path, which in a virtual environment that is not activated is
+    another one. Whoever named an interpreter, in PYSPARK_PYTHON or the setting ``spark.pyspark.python``,
+    gets that one. On a cluster nothing is changed: its machines need not have a program of this name.
+    """
+    if os.environ.get("PYSPARK_PYTHON"):
+        return
+    try:
+        context = spark.sparkContext
+        named = context.getConf().get(_PYTHON_SETTING)
+        is_local = (context.master or "").partition("[")[0] in _LOCAL_MASTERS
+    except Exception:  # noqa: BLE001 - whatever a session without a context raises
+        return
+    if named or is_local:
+        context.pythonExec = named or sys.executable
 
 
 def require_interpreter(spark: SparkSession) -> None:
@@ -61,14 +85,9 @@ def require_interpreter(spark: SparkSession) -> None:
         )
 
 
-def _missing_packages() -> str | None:
+def _missing_packages() -> MissingExtraError | None:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
-    if not missing:
-        return None
-    return (
-        f"{', '.join(missing)} cannot be imported by {sys.executable}: "
-        "pip install 'walstore[spark]' for this interpreter"
-    )
+    return missing_extra(", ".join(missing), "spark", "Spark") if missing else None
 
 
 def _java_problem() -> str | None:

@@ -43,6 +43,8 @@ def parse_location(path: str, store: Mapping[str, str]) -> Location:
                 "options store.* go with a store URL; a log directory knows where it was shipped to"
             )
         return Location(path, is_store=False, topic=_topic(path))
+    if path.startswith("s3a://"):  # Hadoop's name for what is the same place here
+        path = "s3" + path.removeprefix("s3a")
     parts = urlsplit(path)
     if parts.scheme == "memory":
         raise InvalidSettingsError(

@@ -41,6 +41,24 @@ def plan_read(options: ReadOptions, narrowed: Narrowed) -> list[LogPartition]:
         return thread.submit(_plan, options, narrowed).result()
 
 
+def check_location(options: ReadOptions) -> None:
+    """Raise what planning would raise for a location at which nothing can be read; LogNotFoundError mostly.
+
+    A single log is opened; of several only the names are looked up. Blocks, as :func:`plan_read`.
+    """
+    if not _is_in_loop():
+        _check(options)
+        return
+    with ThreadPoolExecutor(1, "walstore-plan") as thread:
+        thread.submit(_check, options).result()
+
+
+def _check(options: ReadOptions) -> None:
+    named = find_logs(options.location, options.selection)
+    if len(named) == 1:
+        open_log(named[0], use_tier=False).close()
+
+
 def _is_in_loop() -> bool:
     try:
         asyncio.get_running_loop()

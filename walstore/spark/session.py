@@ -59,12 +59,15 @@ def local_session(
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("walstore")`` known to a session; needless where the package is installed.
+    """Make ``format("walstore")`` known to a session.
 
-    Raises WalError if the session's Python workers run an interpreter that lacks walstore or a package
-    it needs. Registering twice is allowed.
+    Where Spark runs on this machine alone (master ``local[*]``), its Python workers run the interpreter of
+    this process from now on, unless PYSPARK_PYTHON or ``spark.pyspark.python`` names another. So a program
+    in a virtual environment needs no other setting. Raises WalError if the session's Python workers run an
+    interpreter that lacks walstore or a package it needs. Registering twice is allowed.
     """
     environment.require_packages()
+    environment.choose_interpreter(spark)
     environment.require_interpreter(spark)
     from pyspark.errors import AnalysisException
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource
-
+from walstore.extras import needs_extra
 from walstore.spark.environment import require_packages
+
+with needs_extra("spark", 'format("walstore")'):
+    from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -60,17 +62,26 @@ class WalstoreSource(DataSource):
         return "walstore"
 
     def schema(self) -> StructType:
-        """Return the columns; checks the options too, so that mistakes show at ``load``."""
+        """Return the columns; looks at options and location too, so that mistakes show at ``load``.
+
+        Spark does not ask if the caller gave a schema; then they show when the read is planned.
+        """
         require_packages()
         from walstore.spark.options import STREAM_ONLY, parse_options
+        from walstore.spark.planner import check_location
         from walstore.spark.schema import spark_schema
+        from walstore.spark.tables import table_options, with_options
 
+        table = table_options(self.options)
         # Spark does not say whether it is going to read once or to follow.
         streaming = {name.lower() for name in STREAM_ONLY}
-        options = {
-            name: value for name, value in self.options.items() if name.lower() not in streaming
-        }
-        return spark_schema(include_headers=parse_options(options).include_headers)
+        given = self.options if table is None else table
+        options = parse_options(
+            {name: value for name, value in given.items() if name.lower() not in streaming}
+        )
+        check_location(options)
+        schema = spark_schema(include_headers=options.include_headers)
+        return schema if table is None else with_options(schema, table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads logs once, as the columns in ``schema``."""
@@ -78,15 +89,18 @@ class WalstoreSource(DataSource):
         from walstore.spark.options import parse_options
         from walstore.spark.reader import BatchReader
         from walstore.spark.schema import column_names
+        from walstore.spark.tables import all_options
 
-        return BatchReader(parse_options(self.options), column_names(schema))
+        options = parse_options(all_options(self.options, schema))
+        return BatchReader(options, column_names(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return what follows logs, as the columns in ``schema``."""
         require_packages()
         from walstore.spark.streaming import stream_reader
+        from walstore.spark.tables import all_options
 
-        return stream_reader(self.options, schema)
+        return stream_reader(all_options(self.options, schema), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
         """Return what appends rows of ``schema`` once."""

@@ -24,6 +24,7 @@ def partition_rows(df: DataFrame, partitions: int, by: str = "key") -> DataFrame
     which ``by`` is null go by their ``value``. A column ``partition`` that is there is replaced. ``by`` is a
     column of binary or text; InvalidSettingsError if it is not there.
     """
+    require_packages()
     from pyspark.sql import functions as f
 
     if partitions < 1:

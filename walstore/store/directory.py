@@ -7,10 +7,12 @@ orders%2F0/       a log, see store/names.py
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from walstore.disk_watch import look
+from walstore.durable_file import sync_entry
 from walstore.errors import LogNotFoundError
 from walstore.locks import lock_in_store, lock_store, this_process
 from walstore.ports import FileSystem, Lock
@@ -19,21 +21,41 @@ from walstore.store.names import name_of
 _DELETED_PREFIX: Final = ".deleted-"
 
 
-def open_store(fs: FileSystem, path: Path) -> tuple[Lock, int | None]:
+class OpenedStore(NamedTuple):
+    """The directory of a store that is open."""
+
+    fs: FileSystem
+    """Anchored to the store's directory."""
+    lock: Lock
+    free_bytes: int | None
+    """Space left on the file system, if that is known."""
+
+    def release(self) -> None:
+        """Give the lock back and let go of the directory; twice is allowed."""
+        try:
+            self.lock.release()
+        finally:
+            self.fs.close()
+
+
+def open_store(fs: FileSystem, path: Path) -> OpenedStore:
     """Make the directory if needed, lock it, and finish deletions that a crash interrupted.
 
-    Returns the lock and the free space, if that is known. Raises WalLockedError, OSError.
+    Raises WalLockedError, OSError.
     """
-    fs.make_directory(path)
-    lock = lock_store(fs, path, this_process())
-    try:
+    is_made = fs.make_directory(path)
+    with contextlib.ExitStack() as stack:
+        fs = fs.anchor(path)
+        stack.callback(fs.close)
+        lock = lock_store(fs, path, this_process())
+        stack.callback(lock.release)
+        if not is_made:
+            sync_entry(fs, path)
         for name in fs.list_directories(path):
             if name.startswith(_DELETED_PREFIX):
                 fs.remove_tree(path / name)
-    except BaseException:
-        lock.release()
-        raise
-    return lock, look(fs, path)
+        stack.pop_all()
+    return OpenedStore(fs, lock, look(fs, path))
 
 
 def list_logs(fs: FileSystem, path: Path) -> list[str]:

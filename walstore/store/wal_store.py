@@ -19,21 +19,24 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
+from walstore.anchor import absolute
+from walstore.arguments import as_directory
 from walstore.budgets import CacheBudget, ChannelBudget
 from walstore.clock import SystemClock
 from walstore.disk_watch import DiskWatch
 from walstore.errors import WalClosedError, WalError
-from walstore.faults import describe_open
+from walstore.faults import describe_open, fresh
+from walstore.forks import abandon_in_children
 from walstore.gates import Gates
 from walstore.host import FileLane, Host
 from walstore.locks import lock_in_store
 from walstore.observer import Metrics
 from walstore.open_files import OpenFiles
-from walstore.ports import Clock, FileSystem, Lock, Tier
+from walstore.ports import Clock, FileSystem, Tier
 from walstore.posix import PosixFileSystem
-from walstore.resource import Opening
+from walstore.resource import Opening, warn_unclosed
 from walstore.settings import Settings
-from walstore.store.directory import delete_log, list_logs, open_store
+from walstore.store.directory import OpenedStore, delete_log, list_logs, open_store
 from walstore.store.names import directory_of
 from walstore.store.settings import StoreSettings
 from walstore.store.statistics import StoreStatistics
@@ -73,13 +76,15 @@ class WalStore:
         log's name when it is opened and makes its tier, a new one for each. ``metrics`` shows each log
         by its name.
 
-        Raises WalLockedError if the store, or one of its logs by itself, is open elsewhere,
-        DiskFullError, and StorageUnavailableError for a directory that cannot be written.
+        Raises TypeError or InvalidSettingsError at once for a path that is none, such as a URL, ``""``
+        or ``"~/x"``. Opening raises WalLockedError if the store, or one of its logs by itself, is open
+        elsewhere, DiskFullError, and StorageUnavailableError for a directory that cannot be written.
         """
+        directory = as_directory(path, "WalStore.open()")
 
         async def open_it() -> WalStore:
             return await _open(
-                Path(path),
+                directory,
                 settings or Settings(),
                 store_settings or StoreSettings(),
                 tier,
@@ -97,45 +102,45 @@ class WalStore:
         settings: Settings,
         store_settings: StoreSettings,
         tier: MakeTier | None,
-        fs: FileSystem,
         clock: Clock,
         metrics: Metrics | None,
         pools: tuple[Pool, Pool],
-        lock: Lock,
-        free_bytes: int | None,
+        opened: OpenedStore,
     ) -> None:
         """Not for callers; see :meth:`open`."""
         # Set once at open.
         self.path = path
-        """The store's directory."""
+        """The store's directory, as an absolute path; one that is moved is followed, this path is not."""
         self.settings = settings
         """Settings of each log, as given to :meth:`open`."""
         self.store_settings = store_settings
         """As given to :meth:`open`."""
         self._tier = tier
-        self._fs = fs
+        self._opened = opened
+        self._fs = opened.fs
         self._clock = clock
         self._metrics = metrics
         self._writing, self._reading = pools
-        self._lock = lock
-        self._lane = self._reading.lane()
+        self._lane = self._writing.lane()
         self._cache = CacheBudget(store_settings.cache_bytes)
         self._channel = ChannelBudget(store_settings.channel_bytes)
         self._files = OpenFiles(store_settings.max_open_logs)
         self._disk_watch = DiskWatch(
-            fs=fs,
+            fs=opened.fs,
             path=path,
             min_free_bytes=settings.min_free_bytes,
             worker=self._reading.lane(),
             clock=clock,
             waiting_bytes=lambda: self._channel.used_bytes,
         )
-        self._disk_watch.judge(free_bytes)
+        self._disk_watch.judge(opened.free_bytes)
         # Owned by the event loop. Logs and gates by the names of their directories.
         self._logs: dict[str, Wal] = {}
         self._gates = Gates(store_settings.max_concurrent_opens)
-        self._opened = 0
+        self._opened_logs = 0
         self._closing: asyncio.Task[None] | None = None
+        self._abandoned: WalClosedError | None = None
+        abandon_in_children(self)
         loop = asyncio.get_running_loop()
         # Ended by aclose().
         self._watching = loop.create_task(self._disk_watch.run(), name=f"walstore {path} space")
@@ -175,6 +180,7 @@ class WalStore:
 
     async def close_log(self, name: str) -> None:
         """Drain and close the log ``name`` if it is open; see :meth:`walstore.Wal.aclose`."""
+        self._check_process()
         directory = directory_of(name)
         async with self._gates.pass_through(directory):
             found = self._logs.get(directory)
@@ -189,6 +195,7 @@ class WalStore:
 
         Raises LogNotFoundError if there is no such log, WalLockedError if it is open by itself.
         """
+        self._check_process()
         directory = directory_of(name)
         async with self._gates.pass_through(directory):
             self._check_open()
@@ -209,7 +216,7 @@ class WalStore:
         """Return a snapshot of what the logs share. Those of one log: ``(await wal(n)).statistics()``."""
         return StoreStatistics(
             open_logs=len(self._logs),
-            opened_logs=self._opened,
+            opened_logs=self._opened_logs,
             logs_with_files=len(self._files),
             parkings=self._files.parkings,
             cache_bytes=self._cache.size_bytes,
@@ -225,10 +232,15 @@ class WalStore:
         Twice is allowed. Cancelling the wait does not stop the closing. If logs failed, raises the
         error of one, with the others noted on it; every log is closed all the same.
         """
+        self._check_process()
         if self._closing is None:
             loop = asyncio.get_running_loop()
             self._closing = loop.create_task(self._close_all(), name=f"walstore {self.path}")
         await asyncio.shield(self._closing)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_watching") and self._closing is None and self._abandoned is None:
+            warn_unclosed(f"the store at {self.path}")
 
     async def __aenter__(self) -> Self:
         return self
@@ -241,7 +253,16 @@ class WalStore:
 
     # -- inside ------------------------------------------------------------------------------
 
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse everything in a child process; see :mod:`walstore.forks`."""
+        self._abandoned = error
+
+    def _check_process(self) -> None:
+        if self._abandoned is not None:
+            raise fresh(self._abandoned)
+
     def _check_open(self) -> None:
+        self._check_process()
         if self._closing is not None:
             raise WalClosedError("the store is closed")
 
@@ -268,7 +289,7 @@ class WalStore:
                 name=name,
             )
         self._logs[directory] = wal
-        self._opened += 1
+        self._opened_logs += 1
         return wal
 
     def _forget(self, directory: str) -> None:
@@ -283,39 +304,53 @@ class WalStore:
             logger.warning("log %s had failed: %s", self.path / directory, error)
 
     async def _close_all(self) -> None:
+        """Close the logs, then give the lock back: on a thread, when nothing can write any more.
+
+        Cancelled from outside, because the event loop is being stopped, it closes them all the same.
+        """
         errors: list[Exception] = []
+        current = asyncio.current_task()
+        assert current is not None
+        while self._logs or self._gates.busy:
+            try:
+                await self._close_logs(errors)
+            except asyncio.CancelledError:
+                current.uncancel()
+        self._lane.close()
+        self._reading.close()
+        released = self._writing.close_with(self._opened.release)
+        self._watching.cancel()
+        await asyncio.wait((released, self._watching))
+        if not self._watching.cancelled() and self._watching.exception() is not None:
+            error = self._watching.exception()
+            logger.error("watching the space of %s had failed", self.path, exc_info=error)
+        released.result()
+        if errors:
+            for other in errors[1:]:
+                errors[0].add_note(f"and: {other}")
+            raise errors[0]
+
+    async def _close_logs(self, errors: list[Exception]) -> None:
         waiting = iter({*self._logs, *self._gates.busy})
 
         async def close_some() -> None:
             for directory in waiting:
                 async with self._gates.pass_through(directory):
                     found = self._logs.get(directory)
+                    if found is None:
+                        continue
                     try:
-                        if found is not None:
-                            await found.aclose()
+                        await found.aclose()
+                    except asyncio.CancelledError:
+                        if _is_cancelled():
+                            raise
                     except Exception as error:  # noqa: BLE001 - the others are closed all the same
                         errors.append(error)
+                    self._forget(directory)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self.store_settings.max_concurrent_opens):
-                    group.create_task(close_some())
-        finally:
-            await self._end_watch()
-            self._lane.close()
-            self._writing.close()
-            self._reading.close()
-            self._lock.release()
-        if errors:
-            for other in errors[1:]:
-                errors[0].add_note(f"and: {other}")
-            raise errors[0]
-
-    async def _end_watch(self) -> None:
-        self._watching.cancel()
-        (result,) = await asyncio.gather(self._watching, return_exceptions=True)
-        if isinstance(result, Exception):
-            logger.error("watching the space of %s had failed", self.path, exc_info=result)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self.store_settings.max_concurrent_opens):
+                group.create_task(close_some())
 
 
 async def _open(
@@ -330,9 +365,8 @@ async def _open(
     writing = Pool("writer", store_settings.writer_threads)
     reading = Pool("reader", store_settings.reader_threads)
     try:
-        lock, free_bytes = await writing.lane().run_owned(
-            lambda: open_store(fs, path), lambda found: found[0].release()
-        )
+        path = await absolute(path, writing.lane())
+        opened = await writing.lane().run_owned(lambda: open_store(fs, path), OpenedStore.release)
     except BaseException as error:
         writing.close()
         reading.close()
@@ -344,13 +378,17 @@ async def _open(
         settings=settings,
         store_settings=store_settings,
         tier=tier,
-        fs=fs,
         clock=clock,
         metrics=metrics,
         pools=(writing, reading),
-        lock=lock,
-        free_bytes=free_bytes,
+        opened=opened,
     )
+
+
+def _is_cancelled() -> bool:
+    """Return whether somebody cancelled the task that runs."""
+    current = asyncio.current_task()
+    return current is not None and current.cancelling() > 0
 
 
 def _nothing(_: None) -> None:

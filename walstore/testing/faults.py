@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 from walstore.ports import Buffer, Cell, CellView, File, FileSystem, Lock
 from walstore.testing.script import Call, FaultScript, failure
@@ -24,6 +25,8 @@ class Length:
 
 class FaultyFileSystem(FaultScript):
     """Passes every call on to ``inner``, unless a rule says otherwise."""
+
+    __slots__ = ("_inner",)
 
     def __init__(self, inner: FileSystem) -> None:
         super().__init__()
@@ -46,6 +49,19 @@ class FaultyFileSystem(FaultScript):
         self.limit_space(None)
         super().heal()
 
+    def anchor(self, directory: Path) -> Self:
+        """Bind to a directory, under the same rules; calls are recorded with the paths they are given."""
+        call = Call("anchor", directory)
+        inner = self.run(call, lambda: self._inner.anchor(directory), lambda made: made.close())
+        twin = object.__new__(type(self))
+        twin.__dict__ = self.__dict__  # the same rules, also those that are made later
+        twin._inner = inner
+        return twin
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        self._inner.close()
+
     def open(self, path: Path, mode: str) -> File:
         """Open a file; see :class:`walstore.ports.FileSystem`."""
         call = Call("open", path)
@@ -64,9 +80,9 @@ class FaultyFileSystem(FaultScript):
         call = Call("list_directories", directory)
         return self.run(call, lambda: self._inner.list_directories(directory))
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path) -> bool:
         """Create a directory and its parents durably."""
-        self.run(Call("make_directory", path), lambda: self._inner.make_directory(path))
+        return self.run(Call("make_directory", path), lambda: self._inner.make_directory(path))
 
     def read(self, path: Path) -> bytes:
         """Return the whole content of a small file."""

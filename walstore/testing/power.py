@@ -11,7 +11,8 @@ What may happen to work that no sync covered:
   * Each creation, removal and rename is kept or lost on its own, also out of order; a rename is never
     half done. Syncing a file does not make its name durable, syncing its directory does.
   * A cell shows any of its last 64 stores, whether or not what it speaks of was kept.
-  * Directories are durable once made, as :class:`walstore.ports.FileSystem` promises.
+  * Directories are durable once made, as :class:`walstore.ports.FileSystem` promises; but for those of
+    :meth:`~PowerLossFileSystem.make_unsynced_directory`.
 
 Contents are held in memory, so this is for logs of megabytes. Everything may be called on any thread.
 """
@@ -20,13 +21,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import random  # noqa: TID251 - only ever used with a seed
 import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from walstore.ports import Buffer, Cell, CellView, File, FileSystem, Lock
 from walstore.testing.script import failure
@@ -65,6 +67,8 @@ class PowerLossFileSystem:
     What lies there before is taken to be durable. Only this object may change files below ``root``.
     """
 
+    __slots__ = ("__dict__", "_inner")
+
     def __init__(self, root: Path, inner: FileSystem) -> None:
         self._root = root
         self._inner = inner
@@ -74,6 +78,7 @@ class PowerLossFileSystem:
         self._names: dict[Path, Content] = {}
         self._durable_names: dict[Path, Content] = {}
         self._pending: list[_NameChange] = []
+        self._new_directories: list[Path] = []
 
     def cut(self) -> None:
         """Cut the power: from now on every call fails with EIO and changes nothing."""
@@ -92,12 +97,27 @@ class PowerLossFileSystem:
         for change in self._pending:
             if keep():
                 change.apply(names)
-        known = frozenset(self._names.keys() | self._durable_names.keys())
+        lost = [path for path in self._new_directories if not keep()]
+        known = frozenset([*self._names, *self._durable_names, *lost])
         shutil.copytree(self._root, into, ignore=lambda where, found: _among(known, where, found))
         for path in sorted(names):
+            if any(directory in path.parents for directory in lost):
+                continue
             target = into / path.relative_to(self._root)
             target.parent.mkdir(parents=True, exist_ok=True)  # maybe of a tree that was removed
             target.write_bytes(names[path].survivors(keep))
+
+    def anchor(self, directory: Path) -> Self:
+        """Bind to a directory of the same disk. It must not be moved."""
+        self.check_power(directory)
+        twin = object.__new__(type(self))
+        twin.__dict__ = self.__dict__  # the same disk
+        twin._inner = self._inner.anchor(directory)
+        return twin
+
+    def close(self) -> None:
+        """Let go of the directory, also without power."""
+        self._inner.close()
 
     def open(self, path: Path, mode: str) -> File:
         """Open a file; see :class:`walstore.ports.FileSystem`."""
@@ -120,10 +140,17 @@ class PowerLossFileSystem:
         self.check_power(directory)
         return self._inner.list_directories(directory)
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path) -> bool:
         """Create a directory and its parents durably."""
         self.check_power(path)
-        self._inner.make_directory(path)
+        return self._inner.make_directory(path)
+
+    def make_unsynced_directory(self, path: Path) -> None:
+        """Create a directory as other programs do: a crash may lose it, with all that is in it, until
+        its parent is synced."""
+        with self.powered(path):
+            path.mkdir()
+            self._new_directories.append(path)
 
     def read(self, path: Path) -> bytes:
         """Return the whole content of a small file."""
@@ -155,10 +182,12 @@ class PowerLossFileSystem:
 
     def sync_directory(self, path: Path) -> None:
         """Make the directory's entries durable."""
+        inner, path = path, Path(os.path.normpath(path))
         with self.powered(path):
             covered = [change for change in self._pending if change.touches(path)]
-        self._inner.sync_directory(path)
+        self._inner.sync_directory(inner)
         with self.powered(path):
+            self._new_directories[:] = [new for new in self._new_directories if new.parent != path]
             for change in covered:
                 if change in self._pending:
                     change.apply(self._durable_names)

@@ -15,9 +15,13 @@ from walstore.frame import FrameHeader
 from walstore.ports import File
 
 _CHUNK_BYTES: Final = 4 << 20
+_MOST_FAILED_BYTES: Final = 64 << 20
+_MOST_FAILED_TIMES: Final = 4
+"""Bytes are hashed this often, and so many of them, though they turn out to be no frame."""
 _MOST_SALTS: Final = 1000
 """How many frames are looked at to find the salt of a segment whose header is lost."""
 _MAGIC: Final = struct.pack("<I", frame.FRAME_MAGIC)
+_TRAILER_MAGIC: Final = struct.pack("<I", frame.TRAILER_MAGIC)
 
 
 class FrameScan:
@@ -29,8 +33,10 @@ class FrameScan:
         self.salt = salt
         """Salt of the segment; None for one of version 1."""
         self.end = end
-        self._view = memoryview(b"")
+        self._data = b""
+        self._view = memoryview(self._data)
         self._at = 0
+        self._failed_bytes = 0
 
     def whole_at(self, position: int) -> tuple[FrameHeader, memoryview] | None:
         """Return the frame that begins at byte ``position`` with its bytes, if it is there and whole.
@@ -38,7 +44,10 @@ class FrameScan:
         Not yet checked: that it continues the log.
         """
         header, view = self.frame_at(position)
-        if header is None or not frame.is_whole(view, header, frame.place(self.salt, position)):
+        if header is None:
+            return None
+        if not frame.is_whole(view, header, frame.place(self.salt, position)):
+            self._failed_bytes += len(view)
             return None
         return header, view
 
@@ -51,8 +60,13 @@ class FrameScan:
         return frame.parse_header(view, 0), view
 
     def next_whole(self, position: int) -> int | None:
-        """Return the place of the first whole frame at or behind ``position``, or None."""
+        """Return the place of the first whole frame at or behind ``position``, or None.
+
+        Gives up where so much looked like frames and was none that it was put there on purpose.
+        """
         for at in self.candidates(position):
+            if self._failed_bytes > _MOST_FAILED_BYTES + _MOST_FAILED_TIMES * self.end:
+                return None
             if self.whole_at(at) is not None:
                 return at
         return None
@@ -71,20 +85,35 @@ class FrameScan:
 
     def forget(self) -> None:
         """Read the file anew: a writer may have changed what lies behind the durable limit."""
-        self._view = memoryview(b"")
+        self._data = b""
+        self._view = memoryview(self._data)
+
+    def trailer_limits(self, position: int) -> Iterator[int]:
+        """Yield the ends of the trailers that say that their frame began at ``position``."""
+        for at in self._find(_TRAILER_MAGIC, position + frame.HEADER_BYTES):
+            data = self._bytes(at - 4, 4)
+            if int.from_bytes(data, "little") == at + 4 - position:
+                yield at + 4
 
     def candidates(self, position: int) -> Iterator[int]:
         """Yield the aligned places that begin with the magic of a frame."""
-        begin = position
-        while begin < self.end:
-            data = bytes(self._file.pread(min(_CHUNK_BYTES, self.end - begin), begin))
-            found = data.find(_MAGIC)
-            while found >= 0:
-                if (begin + found - position) % frame.ALIGNMENT == 0:
-                    yield begin + found
-                found = data.find(_MAGIC, found + 1)
-            # The chunks overlap, so that no magic falls between two of them.
-            begin += len(data) - len(_MAGIC) + 1 if len(data) == _CHUNK_BYTES else _CHUNK_BYTES
+        for at in self._find(_MAGIC, position):
+            if (at - position) % frame.ALIGNMENT == 0:
+                yield at
+
+    def _find(self, magic: bytes, position: int) -> Iterator[int]:
+        """Yield the places of four bytes at or behind ``position``."""
+        at = position
+        while at + len(magic) <= self.end:
+            if not self._bytes(at, len(magic)):
+                return  # the file became shorter
+            found = self._data.find(magic, at - self._at)
+            if found >= 0:
+                at = self._at + found
+                yield at
+            else:  # the chunks overlap, so that no magic falls between two of them
+                at = max(self._at + len(self._data) - len(magic), at)
+            at += 1
 
     def _has_trailer(self, position: int, header: FrameHeader) -> bool:
         """Return whether the frame ends as its header says; spares reading what a damaged length claims."""
@@ -104,7 +133,8 @@ class FrameScan:
         size = max(min(size, self.end - position), 0)
         if position < self._at or position + size > self._at + len(self._view):
             wanted = min(max(size, _CHUNK_BYTES), self.end - position)
-            self._view = memoryview(self._file.pread(wanted, position))
+            self._data = self._file.pread(wanted, position)
+            self._view = memoryview(self._data)
             self._at = position
         low = position - self._at
         return self._view[low : low + size]

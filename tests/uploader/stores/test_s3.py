@@ -143,5 +143,5 @@ async def test_without_the_extra_the_error_says_what_to_install(s3_url, monkeypa
     for name in ("uploader.stores.s3_client", "uploader.stores.s3_errors"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     async with aclosing(open_store(s3_url)) as store:
-        with pytest.raises(InvalidSettingsError, match=r"pip install walstore\[cloud\]"):
+        with pytest.raises(InvalidSettingsError, match=r'pip install "walstore\[cloud\]'):
             await store.get("x")

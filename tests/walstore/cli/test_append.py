@@ -99,9 +99,31 @@ def test_a_line_over_the_limit_keeps_those_before_it(cli: Cli, log_directory: Pa
     assert done.code == 1
     assert done.out == b""
     first, second = done.err.splitlines()
-    assert first == "walstore: 2 records were accepted before this: [1, 3)"
-    assert "a line is longer than 16777216 bytes" in second
+    assert first == "walstore: 2 records before this are on disk: [1, 3)"
+    assert "a line is longer than 16777216 bytes; --max-record-bytes allows" in second
     assert [record.value for record in _records(log_directory)] == [b"one", b"two"]
+
+
+def test_the_limit_can_be_raised_and_lowered(cli: Cli, log_directory: Path, tmp_path: Path) -> None:
+    """The option that the message names helps; records before the refused one are in the log."""
+    line = bytes(17 << 20)
+    done = cli("append", log_directory, "--max-record-bytes", 17 << 20, stdin=line + b"\nnext\n")
+    assert done.code == 0
+    assert [len(record.value) for record in _records(log_directory)] == [17 << 20, 4]
+    url = (tmp_path / "store").as_uri()
+    assert cli("append", url, "--max-record-bytes", 17 << 20, stdin=line).code == 0
+    for place in (tmp_path / "little", (tmp_path / "stored").as_uri()):
+        done = cli("append", place, "--max-record-bytes", 3, stdin=b"one\ntwo\nthree\nfour\n")
+        assert done.code == 1
+        first, second = done.err.splitlines()
+        assert first.startswith("walstore: 2 records")
+        assert "longer than 3 bytes; --max-record-bytes" in second
+        assert [row["value"] for row in cli("dump", place).rows] == ["one", "two"]
+    prefixed = struct.pack(">I1sI", 1, b"a", 9)
+    done = cli("append", place, "--max-record-bytes", 8, "--length-prefixed", stdin=prefixed)
+    assert done.code == 1
+    assert "1 records were committed before this" in done.err
+    assert "--max-record-bytes" in done.err
 
 
 def test_input_that_is_not_length_prefixed(cli: Cli, log_directory: Path) -> None:
@@ -178,25 +200,32 @@ def test_a_read_only_file_system(cli: Cli) -> None:
     assert "/proc/walstore-log" in done.error
 
 
-def test_sigint_ends_the_input(log_directory: Path) -> None:
-    """What was read by then is appended, and the offsets are printed."""
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("place", ["directory", "store"])
+def test_a_signal_ends_the_input(tmp_path: Path, number: signal.Signals, place: str) -> None:
+    """Whole lines that were read are appended; half a line is not, and stderr says so."""
+    url = (tmp_path / "store").as_uri()
+    location, looking = {
+        "directory": (tmp_path / "log", _WAIT_FOR_A_RECORD),
+        "store": (url, _WAIT_FOR_A_STORED_RECORD),
+    }[place]
     process = subprocess.Popen(
-        [sys.executable, "-m", "walstore.cli", "append", str(log_directory), "--json"],
+        [sys.executable, "-m", "walstore.cli", "append", str(location), "--json"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    follower = subprocess.Popen(
-        [sys.executable, "-c", _WAIT_FOR_A_RECORD, str(log_directory)],
-    )
+    follower = subprocess.Popen([sys.executable, "-c", looking, str(location)])
     assert process.stdin is not None
     process.stdin.write(b"one\ntwo\nunfinished")
     process.stdin.flush()
     assert follower.wait(timeout=30) == 0
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (0, b"")
-    assert json.loads(out)["records"] == 3
+    assert process.returncode == 0
+    assert err == b"walstore: stopped within a record: its first 10 bytes were not appended\n"
+    assert json.loads(out)["records"] == 2
 
 
 _WAIT_FOR_A_RECORD = """
@@ -211,4 +240,21 @@ while True:
             break
     except LogNotFoundError:
         pass
+"""
+
+_WAIT_FOR_A_STORED_RECORD = """
+import asyncio, sys
+from uploader import CloudLog
+from walstore.errors import LogNotFoundError
+
+async def main():
+    while True:
+        try:
+            async with CloudLog.open(sys.argv[1]) as log:
+                if log.tail > 1:
+                    break
+        except LogNotFoundError:
+            pass
+
+asyncio.run(main())
 """

@@ -35,7 +35,7 @@ def _run(command: list[str], directory: Path) -> str:
 def test_the_commands_run_in_order(tmp_path: Path) -> None:
     """Lines that follow a block directly are among what it prints."""
     found = re.findall(r"```(sh|python)\n(.*?)```\n(?:\n```\n(.*?)```)?", PAGE, re.DOTALL)
-    assert len(found) == 6
+    assert len(found) == 7
     for language, code, output in found:
         shell = (
             ["bash", "-eu", "-o", "pipefail", "-c"] if language == "sh" else [sys.executable, "-c"]

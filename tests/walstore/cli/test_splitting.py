@@ -21,7 +21,7 @@ def _feed(splitter: Splitter, data: bytes, cuts: list[int]) -> list[bytes]:
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     for low, high in pairwise(places):
         records += splitter.feed(data[low:high])
-    return records + splitter.finish()
+    return [*records, *splitter.finish()]
 
 
 @given(VALUES, st.lists(st.integers(0, 1000)), st.booleans())
@@ -44,28 +44,48 @@ def test_a_record_over_the_limit_is_refused_before_it_is_gathered(splitter: Spli
     splitter.max_record_bytes = 100
     chunk = struct.pack(">I", 101) + bytes(97)
     with pytest.raises(RecordTooLargeError):
-        splitter.feed(chunk)
+        list(splitter.feed(chunk))
 
 
 def test_a_record_at_the_limit_is_taken() -> None:
     lines, prefixed = Lines(), LengthPrefixed()
     lines.max_record_bytes = prefixed.max_record_bytes = 100
-    assert lines.feed(b"x" * 100 + b"\n") == [b"x" * 100]
-    assert lines.feed((b"x" * 60 + b"\n") * 5) == [b"x" * 60] * 5
-    assert prefixed.feed(struct.pack(">I", 100) + bytes(100)) == [bytes(100)]
+    assert list(lines.feed(b"x" * 100 + b"\n")) == [b"x" * 100]
+    assert list(lines.feed((b"x" * 60 + b"\n") * 5)) == [b"x" * 60] * 5
+    assert list(prefixed.feed(struct.pack(">I", 100) + bytes(100))) == [bytes(100)]
 
 
 def test_an_endless_line_in_pieces_is_refused() -> None:
     lines = Lines()
     lines.max_record_bytes = 100
-    lines.feed(bytes(60))
+    assert list(lines.feed(bytes(60))) == []
     with pytest.raises(RecordTooLargeError) as caught:
-        lines.feed(bytes(60))
+        list(lines.feed(bytes(60)))
     assert (caught.value.size_bytes, caught.value.limit_bytes) == (120, 100)
 
 
 def test_input_that_ends_within_a_record() -> None:
     splitter = LengthPrefixed()
-    assert splitter.feed(struct.pack(">I", 2) + b"ab" + b"\0\0") == [b"ab"]
+    assert list(splitter.feed(struct.pack(">I", 2) + b"ab" + b"\0\0")) == [b"ab"]
+    assert splitter.pending_bytes == 2
     with pytest.raises(UsageError, match="within record 2: 2 bytes are left"):
         splitter.finish()
+
+
+@pytest.mark.parametrize(
+    ("splitter", "chunk"),
+    [(Lines(), b"a\nb\nlonger\nc\n"), (LengthPrefixed(), b"\0\0\0\1a\0\0\0\1b\0\0\0\6longer")],
+)
+def test_records_before_one_over_the_limit_come_first(splitter: Splitter, chunk: bytes) -> None:
+    splitter.max_record_bytes = 5
+    found = splitter.feed(chunk)
+    assert [next(found), next(found)] == [b"a", b"b"]
+    with pytest.raises(RecordTooLargeError, match="--max-record-bytes"):
+        next(found)
+
+
+def test_what_is_left_of_an_unfinished_line() -> None:
+    lines = Lines()
+    assert list(lines.feed(b"whole\nhalf")) == [b"whole"]
+    assert lines.pending_bytes == 4
+    assert list(lines.finish()) == [b"half"]

@@ -172,4 +172,4 @@ def test_without_the_package_the_error_names_the_extra(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "pip install 'walstore[metrics]'" in done.stdout
+    assert 'pip install "walstore[metrics]"' in done.stdout

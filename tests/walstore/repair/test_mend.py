@@ -14,7 +14,7 @@ from walstore.repair.mend import MOST_BYTES, Mended, mend
 
 
 def _mend(data: bytes, chain: Chain | None = None) -> Mended | None:
-    return mend(lambda size: data[:size], len(data), chain or Chain(1, 7, 0, 1))
+    return mend(lambda size: data[:size], len(data), chain or Chain(1, 7, 0, 1), frame.NOWHERE)
 
 
 def _flip(data: bytes, bit: int) -> bytes:

@@ -125,3 +125,17 @@ def test_offsets_go_through_json(offsets):
     assert parse(startingOffsets=text).each == offsets
     topics = list(json.loads(text))
     assert topics == sorted(topics)
+
+
+@pytest.mark.parametrize("text", ["oldest", "", "-1", "1.5", "[1]", "{}", '{"orders":{"0":"x"}}'])
+def test_a_wrong_offset_is_told_all_that_may_be_given(text):
+    with pytest.raises(InvalidSettingsError) as caught:
+        parse_bounds(
+            Options({"startingOffsets": text}, STARTING.all), STARTING, default=Edge.LATEST
+        )
+    for words in ("startingOffsets must be earliest, latest, an offset, or JSON as", "-2 for"):
+        assert words in str(caught.value)
+    with pytest.raises(InvalidSettingsError) as caught:
+        parse_bounds(Options({"endingOffsets": text}, ENDING.all), ENDING, default=Edge.LATEST)
+    assert "endingOffsets must be latest, an offset, or JSON as" in str(caught.value)
+    assert "earliest" not in str(caught.value)

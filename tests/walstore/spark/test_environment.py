@@ -95,6 +95,37 @@ def test_another_interpreter_that_lacks_walstore(tmp_path):
     assert f"PYSPARK_PYTHON={sys.executable}" in str(caught.value)
 
 
+def local(master: str, **settings: str) -> SimpleNamespace:
+    context = SimpleNamespace(master=master, pythonExec="python3", getConf=lambda: settings)
+    return SimpleNamespace(sparkContext=context)
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "chosen"),
+    [
+        ("local", {}, sys.executable),
+        ("local[*]", {}, sys.executable),
+        ("local-cluster[2,1,512]", {}, sys.executable),
+        ("local[2]", {"spark.pyspark.python": "/opt/python"}, "/opt/python"),
+        ("spark://host:7077", {"spark.pyspark.python": "/opt/python"}, "/opt/python"),
+        ("spark://host:7077", {}, "python3"),
+    ],
+)
+def test_the_interpreter_of_the_workers(monkeypatch, master, settings, chosen):
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    found = local(master, **settings)
+    environment.choose_interpreter(found)
+    assert found.sparkContext.pythonExec == chosen
+
+
+def test_an_interpreter_that_was_named_stays(monkeypatch):
+    monkeypatch.setenv("PYSPARK_PYTHON", "python3")
+    found = local("local[*]", **{"spark.pyspark.python": "/opt/python"})
+    environment.choose_interpreter(found)
+    assert found.sparkContext.pythonExec == "python3"
+    environment.choose_interpreter(SimpleNamespace())
+
+
 def test_an_interpreter_that_is_not_there():
     assert shutil.which("no-such-python") is None
     with pytest.raises(WalError, match="no such program"):

@@ -44,6 +44,11 @@ def test_store_options_become_parameters():
     }
 
 
+def test_hadoops_name_for_a_bucket_is_taken():
+    location = parse_location("s3a://bucket/eu/orders", {"region": "eu"})
+    assert (location.text, location.topic) == ("s3://bucket/eu/orders?region=eu", "orders")
+
+
 def test_a_url_without_store_options_is_kept():
     url = "s3://bucket/a%20b?endpoint_url=http%3A%2F%2Fhost"
     assert parse_location(url, {}).text == url

@@ -7,13 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
-
 from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError
+from walstore.extras import needs_extra
 from walstore.ports import Clock
 from walstore.spark.sidecar.reports import Landed, Offsets, Started
 from walstore.spark.streaming.offsets import show
+
+with needs_extra("metrics", "--metrics-port"):
+    from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 
 @dataclass(frozen=True, slots=True)

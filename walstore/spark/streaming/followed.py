@@ -154,7 +154,7 @@ class FollowedDirectory:
         return DirectoryCursor(self._log, planned.tier_url, name)
 
     async def aclose(self) -> None:
-        """Release the thread and the memory map."""
+        """Release the thread and the descriptors."""
         if self._log is not None:
             await self._log.aclose()
 

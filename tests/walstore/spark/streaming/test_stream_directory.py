@@ -52,7 +52,7 @@ async def test_a_live_log_through_rotations(log_directory):
         for turn in range(10):
             await wal.append_many([b"%d" % turn * 1000] * 30)
             rows = await asyncio.to_thread(query.trigger)
-            assert len(rows) == 30  # without waiting: the durable limit is in shared memory
+            assert len(rows) == 30  # without waiting: the durable limit is in the cell
             found += offsets(rows)
             query.later(1)
         assert found == list(range(1, 301))

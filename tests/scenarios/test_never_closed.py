@@ -1,0 +1,102 @@
+"""Logs that a program forgets: it is told, and they hold nothing any more."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import asyncio, gc, os, sys, time, warnings
+from pathlib import Path
+from walstore import Wal, WalStore
+from walstore.testing import FaultyFileSystem
+from walstore.posix import PosixFileSystem
+
+kind, path = sys.argv[1], Path(sys.argv[2])
+warnings.simplefilter("always", ResourceWarning)
+told = []
+warnings.showwarning = lambda message, category, *_: told.append(str(message))
+fs = FaultyFileSystem(PosixFileSystem())
+
+async def open_it():
+    if kind == "store":
+        opened = await WalStore.open(path / "store", fs=fs)
+        wal = await opened.wal("a")
+    else:
+        opened = wal = await Wal.open(path / "log", fs=fs)
+    await wal.append(b"1")
+    if kind == "readonly":
+        await wal.aclose()
+        opened = wal = await Wal.open_readonly(path / "log", fs=fs)
+    elif sys.argv[3] == "loop":
+        hold = fs.hold("pwrite", name="[0n]*")
+        for _ in range(3):
+            wal.append_nowait(b"lost")
+        await hold.wait_entered()
+        hold.release()
+    return opened
+
+def held():
+    names = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return [name for name in names if os.path.exists(name) and str(path) in os.readlink(name)]
+
+loop = asyncio.new_event_loop()
+loop.set_exception_handler(lambda *_: None)  # tasks that are destroyed while pending
+opened = loop.run_until_complete(open_it())
+assert held()
+if sys.argv[3] == "loop":
+    loop.close()
+opened = None
+if sys.argv[3] == "loop":
+    loop = None
+for _ in range(100):
+    gc.collect()
+    if not held():
+        break
+    if loop is None:
+        time.sleep(0.05)
+    else:
+        loop.run_until_complete(asyncio.sleep(0.05))
+assert not held(), held()
+print(chr(10).join(sorted(line for line in told if "walstore" in line or "was not closed" in line)))
+if sys.argv[3] != "loop":
+    loop.close()
+
+async def again():
+    if kind == "store":
+        async with WalStore.open(path / "store") as store:
+            await store.wal("a")
+    else:
+        async with Wal.open(path / "log") as wal:
+            pass
+
+asyncio.run(again())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["object", "loop"])
+@pytest.mark.parametrize("kind", ["log", "store", "readonly"])
+async def test_a_warning_names_it_and_its_descriptors_are_closed(
+    tmp_path: Path, kind: str, how: str
+) -> None:
+    command = [sys.executable, "-c", PROGRAM, kind, str(tmp_path), how]
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    advice = "; use 'async with', or await aclose() before its event loop ends"
+    lost = f"; {3 if how == 'loop' else 0} accepted records were not written"
+    wanted = {
+        "log": [f"the log at {tmp_path}/log was not closed{lost}{advice}"],
+        "readonly": [f"the reader of the log at {tmp_path}/log was not closed{advice}"],
+        "store": [
+            f"the log at {tmp_path}/store/a was not closed{lost}{advice}",
+            f"the store at {tmp_path}/store was not closed{advice}",
+        ],
+    }[kind]
+    assert done.stdout.splitlines() == wanted

@@ -1,0 +1,146 @@
+"""The programs of the documentation pass strict type checkers as they stand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_docs import ROOT, snippets
+
+CLEAN = """
+from typing import assert_type
+
+from walstore import Batch, Durability, Record, Settings, Transaction, Wal
+
+
+async def main() -> None:
+    async with Wal.open("data") as wal:
+        assert_type(wal, Wal)
+        async with wal.consumer("billing", auto_commit_seconds=None) as consumer:
+            async for record in consumer:
+                assert_type(record, Record)
+            assert_type(await consumer.fetch(), Batch)
+            await consumer.commit()
+        async with wal.consumer("copy", output=wal) as copying:
+            async with copying.transaction(durability="disk") as transaction:
+                assert_type(transaction, Transaction)
+        async for batch in wal.reader("earliest", follow=False).batches():
+            assert_type([record.value for record in batch], list[bytes])
+    settings = Settings(durability="memory", sync=0.5)
+    assert_type(settings.durability, Durability)
+    wal = await Wal.open("data", settings=settings)
+    assert_type(await wal.append(b"", durability="cloud"), int)
+    await wal.wait_durable(1, Durability.DISK)
+"""
+WRONG = {
+    "setting": 'Settings(durability="disc")',
+    "append": 'Wal.append(wal, b"", durability="disc")',
+    "wait": 'wal.wait_durable(1, "disc")',
+    "many": 'wal.append_many([b""], durability="disc")',
+    "transaction": 'wal.transaction(durability="disc")',
+    "producer": 'wal.producer("p").append(b"", durability="disc")',
+    "size": 'Settings(segment_bytes="1 MiB")',
+    "opening": 'Wal.open("data").append(b"")',
+}
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with every program of the pages, the examples, and those above."""
+    directory = tmp_path_factory.mktemp("programs")
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for page in pages:
+        for number, (code, _) in enumerate(snippets(page.read_text())):
+            (directory / f"{page.stem.lower()}_{number}.py").write_text(code)
+    for path in (ROOT / "examples").glob("*.py"):
+        (directory / f"example_{path.name}").write_text(path.read_text())
+    (directory / "clean.py").write_text(CLEAN)
+    for name, line in WRONG.items():
+        code = "from walstore import Settings, Wal\n\n\n"
+        code += f"def call(wal: Wal) -> object:\n    return ({line}, Settings)\n"
+        (directory / f"wrong_{name}.py").write_text(code)
+    return directory
+
+
+def mypy(directory: Path) -> dict[str, list[str]]:
+    """Return what mypy says of each program, as its user has it: strict, and no word on the libraries."""
+    config = directory / "mypy.ini"
+    config.write_text(
+        "[mypy]\nstrict = true\nwarn_unreachable = true\nmypy_path = " + str(ROOT) + "\n"
+        "[mypy-walstore.*,uploader.*]\nfollow_imports = silent\n"
+        "[mypy-pyarrow.*,pyspark.*,msgpack.*,sortedcontainers.*,aiobotocore.*,botocore.*]\n"
+        "ignore_missing_imports = true\nfollow_imports = skip\n"
+    )
+    files = sorted(map(str, directory.glob("*.py")))
+    cache = ROOT / ".mypy_cache" / "programs"
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        str(config),
+        "--cache-dir",
+        str(cache),
+    ]
+    done = subprocess.run(
+        [*command, "--no-error-summary", *files],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.stderr, done.stderr
+    found: dict[str, list[str]] = {Path(name).stem: [] for name in files}
+    for line in done.stdout.splitlines():
+        place, _, message = line.partition(": ")
+        found[Path(place.partition(":")[0]).stem].append(message)
+    return found
+
+
+def pyright(directory: Path) -> dict[str, list[str]]:
+    """Return what pyright says of each program, strict; skip where it is not there."""
+    config = directory / "pyrightconfig.json"
+    config.write_text(
+        json.dumps(
+            {
+                "include": ["*.py"],
+                "typeCheckingMode": "strict",
+                "extraPaths": [str(ROOT)],
+                "pythonVersion": "3.11",
+                "reportMissingModuleSource": False,
+            }
+        )
+    )
+    pytest.importorskip("pyright", reason="pyright is not installed")
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
+    done = subprocess.run(
+        [*command, "--project", str(directory)],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not done.stdout.startswith("{"):
+        pytest.skip(f"pyright cannot run here (it needs node): {done.stderr[-200:]}")
+    found: dict[str, list[str]] = {path.stem: [] for path in directory.glob("*.py")}
+    for problem in json.loads(done.stdout)["generalDiagnostics"]:
+        text = f"{problem['severity']}: {problem['message']}"
+        found[Path(problem["file"]).stem].append(text)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("checker", [mypy, pyright])
+def test_programs_of_users_need_no_annotations(checker, programs: Path) -> None:
+    """Each is clean under the strictest rules; those that are wrong are refused."""
+    found = checker(programs)
+    assert len(found) > 40
+    refused = {name for name, errors in found.items() if errors and name.startswith("wrong_")}
+    assert refused == {f"wrong_{name}" for name in WRONG}
+    complaints = {name: errors for name, errors in found.items() if errors and name not in refused}
+    assert not complaints, json.dumps(complaints, indent=1)

@@ -1,0 +1,126 @@
+"""Every verb on everything that is no log: one line, a documented code, and nothing is made."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.walstore.cli.conftest import Cli, fill
+from tests.walstore.cli.test_app import VERBS
+
+DIRECTORY = ("segments", "repair", "upload", "trim")
+"""Verbs that need a log directory."""
+STORE = ("fragments", "manifest", "scrub", "rebuild", "restore", "fork", "gc", "seal", "destroy")
+"""Verbs that need a log in a store."""
+EITHER = ("tail", "dump", "inspect", "cursors", "verify", "sidecar")
+OTHER = ("append", "bench")
+"""Append makes what is not there, bench takes any directory."""
+
+BEFORE = {"gc": ("plan",)}
+AFTER = {
+    "upload": ("file:///nowhere/store",),
+    "restore": ("restored",),
+    "fork": ("file:///nowhere/fork",),
+    "trim": ("--before", "1"),
+    "bench": ("--seconds", "0.1"),
+    "sidecar": ("--to", "table"),
+}
+
+NO_DIRECTORIES = (
+    ("", 1, "is empty"),
+    ("~/log", 1, "~/log was not expanded by the shell"),
+    ("s3:bucket/log", 1, "a store URL begins with s3://"),
+    ("file:/log", 1, "a store URL begins with file://"),
+    ("loop", 1, "loop"),
+    ("a" * 300, 1, "aaa"),
+)
+NO_LOGS = (("missing", 3, "there is no log at missing"), ("file", 3, "file"))
+NO_STORES = (
+    ("s3://", 1, "needs a bucket"),
+    ("file://host/x", 1, "needs an absolute path"),
+    ("http://host/x", 1, "must begin with"),
+    ("://", 1, "must begin with"),
+    ("file:///x?bogus=1", 1, "bogus"),
+)
+
+
+def test_every_verb_is_here() -> None:
+    assert {*DIRECTORY, *STORE, *EITHER, *OTHER} == {*VERBS, "rebuild", "sidecar"} - {"demo"}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a log, a file, and a link that leads to itself."""
+    path = tmp_path / "here"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    asyncio.run(fill(path / "log", records=3))
+    (path / "file").write_text("something else")
+    (path / "loop").symlink_to("loop")
+    return path
+
+
+def _check(cli: Cli, verb: str, location: str, codes: set[int], words: str) -> None:
+    before = sorted(os.listdir())
+    done = cli(verb, *BEFORE.get(verb, ()), location, *AFTER.get(verb, ()), stdin=b"a\n")
+    told = f"walstore {verb} {location!r}: {done}"
+    assert done.code in codes, told
+    assert done.out == b"", told
+    assert len(done.err.splitlines()) == 1, told
+    assert words in done.err, told
+    assert sorted(os.listdir()) == before, told
+
+
+@pytest.mark.parametrize("verb", [verb for verb in (*DIRECTORY, *EITHER) if verb != "sidecar"])
+def test_verbs_on_directories(cli: Cli, verb: str, place: Path) -> None:
+    for location, code, words in (*NO_DIRECTORIES, *NO_LOGS):
+        _check(cli, verb, location, {code}, words)
+
+
+@pytest.mark.parametrize("verb", OTHER)
+def test_verbs_that_take_any_directory(cli: Cli, verb: str, place: Path) -> None:
+    for location, code, words in NO_DIRECTORIES:
+        _check(cli, verb, location, {code, 3} if verb == "bench" else {code}, words)
+    _check(cli, verb, "file", {1, 3}, "file")
+
+
+@pytest.mark.parametrize("verb", [verb for verb in (*STORE, *EITHER) if verb != "sidecar"])
+def test_verbs_on_stores(cli: Cli, verb: str, place: Path) -> None:
+    for location, code, words in NO_STORES:
+        _check(cli, verb, location, {code}, words)
+    for path in (place / "missing", place / "file"):
+        words = "there are no fragments" if verb == "rebuild" else "there is no log at"
+        _check(cli, verb, path.as_uri(), {3}, words)
+
+
+@pytest.mark.parametrize("verb", DIRECTORY)
+def test_a_store_instead_of_a_directory(cli: Cli, verb: str, place: Path) -> None:
+    _check(cli, verb, (place / "log").as_uri(), {1}, f"{verb} needs a log directory, not")
+
+
+@pytest.mark.parametrize("verb", STORE)
+def test_a_directory_instead_of_a_store(cli: Cli, verb: str, place: Path) -> None:
+    for location in ("log", "missing", "~/log", ""):
+        _check(cli, verb, location, {1}, f"{verb} needs a store URL such as")
+
+
+def test_targets_that_make_no_sense(cli: Cli, place: Path) -> None:
+    """The second argument, and the option that is a URL."""
+    url = (place / "log").as_uri()
+    for arguments, words in (
+        (("upload", "log", "there"), "upload needs a store URL such as"),
+        (("upload", "log", "memory://x"), "is gone when this command ends"),
+        (("restore", url, "s3://bucket/x"), "restore needs a log directory, not"),
+        (("restore", url, "~/x"), "was not expanded by the shell"),
+        (("fork", url, "there"), "fork needs a store URL such as"),
+        (("append", "new", "--tier", "there"), "--tier needs a store URL such as"),
+        (("append", "memory://x"), "is gone when this command ends"),
+    ):
+        before = sorted(os.listdir())
+        done = cli(*arguments, stdin=b"a\n")
+        assert (done.code, done.out) == (1, b""), arguments
+        assert words in done.error, arguments
+        assert sorted(os.listdir()) == before, arguments

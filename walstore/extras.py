@@ -1,0 +1,78 @@
+"""Packages of extras, which the core does without, and the error that says how to get them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+from walstore.errors import InvalidSettingsError
+
+_OURS: Final = frozenset(("walstore", "uploader", "pyspark_walstore"))
+
+_EXTRA_OF: Final = {
+    "aiofiles": "cli",
+    "rich": "cli",
+    "typer": "cli",
+    "aioboto3": "cloud",
+    "aiobotocore": "cloud",
+    "boto3": "cloud",
+    "botocore": "cloud",
+    "pyarrow": "cloud",
+    "tenacity": "cloud",
+    "py4j": "spark",
+    "pyspark": "spark",
+    "prometheus_client": "metrics",
+}
+
+
+class MissingExtraError(InvalidSettingsError, ModuleNotFoundError):
+    """A package of an extra is not installed; the message says what to install. Nothing was done."""
+
+    def __init__(self, message: str, *, name: str, extra: str) -> None:
+        """``name`` is the module that is missing, ``extra`` the extra that has it."""
+        super().__init__(message)
+        self.msg = message
+        self.name = name
+        self.extra = extra
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a copy is made of: ImportError's own fields are not in ``__dict__``."""
+        return partial(MissingExtraError, name=str(self.name), extra=self.extra), self.args
+
+
+@contextmanager
+def needs_extra(extra: str, what: str = "this") -> Iterator[None]:
+    """Raise MissingExtraError for a package that an import within needs and that is not installed.
+
+    ``what`` begins the message: it is what the caller wanted. A module of our own that is missing is a
+    mistake of ours and stays what it is.
+    """
+    try:
+        yield
+    except MissingExtraError:
+        raise
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if not name or name in _OURS:
+            raise
+        raise missing_extra(name, _EXTRA_OF.get(name, extra), what) from error
+
+
+def missing_extra(name: str, extra: str, what: str = "this") -> MissingExtraError:
+    """Return the error for a missing package."""
+    return MissingExtraError(
+        f"{what} needs the extra {extra!r} ({name} cannot be imported by {sys.executable}): "
+        f'pip install "walstore[{extra}]"',
+        name=name,
+        extra=extra,
+    )
+
+
+def extra_of(error: ModuleNotFoundError) -> str | None:
+    """Return the extra that has the missing module, or None if no extra has it."""
+    if isinstance(error, MissingExtraError):
+        return error.extra
+    return _EXTRA_OF.get((error.name or "").partition(".")[0])

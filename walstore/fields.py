@@ -1,0 +1,194 @@
+"""Fields of settings: what each means, what it may be, and the check of it, said once. Pure.
+
+A settings class lists its fields as ``name: int = whole(default, "What it means.", low=1)``. Type checkers
+see the plain type and a default; :func:`check_fields` checks the values, and :func:`described` adds the
+fields to the class's docstring, where ``help()`` shows them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from walstore.errors import InvalidSettingsError
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+MOST_WHOLE: Final = (1 << 63) - 1
+MOST_SECONDS: Final = 10**12
+"""Highest values of fields that have no bound of their own: beyond them arithmetic fails elsewhere."""
+_MOST_SHOWN: Final = 10**1000  # Python refuses to write out some numbers that are longer
+
+_T = TypeVar("_T")
+_C = TypeVar("_C", bound=type)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a field means, and which values it may have."""
+
+    meaning: str
+    kind: str
+    """``"bytes"``, ``"seconds"``, or ``""`` for a number of things."""
+    low: float = 0
+    high: float | None = None
+    above: bool = False
+    """Whether ``low`` itself is refused."""
+    words: tuple[str, ...] = ()
+    """Words that are allowed; with ``high`` None and no kind nothing else is."""
+    optional: bool = False
+    """Whether None is allowed."""
+
+    def check(self, name: str, value: object) -> object:
+        """Return a value in its plain type; InvalidSettingsError naming the field if it is refused."""
+        if value is None and self.optional:
+            return None
+        if isinstance(value, str):
+            word = str.__str__(value)
+            if word in self.words:
+                return word
+        elif self._is_number(value):
+            number = self._plain(value)
+            if number is not None and self._is_inside(number):
+                return number
+        huge = isinstance(value, int) and abs(value) > _MOST_SHOWN
+        shown = "a number of more than 1000 digits" if huge else repr(value)
+        raise InvalidSettingsError(f"{name} must be {self.range}, not {shown}")
+
+    @property
+    def range(self) -> str:
+        """The values that are allowed, for people."""
+        found = [repr(word) for word in self.words]
+        if not self.words or self.kind:
+            found.append(self._number_range())
+        if self.optional:
+            found.append("None")
+        *before, last = found
+        if not before:
+            return last
+        return f"{', '.join(before)}{',' if self.kind else ''} or {last}"
+
+    def _number_range(self) -> str:
+        what = {"bytes": "a whole number of bytes", "seconds": "a number of seconds"}.get(
+            self.kind, "a whole number"
+        )
+        low, high = show(self.low, self.kind), self.high
+        if self.above:
+            bounds = f"more than {low}" + (
+                "" if high is None else f", {show(high, self.kind)} at most"
+            )
+        elif high is None:
+            bounds = f"{low} or more"
+        else:
+            bounds = f"from {low} to {show(high, self.kind)}"
+        return f"{what}, {bounds}"
+
+    def _is_number(self, value: object) -> bool:
+        if isinstance(value, bool) or (self.words and not self.kind):
+            return False
+        return isinstance(value, int | float if self.kind == "seconds" else int)
+
+    def _plain(self, value: Any) -> float | None:
+        """Return a number in its built-in type; None if it is not finite."""
+        if isinstance(value, int):
+            return int.__index__(value)
+        number = float.__float__(value)
+        return number if math.isfinite(number) else None
+
+    def _is_inside(self, number: float) -> bool:
+        most = MOST_SECONDS if self.kind == "seconds" else MOST_WHOLE
+        high = most if self.high is None else self.high
+        return self.low <= number <= high and not (self.above and number == self.low)
+
+
+def whole(
+    default: int,
+    meaning: str,
+    *,
+    low: int = 0,
+    high: int | None = None,
+    kind: str = "",
+) -> int:
+    """Return the field of a whole number."""
+    return _field(default, Rule(meaning, kind, low, high))
+
+
+def size(default: int, meaning: str, *, low: int = 0, high: int | None = None) -> int:
+    """Return the field of a number of bytes."""
+    return whole(default, meaning, low=low, high=high, kind="bytes")
+
+
+def seconds(default: float, meaning: str, *, low: float = 0, high: float | None = None) -> float:
+    """Return the field of a time span."""
+    return _field(default, Rule(meaning, "seconds", low, high))
+
+
+def optional_seconds(meaning: str) -> float | None:
+    """Return the field of a time span that is more than 0, or None, which is the default."""
+    return _field(None, Rule(meaning, "seconds", above=True, optional=True))
+
+
+def optional_size(meaning: str) -> int | None:
+    """Return the field of a number of bytes, or None, which is the default."""
+    return _field(None, Rule(meaning, "bytes", optional=True))
+
+
+def choice(default: Any, rule: Rule) -> Any:
+    """Return a field with a rule of its own."""
+    return _field(default, rule)
+
+
+def check_fields(settings: Any) -> None:
+    """Check every field that has a rule and store its value in its plain type; InvalidSettingsError."""
+    for field in dataclasses.fields(settings):
+        rule = rule_of(field)
+        if rule is not None:
+            value = rule.check(field.name, getattr(settings, field.name))
+            object.__setattr__(settings, field.name, value)
+
+
+def rule_of(field: dataclasses.Field[Any]) -> Rule | None:
+    """Return the rule of a field of a settings class, if it has one."""
+    rule: Rule | None = field.metadata.get("rule")
+    return rule
+
+
+def described(cls: _C) -> _C:
+    """Add what is known of the fields to the docstring of a settings class."""
+    lines = [inspect.getdoc(cls) or "", "", "Fields:"]
+    for field in dataclasses.fields(cls):
+        rule = rule_of(field)
+        if rule is not None:
+            facts = f"{rule.range}. Default: {show(field.default, rule.kind)}."
+            facts = facts[0].upper() + facts[1:]
+            lines += ["", f"{field.name}:", _wrapped(rule.meaning), _wrapped(facts)]
+    cls.__doc__ = "\n".join(lines)
+    return cls
+
+
+def show(value: object, kind: str) -> str:
+    """Return a value of a field for people: ``"64 MiB"``."""
+    if kind == "bytes" and isinstance(value, int) and value:
+        for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+            if not value % unit:
+                return f"{value // unit} {name}"
+    if isinstance(value, str):
+        return repr(str.__str__(value))
+    return str(value)
+
+
+def _field(default: _T, rule: Rule) -> _T:
+    metadata: Mapping[str, Rule] = {"rule": rule}
+    found: Any = dataclasses.field(default=default, metadata=metadata)
+    return found  # type: ignore[no-any-return]
+
+
+def _wrapped(text: str) -> str:
+    text = " ".join(text.split())
+    return textwrap.fill(text, 92, initial_indent="    ", subsequent_indent="    ")
