@@ -15,9 +15,11 @@ from typing import Any, Final, TypeVar
 import msgpack
 
 MOST_OFFSET: Final = (1 << 62) - 1
-"""No offset, position, epoch or sequence number in a file is higher; sums of two still fit 64 bits."""
-MOST_TIMESTAMP_US: Final = 253_402_214_400_000_000
-"""The last day of the year 9999, behind which there is no datetime."""
+"""No offset, position or epoch in a file is higher; sums of two still fit 64 bits."""
+MOST_TIMESTAMP_US: Final = (1 << 63) - 1
+"""Latest time of a record, in microseconds since 1970 UTC."""
+MOST_SEQUENCE: Final = (1 << 63) - 1
+"""Highest number that an idempotent producer may give an append."""
 _SMALL_BYTES: Final = 2048
 """What so few bytes can claim is no danger, so they may be unpacked in one call."""
 _NIL: Final = b"\xc0"
