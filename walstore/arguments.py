@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from walstore.errors import InvalidSettingsError
+from walstore.packed import MOST_TIMESTAMP_US
 from walstore.records import to_timestamp_us
 
-MAX_TIMESTAMP_US: Final = (1 << 63) - 1
+MAX_TIMESTAMP_US: Final = MOST_TIMESTAMP_US
 """Latest time of a record, in microseconds since 1970 UTC."""
 _URL: Final = re.compile(
     r"[A-Za-z][A-Za-z0-9+.-]*://|(?i:s3[an]?|gs|gcs|abfss?|az|https?|file|memory):/"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from walstore import frame
 from walstore.draft import BATCH_RECORDS
@@ -131,13 +131,6 @@ class Batch(ABC):
             raise ValueError(f"[{start}, {limit}) is not inside [{self.start}, {self.limit})")
 
 
-class Origin(NamedTuple):
-    """Where the buffer of a frame was read from."""
-
-    path: Path
-    position: int
-
-
 class FrameBatch(Batch):
     """A batch over the bytes of a local frame.
 
@@ -157,12 +150,12 @@ class FrameBatch(Batch):
     )
 
     def __init__(
-        self, buffer: memoryview, header: FrameHeader, origin: Origin | None = None
+        self, buffer: memoryview, header: FrameHeader, origin: tuple[Path, int] | None = None
     ) -> None:
         """Wrap a verified frame.
 
         ValueError if it uses a feature this version lacks, MalformedError if no version writes such a
-        frame. ``origin`` is named in errors.
+        frame. ``origin``, the file and the position that the buffer was read from, is named in errors.
         """
         self._wrap(header, frame.directory(buffer, header))
         self._origin = origin
@@ -258,7 +251,11 @@ class FrameBatch(Batch):
         """The headers; an empty mapping where a record has none."""
         if not self.has(Kind.HEADERS):
             return [NO_HEADERS] * len(self)
-        return self.unpack_headers(self._optional(Kind.HEADER_LENGTHS, Kind.HEADERS))
+        if len(self) == self.header.count:
+            return self.unpack_headers(self._blob(Kind.HEADERS), self.uints(Kind.HEADER_LENGTHS))
+        begin, sizes = self._place(Kind.HEADER_LENGTHS, _optional_bytes)
+        data = self._bytes_at(Kind.HEADERS, begin, _optional_bytes(sizes))
+        return self.unpack_headers(data, sizes)
 
     @property
     def timestamps_us(self) -> Sequence[int]:
@@ -316,10 +313,12 @@ class FrameBatch(Batch):
             names.append({name: number for number, name in enumerate(found, 1)})
         return names[0]
 
-    def unpack_headers(self, packed: Iterable[bytes | None]) -> Sequence[Mapping[str, bytes]]:
-        """Return the headers of some of the records, decoded."""
+    def unpack_headers(
+        self, data: memoryview | bytes, sizes: Sequence[int]
+    ) -> Sequence[Mapping[str, bytes]]:
+        """Return the headers of some of the records, decoded; ``sizes`` is 0 for those without any."""
         try:
-            return unpack_headers(packed, NO_HEADERS)
+            return unpack_headers(data, sizes, NO_HEADERS)
         except MalformedError as error:
             self.refuse(str(error))
 
@@ -327,7 +326,7 @@ class FrameBatch(Batch):
         """Return the values of the whole frame back to back, and their lengths."""
         values, lengths = self._blob(Kind.VALUES), self.uints(Kind.VALUE_LENGTHS)
         if sum(lengths) != len(values):
-            self.refuse("lengths that are not those of the values")
+            self.refuse("lengths that are not those of its items")
         return values, lengths
 
     def check(self) -> None:
@@ -369,9 +368,8 @@ class FrameBatch(Batch):
     def sizes(self, lengths: Kind, blob: Kind) -> Sequence[int]:
         """Return the column of lengths n + 1, and 0 for None; they are those of the column of bytes."""
         sizes = self.uints(lengths)
-        absent = sizes.count(0)
-        if sum(sizes) - len(sizes) + absent != len(self._blob(blob)):
-            self.refuse("lengths that are not those of the keys or headers")
+        if _optional_bytes(sizes) != len(self._blob(blob)):
+            self.refuse("lengths that are not those of its items")
         return sizes
 
     def _cut(self, column: Sequence[_T]) -> Sequence[_T]:
@@ -386,11 +384,7 @@ class FrameBatch(Batch):
         blob = self._blob(Kind.VALUES)
         if encoding == frame.CONSTANT and blob:
             return split_even(blob, int.from_bytes(lengths, "little"))
-        ends = list(accumulate(self.uints(Kind.VALUE_LENGTHS), initial=0))
-        if ends[-1] != len(blob):
-            self.refuse("lengths that are not those of the values")
-        data = bytes(blob)
-        return [data[low:high] for low, high in pairwise(ends)]
+        return self._split_all(blob, self.uints(Kind.VALUE_LENGTHS))
 
     @property
     def _is_large(self) -> bool:
@@ -413,10 +407,22 @@ class FrameBatch(Batch):
         """Decode a column in which length 0 means None and length n + 1 means n bytes."""
         if not self.has(blob):
             return [None] * len(self)
-        begin, sizes = self._place(lengths, _optional_bytes)
-        data = self._bytes_at(blob, begin, _optional_bytes(sizes))
-        items = _split(data, [size - 1 if size else 0 for size in sizes])
+        if len(self) == self.header.count:
+            sizes = self.uints(lengths)
+            items = self._split_all(self._blob(blob), [size - 1 if size else 0 for size in sizes])
+        else:
+            begin, sizes = self._place(lengths, _optional_bytes)
+            data = self._bytes_at(blob, begin, _optional_bytes(sizes))
+            items = _split(data, [size - 1 if size else 0 for size in sizes])
         return [item if size else None for item, size in zip(items, sizes, strict=True)]
+
+    def _split_all(self, blob: memoryview, lengths: Sequence[int]) -> list[bytes]:
+        """Return the items of a whole column, which must add up to it."""
+        ends = list(accumulate(lengths, initial=0))
+        if ends[-1] != len(blob):
+            self.refuse("lengths that are not those of its items")
+        data = bytes(blob)
+        return [data[low:high] for low, high in pairwise(ends)]
 
     def _place(
         self, lengths: Kind, total: Callable[[Sequence[int]], int]

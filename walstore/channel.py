@@ -28,6 +28,7 @@ from walstore.errors import (
     WouldBlock,
 )
 from walstore.faults import fresh
+from walstore.frame import MOST_RECORDS
 from walstore.ledger import Ledger, Marks
 from walstore.limits import Limit
 from walstore.settings import Settings
@@ -314,6 +315,13 @@ class Channel:
         if self._refused is not None:
             raise self._counted(fresh(self._refused))
         overhead = RECORD_OVERHEAD_BYTES * len(group.values)
+        if len(group.values) > MOST_RECORDS:
+            error = RecordTooLargeError(
+                f"the atomic group has {len(group.values)} records; {MOST_RECORDS} are the most",
+                size_bytes=group.size_bytes - overhead,
+                limit_bytes=self._bytes_budget,
+            )
+            raise self._counted(error)
         is_record = len(group.values) == 1
         limit = self._max_record_bytes if is_record else self._bytes_budget
         if group.size_bytes - overhead > limit:

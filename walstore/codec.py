@@ -33,6 +33,9 @@ saves a tenth of the bytes."""
 
 _MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _WINDOW_LEAST_BYTES: Final = 1 << 10
+_BLOCK_LEAST_BYTES: Final = 4
+_BLOCK_MOST_BYTES: Final = 128 << 10
+"""No block of zstd is shorter, and none holds more."""
 _CONTENT_SIZE_BYTES: Final = (0, 2, 4, 8)
 _DICTIONARY_BYTES: Final = (0, 1, 2, 4)
 _NEEDS: Final = "Python 3.14 or the package zstandard: pip install 'walstore[zstd]'"
@@ -89,6 +92,8 @@ def _check_size(data: memoryview, size: int) -> None:
     """Read the header of a zstd frame; BodyError unless it holds ``size`` bytes in a sane way."""
     if size > MOST_BYTES:
         raise BodyError(f"a compressed body claims {size} bytes; {MOST_BYTES} are the most")
+    if size > len(data) // _BLOCK_LEAST_BYTES * _BLOCK_MOST_BYTES:
+        raise BodyError(f"a compressed body of {len(data)} bytes claims {size} bytes")
     if len(data) < 6 or bytes(data[:4]) != _MAGIC:
         raise BodyError("a compressed body is no zstd frame")
     descriptor = data[4]

@@ -60,6 +60,7 @@ CRITICAL_FLAGS: Final = 0xFFFF
 HAS_MARKS: Final = 1
 """Flag: the frame has a column of marks."""
 KNOWN_FLAGS: Final = HAS_MARKS
+_UNKNOWN_FLAGS: Final = CRITICAL_FLAGS & ~KNOWN_FLAGS
 IGNORABLE_KINDS_FROM: Final = 128
 
 
@@ -104,6 +105,7 @@ BLOB: Final = 255
 """Encoding of a column that is plain bytes."""
 _ONE_VALUE: Final = struct.Struct("<BBHIBBHII")
 """The two entries of the directory of a frame of one plain record, and the column of its length."""
+_TWO_ENTRIES: Final = struct.Struct("<BBHIBBHI")
 _JOINED_PIECES: Final = 1 << 16
 _VALUE_AT: Final = HEADER_BYTES + _ONE_VALUE.size
 _BLANK_HEADER: Final = bytes(HEADER_BYTES)
@@ -404,7 +406,7 @@ def parse_header(buffer: memoryview, position: int) -> FrameHeader | None:
     length = header.length
     if magic != FRAME_MAGIC or length % ALIGNMENT or length < HEADER_BYTES + TRAILER.size:
         return None
-    if header.start + header.count > MOST_OFFSET or header.epoch > MOST_OFFSET:
+    if (header.start + header.count) | header.epoch > MOST_OFFSET:  # all of its bits are set
         return None
     return header if header.max_timestamp_us <= MOST_TIMESTAMP_US else None
 
@@ -453,27 +455,31 @@ def directory(buffer: memoryview, header: FrameHeader) -> dict[int, tuple[int, m
     if no version writes such columns: each that is returned lies in the frame, integers have an entry for
     each record, and columns that belong together are there.
     """
-    if not UNPLACED_VERSION <= header.version <= FRAME_VERSION:
-        raise ValueError(f"frame version {header.version}")
-    if header.codec not in codec.KNOWN:
-        raise ValueError(f"codec {header.codec}")
-    if header.flags & CRITICAL_FLAGS & ~KNOWN_FLAGS:
-        raise ValueError(f"frame flags {header.flags:#x}")
+    if (
+        not UNPLACED_VERSION <= header.version <= FRAME_VERSION
+        or header.codec not in codec.KNOWN
+        or header.flags & _UNKNOWN_FLAGS
+    ):
+        raise ValueError(_newer_than_this(header))
     entry = header.position + HEADER_BYTES
     data = entry + DIRECTORY_ENTRY.size * header.column_count
+    if header.column_count == 2 and not header.codec:
+        plain = _plain_columns(buffer, header, entry)
+        if plain is not None:
+            return plain
     body, data = _body(buffer, header, data)
     limit = data + header.body_bytes
     columns: dict[int, tuple[int, memoryview]] = {}
     for _ in range(header.column_count):
         kind, encoding, _, size = DIRECTORY_ENTRY.unpack_from(buffer, entry)
-        if kind in _INTEGERS:
-            if size != (4 if encoding == CONSTANT else encoding * header.count):
-                raise BodyError(f"a column {kind} of {size} bytes, encoding {encoding}")
-            if encoding not in _ENCODINGS:
-                raise BodyError(f"a column {kind} of encoding {encoding}")
-        elif kind in KNOWN_KINDS:
-            if encoding != BLOB:
-                raise BodyError(f"a column {kind} of encoding {encoding}")
+        if kind in KNOWN_KINDS:
+            is_right = (
+                encoding in _ENCODINGS and size == (encoding * header.count or 4)
+                if kind in _INTEGERS
+                else encoding == BLOB
+            )
+            if not is_right:
+                raise BodyError(f"a column {kind} of {size} bytes and encoding {encoding}")
         elif kind < IGNORABLE_KINDS_FROM:
             raise ValueError(f"column kind {kind}")
         columns[kind] = (encoding, body[data : data + size])
@@ -483,6 +489,46 @@ def directory(buffer: memoryview, header: FrameHeader) -> dict[int, tuple[int, m
         raise BodyError("columns that do not fill their frame, each once")
     _check_columns(columns, header)
     return columns
+
+
+def _newer_than_this(header: FrameHeader) -> str:
+    """Return what a frame uses that this version does not understand."""
+    if not UNPLACED_VERSION <= header.version <= FRAME_VERSION:
+        return f"frame version {header.version}"
+    if header.codec not in codec.KNOWN:
+        return f"codec {header.codec}"
+    return f"frame flags {header.flags:#x}"
+
+
+def _plain_columns(
+    buffer: memoryview, header: FrameHeader, entry: int
+) -> dict[int, tuple[int, memoryview]] | None:
+    """Return the columns of a frame that has values and nothing else, if nothing is wrong with it.
+
+    Most frames are such; this takes half of the time that the loop over any columns takes.
+    """
+    kind, encoding, _, size, other, blob, _, values = _TWO_ENTRIES.unpack_from(buffer, entry)
+    count, data, stored = header.count, entry + _TWO_ENTRIES.size, header.stored_bytes
+    if (
+        kind != Kind.VALUE_LENGTHS
+        or other != Kind.VALUES
+        or blob != BLOB
+        or encoding not in _ENCODINGS
+        or size != (encoding * count or 4)
+        or not 0 < count <= MOST_RECORDS
+        or size + values != stored
+        or stored != header.body_bytes
+        or not 7 < entry + header.length - HEADER_BYTES - data - stored < 16
+    ):
+        return None
+    limit = data + size
+    lengths = buffer[data:limit]
+    if not encoding and _U32.unpack(lengths)[0] * count != values:
+        return None
+    return {
+        Kind.VALUE_LENGTHS: (encoding, lengths),
+        Kind.VALUES: (BLOB, buffer[limit : limit + values]),
+    }
 
 
 def _body(buffer: memoryview, header: FrameHeader, at: int) -> tuple[memoryview, int]:

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from walstore.packed import MOST_OFFSET, MalformedError, Packed, require, require_number
+from walstore.packed import MOST_SEQUENCE, MalformedError, Packed, require, require_number
 
 _REGISTERS: Final = "r"
 _PRODUCERS: Final = "p"
@@ -142,13 +142,13 @@ def _run(row: object) -> tuple[str, Run]:
         raise MalformedError(f"a producer's run of {len(fields)} fields")
     sequence, start, records, repeat = fields[1:]
     run = Run(
-        require_number(sequence, "a sequence number", least=1),
+        require_number(sequence, "a sequence number", least=1, most=MOST_SEQUENCE),
         require_number(start, "a producer's offset"),
         require_number(records, "a producer's records"),
         require_number(repeat, "a producer's appends", least=1),
     )
-    require_number(run.sequence + run.repeat, "a sequence number")
-    require_number(run.start + run.records * run.repeat, "a producer's offset", most=MOST_OFFSET)
+    require_number(run.sequence + run.repeat - 1, "a sequence number", most=MOST_SEQUENCE)
+    require_number(run.start + run.records * run.repeat, "a producer's offset")
     return require(fields[0], str, "a producer's name"), run
 
 

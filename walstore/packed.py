@@ -7,7 +7,7 @@ before its entries are there, and arrays in arrays multiply.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final, TypeVar
@@ -15,12 +15,14 @@ from typing import Any, Final, TypeVar
 import msgpack
 
 MOST_OFFSET: Final = (1 << 62) - 1
-"""No offset, position, epoch or sequence number in a file is higher; sums of two still fit 64 bits."""
-MOST_TIMESTAMP_US: Final = 253_402_214_400_000_000
-"""The last day of the year 9999, behind which there is no datetime."""
+"""No offset, position or epoch in a file is higher; sums of two still fit 64 bits."""
+MOST_TIMESTAMP_US: Final = (1 << 63) - 1
+"""Latest time of a record, in microseconds since 1970 UTC."""
+MOST_SEQUENCE: Final = (1 << 63) - 1
+"""Highest number that an idempotent producer may give an append."""
 _SMALL_BYTES: Final = 2048
 """What so few bytes can claim is no danger, so they may be unpacked in one call."""
-_BYTES: Final = frozenset((bytes,))
+_NIL: Final = b"\xc0"
 _TEXT: Final = frozenset((str,))
 
 _T = TypeVar("_T")
@@ -116,23 +118,25 @@ def unpack_names(data: memoryview | bytes) -> list[str]:
 
 
 def unpack_headers(
-    items: Iterable[bytes | None], missing: Mapping[str, bytes]
+    data: memoryview | bytes, sizes: Sequence[int], missing: Mapping[str, bytes]
 ) -> Sequence[Mapping[str, bytes]]:
-    """Return a map from text to bytes for each item, ``missing`` for None; MalformedError otherwise."""
-    unpack = msgpack.unpackb
+    """Return the maps from text to bytes that lie back to back in ``data``; MalformedError otherwise.
+
+    There is one for each of the ``sizes`` that is not 0; ``missing`` stands for the others.
+    """
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data) + 1, max_array_len=0, max_ext_len=0)
     with _typed("headers"):
-        found: list[Any] = [
-            missing
-            if item is None
-            else unpack(item)
-            if len(item) <= _SMALL_BYTES
-            else unpack(item, max_array_len=0, max_ext_len=0)
-            for item in items
-        ]
-        maps = [one for one in found if one is not missing]
-        # One pass each, in C: a check of every record would take longer than unpacking it.
-        names = chain.from_iterable(maps)
-        values = chain.from_iterable(map(dict.values, maps))
-        if not (_TEXT.issuperset(map(type, names)) and _BYTES.issuperset(map(type, values))):
-            raise MalformedError("headers that do not map text to bytes")
-    return found
+        unpacker.feed(data)
+        unpacker.feed(_NIL)  # becomes part of a map that is cut off
+        maps: list[Any] = list(unpacker)
+        is_cut = not maps or maps.pop() is not None
+        # Fails for what is no map, no text, no bytes; a look at each type would take twice as long.
+        "".join(chain.from_iterable(maps))
+        b"".join(chain.from_iterable(map(dict.values, maps)))
+    absent = sizes.count(0)
+    if is_cut or len(maps) + absent != len(sizes):
+        raise MalformedError("headers that are not one map for each record")
+    if not absent:
+        return maps
+    following = iter(maps)
+    return [next(following) if size else missing for size in sizes]

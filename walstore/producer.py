@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from walstore.arguments import as_int
+from walstore.packed import MOST_SEQUENCE
 from walstore.records import AnyDurability
 from walstore.terms import Terms
 from walstore.transaction import Transaction
@@ -102,6 +103,6 @@ class Producer:
     def _terms(self, sequence: int | None) -> Terms:
         if sequence is not None:
             sequence = as_int(sequence, "sequence")
-            if not 1 <= sequence < 1 << 63:
+            if not 1 <= sequence <= MOST_SEQUENCE:
                 raise ValueError(f"sequence must be 1 to 2**63 - 1, not {sequence}")
         return Terms(producer=self.id, sequence=sequence)

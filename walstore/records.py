@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple, TypeAlias
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST = datetime.max.replace(tzinfo=UTC)
 
 
 class _NoHeaders(Mapping[str, bytes]):
@@ -77,7 +78,7 @@ class Record(NamedTuple):
 
     @property
     def timestamp(self) -> datetime:
-        """``timestamp_us`` as an aware datetime in UTC."""
+        """``timestamp_us`` as an aware datetime in UTC; at most the last moment of the year 9999."""
         return from_timestamp_us(self.timestamp_us)
 
 
@@ -89,5 +90,8 @@ def to_timestamp_us(moment: datetime) -> int:
 
 
 def from_timestamp_us(timestamp_us: int) -> datetime:
-    """Return the aware UTC datetime of microseconds since 1970."""
-    return EPOCH + timedelta(microseconds=timestamp_us)
+    """Return the aware UTC datetime of microseconds since 1970; the last there is for later ones."""
+    try:
+        return EPOCH + timedelta(microseconds=timestamp_us)
+    except OverflowError:
+        return _LAST

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from walstore import frame, segment
-from walstore.batch import Batch, FrameBatch, Origin
+from walstore.batch import Batch, FrameBatch
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.packed import MalformedError
 from walstore.ports import File, FileSystem
@@ -240,7 +240,7 @@ def check(
 def decode(view: memoryview, header: frame.FrameHeader, path: Path, at: int) -> FrameBatch:
     """Wrap a checked frame as a batch; FormatVersionError if this version cannot read it."""
     try:
-        return FrameBatch(view, header, Origin(path, at))
+        return FrameBatch(view, header, (path, at))
     except MalformedError as error:
         raise CorruptionError(
             f"batch at offset {header.start} holds {error}",

@@ -135,7 +135,8 @@ class FrameSelection(SelectedBatch):
         if not self._source.has(Kind.HEADERS):
             return [NO_HEADERS] * len(self)
         packed = self._pick_optional(Kind.HEADER_LENGTHS, Kind.HEADERS)
-        return self._source.unpack_headers(packed)
+        data = b"".join(item for item in packed if item is not None)
+        return self._source.unpack_headers(data, [item is not None for item in packed])
 
     @property
     def timestamps_us(self) -> Sequence[int]:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from tests.fuzz import bases
 from tests.fuzz.bases import MemoryFileSystem
+from tests.fuzz.inputs import Input
 from walstore import CorruptionError, Record, Wal, WalError
 from walstore.cli import app
 from walstore.cli.errors import CORRUPTION, LOCKED, OK
@@ -36,10 +37,11 @@ OUTCOMES: Final = frozenset(("not_written", "durable", "unknown"))
 class Inspection:
     """One input, and what was wrong with the answers to it."""
 
-    def __init__(self, path: Path, truth: dict[int, Record] | None) -> None:
-        """``truth`` are the acknowledged records if nobody can have forged others, else None."""
+    def __init__(self, path: Path, made: Input) -> None:
+        """``made`` lies in the directory ``path``."""
         self.path = path
-        self.truth = truth
+        self.truth = made.truth
+        self.is_single = made.is_single
         self.problems: list[str] = []
         self._complaints = _Complaints()
 
@@ -143,7 +145,7 @@ async def _write(at: Inspection, path: Path, truth: dict[int, Record] | None) ->
     clock = ManualClock(now_us=bases.TIME_US + 1_000_000_000)
     settings, fs = bases.SETTINGS, MemoryFileSystem()
     async with Wal.open(path, settings=settings, clock=clock, fs=fs) as wal:
-        is_short = truth is not None and wal.tail <= max(truth)
+        is_short = at.is_single and truth is not None and wal.tail <= max(truth)
         if truth is not None and is_short and wal._engine.opened.recovery.missing_from is None:
             at.problems.append(f"Wal.open: lost silently: {wal.tail} of {max(truth) + 1}")
         appended = await wal.append(b"appended", stream="eu")
@@ -242,9 +244,9 @@ def _cli(at: Inspection, *arguments: object) -> tuple[int, str]:
 DOORS: Final[tuple[Callable[[Inspection], None], ...]] = (view, readonly, verbs, repair, writer)
 
 
-def inspect(path: Path, truth: dict[int, Record] | None, doors: Any = DOORS) -> list[str]:
+def inspect(path: Path, made: Input, doors: Any = DOORS) -> list[str]:
     """Open the log in ``path`` through every door; return what was wrong."""
-    at = Inspection(path, truth)
+    at = Inspection(path, made)
     before = bases.read_files(path)
     for door in doors:
         door(at)

@@ -21,6 +21,8 @@ class Input:
     files: dict[str, bytes]
     truth: dict[int, Record] | None
     """The records that may be returned; None if others were forged."""
+    is_single: bool = False
+    """Whether only one file is damaged: then the others testify to what is lost."""
 
 
 def make(seed: int, bases: list[Base]) -> Input:
@@ -30,11 +32,15 @@ def make(seed: int, bases: list[Base]) -> Input:
     files = dict(base.files)
     if seed % 2:
         done = [raw.damage(rng, files, base) for _ in range(rng.choice((1, 1, 2)))]
-        return Input(
-            f"{base.name}: raw: {'; '.join(done)}", _kinds("raw", done), files, base.records
-        )
+        what = f"{base.name}: raw: {'; '.join(done)}"
+        return Input(what, _kinds("raw", done), files, base.records, is_single=len(done) == 1)
     done = forge.forge(rng, files)
     return Input(f"{base.name}: forged: {'; '.join(done)}", _kinds("forged", done), files, None)
+
+
+def undamaged(base: Base) -> Input:
+    """Return a log as it was written."""
+    return Input(base.name, [], base.files, base.records, is_single=True)
 
 
 def _kinds(group: str, done: list[str]) -> list[str]:

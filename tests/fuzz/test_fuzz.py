@@ -29,14 +29,14 @@ def test_damaged_and_forged_logs_are_refused_with_typed_errors(
     for seed in range(share, INPUTS, SHARES):
         made = inputs.make(seed, bases)
         chosen = doors.DOORS[seed // 2 % len(doors.DOORS)]
-        found = worker.open_input(tmp_path, made.files, made.truth, [chosen])
+        found = worker.open_input(tmp_path, made, [chosen])
         wrong += [f"seed {seed}: {made.what}: {problem}" for problem in found]
     assert wrong == []
 
 
 def test_logs_that_nobody_damaged_have_no_problems(bases: list[Base], tmp_path: Path) -> None:
     for base in bases:
-        assert worker.open_input(tmp_path, base.files, base.records) == []
+        assert worker.open_input(tmp_path, inputs.undamaged(base)) == []
 
 
 def test_a_worker_says_what_it_opened(tmp_path: Path) -> None:

@@ -53,14 +53,12 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY_BYTES, resource.RLIM_INFINITY))
 
 
-def open_input(
-    directory: Path, files: dict[str, bytes], truth: Any, chosen: Any = doors.DOORS
-) -> list[str]:
+def open_input(directory: Path, made: inputs.Input, chosen: Any = doors.DOORS) -> list[str]:
     """Write an input and open it through the doors; return what was wrong."""
     path = directory / "input" / "log"
-    write_files(path, files)
+    write_files(path, made.files)
     try:
-        return doors.inspect(path, truth, chosen)
+        return doors.inspect(path, made, chosen)
     finally:
         shutil.rmtree(directory / "input", ignore_errors=True)
 
@@ -75,7 +73,7 @@ def run(first: int, limit: int, step: int, keep: Path) -> None:
     with scratch() as directory:
         bases = make_all(directory)
         for base in bases:  # everything is imported, and every thread was started once
-            for problem in open_input(directory, base.files, base.records):
+            for problem in open_input(directory, inputs.undamaged(base)):
                 _tell(seed=-1, what=base.name, problems=[problem])
         limit_memory()
         for seed in range(first, limit, step):
@@ -83,7 +81,7 @@ def run(first: int, limit: int, step: int, keep: Path) -> None:
             _tell(seed=seed)
             faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
             write_files(keep / str(seed), made.files)
-            found = open_input(directory, made.files, made.truth)
+            found = open_input(directory, made)
             faulthandler.cancel_dump_traceback_later()
             if not found:
                 shutil.rmtree(keep / str(seed))
@@ -94,7 +92,7 @@ def run(first: int, limit: int, step: int, keep: Path) -> None:
 def replay(path: Path) -> list[str]:
     """Open an input that was kept; what it returns is checked for its form only."""
     with scratch() as directory:
-        return open_input(directory, read_files(path), None)
+        return open_input(directory, inputs.Input(str(path), [], read_files(path), None))
 
 
 def prepare() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 
 import pytest
@@ -15,6 +16,7 @@ from walstore import RecordTooLargeError, Settings, WalClosedError, WouldBlock
 from walstore.channel import Channel
 from walstore.draft import RECORD_OVERHEAD_BYTES, Group
 from walstore.errors import OffsetNotWrittenError
+from walstore.frame import MOST_RECORDS
 from walstore.group import make_group, make_record
 from walstore.settings import KIB
 
@@ -448,3 +450,11 @@ class _History:
             self.release(None)
         assert self.seen == self.channel.tail
         assert self.channel.waiting == (0, 0)
+
+
+async def test_a_group_has_no_more_records_than_a_frame_can_have() -> None:
+    channel = make()
+    group = dataclasses.replace(group_of(b""), values=range(MOST_RECORDS + 1))
+    with pytest.raises(RecordTooLargeError, match="records; 16777216 are the most"):
+        channel.put(group)
+    assert channel.put_value(b"a") == 1

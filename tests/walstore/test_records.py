@@ -60,3 +60,7 @@ def test_times_of_other_zones_are_converted() -> None:
 def test_a_time_without_zone_is_refused() -> None:
     with pytest.raises(ValueError, match=r"datetime.now\(UTC\)"):
         to_timestamp_us(datetime(2024, 1, 1))
+
+
+def test_a_time_behind_the_last_datetime_is_the_last_datetime() -> None:
+    assert Record(1, b"", timestamp_us=(1 << 63) - 1).timestamp.year == 9999
