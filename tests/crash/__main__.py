@@ -105,7 +105,7 @@ def main() -> int:
     running.add_argument("--seed", type=int, default=1)
     running.add_argument("--steps", type=int, default=30, help="in each of a life's three sessions")
     running.add_argument("--restarts", type=int, default=24, help="kills of each life")
-    running.add_argument("--most", type=int, default=4, help="states of each moment")
+    running.add_argument("--most", type=int, default=8, help="states of each moment")
     running.add_argument("--processes", type=int, default=2)
     running.add_argument("--keep", type=Path, default=Path("build/crash-failures"))
     again = verbs.add_parser("rebuild")
