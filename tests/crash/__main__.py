@@ -21,7 +21,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from tests.crash import tracing
+from tests.crash import strace
 from tests.crash.campaign import Tally, rebuild, save, try_life
 from tests.crash.recorder import Life, record_life, record_restarts
 
@@ -64,8 +64,8 @@ def try_seed(seed: int, *, steps: int, restarts: int, most: int, keep: Path | No
 def run(arguments: argparse.Namespace) -> int:
     """Try seed after seed until there are enough states."""
     try:
-        tracing.prepare(install=True)
-    except tracing.CannotTraceError as error:
+        strace.prepare(install=True)
+    except strace.CannotTraceError as error:
         print(f"crash: {error}", file=sys.stderr)
         return CANNOT
     began, total = time.monotonic(), Tally()
@@ -122,7 +122,7 @@ def main() -> int:
     if found.verb == "run":
         return run(found)
     if found.verb == "golden":
-        tracing.prepare()
+        strace.prepare()
         with tempfile.TemporaryDirectory() as scratch:
             life = record_life(Path(scratch), found.seed, found.steps)
             (restart,) = record_restarts(Path(scratch), life, [len(life.events) * 2 // 3])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash import tracing
+from tests.crash import strace
 from tests.crash.__main__ import turns_of
 from tests.crash.campaign import Tally, load, states_of, try_life
 from tests.crash.disk import Disk
@@ -27,8 +27,8 @@ STEPS = 8
 @pytest.fixture(scope="module")
 def can_trace() -> bool:
     try:
-        tracing.prepare()
-    except tracing.CannotTraceError:
+        strace.prepare()
+    except strace.CannotTraceError:
         return False
     return True
 

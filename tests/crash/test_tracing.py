@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash import tracing
+from tests.crash import strace
 from tests.crash.disk import Disk
 from tests.crash.tracing import NotModelledError, Reader, Tree
 
@@ -48,15 +48,15 @@ os.rename(sys.argv[1] + "/plain", sys.argv[1] + "/inner/plain")
 @pytest.fixture(autouse=True)
 def _can_trace() -> None:
     try:
-        tracing.prepare()
-    except tracing.CannotTraceError as error:
+        strace.prepare()
+    except strace.CannotTraceError as error:
         pytest.skip(str(error))
 
 
 def trace(root: Path, program: str) -> list[list]:
     root.mkdir()
     command = [sys.executable, "-c", program, str(root)]
-    calls = tracing.record(command, cwd=root.parent, environment=dict(os.environ))
+    calls = strace.record(command, cwd=root.parent, environment=dict(os.environ))
     (events,) = Reader([Tree(root)], root.parent).read(calls)
     return events
 
