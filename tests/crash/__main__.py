@@ -21,7 +21,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from tests.crash import tracing
+from tests.crash import strace
 from tests.crash.campaign import Tally, rebuild, save, try_life
 from tests.crash.recorder import Life, record_life, record_restarts
 
@@ -64,8 +64,8 @@ def try_seed(seed: int, *, steps: int, restarts: int, most: int, keep: Path | No
 def run(arguments: argparse.Namespace) -> int:
     """Try seed after seed until there are enough states."""
     try:
-        tracing.prepare(install=True)
-    except tracing.CannotTraceError as error:
+        strace.prepare(install=True)
+    except strace.CannotTraceError as error:
         print(f"crash: {error}", file=sys.stderr)
         return CANNOT
     began, total = time.monotonic(), Tally()
@@ -105,7 +105,7 @@ def main() -> int:
     running.add_argument("--seed", type=int, default=1)
     running.add_argument("--steps", type=int, default=30, help="in each of a life's three sessions")
     running.add_argument("--restarts", type=int, default=24, help="kills of each life")
-    running.add_argument("--most", type=int, default=4, help="states of each moment")
+    running.add_argument("--most", type=int, default=8, help="states of each moment")
     running.add_argument("--processes", type=int, default=2)
     running.add_argument("--keep", type=Path, default=Path("build/crash-failures"))
     again = verbs.add_parser("rebuild")
@@ -122,7 +122,7 @@ def main() -> int:
     if found.verb == "run":
         return run(found)
     if found.verb == "golden":
-        tracing.prepare()
+        strace.prepare()
         with tempfile.TemporaryDirectory() as scratch:
             life = record_life(Path(scratch), found.seed, found.steps)
             (restart,) = record_restarts(Path(scratch), life, [len(life.events) * 2 // 3])

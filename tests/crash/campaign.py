@@ -181,7 +181,8 @@ def _note(
 ) -> None:
     phase = "restart" if life.begins else "life"
     last = traceback.extract_tb(error.__traceback__)[-1]
-    kind = f"{phase}: {type(error).__name__}: {_NAMES.sub('…', str(error))[:150]}"
+    first = str(error).partition("\n")[0]
+    kind = f"{phase}: {type(error).__name__}: {_NAMES.sub('…', first)[:150]}"
     failure = tally.failures.get(kind)
     if failure is None:
         failure = tally.failures[kind] = Failure(

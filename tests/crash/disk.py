@@ -69,7 +69,7 @@ class Content:
     durable: bytes = b""
     pending: list[Piece | Resize] = field(default_factory=list)
     cells: deque[bytes] = field(default_factory=lambda: deque(maxlen=_CELL_STORES))
-    """Newest stores into the file's mapped memory."""
+    """Newest stores into the file's mapped memory, or into its only sector."""
     size: int = 0
     _digest: bytes | None = None
 
@@ -80,8 +80,15 @@ class Content:
         return self._digest
 
     def write(self, position: int, data: bytes) -> None:
-        """Note a write, which makes the file longer if it reaches behind the end."""
+        """Note a write, which makes the file longer if it reaches behind the end.
+
+        A sector that is overwritten again and again without a sync is a cell, whoever writes it.
+        """
         limit = position + len(data)
+        same = [at for at in self.pending if isinstance(at, Piece) and at.position == position]
+        if position == 0 and limit == self.size <= SECTOR and (self.cells or same):
+            self.cells.append(data)
+            return
         if limit > self.size:
             self.resize(limit)
         first = position - position % SECTOR
@@ -127,7 +134,7 @@ class Content:
         if count:
             rest = self.pending[count:]
             del self.pending[count:]
-            self.durable = self.outcome(None, None)
+            self.durable = self.outcome(None, len(self.cells) - 1 if self.cells else None)
             self.pending = rest
             self._digest = None
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.crash import tracing
 from tests.crash.disk import Disk
-from tests.crash.tracing import REPORTS, Reader, Tree
+from tests.crash.strace import REPORTS, record
+from tests.crash.tracing import Reader, Tree
 
 ROOT = Path(__file__).parents[2]
 CELL = "DURABLE"
@@ -83,7 +83,7 @@ def _tree_of(root: Path, disk: Disk) -> Tree:
 def _record(arguments: list[str]) -> list:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "tests.crash.recorder", *arguments]
-    return tracing.record(command, cwd=ROOT, environment=environment)
+    return record(command, cwd=ROOT, environment=environment)
 
 
 # -- in the child ----------------------------------------------------------------------------

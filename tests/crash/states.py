@@ -54,10 +54,11 @@ class States:
             yield self._state(kept, files, chance if number else None)
 
     def _reachable(self) -> list[Content]:
-        """Return the contents that some outcome of the names shows."""
+        """Return the contents that some outcome of the names shows, but for those that nobody reads."""
         disk = self._disk
         found = {*disk.names.values(), *disk.durable_names.values()}
         found |= {change.file for change in disk.pending_names}
+        found -= {file for path, file in disk.names.items() if _is_lock(path)}
         return [disk.contents[file] for file in sorted(file for file in found if file is not None)]
 
     def _choose(
@@ -110,7 +111,7 @@ class States:
             if file is not None:
                 data, digest = self._outcome(disk.contents[file], choices, chance)
             found[path] = data
-            if path.rpartition("/")[2] not in ("LOCK", ".lock"):  # nobody reads what they say
+            if not _is_lock(path):
                 whole.update(path.encode() + b"\0" + digest)
         changes = kept[: len(disk.pending_names)]
         in_order = changes == sorted(changes, reverse=True)
@@ -126,6 +127,10 @@ class States:
         if not any(kept):
             return content.durable, content.digest()
         return _hashed(content.outcome(kept, None))
+
+
+def _is_lock(path: str) -> bool:
+    return path.rpartition("/")[2] in ("LOCK", ".lock")
 
 
 def _hashed(data: bytes) -> tuple[bytes, bytes]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash import tracing
+from tests.crash import strace
 from tests.crash.__main__ import turns_of
 from tests.crash.campaign import Tally, load, states_of, try_life
 from tests.crash.disk import Disk
@@ -27,8 +27,8 @@ STEPS = 8
 @pytest.fixture(scope="module")
 def can_trace() -> bool:
     try:
-        tracing.prepare()
-    except tracing.CannotTraceError:
+        strace.prepare()
+    except strace.CannotTraceError:
         return False
     return True
 
@@ -89,7 +89,7 @@ def test_a_power_failure_is_no_corruption_where_the_system_syncs(
 
     def while_unsynced(life: Life) -> set[int]:
         stores = [at for at, event in enumerate(life.events) if event[0] == "store"]
-        return {at + 1 for at in stores}
+        return {at + after for at in stores for after in range(1, 8)}
 
     _try([life], 6, tmp_path / "failures", while_unsynced)
 
@@ -102,7 +102,7 @@ def test_a_power_failure_is_no_corruption_where_the_system_syncs(
 def test_values_that_hold_frames_may_be_torn(tmp_path: Path, can_trace: bool) -> None:
     if not can_trace:
         pytest.skip("strace cannot run here")
-    life = record_life(tmp_path, 5, 4 * STEPS)
+    life = record_life(tmp_path, 1, 4 * STEPS)
 
     def while_forged(life: Life) -> set[int]:
         forged = [
@@ -139,7 +139,7 @@ def test_states_of_a_seed_are_the_same_every_time() -> None:
     life = load(GOLDEN / "life.xz")
     first = [state.digest for _, _, state, _ in states_of(life, 2)]
     assert [state.digest for _, _, state, _ in states_of(life, 2)] == first
-    assert len(set(first)) > len(life.events) // 2
+    assert len(set(first)) > 100
 
 
 class TestDisk:

@@ -1,4 +1,4 @@
-"""Runs a program under strace and turns its system calls below a directory into events.
+"""Turns the system calls of a program below a directory into events.
 
 An event is a list: what happened, then paths (relative to the directory), the number of a file, and more:
 
@@ -20,123 +20,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-CALLS = (
-    "open,openat,creat,close,dup,dup2,dup3,fcntl,lseek,write,writev,pwrite64,pwritev,pwritev2,ftruncate,"
-    "truncate,fallocate,rename,renameat,renameat2,unlink,unlinkat,rmdir,mkdir,mkdirat,link,linkat,symlink,"
-    "symlinkat,fsync,fdatasync,sync,syncfs,mmap,sendfile,splice,copy_file_range,io_uring_setup,openat2"
-)
-REPORTS = 3
-"""Descriptor on which the program writes its reports."""
-_LINE = re.compile(r"^(\d+) +(.*)$")
-_CALL = re.compile(r"^(\w+)\((.*)\) += (-?\d+|\?|0x[0-9a-f]+)(?: .*)?$", re.DOTALL)
-_RESUMED = re.compile(r"^<\.\.\. (\w+) resumed>(.*)$", re.DOTALL)
-_UNFINISHED = " <unfinished ...>"
+from tests.crash.strace import REPORTS, Call
+
 _IOV = re.compile(r'iov_base="((?:\\x[0-9a-f]{2})*)"')
-_ARGUMENT = re.compile(r' *("(?:\\x[0-9a-f]{2})*"(?:\.\.\.)?|\[.*\]|\{.*?\}|[^,]+)')
-
-
-class CannotTraceError(Exception):
-    """strace cannot run here; the text says why."""
 
 
 class NotModelledError(Exception):
     """A call that this recorder does not understand would change the files."""
-
-
-def prepare(*, install: bool = False) -> None:
-    """Make sure that strace works; as root on Debian it may be installed. Raises CannotTraceError."""
-    if shutil.which("strace") is None:
-        wanted = "the package strace is missing"
-        if not install or shutil.which("apt-get") is None or os.geteuid() != 0:
-            raise CannotTraceError(f"{wanted}; as root on Debian: apt-get install strace")
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        command = ["apt-get", "install", "--yes", "--no-install-recommends", "strace"]
-        updated = subprocess.run(["apt-get", "update"], env=environment, check=False)
-        if updated.returncode or subprocess.run(command, env=environment, check=False).returncode:
-            raise CannotTraceError(f"{wanted}, and could not be installed")
-    tried = subprocess.run(
-        ["strace", "-f", "--seccomp-bpf", "-o", os.devnull, "-e", "trace=close", "true"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if tried.returncode:
-        raise CannotTraceError(f"strace may not trace here: {tried.stderr.strip()[:200]}")
-
-
-def record(command: Sequence[str], *, cwd: Path, environment: dict[str, str]) -> list[_Call]:
-    """Run a command, which must succeed, and return its calls in order."""
-    with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch, "calls")
-        options = ["-f", "--seccomp-bpf", "-qq", "-xx", "-s", str(1 << 26), "-e", "signal=none"]
-        traced = ["strace", *options, "-e", f"trace={CALLS}", "-o", str(out), *command]
-        with Path(scratch, "reports").open("wb") as reports:
-            done = subprocess.run(
-                ["/bin/sh", "-c", f'exec "$@" {REPORTS}>&0 0</dev/null', "sh", *traced],
-                stdin=reports,
-                cwd=cwd,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=600,
-            )
-        if done.returncode:
-            raise RuntimeError(f"the traced program ended with {done.returncode}: {done.stderr}")
-        return _parse(out)
-
-
-@dataclass(slots=True)
-class _Call:
-    """A call at one of its two moments; one that nothing came between has both at once."""
-
-    name: str
-    arguments: list[str]
-    result: int
-    begins: bool
-    ends: bool
-    thread: str
-
-
-def _parse(out: Path) -> list[_Call]:
-    """Read what strace wrote; the result of a call is known from its beginning on."""
-    moments: list[_Call] = []
-    open_calls: dict[str, tuple[str, int]] = {}
-    with out.open("rb") as lines:
-        for raw in lines:
-            match = _LINE.match(raw.decode("ascii").rstrip("\n"))
-            assert match is not None, raw[:200]
-            thread, text = match.groups()
-            if text.endswith(_UNFINISHED):
-                open_calls[thread] = (text.removesuffix(_UNFINISHED), len(moments))
-                moments.append(_Call("", [], 0, begins=True, ends=False, thread=thread))
-                continue
-            resumed = _RESUMED.match(text)
-            begins = resumed is None
-            if resumed is not None:
-                begun, at = open_calls.pop(thread)
-                text = begun + resumed[2]
-            elif text.startswith(("+++", "---")):
-                continue
-            match = _CALL.match(text)
-            assert match is not None, text[:200]
-            result = -1 if match[3] == "?" else int(match[3], 0)
-            call = _Call(match[1], _arguments(match[2]), result, begins, ends=True, thread=thread)
-            if not begins:
-                moments[at] = _Call(match[1], call.arguments, result, True, False, thread)
-            moments.append(call)
-    return [call for call in moments if call.name]
-
-
-def _arguments(text: str) -> list[str]:
-    return [found.strip() for found in _ARGUMENT.findall(text) if found.strip()]
 
 
 def _bytes(text: str) -> bytes:
@@ -180,7 +74,7 @@ class Reader:
         self._syncing: dict[str, tuple[int, int]] = {}
         self._cells: dict[int, int] = {}
 
-    def read(self, calls: Sequence[_Call]) -> list[list[list]]:
+    def read(self, calls: Sequence[Call]) -> list[list[list]]:
         """Return the events of each tree."""
         for call in calls:
             if call.result < 0:
@@ -221,7 +115,7 @@ class Reader:
 
     # -- descriptors -------------------------------------------------------------------------
 
-    def _opened(self, call: _Call, where: str, name: str, flags: str) -> None:
+    def _opened(self, call: Call, where: str, name: str, flags: str) -> None:
         if not call.ends:
             return
         self._table.pop(call.result, None)
@@ -245,23 +139,23 @@ class Reader:
             self._resize(number, file, 0)
         self._table[call.result] = (number, _Open(None, file, appends="O_APPEND" in flags))
 
-    def _on_openat(self, call: _Call) -> None:
+    def _on_openat(self, call: Call) -> None:
         self._opened(call, *call.arguments[:3])
 
-    def _on_open(self, call: _Call) -> None:
+    def _on_open(self, call: Call) -> None:
         self._opened(call, "AT_FDCWD", *call.arguments[:2])
 
-    def _on_openat2(self, call: _Call) -> None:
+    def _on_openat2(self, call: Call) -> None:
         self._opened(call, *call.arguments[:3])
 
-    def _on_creat(self, call: _Call) -> None:
+    def _on_creat(self, call: Call) -> None:
         self._opened(call, "AT_FDCWD", call.arguments[0], "O_CREAT|O_TRUNC")
 
-    def _on_close(self, call: _Call) -> None:
+    def _on_close(self, call: Call) -> None:
         if call.begins:  # its number may be another file's before the call is seen to return
             self._table.pop(int(call.arguments[0]), None)
 
-    def _on_dup(self, call: _Call) -> None:
+    def _on_dup(self, call: Call) -> None:
         if call.ends:
             self._table.pop(call.result, None)
             known = self._table.get(int(call.arguments[0]))
@@ -270,11 +164,11 @@ class Reader:
 
     _on_dup2 = _on_dup3 = _on_dup
 
-    def _on_fcntl(self, call: _Call) -> None:
+    def _on_fcntl(self, call: Call) -> None:
         if call.arguments[1].startswith("F_DUPFD"):
             self._on_dup(call)
 
-    def _on_lseek(self, call: _Call) -> None:
+    def _on_lseek(self, call: Call) -> None:
         found = self._file(call.arguments[0])
         if found is not None and call.ends:
             found[1].position = call.result
@@ -285,7 +179,7 @@ class Reader:
         self._trees[number].sizes[file] = size
         self._emit(number, "size", file, size)
 
-    def _write(self, call: _Call, data: bytes, position: int | None) -> None:
+    def _write(self, call: Call, data: bytes, position: int | None) -> None:
         if not call.begins:
             return
         found = self._file(call.arguments[0])
@@ -304,40 +198,40 @@ class Reader:
         sizes[file] = max(sizes[file], position + len(data))
         self._emit(number, "write", file, position, data)
 
-    def _on_write(self, call: _Call) -> None:
+    def _on_write(self, call: Call) -> None:
         if int(call.arguments[0]) == REPORTS:
             if call.begins:
                 self._report(json.loads(_bytes(call.arguments[1])))
         elif self._file(call.arguments[0]) is not None:
             self._write(call, _bytes(call.arguments[1]), None)
 
-    def _on_writev(self, call: _Call) -> None:
+    def _on_writev(self, call: Call) -> None:
         if self._file(call.arguments[0]) is not None:
             self._write(call, _pieces(call.arguments[1]), None)
 
-    def _on_pwrite64(self, call: _Call) -> None:
+    def _on_pwrite64(self, call: Call) -> None:
         if self._file(call.arguments[0]) is not None:
             self._write(call, _bytes(call.arguments[1]), int(call.arguments[3]))
 
-    def _on_pwritev(self, call: _Call) -> None:
+    def _on_pwritev(self, call: Call) -> None:
         if self._file(call.arguments[0]) is not None:
             self._write(call, _pieces(call.arguments[1]), int(call.arguments[3]))
 
     _on_pwritev2 = _on_pwritev
 
-    def _on_ftruncate(self, call: _Call) -> None:
+    def _on_ftruncate(self, call: Call) -> None:
         found = self._file(call.arguments[0])
         if found is not None and call.begins:
             assert found[1].file is not None
             self._resize(found[0], found[1].file, int(call.arguments[1]))
 
-    def _on_truncate(self, call: _Call) -> None:
+    def _on_truncate(self, call: Call) -> None:
         found = self._locate("AT_FDCWD", call.arguments[0])
         if found is not None and call.begins:
             file = self._trees[found[0]].names[found[1]]
             self._resize(found[0], file, int(call.arguments[1]))
 
-    def _on_fallocate(self, call: _Call) -> None:
+    def _on_fallocate(self, call: Call) -> None:
         found = self._file(call.arguments[0])
         if found is None or not call.begins:
             return
@@ -350,7 +244,7 @@ class Reader:
         elif mode != "FALLOC_FL_KEEP_SIZE":
             raise NotModelledError(f"fallocate with {mode}")
 
-    def _on_mmap(self, call: _Call) -> None:
+    def _on_mmap(self, call: Call) -> None:
         if "PROT_WRITE" in call.arguments[2] and "MAP_SHARED" in call.arguments[3] and call.ends:
             found = self._file(call.arguments[4])
             if found is not None:
@@ -369,7 +263,7 @@ class Reader:
 
     # -- names -------------------------------------------------------------------------------
 
-    def _renamed(self, call: _Call, source: tuple, target: tuple) -> None:
+    def _renamed(self, call: Call, source: tuple, target: tuple) -> None:
         if not call.begins:
             return
         old, new = self._locate(*source), self._locate(*target)
@@ -383,18 +277,18 @@ class Reader:
         tree.names[new[1]] = tree.names.pop(old[1])
         self._emit(old[0], "rename", old[1], new[1])
 
-    def _on_rename(self, call: _Call) -> None:
+    def _on_rename(self, call: Call) -> None:
         self._renamed(call, ("AT_FDCWD", call.arguments[0]), ("AT_FDCWD", call.arguments[1]))
 
-    def _on_renameat(self, call: _Call) -> None:
+    def _on_renameat(self, call: Call) -> None:
         self._renamed(call, tuple(call.arguments[:2]), tuple(call.arguments[2:4]))
 
-    def _on_renameat2(self, call: _Call) -> None:
+    def _on_renameat2(self, call: Call) -> None:
         if "EXCHANGE" in call.arguments[4]:
             raise NotModelledError("renameat2 with RENAME_EXCHANGE")
         self._on_renameat(call)
 
-    def _linked(self, call: _Call, source: tuple, target: tuple) -> None:
+    def _linked(self, call: Call, source: tuple, target: tuple) -> None:
         new = self._locate(*target)
         if new is None or not call.begins:
             return
@@ -405,13 +299,13 @@ class Reader:
         tree.names[new[1]] = tree.names[old[1]]
         self._emit(new[0], "link", old[1], new[1])
 
-    def _on_link(self, call: _Call) -> None:
+    def _on_link(self, call: Call) -> None:
         self._linked(call, ("AT_FDCWD", call.arguments[0]), ("AT_FDCWD", call.arguments[1]))
 
-    def _on_linkat(self, call: _Call) -> None:
+    def _on_linkat(self, call: Call) -> None:
         self._linked(call, tuple(call.arguments[:2]), tuple(call.arguments[2:4]))
 
-    def _unlinked(self, call: _Call, where: str, name: str) -> None:
+    def _unlinked(self, call: Call, where: str, name: str) -> None:
         found = self._locate(where, name) if call.begins else None
         if found is not None:
             tree = self._trees[found[0]]
@@ -419,30 +313,30 @@ class Reader:
             tree.directories.discard(found[1])
             self._emit(found[0], "unlink", found[1])
 
-    def _on_unlink(self, call: _Call) -> None:
+    def _on_unlink(self, call: Call) -> None:
         self._unlinked(call, "AT_FDCWD", call.arguments[0])
 
     _on_rmdir = _on_unlink
 
-    def _on_unlinkat(self, call: _Call) -> None:
+    def _on_unlinkat(self, call: Call) -> None:
         self._unlinked(call, *call.arguments[:2])
 
-    def _made(self, call: _Call, where: str, name: str) -> None:
+    def _made(self, call: Call, where: str, name: str) -> None:
         found = self._locate(where, name) if call.begins else None
         if found is not None:
             tree = self._trees[found[0]]
             tree.directories.add(found[1])
             self._emit(found[0], "mkdir", found[1])
 
-    def _on_mkdir(self, call: _Call) -> None:
+    def _on_mkdir(self, call: Call) -> None:
         self._made(call, "AT_FDCWD", call.arguments[0])
 
-    def _on_mkdirat(self, call: _Call) -> None:
+    def _on_mkdirat(self, call: Call) -> None:
         self._made(call, *call.arguments[:2])
 
     # -- syncs -------------------------------------------------------------------------------
 
-    def _on_fsync(self, call: _Call) -> None:
+    def _on_fsync(self, call: Call) -> None:
         if call.begins:
             known = self._table.get(int(call.arguments[0]))
             if known is None:
@@ -458,19 +352,19 @@ class Reader:
 
     _on_fdatasync = _on_fsync
 
-    def _refuse(self, call: _Call) -> None:
+    def _refuse(self, call: Call) -> None:
         raise NotModelledError(f"{call.name}({', '.join(call.arguments)})")
 
     _on_sync = _on_syncfs = _on_io_uring_setup = _refuse
 
-    def _refuse_if_ours(self, call: _Call) -> None:
+    def _refuse_if_ours(self, call: Call) -> None:
         numbers = [text for text in call.arguments[:3] if text.isdecimal()]
         if any(self._file(text) is not None for text in numbers):
             self._refuse(call)
 
     _on_sendfile = _on_splice = _on_copy_file_range = _refuse_if_ours
 
-    def _refuse_below(self, call: _Call) -> None:
+    def _refuse_below(self, call: Call) -> None:
         if any(self._locate("AT_FDCWD", text) for text in call.arguments if text.startswith('"')):
             self._refuse(call)
 
