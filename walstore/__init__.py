@@ -34,6 +34,7 @@ from walstore.errors import (
     WalError,
     WalLockedError,
     WouldBlock,
+    WrongLoopError,
 )
 from walstore.extras import MissingExtraError
 from walstore.fence import Fence
@@ -103,6 +104,7 @@ __all__ = [
     "WalError",
     "WalLockedError",
     "WouldBlock",
+    "WrongLoopError",
 ]
 
 logging.getLogger("walstore").addHandler(logging.NullHandler())

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from threading import get_ident
 
 from walstore.budgets import ChannelBudget
 from walstore.draft import BATCH_RECORDS, RECORD_OVERHEAD_BYTES, Draft, Group
@@ -26,6 +27,7 @@ from walstore.errors import (
     RecordTooLargeError,
     WalError,
     WouldBlock,
+    WrongLoopError,
 )
 from walstore.faults import fresh
 from walstore.frame import MOST_RECORDS
@@ -39,6 +41,39 @@ from walstore.terms import TERMS_BYTES, check_room, stream_marks
 class Channel:
     """Bounded queue of records between appenders and the writer."""
 
+    # Every append looks several of them up: 4 % of the fast path.
+    __slots__ = (
+        "_admissions",
+        "_batch_bytes",
+        "_bytes_budget",
+        "_closed",
+        "_draft",
+        "_errors",
+        "_filling",
+        "_is_dropped",
+        "_loop",
+        "_max_record_bytes",
+        "_monotonic",
+        "_poked",
+        "_ready",
+        "_records_budget",
+        "_refused",
+        "_released",
+        "_room_given",
+        "_share",
+        "_sleeper",
+        "_taken",
+        "_used_bytes",
+        "accepted",
+        "append_value",
+        "is_alert",
+        "ledger",
+        "room",
+        "serial",
+        "tail",
+        "thread",
+    )
+
     def __init__(
         self,
         next_offset: int,
@@ -51,6 +86,8 @@ class Channel:
         errors: ErrorCounts | None = None,
     ) -> None:
         self._loop = loop
+        self.thread = get_ident()
+        """The event loop's; no other thread may touch the log."""
         self._monotonic = monotonic or loop.time
         self._errors = errors or ErrorCounts()
         self.ledger = ledger or Ledger()
@@ -78,31 +115,30 @@ class Channel:
         self._sleeper: asyncio.Future[None] | None = None
         self._filling: asyncio.Future[None] | None = None
         self._poked = False
-        self._is_alert = True  # whether the next record must be noted: the fast path looks here
-        self._room = self._room_given = 0
+        # The fast path: Wal.append_nowait, which spares a call by doing here what put() would do.
+        self.is_alert = True
+        """Whether the next record must be noted."""
+        self.room = self._room_given = 0
+        """What may be taken without looking at any limit; 0 whenever anything at all stands in the way."""
         self._share = None if budget is None else budget.share(self._admit)
         """Of what all logs of a store may hold."""
         self._begin_draft()
 
     # -- appenders ---------------------------------------------------------------------------
 
-    def put_value(self, value: bytes) -> int:
-        """Accept one plain value and return its offset; raise WouldBlock if there is no room.
-
-        The fast path: one list append and one comparison. ``_room`` is what may be taken without
-        looking at any limit, and 0 whenever anything at all stands in the way.
-        """
-        size = len(value) + RECORD_OVERHEAD_BYTES
-        room = self._room - size
+    def put_alert(self, value: bytes) -> int:
+        """As the fast path, for a record that must be noted; and what it does in a wrong thread."""
+        self.check_loop()
+        room = self.room - len(value) - RECORD_OVERHEAD_BYTES
         if room < 0:
-            return self.put(Group((value,), None, None, None, None, size))
-        self._room = room
-        self._append_value(value)
-        offset = self.tail
-        self.tail = offset + 1
-        if self._is_alert:
-            self._note_record()
-        return offset
+            return self.put(
+                Group((value,), None, None, None, None, len(value) + RECORD_OVERHEAD_BYTES)
+            )
+        self.room = room
+        self.append_value(value)
+        self.tail += 1
+        self.note_record()
+        return self.tail - 1
 
     def put(self, group: Group) -> int:
         """Accept a group whole and return its first offset; raise WouldBlock if there is no room."""
@@ -142,7 +178,7 @@ class Channel:
             self._poked = False
             return
         sleeper = self._sleeper = self._loop.create_future()
-        self._is_alert = True
+        self.is_alert = True
         try:
             await sleeper
         finally:
@@ -232,8 +268,8 @@ class Channel:
         self._is_dropped = True
         self._ready.clear()
         self._draft = Draft(self.tail)
-        self._append_value = self._draft.values.append
-        self._room = self._room_given = 0
+        self.append_value = self._draft.values.append
+        self.room = self._room_given = 0
         self.accepted.refuse(lambda _: fresh(error))
 
     @property
@@ -309,9 +345,25 @@ class Channel:
 
     # -- inside ------------------------------------------------------------------------------
 
+    def check_loop(self) -> None:
+        """Raise WrongLoopError unless the log's own thread calls, and no other event loop runs in it."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = self._loop
+        if get_ident() == self.thread and running is self._loop and not running.is_closed():
+            return
+        if self._closed is not None:
+            raise fresh(self._closed)
+        raise WrongLoopError(
+            "the log belongs to the event loop and thread that opened it; nothing was written: from another "
+            "thread use asyncio.run_coroutine_threadsafe(wal.append(value), loop)"
+        )
+
     def _check(self, group: Group) -> None:
         if self._closed is not None:
             raise fresh(self._closed)
+        self.check_loop()
         if self._refused is not None:
             raise self._counted(fresh(self._refused))
         overhead = RECORD_OVERHEAD_BYTES * len(group.values)
@@ -358,7 +410,7 @@ class Channel:
                 assert terms.span is not None
                 return terms.span.start
         offset = self.tail
-        open_bytes = self._draft.size_bytes + self._room_given - self._room
+        open_bytes = self._draft.size_bytes + self._room_given - self.room
         is_full = (
             open_bytes + group.size_bytes > self._batch_bytes
             or len(self._draft.values) + len(group.values) > BATCH_RECORDS
@@ -385,7 +437,7 @@ class Channel:
         if self.accepted.has_waiters:
             self.accepted.advance(self.tail)
         self._set_room()
-        self._note_record()
+        self.note_record()
         return offset
 
     def _apply_terms(self, group: Group) -> Marks | None:
@@ -441,9 +493,9 @@ class Channel:
 
     def _begin_draft(self) -> None:
         self._draft = Draft(self.tail)
-        self._append_value = self._draft.values.append
-        self._is_alert = True
-        self._room = self._room_given = 0
+        self.append_value = self._draft.values.append
+        self.is_alert = True
+        self.room = self._room_given = 0
         self._set_room()
 
     def _close_draft(self) -> None:
@@ -456,9 +508,9 @@ class Channel:
 
     def _fold_room(self) -> None:
         """Add what the fast path took from the room to the open draft's size."""
-        taken = self._room_given - self._room
+        taken = self._room_given - self.room
         self._draft.size_bytes += taken
-        self._room_given = self._room
+        self._room_given = self.room
         if self._share is not None and taken:
             self._share.take(taken)
 
@@ -468,7 +520,7 @@ class Channel:
         if share is not None and self._draft.is_empty:
             # Leased only while something is being accepted, so that idle logs hold nothing.
             share.end_lease()
-            self._room = self._room_given = 0
+            self.room = self._room_given = 0
             return
         room = (
             min(self._batch_bytes, self._bytes_budget - self._used_bytes) - self._draft.size_bytes
@@ -485,7 +537,7 @@ class Channel:
             room = 0
         if share is not None:
             room = share.lease(room)
-        self._room = self._room_given = room
+        self.room = self._room_given = room
 
     def _serve_others(self) -> None:
         if self._share is not None:
@@ -505,14 +557,14 @@ class Channel:
         return error
 
     def _waiting_bytes(self) -> int:
-        return self._used_bytes + self._draft.size_bytes + self._room_given - self._room
+        return self._used_bytes + self._draft.size_bytes + self._room_given - self.room
 
-    def _note_record(self) -> None:
+    def note_record(self) -> None:
         """Note when the open draft got its first record, and wake the writer if it sleeps."""
         draft = self._draft
         if draft.accepted_at is None and not draft.is_empty:
             draft.accepted_at = self._monotonic()
-        self._is_alert = draft.accepted_at is None
+        self.is_alert = draft.accepted_at is None
         self._wake()
 
     def _wake(self) -> None:

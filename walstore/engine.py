@@ -199,6 +199,7 @@ class Engine:
     async def settle(self) -> None:
         """Return when all that was accepted, records and other changes, is durable."""
         self.check_process()
+        self.channel.check_loop()
         limit, serial = self.channel.tail, self.channel.serial
         waiter = self.state.settled.waiter(serial)
         try:
@@ -210,6 +211,7 @@ class Engine:
 
     async def wait(self, limit: int, level: Durability) -> None:
         """Return when every offset below ``limit`` is as safe as ``level`` says."""
+        self.channel.check_loop()
         if level is Durability.MEMORY:
             return
         if self.state.durable.value < limit or not self.syncs_always:
@@ -288,6 +290,7 @@ class Engine:
     async def close(self) -> None:
         """Drain and close; see :meth:`walstore.wal.Wal.aclose`."""
         self.check_process()
+        self.channel.check_loop()
         self.request_close()
         await asyncio.shield(self._supervisor)
 
@@ -342,19 +345,25 @@ class Engine:
             self.request_close()
         closed = WalClosedError("the log is closed")
         self.channel.close(closed)
-        writer.stop()
-        await self._wait_for(writing)
+        await self._wait_for(self._loop.create_task(self._settle_quietly()))
         self.state.drain()
         if shipping is not None:
             await self._wait_for(shipping)
         for helper in helpers:
             helper.cancel()
         await self._wait_for(*helpers)
+        writer.stop()
+        await self._wait_for(writing)
         self.source.closed = writer.failure or closed
         self.state.end(self.source.closed)
         await self._release()
         if writer.failure is not None:
             raise writer.failure
+
+    async def _settle_quietly(self) -> None:
+        """Wait until all that was accepted is durable; whoever waits for it learns of a failure."""
+        with contextlib.suppress(WalError):
+            await self.settle()
 
     async def _start_writer(self) -> asyncio.Task[None]:
         """Start the writer's task and return it once it runs."""
@@ -426,7 +435,7 @@ class Engine:
         Nobody else may hold the lock while a write of this log may be under way.
         """
         try:
-            for spill in self.spills:
+            for spill in list(self.spills):  # rolled back meanwhile, some of them
                 if not spill.is_placed:
                     with contextlib.suppress(OSError):  # deleted when the log is opened again
                         spill.discard()

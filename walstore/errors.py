@@ -9,6 +9,7 @@ WalError
 │                         SequenceMismatchError, CursorMovedError
 ├ StreamClosedError, LimitExceededError
 ├ RecordTooLargeError, WouldBlock
+├ WrongLoopError (RuntimeError)
 ├ DiskFullError, StorageUnavailableError
 ├ OutcomeUnknownError
 ├ ContentionError         another writer moved the manifest
@@ -205,6 +206,10 @@ class RecordTooLargeError(WalError):
         super().__init__(message)
         self.size_bytes = size_bytes
         self.limit_bytes = limit_bytes
+
+
+class WrongLoopError(WalError, RuntimeError):
+    """A log was used from another thread or event loop than the one that opened it; nothing was done."""
 
 
 class WouldBlock(WalError):  # noqa: N818 - the name asyncio and trio users know

@@ -251,6 +251,8 @@ def _with_room(
         can_unseal = found is not None and found.is_sealed and found.header.salt is not None
         if start.active is not None or start.given_up or not is_full(error) or not can_unseal:
             raise
+        if segment.file_name(start.chain.next_offset) in fs.list(directory):
+            raise  # there is one, though it was not known to be durable
     assert found is not None
     summary = start.sealed.pop()
     path = directory / segment.file_name(summary.start)

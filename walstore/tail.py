@@ -464,7 +464,15 @@ class Tail:
         )
 
     def _begin_segment(self) -> None:
-        """Make the next segment; it begins with what the log remembers."""
+        """Make the next segment; it begins with what the log remembers. If that fails, nothing changed."""
+        before = self._chain.previous_crc
+        try:
+            self._make_segment()
+        except BaseException:
+            self._chain.previous_crc = before
+            raise
+
+    def _make_segment(self) -> None:
         chain = self._chain
         header = SegmentHeader(
             self._log_id,

@@ -275,6 +275,7 @@ class TieredSource:
     def _check_open(self) -> None:
         if self.closed is not None:
             raise fresh(self.closed)
+        self._channel.check_loop()
 
     async def _read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return batches from cache or files; nothing if the files were deleted meanwhile."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
+from threading import get_ident
 from typing import Literal, Self
 
 from walstore.accepted import AcceptedSource
@@ -13,7 +14,7 @@ from walstore.arguments import as_directory, as_int, as_moment_us, as_text
 from walstore.clock import SystemClock
 from walstore.cursors.cursored import Cursored
 from walstore.cursors.store import CursorStore
-from walstore.draft import Group
+from walstore.draft import RECORD_OVERHEAD_BYTES, Group
 from walstore.engine import Engine, open_engine
 from walstore.errors import StreamClosedError, WouldBlock
 from walstore.fence import Fence, take_fence
@@ -40,8 +41,9 @@ from walstore.transaction import Transaction
 class Wal(Cursored):
     """A write-ahead log in one directory, for one writing process.
 
-    Make one with :meth:`open`. All methods belong to the event loop that opened it. Appends from any
-    number of tasks are committed together; they are never reordered, split or interleaved.
+    Make one with :meth:`open`. All methods belong to the event loop that opened it: from another thread or
+    event loop they raise WrongLoopError, in a forked child WalClosedError. Appends from any number of tasks
+    are committed together; they are never reordered, split or interleaved.
     """
 
     @classmethod
@@ -155,7 +157,6 @@ class Wal(Cursored):
         # Looked up by every append.
         self._state = engine.state
         self._channel = engine.channel
-        self._put_value = engine.channel.put_value
         self._durability = engine.settings.durability
         self._followers: Followers[Reader] = Followers()
 
@@ -182,6 +183,7 @@ class Wal(Cursored):
         OutcomeUnknownError, whose ``outcome`` tells what became of the record.
         """
         level = self._durability if durability is None else self._engine.level(durability)
+        self._channel.check_loop()
         try:
             offset = self.append_nowait(value, key, stream, headers, timestamp_us)
         except WouldBlock:
@@ -251,7 +253,17 @@ class Wal(Cursored):
             and headers is None
             and timestamp_us is None
         ):
-            return self._put_value(value)
+            channel = self._channel
+            if channel.is_alert or get_ident() != channel.thread:
+                return channel.put_alert(value)
+            room = channel.room - len(value) - RECORD_OVERHEAD_BYTES
+            if room < 0:
+                return channel.put(make_record(value, None, None, None, None))
+            channel.room = room
+            channel.append_value(value)
+            offset = channel.tail
+            channel.tail = offset + 1
+            return offset
         times = self._engine.timestamp(timestamp_us)
         return self._channel.put(make_record(value, key, stream, headers, times))
 

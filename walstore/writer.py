@@ -305,6 +305,7 @@ class Writer:
 
     async def _request(self, action: Callable[[], Awaitable[None]]) -> None:
         """Hand an action to the writer task and wait for it; cancelling does not undo it."""
+        self._channel.check_loop()
         if self._ended:
             raise fresh(self.failure or WalClosedError("the log is closed"))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

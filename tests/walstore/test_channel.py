@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.channels import Channel
 from tests.local import gather_outcomes, turns
 from walstore import RecordTooLargeError, Settings, WalClosedError, WouldBlock
-from walstore.channel import Channel
 from walstore.draft import RECORD_OVERHEAD_BYTES, Group
 from walstore.errors import OffsetNotWrittenError
 from walstore.frame import MOST_RECORDS

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.channels import Channel
 from tests.local import SMALL, turns
 from tests.waiting import until
 from walstore import DiskFullError
-from walstore.channel import Channel
 from walstore.disk_watch import RECHECK_SECONDS, DiskWatch
 from walstore.group import make_record
 from walstore.posix import PosixFileSystem

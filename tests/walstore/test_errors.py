@@ -37,6 +37,7 @@ from walstore.errors import (
     WalError,
     WalLockedError,
     WouldBlock,
+    WrongLoopError,
 )
 
 PARENTS = {
@@ -57,6 +58,7 @@ PARENTS = {
     LimitExceededError: WalError,
     RecordTooLargeError: WalError,
     WouldBlock: WalError,
+    WrongLoopError: WalError,
     DiskFullError: WalError,
     StorageUnavailableError: WalError,
     OutcomeUnknownError: WalError,
@@ -88,6 +90,7 @@ EXAMPLES = [
     LimitExceededError("too many", limit=1024),
     RecordTooLargeError("too large", size_bytes=11, limit_bytes=10),
     WouldBlock("full"),
+    WrongLoopError("another thread"),
     DiskFullError("full", outcome="unknown"),
     StorageUnavailableError("gone", retriable=False),
     OutcomeUnknownError("who knows"),

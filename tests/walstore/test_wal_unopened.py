@@ -108,9 +108,14 @@ async def test_a_read_only_directory(log_directory) -> None:
 
 
 async def test_a_full_disk(log_directory, faulty) -> None:
-    faulty.limit_space(100)
+    faulty.limit_space(10)
     with pytest.raises(DiskFullError, match="no space left"):
         await Wal.open(log_directory, fs=faulty)
+    faulty.limit_space(100)  # enough for a segment, not for a checkpoint
+    async with Wal.open(log_directory, fs=faulty) as wal:
+        with pytest.raises(DiskFullError):
+            await wal.append(b"a")
+        assert await wal.trim(1) == 1
     faulty.limit_space(None)
     async with Wal.open(log_directory, fs=faulty) as wal:
         await wal.append(b"a")

@@ -8,6 +8,7 @@ in 100 000.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
@@ -17,6 +18,7 @@ from walstore import frame
 from walstore.recovery import Chain
 
 _MAGIC: Final = frame.FRAME_MAGIC.to_bytes(4, "little")
+_CRC_AND_LENGTH: Final = struct.Struct("<II")
 _LENGTH_AT: Final = 8
 
 MOST_BYTES: Final = 4096
@@ -50,11 +52,11 @@ def mend(
             if found is not None:
                 return found
     right = _MAGIC + head[len(_MAGIC) :]
-    header = frame.parse_header(memoryview(right), 0)
-    if header is None or header.length > size_bytes:
+    crc, length = _CRC_AND_LENGTH.unpack_from(right, len(_MAGIC))
+    if not frame.HEADER_BYTES + frame.TRAILER.size <= length <= size_bytes:
         return None
-    data = read(header.length)
-    for position, mask in _flips(right, data, header.crc, place, is_magic_right=right == head):
+    data = read(length)
+    for position, mask in _flips(right, data, crc, place, is_magic_right=right == head):
         mended = bytearray(data)
         mended[position] ^= mask
         found = _checked(bytes(mended), position, chain, place)

@@ -37,7 +37,7 @@ NO_DIRECTORIES = (
     ("loop", 1, "loop"),
     ("a" * 300, 1, "aaa"),
 )
-NO_LOGS = (("missing", 3, "there is no log at missing"), ("file", 3, "file"))
+NO_LOGS = (("missing", 3, "there is no log at "), ("file", 3, "file"))
 NO_STORES = (
     ("s3://", 1, "needs a bucket"),
     ("file://host/x", 1, "needs an absolute path"),

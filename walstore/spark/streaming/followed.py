@@ -5,14 +5,18 @@ All of them share one event loop, so that many logs are asked at once.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from uploader import CloudLog
 from uploader.stores.port import ObjectStore
 from walstore import Wal
-from walstore.errors import LogNotFoundError
+from walstore.directory import peek_log_id
+from walstore.errors import CorruptionError, LogNotFoundError
+from walstore.posix import PosixFileSystem
 from walstore.readonly import ReadonlyWal
 from walstore.spark.bounds import LogName
 from walstore.spark.directory import DirectoryLog
@@ -140,6 +144,21 @@ class FollowedDirectory:
             self._log = await Wal.open_readonly(self._named.location.text)
         else:
             await self._log.refresh()
+            await asyncio.to_thread(self._check_place, self._log)
+
+    def _check_place(self, log: ReadonlyWal) -> None:
+        """Make sure that the path still leads to the log, which tasks read by its path."""
+        path = Path(self._named.location.text)
+        found = peek_log_id(PosixFileSystem(), path)
+        if found is None:
+            raise LogNotFoundError(f"there is no log at {path} any more", location=str(path))
+        if found.hex() != log.log_id:
+            raise CorruptionError(
+                "another log has taken this one's place; begin the query again",
+                path=str(path),
+                expected=log.log_id,
+                found=found.hex(),
+            )
 
     def plan(self) -> PlannedLog:
         """Return a new look at the directory."""
