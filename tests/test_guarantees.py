@@ -1,4 +1,4 @@
-"""docs/guarantees.md is right about tests: those that it names exist, and it defines the ids in their names."""
+"""docs/guarantees.md is right about tests: those that it names exist, and it defines ids in their names."""
 
 from __future__ import annotations
 
