@@ -357,6 +357,8 @@ class Engine:
         self.source.closed = writer.failure or closed
         self.state.end(self.source.closed)
         await self._release()
+        if shipping is not None and (error := shipping.exception()) is not None:
+            raise error
         if writer.failure is not None:
             raise writer.failure
 
@@ -461,11 +463,14 @@ class Engine:
         except WalError as error:
             logger.error("shipping to %s ended: %s", self.tier.url, error)
             self._fail_tier(error)
-        except Exception as error:
-            logger.exception("shipping to %s ended by a defect", self.tier.url)
+        except BaseException as error:
             failure = StorageUnavailableError(f"the cloud tier failed: {error!r}", retriable=False)
             failure.__cause__ = error
             self._fail_tier(failure)
+            if not isinstance(error, Exception):  # the program is told to end
+                self.request_close()
+                raise
+            logger.exception("shipping to %s ended by a defect", self.tier.url)
 
     def _fail_tier(self, error: WalError) -> None:
         """Tell those who wait for the cloud; what they wait for is on disk, see :meth:`wait`."""

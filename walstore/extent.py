@@ -116,7 +116,6 @@ def _measure_by_cell(
 ) -> Extent:
     """Take the cell's word, and what the files behind its place testify to."""
     header = read_segment_header(fs, directory, cell.tail_start)
-    limit = max(cell.visible_limit, hint.next_offset if hint is not None else 0)
     chain = _Testimony(cell.durable_limit, 0, 0, cell.epoch)
     position = cell.tail_position
     for start in starts[starts.index(cell.tail_start) :]:
@@ -124,7 +123,13 @@ def _measure_by_cell(
             break
         _follow(fs, directory / segment.file_name(start), chain, position)
         position = segment.HEADER_BYTES
-    limit = max(limit, min(chain.synced_limit, chain.next_offset))
+    # What is visible and not durable counts as far as it is there: a crash of the machine may have kept the
+    # cell and lost it.
+    limit = max(
+        cell.durable_limit,
+        hint.next_offset if hint is not None else 0,
+        min(max(cell.visible_limit, chain.synced_limit), chain.next_offset),
+    )
     return Extent(
         log_id=header.log_id,
         epoch=max(cell.epoch, chain.epoch),

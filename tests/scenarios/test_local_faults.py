@@ -169,7 +169,10 @@ def parses_to_its_end(path: Path) -> bool:
     """Return whether an unsealed segment is whole frames up to its last used byte."""
     data = path.read_bytes()
     view, at = memoryview(data), segment.HEADER_BYTES
-    while (found := frame.parse_header(view, at)) is not None and frame.is_whole(view, found):
+    salt = segment.decode_header(data[: segment.HEADER_BYTES], str(path)).salt
+    while (found := frame.parse_header(view, at)) is not None and frame.is_whole(
+        view, found, frame.place(salt, at)
+    ):
         at = found.end
     return not any(data[at:])
 
