@@ -148,6 +148,7 @@ class Engine:
         self.cursors: CursorStore | None = None
         """Made when somebody asks for a cursor; closed with the log."""
         self._spilling: Lane | None = None
+        self._spills_no_more = False
         self._spill_numbers = count(1)
         self._close_requested = asyncio.Event()
         self._abandoned: WalClosedError | None = None
@@ -248,8 +249,13 @@ class Engine:
 
     @property
     def spilling(self) -> Lane:
-        """Thread for the files of large transactions: not the writer's, which appends wait for."""
+        """Thread for the files of large transactions: not the writer's, which appends wait for.
+
+        WalClosedError if the log is closed and there was none.
+        """
         if self._spilling is None:
+            if self._spills_no_more:
+                raise WalClosedError("the log is closed")
             self._spilling = self.host.make_spilling()
         return self._spilling
 
@@ -401,10 +407,10 @@ class Engine:
             await self._wait_for(closing)
             if not closing.cancelled() and isinstance(error := closing.exception(), OSError):
                 errors.append(error)
+        self._spills_no_more = True
         if self._spilling is not None:  # nothing of it may be under way once the lock is released
             with contextlib.suppress(WalClosedError):
-                await self._spilling.run_through(int)
-            self._spilling.close()
+                await self._spilling.close_through()
         try:
             await self.worker.run_through(self._close_files)
         except OSError as error:
