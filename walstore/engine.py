@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,7 @@ class Engine:
         self.cursors: CursorStore | None = None
         """Made when somebody asks for a cursor; closed with the log."""
         self._spilling: Lane | None = None
+        self._spills_no_more = False
         self._spill_numbers = count(1)
         self._close_requested = asyncio.Event()
         self._abandoned: WalClosedError | None = None
@@ -250,8 +251,13 @@ class Engine:
 
     @property
     def spilling(self) -> Lane:
-        """Thread for the files of large transactions: not the writer's, which appends wait for."""
+        """Thread for the files of large transactions: not the writer's, which appends wait for.
+
+        WalClosedError if the log is closed and there was none.
+        """
         if self._spilling is None:
+            if self._spills_no_more:
+                raise WalClosedError("the log is closed")
             self._spilling = self.host.make_spilling()
         return self._spilling
 
@@ -379,20 +385,20 @@ class Engine:
             if self.writer.started.done():
                 return writing
 
-    def _helpers(self) -> Iterator[Coroutine[Any, Any, None]]:
+    def _helpers(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
         """Yield what runs beside the writer for as long as the log is open."""
-        yield self.retention.run()
+        yield self.retention.run
         if self.settings.min_free_bytes and self.host.disk_watch is None:
-            yield self.disk_watch.run()
+            yield self.disk_watch.run
         if self.settings.segment_age_seconds is not None:
-            yield self.writer.run_age_limit()
+            yield self.writer.run_age_limit
         if not isinstance(self.settings.sync, str):
-            yield self.writer.run_sync_interval()
+            yield self.writer.run_sync_interval
 
-    async def _help(self, helper: Coroutine[Any, Any, None]) -> None:
+    async def _help(self, helper: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run what runs beside the writer; a defect in it fails the log."""
         try:
-            await helper
+            await helper()
         except Exception as error:
             logger.exception("a task of the log at %s ended by a defect", self.path)
             self.writer.fail(error)
@@ -412,10 +418,10 @@ class Engine:
             await self._wait_for(closing)
             if not closing.cancelled() and isinstance(error := closing.exception(), OSError):
                 errors.append(error)
+        self._spills_no_more = True
         if self._spilling is not None:  # nothing of it may be under way once the lock is released
             with contextlib.suppress(WalClosedError):
-                await self._spilling.run_through(int)
-            self._spilling.close()
+                await self._spilling.close_through()
         try:
             await self.worker.run_through(self._close_files)
         except OSError as error:

@@ -266,9 +266,10 @@ class Tail:
         except Exception as error:
             # But for an OSError, where it struck is not known: a defect, or no memory.
             is_known = isinstance(error, OSError)
-            self._failure = TailError(
-                error, self._reached if is_known else self._reached.in_doubt()
-            )
+            reached = self._reached
+            if is_known and reached.durable_serial == reached.attempted_serial:
+                reached = reached._replace(registers=dict(self.ledger.registers))
+            self._failure = TailError(error, reached if is_known else reached.in_doubt())
             raise self._failure from error
 
     def _append(self, drafts: Sequence[Draft], *, sync: bool) -> Commit:

@@ -245,6 +245,14 @@ class Lane:
         """Accept no more calls; those made before still run. Twice is allowed."""
         self._closed = True
 
+    async def close_through(self) -> None:
+        """As :meth:`close`, and return when the calls made before are done, whoever cancels the caller
+        meanwhile. For lanes of width 1."""
+        last = self._start(_nothing, (), None, _Uncancellable)
+        self.close()
+        with contextlib.suppress(asyncio.CancelledError):  # delivered once the call is done
+            await last
+
     def _start(
         self,
         call: Callable[..., _T],
@@ -324,6 +332,10 @@ class Worker(Lane):
         """Let calls under way finish and end the threads; does not wait for them."""
         super().close()
         self._pool.close()
+
+
+def _nothing() -> None:
+    """What a call does that is only waited for."""
 
 
 def _tell(
