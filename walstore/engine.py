@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -368,20 +368,23 @@ class Engine:
             if self.writer.started.done():
                 return writing
 
-    def _helpers(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield what runs beside the writer for as long as the log is open."""
-        yield self.retention.run()
-        if self.settings.min_free_bytes and self.host.disk_watch is None:
-            yield self.disk_watch.run()
-        if self.settings.segment_age_seconds is not None:
-            yield self.writer.run_age_limit()
-        if not isinstance(self.settings.sync, str):
-            yield self.writer.run_sync_interval()
+    def _helpers(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
+        """Yield what runs next to the writer for as long as the log is open.
 
-    async def _help(self, helper: Coroutine[Any, Any, None]) -> None:
-        """Run what runs beside the writer; a defect in it fails the log."""
+        Functions: a task that is cancelled before it runs would leave a coroutine that nobody awaits.
+        """
+        yield self.retention.run
+        if self.settings.min_free_bytes and self.host.disk_watch is None:
+            yield self.disk_watch.run
+        if self.settings.segment_age_seconds is not None:
+            yield self.writer.run_age_limit
+        if not isinstance(self.settings.sync, str):
+            yield self.writer.run_sync_interval
+
+    async def _help(self, helper: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run what runs next to the writer; a defect in it fails the log."""
         try:
-            await helper
+            await helper()
         except Exception as error:
             logger.exception("a task of the log at %s ended by a defect", self.path)
             self.writer.fail(error)
@@ -395,7 +398,7 @@ class Engine:
 
     async def _release(self) -> None:
         """Give back what the log holds; the first error is raised once all of it is given back."""
-        errors: list[OSError] = []
+        errors: list[Exception] = []
         if self.cursors is not None:
             closing = self._loop.create_task(self.cursors.aclose())
             await self._wait_for(closing)
@@ -407,7 +410,7 @@ class Engine:
             self._spilling.close()
         try:
             await self.worker.run_through(self._close_files)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - raised once the rest is given back
             errors.append(error)
         self.writer.observer.close()
         self.disk_watch.remove(self.channel)
