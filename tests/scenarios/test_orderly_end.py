@@ -169,11 +169,13 @@ CHILD = """
 import asyncio, signal, sys
 from walstore import Settings, Wal
 
+SETTINGS = Settings(channel_bytes=1 << 26)
+
 async def append_all(directory, ready):
-    async with Wal.open(directory, settings=Settings(channel_bytes=1 << 26)) as wal:
+    async with Wal.open(directory, settings=SETTINGS) as wal:
         await wal.append(b"first")
-        for number in range(1000):
-            wal.append_nowait(b"%d" % number)
+        for number in range(1000):  # two commits, so that no write under way has all of them
+            wal.append_nowait((b"%d" % number).ljust(20_000))
         ready.set()
         await asyncio.Event().wait()
 
@@ -181,9 +183,9 @@ async def main(directory, how):
     ready = asyncio.Event()
     task = asyncio.create_task(append_all(directory, ready))
     if how == "the Wal is in no block":
-        wal = await Wal.open(directory + " alone")
+        wal = await Wal.open(directory + " alone", settings=SETTINGS)
         for number in range(1000):
-            wal.append_nowait(b"%d" % number)
+            wal.append_nowait((b"%d" % number).ljust(20_000))
     await ready.wait()
     if how == "everything is cancelled":
         for task in asyncio.all_tasks():
@@ -219,7 +221,7 @@ def test_S8_all_that_was_accepted_is_on_disk_however_the_program_ends(
         check=False,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, ENDINGS[how], b"")
-    numbers = [b"%d" % number for number in range(1000)]
+    numbers = [(b"%d" % number).ljust(20_000) for number in range(1000)]
     assert [record.value for record in asyncio.run(contents(log_directory))] == [b"first", *numbers]
     if how == "the Wal is in no block":
         alone = asyncio.run(contents(Path(f"{log_directory} alone")))
