@@ -386,7 +386,10 @@ class Engine:
                 return writing
 
     def _helpers(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
-        """Yield what runs beside the writer for as long as the log is open."""
+        """Yield what runs next to the writer for as long as the log is open.
+
+        Functions: a task that is cancelled before it runs would leave a coroutine that nobody awaits.
+        """
         yield self.retention.run
         if self.settings.min_free_bytes and self.host.disk_watch is None:
             yield self.disk_watch.run
@@ -396,7 +399,7 @@ class Engine:
             yield self.writer.run_sync_interval
 
     async def _help(self, helper: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run what runs beside the writer; a defect in it fails the log."""
+        """Run what runs next to the writer; a defect in it fails the log."""
         try:
             await helper()
         except Exception as error:
@@ -412,7 +415,7 @@ class Engine:
 
     async def _release(self) -> None:
         """Give back what the log holds; the first error is raised once all of it is given back."""
-        errors: list[OSError] = []
+        errors: list[Exception] = []
         if self.cursors is not None:
             closing = self._loop.create_task(self.cursors.aclose())
             await self._wait_for(closing)
@@ -424,7 +427,7 @@ class Engine:
                 await self._spilling.close_through()
         try:
             await self.worker.run_through(self._close_files)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - raised once the rest is given back
             errors.append(error)
         self.writer.observer.close()
         self.disk_watch.remove(self.channel)

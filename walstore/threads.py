@@ -206,7 +206,7 @@ class Lane:
         """Run ``call`` for a result that must be released: nobody else can.
 
         If the caller is cancelled, waits for the call to end and runs ``discard(result)`` on a thread
-        before it goes. For lanes of width 1.
+        before it goes, however often it is cancelled. For lanes of width 1.
         """
         made: list[_T] = []
         calling = self._start(lambda: made.append(call()), ())
@@ -214,7 +214,10 @@ class Lane:
             await asyncio.shield(calling)
         except asyncio.CancelledError:
             discarding = self._start(lambda: [discard(found) for found in made], ())
-            await asyncio.wait((calling, discarding))
+            pending: set[asyncio.Future[Any]] = {calling, discarding}
+            while pending:
+                with contextlib.suppress(asyncio.CancelledError):
+                    _, pending = await asyncio.wait(pending)
             for future in (calling, discarding):
                 if not future.cancelled():
                     future.exception()  # nobody is left to be told
