@@ -69,18 +69,18 @@ def values_only(*values: bytes, start: int = 1, timestamp_us: int = 0) -> list[R
     return [Record(start + at, v, timestamp_us=timestamp_us) for at, v in enumerate(values)]
 
 
-def header_of(data: bytes, position: int = 0) -> FrameHeader:
-    """Return the header of the whole frame at a position."""
+def header_of(data: bytes, position: int = 0, at: bytes = frame.NOWHERE) -> FrameHeader:
+    """Return the header of the whole frame at a position; ``at`` is its place in a segment."""
     buffer = memoryview(data)
     header = frame.parse_header(buffer, position)
     assert header is not None
-    assert frame.is_whole(buffer, header)
+    assert frame.is_whole(buffer, header, at)
     return header
 
 
-def batch_of(data: bytes, position: int = 0) -> FrameBatch:
-    """Return the batch in the whole frame at a position."""
-    return FrameBatch(memoryview(data), header_of(data, position))
+def batch_of(data: bytes, position: int = 0, at: bytes = frame.NOWHERE) -> FrameBatch:
+    """Return the batch in the whole frame at a position; ``at`` is its place in a segment."""
+    return FrameBatch(memoryview(data), header_of(data, position, at))
 
 
 def _optional(lengths: Kind, blob: Kind, items: Sequence[bytes | None]) -> list[Column]:

@@ -1,8 +1,10 @@
-"""Golden frames: what is in ``frame_v1``, and the program that wrote it.
+"""Golden frames: what is in ``frame_v1`` and ``frame_v2``, and the program that wrote them.
 
-Each ``.frame`` holds one frame, each ``.json`` beside it what a reader must find there. They are chained:
-each frame continues the one listed before it. Version 1 must stay readable for good, so the files are never
-written again. To add one, append it to ``frames_v1`` and run, from the root of the repository::
+Each ``.frame`` contains one frame, each ``.json`` of the same name what a reader must find there. They are
+chained: each frame continues the one listed before it. Those of version 2 are bound to a place: together they
+are the frames of a segment whose salt is ``SALT``. All versions must stay readable for good, so the files are
+never written again. To add one, append it to ``_contents`` (for both versions) and run, from the root of the
+repository::
 
     python -m tests.golden.regenerate
 
@@ -19,32 +21,45 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.frames import build, header_of, values_only
+from walstore import frame
 from walstore.frame import BLOB, Column
 from walstore.records import Record
+from walstore.segment import HEADER_BYTES
 
-DIRECTORY: Final = Path(__file__).parent / "frame_v1"
+DIRECTORIES: Final = {version: Path(__file__).parent / f"frame_v{version}" for version in (1, 2)}
+SALT: Final = 0xFFFF_FF00
+"""Of the segment that the frames of version 2 are in; with their positions it exceeds 32 bits."""
 TIME_US: Final = 1_760_000_000_000_000
 
 
-def frames_v1() -> Iterator[tuple[str, bytes, Sequence[Record]]]:
-    """Return name, bytes and records of every golden frame, in the order of their chain."""
-    previous_crc = 0
+def place_of(version: int, position: int) -> bytes:
+    """Return the place of the frame of a version that begins at a position of the segment."""
+    return frame.place(None if version == 1 else SALT, position)
+
+
+def frames(version: int) -> Iterator[tuple[str, bytes, bytes, Sequence[Record]]]:
+    """Return name, place, bytes and records of every golden frame, in the order of their chain."""
+    previous_crc, position, synced_position = 0, HEADER_BYTES, HEADER_BYTES
     for name, records, extra in _contents():
+        at = place_of(version, position)
         data = build(
             records,
             previous_crc=previous_crc,
             epoch=2,
             synced_limit=max(1, records[0].offset - 1),
+            synced_position=0 if version == 1 else synced_position,
+            at=at,
             extra=extra,
         )
-        previous_crc = header_of(data).crc
-        yield name, data, records
+        previous_crc = header_of(data, at=at).crc
+        synced_position, position = position, position + len(data)
+        yield name, at, data, records
 
 
-def describe(data: bytes, records: Sequence[Record]) -> dict[str, Any]:
-    """Return what a reader must find in a frame, as JSON."""
-    header = header_of(data)
-    return {
+def describe(data: bytes, at: bytes, records: Sequence[Record]) -> dict[str, Any]:
+    """Return what a reader must find in a frame at a place, as JSON."""
+    header = header_of(data, at=at)
+    found = {
         "crc": header.crc,
         "previous_crc": header.previous_crc,
         "epoch": header.epoch,
@@ -54,6 +69,9 @@ def describe(data: bytes, records: Sequence[Record]) -> dict[str, Any]:
         "max_timestamp_us": header.max_timestamp_us,
         "records": [_describe_record(record) for record in records],
     }
+    if at:
+        found |= {"version": header.version, "synced_position": header.synced_position}
+    return found
 
 
 def _describe_record(record: Record) -> list[Any]:
@@ -108,14 +126,16 @@ def _wide_integers(start: int) -> list[Record]:
 
 def main() -> None:
     """Write the files that are missing; exit with an error if one that is there would change."""
-    for name, data, records in frames_v1():
-        text = json.dumps(describe(data, records), indent=1) + "\n"
-        for suffix, content in ((".frame", data), (".json", text.encode())):
-            path = DIRECTORY / (name + suffix)
-            if not path.exists():
-                path.write_bytes(content)
-            elif path.read_bytes() != content:
-                sys.exit(f"{path} would change, and with it a format that must not")
+    for version, directory in DIRECTORIES.items():
+        directory.mkdir(exist_ok=True)
+        for name, at, data, records in frames(version):
+            text = json.dumps(describe(data, at, records), indent=1) + "\n"
+            for suffix, content in ((".frame", data), (".json", text.encode())):
+                path = directory / (name + suffix)
+                if not path.exists():
+                    path.write_bytes(content)
+                elif path.read_bytes() != content:
+                    sys.exit(f"{path} would change, and with it a format that must not")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""Frames that lie inside values are never taken for records, and looking at them takes one pass."""
+"""Frames inside values are never taken for records, and looking at them takes one pass.
+
+In both versions of the format. In version 1 they are whole wherever they are found, so only what links them
+to the log makes records of the log differ from them.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,18 @@ import pytest
 
 from tests.frames import build, values_only
 from tests.local import UnsyncedFileSystem
+from tests.version_1 import make_version_1
 from walstore import Settings, Wal, frame
 from walstore.repair.repairing import Keep, apply_repair, plan_repair
 
 FS = UnsyncedFileSystem()
 SECTOR = 512
+
+
+@pytest.fixture(params=[1, 2])
+def version(request: pytest.FixtureRequest) -> int:
+    """Version of the format that the log has."""
+    return int(request.param)
 
 
 def forged(start: int, count: int, *, previous_crc: int = 0) -> bytes:
@@ -44,9 +55,13 @@ async def _make(path: Path, value: bytes, behind: int, *, rotate: bool) -> None:
             await wal.append(b"in another segment")
 
 
-def make(path: Path, value: bytes, *, behind: int = 0, rotate: bool = False) -> tuple[Path, int]:
+def make(
+    path: Path, version: int, value: bytes, *, behind: int = 0, rotate: bool = False
+) -> tuple[Path, int]:
     """Make a log whose second record has that value; return its file, and where that batch begins."""
     asyncio.run(_make(path, value, behind, rotate=rotate))
+    if version == 1:
+        make_version_1(path)
     file = min(path.glob("*.wal"))
     at = file.read_bytes().index(b"WBF1", file.read_bytes().index(b"before"))
     return file, at
@@ -69,9 +84,11 @@ def values(path: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("alignment", range(0, 8, 2))
 @pytest.mark.parametrize("keep", [None, "before", "after"])
-def test_a_torn_write_of_frames(log_directory: Path, keep: Keep | None, alignment: int) -> None:
+def test_a_torn_write_of_frames(
+    log_directory: Path, version: int, keep: Keep | None, alignment: int
+) -> None:
     """Its first sector is lost. The frames in its value are nobody's, whatever is kept."""
-    file, at = make(log_directory, bytes(alignment) + forged(2, 30))
+    file, at = make(log_directory, version, bytes(alignment) + forged(2, 30))
     for name in ("CHECKPOINT", "DURABLE"):
         (log_directory / name).unlink()
     lose(file, at, SECTOR)
@@ -84,9 +101,11 @@ def test_a_torn_write_of_frames(log_directory: Path, keep: Keep | None, alignmen
 
 @pytest.mark.parametrize("rotate", [False, True])
 @pytest.mark.parametrize("keep", ["before", "after"])
-def test_damaged_frames_of_frames(log_directory: Path, keep: Keep, rotate: bool) -> None:
+def test_damaged_frames_of_frames(
+    log_directory: Path, version: int, keep: Keep, rotate: bool
+) -> None:
     """Behind the damaged batch the log goes on with its own records."""
-    file, at = make(log_directory, forged(3, 30), behind=3, rotate=rotate)
+    file, at = make(log_directory, version, forged(3, 30), behind=3, rotate=rotate)
     lose(file, at, SECTOR)
     plan = plan_repair(log_directory, keep=keep, fs=FS)
     assert [str(one) for one in plan.unreadable] == ["[2, 3)"]
@@ -111,7 +130,9 @@ def nested(size_bytes: int) -> bytes:
 
 @pytest.mark.parametrize("kind", ["chained", "alike", "nested"])
 @pytest.mark.parametrize("lost_bytes", [1, SECTOR])
-def test_many_frames_in_a_value(log_directory: Path, kind: str, lost_bytes: int) -> None:
+def test_many_frames_in_a_value(
+    log_directory: Path, version: int, kind: str, lost_bytes: int
+) -> None:
     """An 8 MiB value that holds 70 000 frames, or what looks like as many."""
     if kind == "nested":
         value = nested(8 << 20)
@@ -119,7 +140,7 @@ def test_many_frames_in_a_value(log_directory: Path, kind: str, lost_bytes: int)
         value = forged(3, 70_000)
     else:
         value = forged(3, 1) * 70_000
-    file, at = make(log_directory, value, behind=3)
+    file, at = make(log_directory, version, value, behind=3)
     lose(file, at + 4, lost_bytes)
     begin = time.process_time()
     plan = plan_repair(log_directory, keep="after", fs=FS)
@@ -128,8 +149,8 @@ def test_many_frames_in_a_value(log_directory: Path, kind: str, lost_bytes: int)
     assert (plan.head, plan.limit) == (3, 6)
 
 
-def test_a_small_file_of_forged_frames(log_directory: Path) -> None:
-    file, _ = make(log_directory, b"x", behind=3)
+def test_a_small_file_of_forged_frames(log_directory: Path, version: int) -> None:
+    file, _ = make(log_directory, version, b"x", behind=3)
     data = file.read_bytes()[:64]
     for content in (nested(64 << 10), forged(1, 500) * 2, forged(7, 1) * 600):
         file.write_bytes(data + content)
