@@ -16,7 +16,16 @@ CALL = re.compile(r"(?:\b(\w+)\.)?\b([a-z_]\w*)\(")
 ROLE = re.compile(r":(?:meth|class|func|data|attr|mod):`~?([\w.]+)`")
 
 
-ELSEWHERE = {"trigger", "mode", "outputMode", "struct", "now", "expanduser", "http"}
+ELSEWHERE = {
+    "expanduser",
+    "http",
+    "mode",
+    "now",
+    "outputMode",
+    "run_coroutine_threadsafe",
+    "struct",
+    "trigger",
+}
 """Spark's and Python's; and what looks like a call in ``http(s)``."""
 
 

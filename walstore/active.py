@@ -175,9 +175,12 @@ class ActiveFile:
             if self._parking_error is not None:
                 raise self._parking_error
             file = self._fs.open(self._path, "r+")
-            if file.size() < self.position:
+            try:
+                if file.size() < self.position:
+                    raise OSError(errno.EIO, "the active segment was cut while the log was idle")
+            except BaseException:
                 file.close()
-                raise OSError(errno.EIO, "the active segment was cut while the log was idle")
+                raise
             self._open = file
         return self._open
 

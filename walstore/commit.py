@@ -54,6 +54,8 @@ class Reached(NamedTuple):
     written_serial: int
     """No serial above it can be on disk."""
     attempted_serial: int
+    registers: Mapping[str, str] | None = None
+    """All registers as they are durable, if that is known after a failure."""
 
     def outcome(self, limit: int) -> Outcome:
         """Return what became of the records below ``limit``."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,7 @@ class Engine:
         self.cursors: CursorStore | None = None
         """Made when somebody asks for a cursor; closed with the log."""
         self._spilling: Lane | None = None
+        self._spills_no_more = False
         self._spill_numbers = count(1)
         self._close_requested = asyncio.Event()
         self._abandoned: WalClosedError | None = None
@@ -250,8 +251,13 @@ class Engine:
 
     @property
     def spilling(self) -> Lane:
-        """Thread for the files of large transactions: not the writer's, which appends wait for."""
+        """Thread for the files of large transactions: not the writer's, which appends wait for.
+
+        WalClosedError if the log is closed and there was none.
+        """
         if self._spilling is None:
+            if self._spills_no_more:
+                raise WalClosedError("the log is closed")
             self._spilling = self.host.make_spilling()
         return self._spilling
 
@@ -357,6 +363,8 @@ class Engine:
         self.source.closed = writer.failure or closed
         self.state.end(self.source.closed)
         await self._release()
+        if shipping is not None and (error := shipping.exception()) is not None:
+            raise error
         if writer.failure is not None:
             raise writer.failure
 
@@ -377,20 +385,23 @@ class Engine:
             if self.writer.started.done():
                 return writing
 
-    def _helpers(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield what runs beside the writer for as long as the log is open."""
-        yield self.retention.run()
-        if self.settings.min_free_bytes and self.host.disk_watch is None:
-            yield self.disk_watch.run()
-        if self.settings.segment_age_seconds is not None:
-            yield self.writer.run_age_limit()
-        if not isinstance(self.settings.sync, str):
-            yield self.writer.run_sync_interval()
+    def _helpers(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
+        """Yield what runs next to the writer for as long as the log is open.
 
-    async def _help(self, helper: Coroutine[Any, Any, None]) -> None:
-        """Run what runs beside the writer; a defect in it fails the log."""
+        Functions: a task that is cancelled before it runs would leave a coroutine that nobody awaits.
+        """
+        yield self.retention.run
+        if self.settings.min_free_bytes and self.host.disk_watch is None:
+            yield self.disk_watch.run
+        if self.settings.segment_age_seconds is not None:
+            yield self.writer.run_age_limit
+        if not isinstance(self.settings.sync, str):
+            yield self.writer.run_sync_interval
+
+    async def _help(self, helper: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run what runs next to the writer; a defect in it fails the log."""
         try:
-            await helper
+            await helper()
         except Exception as error:
             logger.exception("a task of the log at %s ended by a defect", self.path)
             self.writer.fail(error)
@@ -404,19 +415,19 @@ class Engine:
 
     async def _release(self) -> None:
         """Give back what the log holds; the first error is raised once all of it is given back."""
-        errors: list[OSError] = []
+        errors: list[Exception] = []
         if self.cursors is not None:
             closing = self._loop.create_task(self.cursors.aclose())
             await self._wait_for(closing)
             if not closing.cancelled() and isinstance(error := closing.exception(), OSError):
                 errors.append(error)
+        self._spills_no_more = True
         if self._spilling is not None:  # nothing of it may be under way once the lock is released
             with contextlib.suppress(WalClosedError):
-                await self._spilling.run_through(int)
-            self._spilling.close()
+                await self._spilling.close_through()
         try:
             await self.worker.run_through(self._close_files)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - raised once the rest is given back
             errors.append(error)
         self.writer.observer.close()
         self.disk_watch.remove(self.channel)
@@ -461,11 +472,14 @@ class Engine:
         except WalError as error:
             logger.error("shipping to %s ended: %s", self.tier.url, error)
             self._fail_tier(error)
-        except Exception as error:
-            logger.exception("shipping to %s ended by a defect", self.tier.url)
+        except BaseException as error:
             failure = StorageUnavailableError(f"the cloud tier failed: {error!r}", retriable=False)
             failure.__cause__ = error
             self._fail_tier(failure)
+            if not isinstance(error, Exception):  # the program is told to end
+                self.request_close()
+                raise
+            logger.exception("shipping to %s ended by a defect", self.tier.url)
 
     def _fail_tier(self, error: WalError) -> None:
         """Tell those who wait for the cloud; what they wait for is on disk, see :meth:`wait`."""

@@ -53,14 +53,18 @@ class Extent:
 
 
 @dataclass(slots=True)
-class _Testimony(Chain):
+class Testimony(Chain):
     """A chain of frames that remembers what they say was synced."""
 
     synced_limit: int = 0
+    synced_position: int = 0
+    """In the segment of the frame that said so."""
 
     def advance(self, header: frame.FrameHeader) -> None:
+        """Take a frame into account."""
         Chain.advance(self, header)
         self.synced_limit = max(self.synced_limit, header.synced_limit)
+        self.synced_position = max(self.synced_position, header.synced_position)
 
 
 def measure(fs: FileSystem, directory: Path) -> Extent:
@@ -116,15 +120,20 @@ def _measure_by_cell(
 ) -> Extent:
     """Take the cell's word, and what the files behind its place testify to."""
     header = read_segment_header(fs, directory, cell.tail_start)
-    limit = max(cell.visible_limit, hint.next_offset if hint is not None else 0)
-    chain = _Testimony(cell.durable_limit, 0, 0, cell.epoch)
+    chain = Testimony(cell.durable_limit, 0, 0, cell.epoch)
     position = cell.tail_position
     for start in starts[starts.index(cell.tail_start) :]:
         if start > chain.next_offset:
             break
         _follow(fs, directory / segment.file_name(start), chain, position)
         position = segment.HEADER_BYTES
-    limit = max(limit, min(chain.synced_limit, chain.next_offset))
+    # What is visible and not durable counts as far as it is there: a crash of the machine may have kept the
+    # cell and lost it.
+    limit = max(
+        cell.durable_limit,
+        hint.next_offset if hint is not None else 0,
+        min(max(cell.visible_limit, chain.synced_limit), chain.next_offset),
+    )
     return Extent(
         log_id=header.log_id,
         epoch=max(cell.epoch, chain.epoch),

@@ -87,10 +87,13 @@ def describe_read(cause: OSError, path: Path) -> WalError:
     return error
 
 
-def describe_open(cause: OSError, path: Path) -> WalError:
+def describe_open(cause: Exception, path: Path) -> WalError:
     """Return the error for a directory that cannot be opened, written or closed."""
-    if is_full(cause):
-        error: WalError = DiskFullError(f"no space left for the log at {path}: {cause.strerror}")
+    error: WalError
+    if not isinstance(cause, OSError):  # a defect, or no memory
+        error = StorageUnavailableError(f"the log at {path} failed: {cause!r}", retriable=False)
+    elif is_full(cause):
+        error = DiskFullError(f"no space left for the log at {path}: {cause.strerror}")
     elif cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         error = StorageUnavailableError(
             f"the log at {path} cannot be written: {cause.strerror}; check owner and mount",

@@ -1,13 +1,12 @@
 """Finding: what lies in a log's directory, compared with itself and with the checkpoint. Blocking.
 
-Reads all that opening needs to know before it changes anything; only files wholly below the durable head are
-removed, which a crash had left. What does not fit together is CorruptionError, and stays as it is.
+Reads all that opening needs to know before it changes anything. What does not fit together is
+CorruptionError, and stays as it is.
 """
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from walstore import frame, segment
@@ -38,6 +37,8 @@ class Found:
     """Of the last segment."""
     is_sealed: bool
     """Whether the last segment is sealed; then it is the last of ``sealed``, too."""
+    given_up: list[int] = field(default_factory=list)
+    """First offsets of segments wholly below the head, which a deletion that was interrupted left."""
 
     @property
     def last_start(self) -> int:
@@ -64,7 +65,9 @@ def find_log(
                 expected=segment.file_name(hint.tail_start),
             )
         return None
-    starts = _drop_below_head(fs, directory, starts, hint)
+    given_up = []
+    while hint is not None and len(starts) > 1 and starts[1] <= hint.head:
+        given_up.append(starts.pop(0))
     summaries = {s.start: s for s in hint.sealed} if hint else {}
     sealed: list[SegmentSummary] = []
     log_id = hint.log_id if hint else None
@@ -91,7 +94,8 @@ def find_log(
             found=segment.file_name(last),
         )
     head = hint.head if hint else starts[0]
-    return _find_tail(fs, directory, hint, sealed, last, head, log_id, ledger)
+    found = _find_tail(fs, directory, hint, sealed, last, head, log_id, ledger)
+    return replace(found, given_up=given_up)
 
 
 def _find_tail(
@@ -170,19 +174,6 @@ def _ends_as_checkpointed(file: File, last: SegmentHeader, hint: Checkpoint) -> 
         and header.crc == hint.previous_crc
         and frame.is_whole(view, header, frame.place(last.salt, end - length))
     )
-
-
-def _drop_below_head(
-    fs: FileSystem, directory: Path, starts: list[int], hint: Checkpoint | None
-) -> list[int]:
-    """Finish a deletion that a crash interrupted: files wholly below the durable head."""
-    if hint is None:
-        return starts
-    while len(starts) > 1 and starts[1] <= hint.head:
-        with contextlib.suppress(FileNotFoundError):
-            fs.remove(directory / segment.file_name(starts[0]))
-        starts = starts[1:]
-    return starts
 
 
 def _read_sealed(

@@ -1,7 +1,9 @@
 """LedgerView: what a log remembers beside its records, as its files tell. Reads only; blocking.
 
 Every segment begins with the whole ledger, so only the active one is read, up to where the writer has
-synced it; a second look goes on where the first one ended.
+synced it; a second look goes on where the first one ended. The cell says where that is, unless something
+follows there: a crash of the machine may leave an older cell. Then the files are asked, as in
+:mod:`walstore.extent`, so that all but the last change before such a crash is seen.
 """
 
 from __future__ import annotations
@@ -9,16 +11,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from walstore import segment
-from walstore.directory import read_cell, walk_file
+from walstore import frame, segment
+from walstore.checkpoint import DurableCell
+from walstore.directory import evidence_of, list_segments, load_checkpoint, read_cell, walk_file
 from walstore.errors import StorageUnavailableError
-from walstore.extent import measure
+from walstore.extent import Testimony, measure
 from walstore.ledger import Ledger
 from walstore.log_files import cut_at
-from walstore.ports import FileSystem
-from walstore.recovery import Chain
-from walstore.segment import SegmentIndex
-from walstore.segment_file import read_header
+from walstore.ports import File, FileSystem
+from walstore.recovery import Chain, Evidence
+from walstore.segment import SegmentHeader, SegmentIndex
+from walstore.segment_file import read_footer, read_header, read_last_footer
 
 _ATTEMPTS: Final = 100
 
@@ -43,16 +46,37 @@ class LedgerView:
         for _ in range(_ATTEMPTS):
             cell = read_cell(self._fs, self._directory)
             try:
-                if cell is not None:
+                if cell is None:
+                    found = self._follow(measure(self._fs, self._directory).starts[-1], None)
+                elif self._is_last(cell):
                     found = self._follow(cell.tail_start, cell.tail_position)
                 else:
-                    found = self._follow(measure(self._fs, self._directory).starts[-1], None)
+                    place = _durable_place(self._fs, self._directory, cell)
+                    found = self._follow(*place) if place is not None else None
             except FileNotFoundError:
                 measure(self._fs, self._directory)  # says so if the log is gone
                 continue
             if found is not None:
                 return found
-        raise StorageUnavailableError(f"the log at {self._directory} changes too fast")
+        raise StorageUnavailableError(
+            f"the log at {self._directory} changes too fast, or a crash left it between two segments; "
+            "then it must be opened for writing first"
+        )
+
+    def _is_last(self, cell: DurableCell) -> bool:
+        """Return whether nothing follows the place that the cell names."""
+        path = self._directory / segment.file_name(cell.tail_start)
+        try:
+            file = self._fs.open(path, "r")
+        except FileNotFoundError:
+            return False
+        try:
+            is_known = self._chain is not None and cell.tail_start == self._start
+            salt = self._salt if is_known else read_header(file, path).salt
+            behind = file.pread(frame.HEADER_BYTES, cell.tail_position)
+            return salt == cell.tail_salt and not any(behind)
+        finally:
+            file.close()
 
     def _follow(self, start: int, end: int | None) -> Ledger | None:
         """Follow a segment to byte ``end`` (None: as far as it goes); None if it does not lead there.
@@ -78,3 +102,60 @@ class LedgerView:
             return None
         self._chain = chain
         return chain.ledger
+
+
+def _durable_place(fs: FileSystem, directory: Path, cell: DurableCell) -> tuple[int, int] | None:
+    """Return a segment and the byte up to which it is durable; None if that cannot be known now.
+
+    A segment is sealed and synced before the next one gets its name, so only the last is in question.
+    """
+    starts = list_segments(fs, directory)
+    if not starts:
+        raise FileNotFoundError(directory)
+    hint = load_checkpoint(fs, directory)
+    last = starts[-1]
+    path = directory / segment.file_name(last)
+    file = fs.open(path, "r")
+    try:
+        header = read_header(file, path)
+        footer = read_last_footer(file, last, path)
+        if footer is None:
+            evidence = evidence_of(last, header.salt, hint, cell)
+            return last, _durable_position(file, path, header, evidence)
+        if header.salt is None or not _is_transaction(file):
+            return last, footer[0].data_bytes
+    finally:
+        file.close()
+    # Its name is perhaps not durable. It may have taken that of the only segment with the ledger before.
+    replaced = last in (cell.tail_start, hint.tail_start if hint is not None else 0)
+    if replaced or len(starts) == 1:
+        return None
+    path = directory / segment.file_name(starts[-2])
+    file = fs.open(path, "r")
+    try:
+        footer = read_footer(file, starts[-2], path)
+    finally:
+        file.close()
+    return None if footer is None else (starts[-2], footer[0].data_bytes)
+
+
+def _durable_position(file: File, path: Path, header: SegmentHeader, evidence: Evidence) -> int:
+    """Return up to where a segment without a footer is known to be synced."""
+    position = max(evidence.durable_position, segment.HEADER_BYTES)
+    first = frame.parse_header(memoryview(file.pread(frame.HEADER_BYTES, position)), 0)
+    if first is None:
+        return position
+    chain = Testimony(first.start, first.previous_crc, 0, first.epoch)
+    end = walk_file(file, path, chain, SegmentIndex(), position, header.salt)
+    known = min(chain.synced_position, end)
+    is_ledger = position == segment.HEADER_BYTES and not first.count and not first.synced_position
+    if is_ledger and end > position:
+        known = max(known, position + first.length)  # synced before the file got its name
+    return max(position, known)
+
+
+def _is_transaction(file: File) -> bool:
+    """Return whether a sealed segment is a large transaction, which got its name when it was whole."""
+    view = memoryview(file.pread(frame.HEADER_BYTES, segment.HEADER_BYTES))
+    first = frame.parse_header(view, 0)
+    return first is not None and first.count > 0 and not first.synced_position

@@ -94,6 +94,8 @@ class LogWatch:
         self._seen = b""
         self._is_torn = False
         self._cell: DurableCell | None = None
+        self._outdated: DurableCell | None = None
+        """What the cell says of records that a crash of the machine has lost."""
         self._next: tuple[int, Place | None] = (0, None)
         self._limit = Limit(0, self._loop)
         self._moved_at = clock.monotonic()
@@ -125,6 +127,8 @@ class LogWatch:
         if cell is None:
             return
         self._seen = data
+        if cell == self._outdated:
+            return
         if cell.epoch < self.epoch:
             return  # a file put back from an older copy
         if cell.epoch > self.epoch and cell.visible_limit < self.limit:
@@ -160,6 +164,8 @@ class LogWatch:
         self.head = max(self.head, extent.head)
         self.tail_start = max(self.tail_start, extent.starts[-1])
         self.written_limit = extent.written_limit
+        if extent.cell is not None and extent.cell.visible_limit > extent.limit:
+            self._outdated = extent.cell
         self._advance(extent.limit)
         self.observe()
 

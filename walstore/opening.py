@@ -249,7 +249,7 @@ def _with_room(
         return make_tail()
     except OSError as error:
         can_unseal = found is not None and found.is_sealed and found.header.salt is not None
-        if start.active is not None or start.given_up or not is_full(error) or not can_unseal:
+        if start.active is not None or not start.sealed or not is_full(error) or not can_unseal:
             raise
         if segment.file_name(start.chain.next_offset) in fs.list(directory):
             raise  # there is one, though it was not known to be durable
@@ -315,6 +315,7 @@ def _recover(
                 missing_from=_missing(path, chain, evidence.durable_limit),
             ),
             found.sealed,
+            given_up=found.given_up,
         )
         if chain.next_offset < start.head:
             _pass_over(start, [*(s.start for s in found.sealed), header.start], evidence)
@@ -380,7 +381,7 @@ def _pass_over(start: _Start, starts: list[int], evidence: Evidence) -> None:
     """Go on at the head of a log whose end went missing below it, so that no offset is used again."""
     chain = start.chain
     start.head = chain.next_offset = max(start.head, evidence.durable_limit)
-    start.given_up, start.sealed = starts, []
+    start.given_up, start.sealed = [*start.given_up, *starts], []
 
 
 def _keep(fs: FileSystem, path: Path, torn: bytes) -> Path | None:

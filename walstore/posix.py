@@ -282,8 +282,7 @@ class PosixFileSystem:
         descriptor = self._open(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, owner.encode(), 0)
+            _note_owner(descriptor, owner)
         except BlockingIOError:
             raise _locked(descriptor, path) from None
         except BaseException:
@@ -369,6 +368,16 @@ class PosixFileSystem:
                 return stat.S_ISDIR(os.stat(name, dir_fd=parent).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
+
+
+def _note_owner(descriptor: int, owner: str) -> None:
+    """Leave a note of the lock's holder; none on a full disk, which could not be trimmed otherwise."""
+    os.ftruncate(descriptor, 0)
+    try:
+        os.pwrite(descriptor, owner.encode(), 0)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def _locked(descriptor: int, path: Path) -> WalLockedError:

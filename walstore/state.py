@@ -133,6 +133,8 @@ class LogState:
     ) -> None:
         """Tell every waiter what became of its records."""
         self.errors.count(make_error(reached.durable_limit + 1))
+        if reached.registers is not None:
+            self.registers = MappingProxyType(dict(reached.registers))
         self.durable.advance(reached.durable_limit)
         self.settled.advance(reached.durable_serial)
         self.durable.fail(make_error)

@@ -198,8 +198,6 @@ class Tail:
                 self._checkpoint()
             except OSError as error:
                 self._put_off_checkpoint(error)
-                return
-            self._remove_given_up()
 
     def advance_head(self, limit: int) -> list[int]:
         """Make ``limit`` the head, durably, and give up the sealed segments wholly below it.
@@ -248,7 +246,6 @@ class Tail:
                         self._checkpoint(is_closed=True)
                     except OSError as error:
                         self._put_off_checkpoint(error)
-                self._remove_given_up()
         finally:
             try:
                 self._file.close()
@@ -269,9 +266,10 @@ class Tail:
         except Exception as error:
             # But for an OSError, where it struck is not known: a defect, or no memory.
             is_known = isinstance(error, OSError)
-            self._failure = TailError(
-                error, self._reached if is_known else self._reached.in_doubt()
-            )
+            reached = self._reached
+            if is_known and reached.durable_serial == reached.attempted_serial:
+                reached = reached._replace(registers=dict(self.ledger.registers))
+            self._failure = TailError(error, reached if is_known else reached.in_doubt())
             raise self._failure from error
 
     def _append(self, drafts: Sequence[Draft], *, sync: bool) -> Commit:
@@ -604,6 +602,7 @@ class Tail:
         self._since_checkpoint_bytes = 0
         self._is_noted_closed = is_closed
         self._checkpointed = self._place_of_checkpoint()
+        self._remove_given_up()
 
     def _put_off_checkpoint(self, error: OSError) -> None:
         """Try the checkpoint again after some more writes; only opening takes longer without it."""

@@ -206,7 +206,7 @@ class Lane:
         """Run ``call`` for a result that must be released: nobody else can.
 
         If the caller is cancelled, waits for the call to end and runs ``discard(result)`` on a thread
-        before it goes. For lanes of width 1.
+        before it goes, however often it is cancelled. For lanes of width 1.
         """
         made: list[_T] = []
         calling = self._start(lambda: made.append(call()), ())
@@ -214,7 +214,10 @@ class Lane:
             await asyncio.shield(calling)
         except asyncio.CancelledError:
             discarding = self._start(lambda: [discard(found) for found in made], ())
-            await asyncio.wait((calling, discarding))
+            pending: set[asyncio.Future[Any]] = {calling, discarding}
+            while pending:
+                with contextlib.suppress(asyncio.CancelledError):
+                    _, pending = await asyncio.wait(pending)
             for future in (calling, discarding):
                 if not future.cancelled():
                     future.exception()  # nobody is left to be told
@@ -244,6 +247,14 @@ class Lane:
     def close(self) -> None:
         """Accept no more calls; those made before still run. Twice is allowed."""
         self._closed = True
+
+    async def close_through(self) -> None:
+        """As :meth:`close`, and return when the calls made before are done, whoever cancels the caller
+        meanwhile. For lanes of width 1."""
+        last = self._start(_nothing, (), None, _Uncancellable)
+        self.close()
+        with contextlib.suppress(asyncio.CancelledError):  # delivered once the call is done
+            await last
 
     def _start(
         self,
@@ -324,6 +335,10 @@ class Worker(Lane):
         """Let calls under way finish and end the threads; does not wait for them."""
         super().close()
         self._pool.close()
+
+
+def _nothing() -> None:
+    """What a call does that is only waited for."""
 
 
 def _tell(

@@ -63,7 +63,6 @@ def test_a_power_failure_breaks_no_promise(tmp_path: Path, seed: int, can_trace:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.xfail(reason="S3: opening builds on what was never synced", strict=False)
 def test_a_power_failure_after_a_restart_breaks_no_promise(tmp_path: Path, can_trace: bool) -> None:
     """A writer killed while it seals leaves an unsynced footer to the next one, which builds on it."""
     if not can_trace:
@@ -78,7 +77,6 @@ def test_a_power_failure_after_a_restart_breaks_no_promise(tmp_path: Path, can_t
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.xfail(reason="a cell that is ahead of the files is believed", strict=False)
 def test_a_power_failure_is_no_corruption_where_the_system_syncs(
     tmp_path: Path, can_trace: bool
 ) -> None:
@@ -96,9 +94,6 @@ def test_a_power_failure_is_no_corruption_where_the_system_syncs(
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.xfail(
-    reason="S14: whole frames inside a value pass for frames of the log", strict=False
-)
 def test_values_that_hold_frames_may_be_torn(tmp_path: Path, can_trace: bool) -> None:
     if not can_trace:
         pytest.skip("strace cannot run here")

@@ -156,8 +156,8 @@ def mappings(names: st.SearchStrategy[Odd], values: st.SearchStrategy[Odd]) -> A
         passed: dict[Any, Any] = {}
         plain: dict[Any, Any] = {}
         for name, value in pairs:
-            if isinstance(name.given, list) or name.given in passed:
-                continue  # cannot be a second key of a dict
+            if isinstance(name.given, list) or name.given in passed or name.plain in plain:
+                continue  # cannot be a second key of a dict, or stands for the same name
             passed[name.given] = value.given
             plain[name.plain] = value.plain
         has_all = NO not in plain and NO not in plain.values() and len(plain) == len(passed)

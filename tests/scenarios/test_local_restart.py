@@ -64,7 +64,7 @@ async def test_L3_each_file_holds_exactly_its_interval(log_directory: Path) -> N
         while at < end:
             found = frame.parse_header(memoryview(data), at)
             assert found is not None
-            assert frame.is_whole(memoryview(data), found)
+            assert frame.is_whole(memoryview(data), found, frame.place(header.salt, at))
             assert found.start == expected
             expected, at = found.limit, found.end
         assert at == end

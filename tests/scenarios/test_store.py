@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import shutil
@@ -356,6 +357,56 @@ async def test_S1_the_lock_outlives_what_is_being_written(scratch: Path) -> None
             await WalStore.open(scratch)
     await asyncio.wait((closing, *(before - {asyncio.current_task()})))
     await until_unlocked(scratch)
+
+
+@pytest.mark.parametrize("turns_before", range(6))
+@pytest.mark.parametrize("times", [1, 3])
+async def test_S1_cancelling_everything_as_the_closing_begins_closes_all_the_same(
+    scratch: Path, turns_before: int, times: int
+) -> None:
+    store = await WalStore.open(scratch)
+    for n in range(3):
+        (await store.wal(str(n))).append_nowait(b"accepted")
+    closing = asyncio.ensure_future(store.aclose())
+    for _ in range(turns_before):
+        await asyncio.sleep(0)
+    for _ in range(times):
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.sleep(0)
+    assert turns_before == 0 or closing in tasks or closing.done()
+    with contextlib.suppress(asyncio.CancelledError):
+        await closing
+    if turns_before:
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(tasks)
+    else:
+        await store.aclose()  # the first one never ran
+    assert open_descriptors(scratch) == []
+    for n in range(3):
+        assert [record.value for record in await contents(scratch / str(n))] == [b"accepted"]
+
+
+@pytest.mark.parametrize("turns_before", range(1, 6))
+def test_S1_a_loop_that_ends_as_the_closing_begins(scratch: Path, turns_before: int) -> None:
+    """As after a signal: all tasks are cancelled once, and those that were there are waited for."""
+
+    async def begin() -> None:
+        store = await WalStore.open(scratch)
+        (await store.wal("a")).append_nowait(b"accepted")
+        closing.append(asyncio.ensure_future(store.aclose()))
+        for _ in range(turns_before):
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks():
+            task.cancel()
+        await asyncio.sleep(0)
+
+    closing: list[asyncio.Future[None]] = []
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(begin())
+    assert open_descriptors(scratch) == []
+    assert [record.value for record in asyncio.run(contents(scratch / "a"))] == [b"accepted"]
 
 
 async def until_unlocked(path: Path) -> None:

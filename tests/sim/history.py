@@ -47,6 +47,8 @@ class History:
         self.violation: ViolationError | None = None
         self.kills = 0
         self.sessions = 0
+        self.was_opened = True
+        """Whether a writer opened the log since the power failed: before, its last change may not be seen."""
         self._memories: dict[str, dict[str, Any]] = {}
         self._violated = asyncio.Event()
         self._doomed: Process | None = None
@@ -99,6 +101,7 @@ class History:
 
     def on_open(self, process: Process, end: str) -> None:
         """A process begins to use the log: if it is to be killed, that will be soon."""
+        self.was_opened = True
         if end in ("kill", "power") and self._doomed is None:
             most = self.random.choice([3, 15, 60])
             self._doom(process, 1 + int(self.random.expovariate(1 / most)))
@@ -141,6 +144,7 @@ class History:
                 for process in self._running():
                     self.loop.kill(process)
                 self.disk.lose_power()
+                self.was_opened = False
                 self.note(OUTSIDE, "the power failed")
             elif watcher is not None and self.random.random() < 0.2:
                 self.loop.kill(watcher)

@@ -265,7 +265,7 @@ class ReadingProgram:
 
     async def _look_at_registers(self, log: ReadonlyWal) -> None:
         """What was acknowledged before the look is seen by it, or a later change is."""
-        acknowledged = dict(self._stage.book.counters)
+        acknowledged = dict(self._stage.book.counters) if self._history.was_opened else {}
         found = await log.registers()
         for name, least in acknowledged.items():
             if not name.startswith("shared") and int(found.get(name, "0")) < least:

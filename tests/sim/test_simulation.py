@@ -9,16 +9,12 @@ from tests.sim.plan import draw
 from tests.sim.rules import RULES, Book, ViolationError
 from walstore.records import Record
 
-UNMENDED = ("verifies",)
-"""Rules that known defects break: verify takes a checkpoint of an empty segment for wrong once a transaction
-has taken the segment's name and no checkpoint was written since."""
-
 
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_histories(first: int) -> None:
     """A small share of what ``make sim`` runs."""
     for seed in range(first, first + 20):
-        simulate(seed, ignored=UNMENDED)
+        simulate(seed)
 
 
 @pytest.mark.parametrize("seed", [3, 11, 24])
@@ -39,7 +35,7 @@ def test_a_disk_that_lies_is_found() -> None:
     found = set()
     for seed in range(8):
         try:
-            simulate(seed, lies=True, ends=("clean", "power", "power"), ignored=("verifies",))
+            simulate(seed, lies=True, ends=("clean", "power", "power"))
         except ViolationError as violation:
             found.add(violation.rule)
     assert found & {"durable-survives", "found-survives", "reopens", "nothing-missing"}

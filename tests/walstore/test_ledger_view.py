@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.local import SMALL
+from tests.local import SMALL, UnsyncedFileSystem, copy_log
 from walstore import LogNotFoundError, StorageUnavailableError, Wal
-from walstore.checkpoint import CELL_FILE_NAME
+from walstore.checkpoint import CELL_FILE_NAME, FILE_NAME
 from walstore.ledger_view import LedgerView
 from walstore.posix import PosixFileSystem
 from walstore.readonly import ReadonlyWal
@@ -104,3 +104,69 @@ async def test_a_log_that_is_gone_or_out_of_reach(
             await log.registers()
         with pytest.raises(LogNotFoundError):
             await asyncio.to_thread(LedgerView(PosixFileSystem(), log_directory).look)
+
+
+def registers_of(directory: Path) -> dict[str, str]:
+    return dict(LedgerView(PosixFileSystem(), directory).look().registers)
+
+
+def crash_with(cell: bytes, source: Path, target: Path, *, hint: bytes | None = None) -> Path:
+    """Copy a log as a power loss may leave it: with any of its last cells."""
+    copy_log(source, target)
+    (target / CELL_FILE_NAME).write_bytes(cell)
+    if hint is not None:
+        (target / FILE_NAME).write_bytes(hint)
+    return target
+
+
+async def test_a_cell_of_before_a_power_loss_is_overtaken(
+    log_directory: Path, tmp_path: Path
+) -> None:
+    """All but the last change is seen, whichever cell the crash left."""
+    settings = SMALL.replace(transaction_memory_bytes=4096)
+    cells: list[bytes] = []
+    before: dict[str, str] = {}
+    async with Wal.open(log_directory, settings=settings, fs=UnsyncedFileSystem()) as wal:
+        hint = await asyncio.to_thread((log_directory / FILE_NAME).read_bytes)
+        for step in range(24):
+            cells.append(await asyncio.to_thread((log_directory / CELL_FILE_NAME).read_bytes))
+            async with wal.transaction(update={f"r{step % 4}": str(step)}) as transaction:
+                for _ in range((0, 1, 30)[step % 3]):
+                    await transaction.append(bytes(300))
+            if step % 5 == 4:
+                await wal.rotate()
+            for at in {0, step // 2, step}:
+                target = tmp_path / f"{step} {at}"
+                await asyncio.to_thread(
+                    crash_with, cells[at], log_directory, target, hint=hint if at % 2 else None
+                )
+                assert await asyncio.to_thread(registers_of, target) in (before, wal.registers)
+            before = dict(wal.registers)
+    target = await asyncio.to_thread(crash_with, cells[3], log_directory, tmp_path / "closed")
+    assert await asyncio.to_thread(registers_of, target) == before, "the checkpoint knows it"
+
+
+async def test_what_may_not_be_durable_yet_is_not_shown(
+    log_directory: Path, tmp_path: Path
+) -> None:
+    """A large transaction that is the last segment: a crash may still take its name away."""
+    settings = SMALL.replace(transaction_memory_bytes=4096)
+    async with Wal.open(log_directory, settings=settings) as wal:
+        await _update(wal, {"a": "1"})
+        cells = [await asyncio.to_thread((log_directory / CELL_FILE_NAME).read_bytes)]
+        await wal.append(b"")
+        for number in "23":
+            async with wal.transaction(update={"a": number}) as transaction:
+                for _ in range(30):
+                    await transaction.append(bytes(300))
+            cells.append(await asyncio.to_thread((log_directory / CELL_FILE_NAME).read_bytes))
+        found = sorted(await asyncio.to_thread(lambda: list(log_directory.glob("*.wal"))))
+    target = await asyncio.to_thread(crash_with, cells[0], log_directory, tmp_path / "follows")
+    await asyncio.to_thread((target / found[-1].name).unlink)
+    await asyncio.to_thread((target / FILE_NAME).unlink)
+    assert await asyncio.to_thread(registers_of, target) == {"a": "2"}
+    target = await asyncio.to_thread(crash_with, cells[1], log_directory, tmp_path / "replaced")
+    await asyncio.to_thread((target / found[-1].name).unlink)
+    await asyncio.to_thread((target / FILE_NAME).unlink)
+    with pytest.raises(StorageUnavailableError, match="between two segments"):
+        await asyncio.to_thread(registers_of, target)

@@ -190,6 +190,18 @@ def make_file(path: Path, faulty: FaultyFileSystem) -> ActiveFile:
     return ActiveFile.create(faulty, path, [b"header"], 1 << 20)
 
 
+def test_a_file_that_is_opened_again_in_vain_is_closed(log_directory: Path) -> None:
+    faulty = FaultyFileSystem(PosixFileSystem())
+    opened = open_blocking(log_directory, settings=SMALL, fs=faulty)
+    opened.tail.park()
+    faulty.fail("size", name="*.wal")
+    with pytest.raises(TailError):
+        opened.tail.commit([draft_of(1, b"1")], sync=True)
+    opened.tail.close(clean=False)
+    opened.release()
+    assert open_descriptors(log_directory) == []
+
+
 def test_what_is_not_synced_is_synced_before_parking(tmp_path: Path) -> None:
     faulty = FaultyFileSystem(PosixFileSystem())
     file = make_file(tmp_path / "a", faulty)

@@ -418,6 +418,46 @@ async def test_closing_beside_many_that_roll_back(wal, log_directory) -> None:
     assert open_descriptors(log_directory) == []
 
 
+async def test_closing_beside_one_that_begins_to_spill(wal, faulty, log_directory) -> None:
+    """Nothing is done with its file once the lock is released, and it is told why."""
+
+    async def spill(begin: asyncio.Event | None = None) -> None:
+        async with wal.transaction() as transaction:
+            if begin is not None:
+                await begin.wait()
+            await fill(transaction, LARGE)
+
+    begin = asyncio.Event()
+    second = asyncio.create_task(spill(begin))
+    with (
+        faulty.hold("open", name="transaction-2-*") as late,
+        faulty.hold("pwrite", name="transaction-1-*") as hold,
+    ):
+        first = asyncio.create_task(spill())
+        await hold.wait_entered()
+        closing = asyncio.create_task(wal.aclose())
+        await until(lambda: wal._engine.source.closed is not None)
+        await turns()
+        begin.set()
+        await turns()
+        hold.release()
+        await closing
+        late.release()
+        for outcome in await asyncio.gather(first, second, return_exceptions=True):
+            assert isinstance(outcome, WalClosedError)
+    assert leftovers(log_directory) == []
+    assert open_descriptors(log_directory) == []
+
+
+async def test_spilling_for_the_first_time_after_the_log_was_closed(wal, log_directory) -> None:
+    with pytest.raises(WalClosedError):
+        async with wal.transaction() as transaction:
+            await transaction.append(b"small")
+            await wal.aclose()
+            await fill(transaction, LARGE)
+    assert leftovers(log_directory) == []
+
+
 async def test_leftovers_of_a_crash_are_removed(log_directory: Path) -> None:
     async with Wal.open(log_directory) as wal:
         await wal.append(b"x")

@@ -341,6 +341,32 @@ async def test_what_was_durable_before_the_failure_is_acknowledged(wal, faulty) 
     assert told.value.outcome == "not_written"
 
 
+async def test_registers_that_were_durable_before_the_failure_are_shown(
+    log_directory: Path, faulty: FaultyFileSystem
+) -> None:
+    """The transaction became a segment; then the next one could not be made."""
+    settings = SMALL.replace(transaction_memory_bytes=4 * KIB)
+    wal = await Wal.open(log_directory, settings=settings, fs=faulty)
+    await wal.append_many([b"x"], update={"a": "1", "b": "1"})
+    faulty.fail("replace", errno.EIO, name="0*.wal", nth=2)
+    async with wal.transaction(update={"a": "2"}) as transaction:
+        for _ in range(20):
+            await transaction.append(b"y" * KIB)
+    assert wal.registers == {"a": "2", "b": "1"}
+    with pytest.raises(WalClosedError):
+        await wal.aclose()
+    async with Wal.open(log_directory) as again:
+        assert again.registers == {"a": "2", "b": "1"}
+
+
+async def test_registers_that_may_be_lost_by_the_failure_are_not_shown(wal, faulty) -> None:
+    await wal.append_many([b"x"], update={"a": "1"})
+    faulty.fail("datasync", errno.EIO, name=ACTIVE)
+    with pytest.raises(OutcomeUnknownError):
+        await wal.append_many([b"y"], update={"a": "2"})
+    assert wal.registers == {"a": "1"}
+
+
 async def test_a_failed_checkpoint_is_tried_again_and_fails_nothing(wal, faulty) -> None:
     faulty.fail("replace", errno.EIO, name="CHECKPOINT")
     before = faulty.count("replace", name="CHECKPOINT")

@@ -150,8 +150,8 @@ class Cursor:
     async def refresh(self) -> int:
         """Read the cursor as others may have left it, and return its position.
 
-        The next commit then only fails if somebody commits after this. Raises CursorMovedError if the
-        cursor is gone.
+        What it returns is durable. The next commit then only fails if somebody commits after this.
+        Raises CursorMovedError if the cursor is gone, and what :meth:`commit` raises for the disk.
         """
         await self._perform(self._present)
         return self.position

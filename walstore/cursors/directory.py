@@ -8,7 +8,8 @@ Invariants (tests/walstore/cursors/test_directory.py)
   C1  A file with a cursor's name is whole: it gets that name only after its content was synced.
   C2  What :func:`pins` returns under the lock is durable, so retention never relies on a position
       that a crash could take back.
-  C3  A file that cannot be read pins everything, until somebody removes it.
+  C3  What was read under the lock is durable, whoever wrote it, before anybody is told of it.
+  C4  A file that cannot be read pins everything, until somebody removes it.
 """
 
 from __future__ import annotations
@@ -58,15 +59,24 @@ class CursorInfo:
 class HeldCursors:
     """The cursors of a log while their lock is held. Made by :func:`hold_cursors`."""
 
-    def __init__(self, fs: FileSystem, directory: Path) -> None:
+    def __init__(self, fs: FileSystem, directory: Path, synced: dict[str, CursorState]) -> None:
+        """``synced`` is what this process knows to be durable; it is kept from one holding to the next."""
         self._fs = fs
         self._cursors = directory / DIRECTORY_NAME
         self._directory = directory
         self._dirty = False
+        self._synced = synced
+        # What the files say, of those that were read or written since the last sync; None for none.
+        self._found: dict[str, CursorState | None] = {}
 
     def read(self, name: str) -> CursorState | None:
-        """Return what a cursor's file says, or None if there is no such cursor."""
-        return read_cursor(self._fs, self._directory, name)
+        """Return what a cursor's file says, or None if there is no such cursor.
+
+        It is durable after :meth:`sync`: another process may have died before it was.
+        """
+        found = self._found[name] = read_cursor(self._fs, self._directory, name)
+        self._dirty |= found is None or self._synced.get(name) != found
+        return found
 
     def write(self, name: str, state: CursorState) -> None:
         """Replace a cursor's file. It is durable after :meth:`sync`.
@@ -91,6 +101,7 @@ class HeldCursors:
             self._fs.replace(spare, self._cursors / name)
         except OSError as error:
             raise describe_cursor(error, self._cursors / name, "unknown") from error
+        self._found[name] = state
 
     def remove(self, name: str) -> bool:
         """Delete a cursor's file; return whether there was one. Durable after :meth:`sync`.
@@ -98,6 +109,7 @@ class HeldCursors:
         Raises as :meth:`write`.
         """
         self._dirty = True
+        self._found[name] = None
         try:
             self._fs.remove(self._cursors / name)
         except FileNotFoundError:
@@ -107,7 +119,7 @@ class HeldCursors:
         return True
 
     def sync(self) -> None:
-        """Make all that was written and removed durable; raises as :meth:`write`."""
+        """Make all that was read, written and removed durable; raises as :meth:`write`."""
         if not self._dirty:
             return
         try:
@@ -115,6 +127,11 @@ class HeldCursors:
         except OSError as error:
             raise describe_cursor(error, self._cursors, "unknown") from error
         self._dirty = False
+        for name, state in self._found.items():
+            if state is None:
+                self._synced.pop(name, None)
+            else:
+                self._synced[name] = state
 
     def head(self) -> int:
         """Return the first offset on local disk, as it is durable now.
@@ -129,12 +146,17 @@ class HeldCursors:
 
 @contextlib.contextmanager
 def hold_cursors(
-    fs: FileSystem, directory: Path, *, owner: str = "retention"
+    fs: FileSystem,
+    directory: Path,
+    *,
+    owner: str = "retention",
+    synced: dict[str, CursorState] | None = None,
 ) -> Iterator[HeldCursors]:
     """Hold the lock of a log's cursors: none is made, moved or removed by anybody else meanwhile.
 
     Retention holds it from before it reads the :func:`pins` until its new head is durable. The
-    directory ``cursors`` is made if there is none, since the lock lies in it.
+    directory ``cursors`` is made if there is none, since the lock lies in it. Whoever holds it again and
+    again passes the same ``synced``, a dict that is empty at first, and spares syncs by it.
 
     Raises WalLockedError at once if somebody else holds it: they do for some milliseconds, so try again
     (:func:`walstore.cursors.queue.patiently`), but never on a thread that others wait for.
@@ -143,7 +165,7 @@ def hold_cursors(
     fs.make_directory(cursors)
     lock = fs.lock(cursors / LOCK_NAME, owner)
     try:
-        yield HeldCursors(fs, directory)
+        yield HeldCursors(fs, directory, {} if synced is None else synced)
     finally:
         lock.release()
 

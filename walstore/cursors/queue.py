@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from walstore.cursors.directory import HeldCursors, describe_cursor, hold_cursors
+from walstore.cursors.file import CursorState
 from walstore.errors import OutcomeUnknownError, WalClosedError, WalError, WalLockedError
 from walstore.faults import fresh
 from walstore.forks import abandon_in_children
@@ -90,6 +91,8 @@ class CursorQueue:
         self._directory = directory
         self._owner = owner
         self._requests: list[Request[object]] = []
+        # What is known to be durable. Belongs to the round under way, on its thread.
+        self._synced: dict[str, CursorState] = {}
         # Its task, while there is something to do; waited for by aclose().
         self._draining: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -180,7 +183,9 @@ class CursorQueue:
     def _perform(self, acts: Sequence[Act[object]]) -> list[object | WalError]:
         """Do all acts under the lock. One that fails does not keep the others from being done."""
         try:
-            with hold_cursors(self._fs, self._directory, owner=self._owner) as held:
+            with hold_cursors(
+                self._fs, self._directory, owner=self._owner, synced=self._synced
+            ) as held:
                 outcomes = [self._try(act, held) for act in acts]
                 try:
                     held.sync()

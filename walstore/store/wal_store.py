@@ -12,6 +12,7 @@ Invariants (tests/scenarios/test_store.py, test_store_sharing.py)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -142,6 +143,8 @@ class WalStore:
         self._abandoned: WalClosedError | None = None
         abandon_in_children(self)
         loop = asyncio.get_running_loop()
+        # Set by the first step of the closing.
+        self._close_begun: asyncio.Future[None] = loop.create_future()
         # Ended by aclose().
         self._watching = loop.create_task(self._disk_watch.run(), name=f"walstore {path} space")
 
@@ -233,10 +236,7 @@ class WalStore:
         error of one, with the others noted on it; every log is closed all the same.
         """
         self._check_process()
-        if self._closing is None:
-            loop = asyncio.get_running_loop()
-            self._closing = loop.create_task(self._close_all(), name=f"walstore {self.path}")
-        await asyncio.shield(self._closing)
+        await asyncio.shield(await self._begin_to_close())
 
     def __del__(self) -> None:
         if hasattr(self, "_watching") and self._closing is None and self._abandoned is None:
@@ -295,6 +295,27 @@ class WalStore:
     def _forget(self, directory: str) -> None:
         self._logs.pop(directory, None)
 
+    async def _begin_to_close(self) -> asyncio.Task[None]:
+        """Return the task that closes the store once it runs, so that cancelling it does not end it."""
+        loop = asyncio.get_running_loop()
+        is_cancelled = was_ended = False
+        while not self._close_begun.done():
+            if self._closing is None or self._closing.done():
+                was_ended = self._closing is not None  # cancelled before it ran
+                self._closing = loop.create_task(self._close_all(), name=f"walstore {self.path}")
+            try:
+                await asyncio.wait(
+                    (self._close_begun, self._closing), return_when="FIRST_COMPLETED"
+                )
+            except asyncio.CancelledError:
+                is_cancelled = True
+        assert self._closing is not None
+        if is_cancelled:
+            if was_ended:  # by whoever cancels all tasks, and waits for those that were there
+                await asyncio.wait((self._closing,))
+            raise asyncio.CancelledError
+        return self._closing
+
     async def _close(self, directory: str, wal: Wal) -> None:
         """Close a log whose failure, if any, its users have been told."""
         try:
@@ -308,6 +329,7 @@ class WalStore:
 
         Cancelled from outside, because the event loop is being stopped, it closes them all the same.
         """
+        self._close_begun.set_result(None)
         errors: list[Exception] = []
         current = asyncio.current_task()
         assert current is not None
@@ -320,7 +342,10 @@ class WalStore:
         self._reading.close()
         released = self._writing.close_with(self._opened.release)
         self._watching.cancel()
-        await asyncio.wait((released, self._watching))
+        pending: set[asyncio.Future[None]] = {released, self._watching}
+        while pending:
+            with contextlib.suppress(asyncio.CancelledError):
+                _, pending = await asyncio.wait(pending)
         if not self._watching.cancelled() and self._watching.exception() is not None:
             error = self._watching.exception()
             logger.error("watching the space of %s had failed", self.path, exc_info=error)
@@ -331,7 +356,7 @@ class WalStore:
             raise errors[0]
 
     async def _close_logs(self, errors: list[Exception]) -> None:
-        waiting = iter({*self._logs, *self._gates.busy})
+        waiting = iter(dict.fromkeys((*self._logs, *self._gates.busy)))
 
         async def close_some() -> None:
             for directory in waiting:

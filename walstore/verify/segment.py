@@ -46,6 +46,16 @@ class SegmentTask:
         sealed = self.hint.sealed if self.hint is not None else ()
         return next((summary for summary in sealed if summary.start == self.start), None)
 
+    def described(self, header: SegmentHeader) -> Checkpoint | None:
+        """Return the checkpoint if it describes this segment as the active one.
+
+        A segment without records may be replaced by another of its name, so then the salt must fit, too.
+        """
+        hint = self.hint
+        if hint is None or hint.tail_start != self.start:
+            return None
+        return hint if hint.next_offset > self.start or hint.tail_salt == header.salt else None
+
 
 def verify_segment(
     file: File, header: SegmentHeader, task: SegmentTask, chain: Chain, findings: Findings
@@ -60,10 +70,11 @@ def verify_segment(
     footer, is_sealed = _read_footer(file, task, findings)
     scan = FrameScan(file, footer[0].data_bytes if footer else file.size(), header.salt)
     indexes = [IndexCheck(path, footer[1], "index")] if footer else []
-    if task.hint is not None and task.hint.tail_start == task.start:
-        indexes.append(IndexCheck(path, task.hint.tail_index, "checkpoint's index"))
+    hint = task.described(header)
+    if hint is not None:
+        indexes.append(IndexCheck(path, hint.tail_index, "checkpoint's index"))
     streams = footer[1].streams if footer else SegmentStreams.unknown()
-    end = _walk(scan, task, evidence, chain, indexes, streams, findings, is_sealed=is_sealed)
+    end = _walk(scan, path, hint, evidence, chain, indexes, streams, findings, is_sealed=is_sealed)
     for index in indexes:
         index.finish(findings)
     if footer is not None:
@@ -165,7 +176,8 @@ def _read_footer(
 
 def _walk(
     scan: FrameScan,
-    task: SegmentTask,
+    path: Path,
+    hint: Checkpoint | None,
     evidence: Evidence,
     chain: Chain,
     indexes: list[IndexCheck],
@@ -175,15 +187,12 @@ def _walk(
     is_sealed: bool,
 ) -> int:
     """Check all frames; return the place behind the last one."""
-    hint = task.hint if task.hint is not None and task.hint.tail_start == task.start else None
     mark = hint.tail_position if hint is not None else 0
     at = segment.HEADER_BYTES
     while at < scan.end:
         found = scan.whole_at(at)
         if found is None:
-            resume = _behind_damage(
-                scan, at, task.path, evidence, chain, findings, is_sealed=is_sealed
-            )
+            resume = _behind_damage(scan, at, path, evidence, chain, findings, is_sealed=is_sealed)
             for index in indexes:
                 index.pass_over(scan.end if resume is None else resume)
             if resume is None:
@@ -191,8 +200,8 @@ def _walk(
             at = resume
             continue
         header, view = found
-        _check_frame(header, task.path, at, chain, findings)
-        _check_content(header, view, task.path, at, streams, findings)
+        _check_frame(header, path, at, chain, findings)
+        _check_content(header, view, path, at, streams, findings)
         for index in indexes:
             index.see(header, at, findings)
         chain.advance(header)
@@ -201,7 +210,7 @@ def _walk(
         findings.size_bytes += header.length
         at += header.length
         if hint is not None and at >= mark > at - header.length:
-            _check_mark(hint, chain, at, task.path, findings)
+            _check_mark(hint, chain, at, path, findings)
     if not is_sealed:  # what is named behind the end is missed as a whole, by its offsets
         for index in indexes:
             index.pass_over(_EVERYTHING)

@@ -439,6 +439,60 @@ async def test_the_power_may_go_before_any_call(tmp_path: Path, stride: int) -> 
     assert nth > 40
 
 
+@pytest.mark.parametrize("use", ["open", "commit", "refresh"])
+async def test_what_a_process_that_died_left_unsynced_is_durable_before_it_is_believed(
+    tmp_path: Path, use: str
+) -> None:
+    (tmp_path / "root").mkdir()
+    log = StillLog(tmp_path / "root" / "log")
+    power = PowerLossFileSystem(tmp_path / "root", UnsyncedFileSystem())
+    dying = FaultyFileSystem(power)
+    async with cursors_of(log, fs=dying) as other, cursors_of(log, fs=power) as store:
+        theirs = await other.open("c")
+        ours = await store.open("c")
+        dying.fail("sync_directory", times=None)
+        with pytest.raises(OutcomeUnknownError):
+            await theirs.commit(30)
+        if use == "refresh":
+            await ours.refresh()
+        else:
+            ours = await store.open("c")
+        if use == "commit":
+            await ours.commit(30)
+        assert ours.position == 30
+    await asyncio.to_thread(power.crash, LOSE_ALL, tmp_path / "crashed")
+    found = await asyncio.to_thread(list_cursors, cursors.FS, tmp_path / "crashed" / "log", 0)
+    assert [info.position for info in found] == [30]
+
+
+async def test_looking_syncs_what_is_new_only(log: StillLog, faulty: FaultyFileSystem) -> None:
+    async with cursors_of(log) as store:
+        await (await store.open("c")).commit(10)
+    async with cursors_of(log, fs=faulty) as store:
+        cursor = await store.open("c")
+        assert faulty.count("sync_directory") == 1, "another process wrote it"
+        for _ in range(3):
+            await cursor.commit(10)
+            await (await store.open("c")).refresh()
+        assert faulty.count("sync_directory") == 1
+        await cursor.commit(20)
+        await cursor.commit(20)
+        assert faulty.count("sync_directory") == 2
+
+
+async def test_what_cannot_be_synced_is_not_believed(
+    log: StillLog, faulty: FaultyFileSystem
+) -> None:
+    async with cursors_of(log) as store:
+        await (await store.open("c")).commit(10)
+    async with cursors_of(log, fs=faulty) as store:
+        faulty.fail("sync_directory", times=2)
+        for _ in range(2):
+            with pytest.raises(OutcomeUnknownError):
+                await store.open("c")
+        assert (await store.open("c")).position == 10
+
+
 # -- leases ----------------------------------------------------------------------------------
 
 

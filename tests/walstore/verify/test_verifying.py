@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import threading
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.local import UnsyncedFileSystem
 from walstore import FormatVersionError, LogNotFoundError, Settings, Wal, frame, segment
 from walstore.checkpoint import CELL_FILE_NAME, FILE_NAME
 from walstore.segment_streams import SegmentStreams
+from walstore.testing import FaultyFileSystem
 from walstore.verify.report import MAX_PROBLEMS
 from walstore.verify.verifying import VerifyReport, verify_directory
 
@@ -304,3 +307,21 @@ async def test_beside_a_live_writer(log_directory: Path) -> None:
             stop.set()
     assert [problem for report in reports for problem in report.problems] == []
     assert reports[-1].segments > 2
+
+
+async def test_a_transaction_may_take_the_name_of_the_empty_segment_that_the_checkpoint_describes(
+    log_directory: Path,
+) -> None:
+    fs = FaultyFileSystem(UnsyncedFileSystem())
+    settings = SMALL.replace(transaction_memory_bytes=4096)
+    async with Wal.open(log_directory, settings=settings, fs=fs) as wal:
+        await wal.append_many([b"first"], update={"r": "1"})
+        await wal.rotate()
+        fs.fail("open", errno.ENOSPC, name="CHECKPOINT*", times=None)
+        for _ in range(2):
+            async with wal.transaction() as transaction:
+                for at in range(40):
+                    await transaction.append(b"%d" % at * 200)
+    report = await asyncio.to_thread(verify_directory, log_directory)
+    assert report.problems == ()
+    assert (report.limit, report.segments) == (82, 4)

@@ -1,0 +1,227 @@
+"""S11, S16: a log that was closed, killed or failed on a full disk opens again, is trimmed, and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.local import SMALL, copy_log, gather_outcomes, open_descriptors, read_all, segments
+from walstore import DiskFullError, Wal, WalError
+from walstore.posix import PosixFileSystem
+from walstore.settings import KIB
+from walstore.testing import FaultyFileSystem
+from walstore.verify.verifying import verify_directory
+
+SETTINGS = SMALL.replace(min_free_bytes=0)
+ACTIVE = "next.tmp"
+
+
+async def fill(wal: Wal) -> dict[int, bytes]:
+    """Append until the disk is full; return what was acknowledged."""
+    acknowledged: dict[int, bytes] = {}
+    with pytest.raises(DiskFullError) as refused:
+        for number in range(100_000):
+            value = b"%d " % number * 300
+            acknowledged[await wal.append(value)] = value
+    assert refused.value.outcome == "not_written"
+    return acknowledged
+
+
+async def give_up(wal: Wal) -> None:
+    """Close a log that may have failed."""
+    await gather_outcomes([wal.aclose()])
+
+
+async def check_all(wal: Wal, acknowledged: dict[int, bytes]) -> None:
+    found = {record.offset: record.value for record in await read_all(wal)}
+    assert acknowledged.items() <= found.items()
+    assert list(found) == list(range(wal.head, wal.head + len(found)))
+
+
+async def go_through(
+    directory: Path, fs: FaultyFileSystem | None, acknowledged: dict[int, bytes], free: Callable
+) -> None:
+    """Open on a full disk, read, trim, and append once there is room; then all is as it should be."""
+    async with Wal.open(directory, settings=SETTINGS, fs=fs) as wal:
+        await check_all(wal, acknowledged)
+        before = len(await asyncio.to_thread(segments, directory))
+        head = await wal.trim(wal.durable_limit)
+        assert head > 1
+        assert len(await asyncio.to_thread(segments, directory)) < before
+        kept = {offset: value for offset, value in acknowledged.items() if offset >= wal.head}
+        await check_all(wal, kept)
+    await asyncio.to_thread(free)
+    async with Wal.open(directory, settings=SETTINGS, fs=fs) as wal:
+        await check_all(wal, kept)
+        first = wal.tail
+        for number in range(60):
+            assert await wal.append(b"after %d" % number * 300) == first + number
+    assert open_descriptors(directory) == []
+    async with Wal.open(directory, settings=SETTINGS) as wal:
+        await check_all(wal, kept)
+        assert wal.tail == first + 60
+    report = await asyncio.to_thread(verify_directory, directory)
+    assert report.problems == ()
+
+
+# -- without room for a byte more ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room", [200, 260, 333, 390])
+@pytest.mark.parametrize("how", ["closed", "killed"])
+async def test_S16_a_log_on_a_full_disk_opens_again(
+    tmp_path: Path, faulty: FaultyFileSystem, how: str, room: int
+) -> None:
+    """Closed after it failed, or killed as it was: its files are copied, and no file may grow."""
+    directory = tmp_path / "log"
+    wal = await Wal.open(directory, settings=SETTINGS, fs=faulty)
+    faulty.limit_space(room * KIB)
+    acknowledged = await fill(wal)
+    assert len(acknowledged) > 50
+    killed = await asyncio.to_thread(copy_log, directory, tmp_path / "killed")
+    await give_up(wal)
+    full = FaultyFileSystem(PosixFileSystem())
+    full.limit_space(0)
+    directory = killed if how == "killed" else directory
+    await go_through(directory, full, acknowledged, lambda: full.limit_space(None))
+
+
+@pytest.mark.parametrize("hints", ["hints", "no hints"])
+@pytest.mark.parametrize("kind", ["open", "pwrite", "datasync", "replace"])
+async def test_S16_also_if_the_last_segment_is_sealed(
+    tmp_path: Path, faulty: FaultyFileSystem, kind: str, hints: str
+) -> None:
+    """A rotation sealed it, and there was no room for the next one."""
+    directory = tmp_path / "log"
+    wal = await Wal.open(directory, settings=SETTINGS, fs=faulty)
+    acknowledged = {await wal.append(b"%d " % n * 4000): b"%d " % n * 4000 for n in range(30)}
+    sealing = 2 if kind in ("pwrite", "datasync") else 1
+    faulty.fail(kind, errno.ENOSPC, name="*.wal" if kind == "replace" else ACTIVE, nth=sealing)
+    with pytest.raises(WalError, match="No space left"):
+        await wal.rotate()
+    await give_up(wal)
+    last = (await asyncio.to_thread(segments, directory))[-1]
+    assert (await asyncio.to_thread(last.read_bytes)).endswith(b"WALEND\r\n")
+    if hints == "no hints":
+        for name in ("CHECKPOINT", "DURABLE"):
+            (directory / name).unlink(missing_ok=True)
+        return await check_sealed(directory, acknowledged)
+    full = FaultyFileSystem(PosixFileSystem())
+    full.limit_space(0)
+    await go_through(directory, full, acknowledged, lambda: full.limit_space(None))
+    return None
+
+
+async def check_sealed(directory: Path, acknowledged: dict[int, bytes]) -> None:
+    """Without a checkpoint there may be no room for one; the log opens with room, and lost nothing."""
+    full = FaultyFileSystem(PosixFileSystem())
+    full.limit_space(0)
+    for fs in (full, None):
+        try:
+            async with Wal.open(directory, settings=SETTINGS, fs=fs) as wal:
+                await check_all(wal, acknowledged)
+        except DiskFullError:
+            assert fs is full
+    async with Wal.open(directory, settings=SETTINGS) as wal:
+        await check_all(wal, acknowledged)
+        await wal.append(b"after")
+
+
+async def test_S16_again_and_again_a_little_room(tmp_path: Path, faulty: FaultyFileSystem) -> None:
+    """Each opening acknowledges what it can; in the end all of that is there."""
+    directory = tmp_path / "log"
+    acknowledged: dict[int, bytes] = {}
+    refused, outcomes = 0, set()
+    for room in range(70 * KIB, 400 * KIB, 7 * KIB):
+        faulty.limit_space(room)
+        try:
+            wal = await Wal.open(directory, settings=SETTINGS, fs=faulty)
+        except DiskFullError:
+            refused += 1
+            continue
+        try:
+            for number in range(20):
+                value = b"%d %d " % (room, number) * 100
+                acknowledged[await wal.append(value)] = value
+        except DiskFullError as error:
+            outcomes.add(error.outcome)
+        await give_up(wal)
+    assert (refused, outcomes) == (0, {"not_written"})
+    assert len(acknowledged) > 100
+    faulty.limit_space(None)
+    async with Wal.open(directory, settings=SETTINGS, fs=faulty) as wal:
+        found = {record.offset: record.value for record in await read_all(wal)}
+        assert found == acknowledged
+
+
+# -- the system refuses ----------------------------------------------------------------------------
+
+
+async def test_S16_a_limit_of_the_kernel_on_every_file(log_directory: Path) -> None:
+    """No fake: the system refuses to let any file grow beyond some size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def set_limit(most: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+
+    wal = await Wal.open(log_directory, settings=SETTINGS)
+    acknowledged = {await wal.append(b"%d " % n * 2000): b"%d " % n * 2000 for n in range(60)}
+    try:
+        set_limit(50_000)
+        acknowledged |= await fill(wal)
+        await give_up(wal)
+        await go_through(log_directory, None, acknowledged, lambda: set_limit(soft))
+    finally:
+        set_limit(soft)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "walstore-test", str(place)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def fill_up(place: Path) -> None:
+    """Use the last byte of a file system."""
+    with (place / "ballast").open("ab", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+
+
+@pytest.mark.parametrize("how", ["closed", "killed", "sealed"])
+async def test_S16_a_real_file_system_without_a_free_block(small_disk: Path, how: str) -> None:
+    directory = small_disk / "log"
+    fs = FaultyFileSystem(PosixFileSystem())
+    wal = await Wal.open(directory, settings=SETTINGS, fs=fs)
+    acknowledged = {await wal.append(b"%d " % n * 2000): b"%d " % n * 2000 for n in range(100)}
+    if how == "sealed":
+        fs.fail("open", errno.ENOSPC, name=ACTIVE)
+        with pytest.raises(WalError, match="No space left"):
+            await wal.rotate()
+    await asyncio.to_thread(fill_up, small_disk)
+    if how == "killed":
+        fs.fail("*", errno.ENOSPC, times=None)
+    await give_up(wal)
+    await asyncio.to_thread(fill_up, small_disk)
+    with pytest.raises(WalError):
+        await wal.append(b"no")
+    await go_through(directory, None, acknowledged, (small_disk / "ballast").unlink)
