@@ -17,11 +17,8 @@ PAGE = ROOT.parent / "docs" / "guarantees.md"
 CLASSES = "Classes of defects"
 """Section of ids that tests of any file may have in their names; others belong to the files of their row."""
 AWAITED = {
-    "scenarios/test_a_full_disk.py",
     "scenarios/test_building_on_what_was_found.py",
     "scenarios/test_evidence.py",
-    "scenarios/test_orderly_end.py",
-    "scenarios/test_what_became_of_it.py",
 }
 """Files that are on their way; a name here goes once its file is there."""
 
