@@ -21,6 +21,8 @@ from walstore.repair.repairing import Keep, apply_repair, plan_repair
 
 FS = UnsyncedFileSystem()
 SECTOR = 512
+MOST_SECONDS = 8
+"""Processor time of a plan: one pass takes less than one on an idle machine, a quadratic search minutes."""
 
 
 @pytest.fixture(params=[1, 2])
@@ -144,7 +146,7 @@ def test_many_frames_in_a_value(
     lose(file, at + 4, lost_bytes)
     begin = time.process_time()
     plan = plan_repair(log_directory, keep="after", fs=FS)
-    assert time.process_time() - begin < 2
+    assert time.process_time() - begin < MOST_SECONDS
     assert [str(one) for one in plan.unreadable] == ["[2, 3)"]
     assert (plan.head, plan.limit) == (3, 6)
 
@@ -156,4 +158,4 @@ def test_a_small_file_of_forged_frames(log_directory: Path, version: int) -> Non
         file.write_bytes(data + content)
         begin = time.process_time()
         plan_repair(log_directory, keep="after", fs=FS)
-        assert time.process_time() - begin < 2
+        assert time.process_time() - begin < MOST_SECONDS
