@@ -389,16 +389,15 @@ def _keep(fs: FileSystem, path: Path, torn: bytes) -> Path | None:
 
     Of all such files the newest few are kept. None if there is no room for it.
     """
-    copy, number = path.with_suffix(BROKEN_SUFFIX), 1
     names = fs.list(path.parent)
-    taken = set(names)
-    while copy.name in taken:
-        if fs.read(copy) == torn:
-            return copy
-        number += 1
-        copy = path.with_suffix(f"{BROKEN_SUFFIX}.{number}")
+    kept = sorted(filter(None, map(_parse_broken, names)))
+    own = [found for found in kept if found[0] == segment.parse_file_name(path.name)]
+    for _, _, name in own:
+        if fs.read(path.with_name(name)) == torn:
+            return path.with_name(name)
+    number = own[-1][1] + 1 if own else 1
+    copy = path.with_suffix(BROKEN_SUFFIX if number == 1 else f"{BROKEN_SUFFIX}.{number}")
     try:
-        kept = sorted(filter(None, map(_parse_broken, names)))
         for old, old_number, name in kept[: max(len(kept) + 1 - MOST_BROKEN, 0)]:
             logger.info(
                 "removing %s, the copy %d of a torn tail of segment %d", name, old_number, old

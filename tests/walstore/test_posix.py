@@ -261,16 +261,26 @@ def test_one_lock_at_a_time(system: PosixFileSystem, tmp_path: Path) -> None:
     second.release()
 
 
-def test_a_lock_that_cannot_be_signed_is_given_back(
-    system: PosixFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_lock_that_cannot_be_signed_is_given_back_but_for_want_of_space(
+    system: PosixFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    """On a full disk it has no note, and is held: the log must be trimmed."""
+
+    def fail(*_):
+        raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
-        patch.setattr(posix.os, "pwrite", full)
-        with pytest.raises(OSError, match="No space left"):
-            system.lock(tmp_path / "LOCK", "me")
+        patch.setattr(posix.os, "pwrite", fail)
+        if code == errno.ENOSPC:
+            held = system.lock(tmp_path / "LOCK", "me")
+            with pytest.raises(WalLockedError) as caught:
+                system.lock(tmp_path / "LOCK", "other")
+            assert caught.value.owner is None
+            held.release()
+        else:
+            with pytest.raises(OSError, match=os.strerror(code)):
+                system.lock(tmp_path / "LOCK", "me")
     system.lock(tmp_path / "LOCK", "me").release()
 
 
