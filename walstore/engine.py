@@ -308,7 +308,10 @@ class Engine:
             except asyncio.CancelledError:
                 is_cancelled = True
         if is_cancelled:
-            await self.close()
+            self.request_close()
+            await self._wait_for(
+                self._supervisor
+            )  # nobody else knows this log, and would wait for it
             raise asyncio.CancelledError
 
     def _start(self) -> asyncio.Task[None]:
