@@ -311,11 +311,16 @@ class Engine:
             except asyncio.CancelledError:
                 is_cancelled = True
         if is_cancelled:
-            await self.close()
+            self.request_close()
+            await self._wait_for(
+                self._supervisor
+            )  # nobody else knows this log, and would wait for it
             raise asyncio.CancelledError
 
     def _start(self) -> asyncio.Task[None]:
-        return self._loop.create_task(self._supervise(), name=f"walstore {self.path}")
+        task = self._loop.create_task(self._supervise(), name=f"walstore {self.path}")
+        task.add_done_callback(_note_end)
+        return task
 
     def check_process(self) -> None:
         """Raise WalClosedError in a child process of the one that opened the log."""
@@ -438,6 +443,8 @@ class Engine:
             await self._wait_for(self._loop.create_task(self.tier.aclose()))
         self.host.on_closed()
         if errors:
+            # Whoever asked for the closing may be gone.
+            logger.warning("closing the log at %s failed: %s", self.path, errors[0])
             raise describe_open(errors[0], self.path) from errors[0]
 
     def _close_files(self) -> None:
@@ -558,6 +565,12 @@ async def open_engine(
     )
     await engine.until_started()
     return engine
+
+
+def _note_end(supervisor: asyncio.Task[None]) -> None:
+    """Take note of why the log closed: everybody who waited was told, and perhaps nobody did."""
+    if not supervisor.cancelled():
+        supervisor.exception()
 
 
 async def _first_of(*futures: asyncio.Future[None]) -> None:

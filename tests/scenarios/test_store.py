@@ -409,6 +409,35 @@ def test_S1_a_loop_that_ends_as_the_closing_begins(scratch: Path, turns_before: 
     assert [record.value for record in asyncio.run(contents(scratch / "a"))] == [b"accepted"]
 
 
+@pytest.mark.parametrize("turns_between", range(1, 9))
+async def test_S1_a_log_whose_opening_is_cancelled_twice_is_closed_first(
+    scratch: Path, turns_between: int
+) -> None:
+    """The store does not know it yet, and would end the threads that close it."""
+
+    async def use() -> None:
+        async with WalStore.open(scratch) as store:
+            await store.wal("a")
+
+    await use()
+    using = asyncio.ensure_future(use())
+    mine = asyncio.current_task()
+    name = f"walstore {scratch / 'a'}"
+    async with asyncio.timeout(10):
+        while not any(task.get_name() == name for task in asyncio.all_tasks()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    for _ in range(2):
+        for task in asyncio.all_tasks() - {mine}:
+            task.cancel()
+        for _ in range(turns_between):
+            await asyncio.sleep(0)
+    with contextlib.suppress(asyncio.CancelledError):
+        await using
+    while tasks := asyncio.all_tasks() - {mine}:
+        await asyncio.wait(tasks)
+    assert open_descriptors(scratch) == []
+
+
 async def until_unlocked(path: Path) -> None:
     """Open and close a store as soon as nobody else has it; TimeoutError after 10 s."""
     async with asyncio.timeout(10):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -107,6 +108,24 @@ async def test_L14_cancelling_close_does_not_stop_it(wal, faulty, log_directory)
     await wal.aclose()
     await wal.wait_durable(offset)
     assert [record.value for record in await contents(log_directory)] == [b"a"]
+
+
+async def test_an_error_of_a_closing_that_nobody_waits_for_is_logged(
+    log_directory, faulty, caplog
+) -> None:
+    wal = await Wal.open(log_directory, settings=TINY, fs=faulty)
+    await wal.append(b"a")
+    with faulty.hold("truncate") as hold:
+        closing = asyncio.create_task(wal.aclose())
+        await hold.wait_entered()
+        closing.cancel()
+        await turns()
+        faulty.fail("truncate")
+    while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(tasks)
+    del wal, closing
+    gc.collect()
+    assert "closing the log" in caplog.text
 
 
 def test_a_loop_that_ends_without_closing_leaves_a_log_that_opens(log_directory) -> None:
