@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from walstore import frame, segment
-from walstore.checkpoint import Checkpoint
-from walstore.directory import list_segments, load_checkpoint, read_cell, used_limit, walk_file
+from walstore.checkpoint import Checkpoint, DurableCell
+from walstore.directory import (
+    evidence_of,
+    list_segments,
+    load_checkpoint,
+    read_cell,
+    used_limit,
+    walk_file,
+)
 from walstore.ports import File, FileSystem
 from walstore.recovery import Chain
 from walstore.segment import SegmentIndex
@@ -16,12 +23,12 @@ from walstore.segment_file import read_header, read_last_footer
 def find_missing(fs: FileSystem, directory: Path) -> int | None:
     """Return the first offset that had been durable and is cut off the end of the log, or None.
 
+    If only changes without records are cut off (registers, streams), that is the log's next offset.
     What the checkpoint and the durable cell promise is compared with where the last file ends. Damage
     that left bytes behind is not meant; ``walstore verify`` finds that. May run beside a live writer.
     Raises LogNotFoundError, CorruptionError and FormatVersionError if the last file cannot be read.
     """
     cell, hint = read_cell(fs, directory), load_checkpoint(fs, directory)
-    promised = max(cell.durable_limit if cell else 0, hint.next_offset if hint else 0)
     starts = list_segments(fs, directory)
     if not starts:
         return None
@@ -31,18 +38,20 @@ def find_missing(fs: FileSystem, directory: Path) -> int | None:
     except FileNotFoundError:  # retention deleted it, so there are newer ones
         return None
     try:
-        limit = _find_limit(file, path, starts[-1], hint)
+        return _find_missing(file, path, starts[-1], hint, cell)
     finally:
         file.close()
-    return limit if limit is not None and limit < promised else None
 
 
-def _find_limit(file: File, path: Path, start: int, hint: Checkpoint | None) -> int | None:
-    """Return where the frames end, or None if bytes follow that are none."""
+def _find_missing(
+    file: File, path: Path, start: int, hint: Checkpoint | None, cell: DurableCell | None
+) -> int | None:
+    """Compare the end of the last file with what is known to have been synced."""
     header = read_header(file, path)
+    evidence = evidence_of(start, header.salt, hint, cell)
     footer = read_last_footer(file, start, path)
     if footer is not None:
-        return footer[0].limit
+        return footer[0].limit if footer[0].limit < evidence.durable_limit else None
     chain, position = Chain(start, header.previous_crc, 0, header.epoch), segment.HEADER_BYTES
     is_noted = hint is not None and (hint.tail_start, hint.tail_salt) == (start, header.salt)
     if hint is not None and is_noted and _has_trailer(file, hint.tail_position):
@@ -50,7 +59,8 @@ def _find_limit(file: File, path: Path, start: int, hint: Checkpoint | None) -> 
         position = hint.tail_position
     end = walk_file(file, path, chain, SegmentIndex(), position, header.salt)
     has_rest = not header.reuses_blocks and used_limit(file, end) > end
-    return None if has_rest else chain.next_offset
+    is_short = evidence.durable_limit > chain.next_offset or evidence.durable_position > end
+    return chain.next_offset if is_short and not has_rest else None
 
 
 def _has_trailer(file: File, position: int) -> bool:

@@ -68,7 +68,8 @@ class Recovery:
     broken_copy: str | None = None
     """Path of that copy."""
     missing_from: int | None = None
-    """First offset that had been durable and is gone, if the file ends before it; normally None."""
+    """First offset that had been durable and is gone, if the file ends before it; normally None. If only
+    changes without records are gone (registers, streams), the log's next offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +313,7 @@ def _recover(
                 scanned_bytes=0 if found.is_sealed else end - found.position,
                 truncated_bytes=torn,
                 broken_copy=str(copy) if copy else None,
-                missing_from=_missing(path, chain, evidence.durable_limit),
+                missing_from=_missing(path, chain, end, evidence),
             ),
             found.sealed,
             given_up=found.given_up,
@@ -419,15 +420,17 @@ def _parse_broken(name: str) -> tuple[int, int, str] | None:
     return start, int(number[1:] or 1), name
 
 
-def _missing(path: Path, chain: Chain, durable_limit: int) -> int | None:
-    """Return where synced offsets are missing from, and log it; None if none are."""
-    if durable_limit <= chain.next_offset:
+def _missing(path: Path, chain: Chain, end: int, evidence: Evidence) -> int | None:
+    """Return where synced records or changes are missing from, and log it; None if none are."""
+    if evidence.durable_limit <= chain.next_offset and evidence.durable_position <= end:
         return None
     logger.error(
-        "%s ends before offset %d although offsets below %d had been synced: "
+        "%s ends at byte %d before offset %d although bytes below %d and offsets below %d had been synced: "
         "the disk or somebody removed them",
         path,
+        end,
         chain.next_offset,
-        durable_limit,
+        max(evidence.durable_position, end),
+        evidence.durable_limit,
     )
     return chain.next_offset

@@ -8,9 +8,12 @@ import pytest
 
 from tests.local import close_opened, draft_of, open_blocking
 from walstore import checkpoint
+from walstore.draft import Draft
 from walstore.errors import LogNotFoundError
+from walstore.ledger import Marks
 from walstore.missing import find_missing
 from walstore.posix import PosixFileSystem
+from walstore.verify.verifying import verify_directory
 
 FS = PosixFileSystem()
 
@@ -84,3 +87,28 @@ def test_a_sealed_end(log: Path) -> None:
 def test_no_log(tmp_path: Path) -> None:
     with pytest.raises(LogNotFoundError):
         find_missing(FS, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("lost", ["zeroed", "cut"])
+@pytest.mark.parametrize("hint", ["CHECKPOINT", "DURABLE", "both"])
+def test_S2_changes_without_records(log_directory: Path, hint: str, lost: str, caplog) -> None:
+    """They share one offset: what was synced is a byte. Registers must not go back without a word."""
+    opened = open_blocking(log_directory)
+    opened.tail.commit([draft_of(1, b"record")])
+    for serial in range(1, 5):
+        marks = Marks(registers={"owner": str(serial)})
+        opened.tail.commit([Draft(2, marks=marks, serial=serial)])
+    close_opened(opened)
+    path = _segment(log_directory)
+    data = path.read_bytes()
+    for name in {"CHECKPOINT", "DURABLE"} - {hint} if hint != "both" else ():
+        (log_directory / name).unlink()
+    end = data.rindex(b"WBF1")
+    path.write_bytes(data[:end] + (bytes(len(data) - end) if lost == "zeroed" else b""))
+    assert find_missing(FS, log_directory) == 2
+    assert not verify_directory(log_directory).is_ok
+    opened = open_blocking(log_directory)
+    assert opened.tail.ledger.registers == {"owner": "3"}
+    assert opened.recovery.missing_from == 2
+    assert "had been synced" in caplog.text
+    close_opened(opened)

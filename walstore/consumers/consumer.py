@@ -87,6 +87,10 @@ class Consumer(Generic[OutputT]):
         self._options: dict[str, Any] = {"follow": follow}
         if stream is not None:
             self._options["stream"] = stream
+        if output is not None and not callable(getattr(output, "transaction", None)):
+            raise TypeError(
+                f"output must be a log to write to, such as an open Wal, not {type(output).__name__}"
+            )
         self._output = output
         self._register = None if output is None else ConsumerRegister(output, log.log_id, name)
         # There once the consumer is entered.

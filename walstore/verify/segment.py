@@ -77,6 +77,16 @@ def verify_segment(
     end = _walk(scan, path, hint, evidence, chain, indexes, streams, findings, is_sealed=is_sealed)
     for index in indexes:
         index.finish(findings)
+    if (
+        not is_sealed
+        and evidence.durable_position > end
+        and findings.problem_count == problems_before
+    ):
+        findings.add(
+            path,
+            f"ends at byte {end}, but bytes below {evidence.durable_position} had been synced",
+            end,
+        )
     if footer is not None:
         if findings.problem_count == problems_before:
             _check_footer(footer[0], chain, end, path, findings)
