@@ -425,12 +425,12 @@ def _missing(path: Path, chain: Chain, end: int, evidence: Evidence) -> int | No
     if evidence.durable_limit <= chain.next_offset and evidence.durable_position <= end:
         return None
     logger.error(
-        "%s ends at byte %d before offset %d although bytes below %d and offsets below %d had been synced: "
-        "the disk or somebody removed them",
+        "%s ends before offset %d although offsets below %d had been synced, at byte %d although bytes below "
+        "%d had been: the disk or somebody removed them",
         path,
-        end,
         chain.next_offset,
+        max(evidence.durable_limit, chain.next_offset),
+        end,
         max(evidence.durable_position, end),
-        evidence.durable_limit,
     )
     return chain.next_offset
