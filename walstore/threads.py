@@ -214,7 +214,13 @@ class Lane:
             await asyncio.shield(calling)
         except asyncio.CancelledError:
             discarding = self._start(lambda: [discard(found) for found in made], ())
-            await asyncio.wait((calling, discarding))
+            pending: set[asyncio.Future[None] | asyncio.Future[list[object]]] = {
+                calling,
+                discarding,
+            }
+            while pending:  # whoever cancels again meanwhile
+                with contextlib.suppress(asyncio.CancelledError):
+                    _, pending = await asyncio.wait(pending)
             for future in (calling, discarding):
                 if not future.cancelled():
                     future.exception()  # nobody is left to be told
