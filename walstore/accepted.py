@@ -52,6 +52,7 @@ class AcceptedSource:
     async def wait_limit(self, limit: int) -> None:
         """Return when records up to ``limit`` are accepted; raises when the log closes."""
         while self.limit < limit:
+            self._channel.check_readable()  # a failed log keeps what was being written
             if self.limit < self.tail:  # a large transaction is read once it is a segment
                 await self._source.wait_limit(self.limit + 1)
             else:

@@ -215,7 +215,7 @@ class Lane:
         except asyncio.CancelledError:
             discarding = self._start(lambda: [discard(found) for found in made], ())
             pending: set[asyncio.Future[Any]] = {calling, discarding}
-            while pending:
+            while pending:  # whoever cancels again meanwhile
                 with contextlib.suppress(asyncio.CancelledError):
                     _, pending = await asyncio.wait(pending)
             for future in (calling, discarding):

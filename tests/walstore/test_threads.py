@@ -343,3 +343,24 @@ def test_the_interpreter_exits_once_the_calls_made_are_finished(tmp_path: Path) 
     left = tmp_path / "left"
     subprocess.run([sys.executable, "-c", program, left], check=True, timeout=60)
     assert left.read_text() == "done"
+
+
+async def test_an_owned_call_that_fails_under_a_caller_cancelled_twice(pool: Pool) -> None:
+    """The caller waits for its end, and nobody complains of an error that nobody was left to be told."""
+    gate = Gate()
+
+    def fail() -> str:
+        gate()
+        raise OSError("too late")
+
+    calling = asyncio.create_task(pool.lane().run_owned(fail, lambda _: None))
+    await until(gate.entered.is_set)
+    for _ in range(3):
+        calling.cancel()
+        await turns()
+    assert not calling.done()
+    gate.opened.set()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    del calling
+    gc.collect()

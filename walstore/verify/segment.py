@@ -80,6 +80,7 @@ def verify_segment(
     if (
         not is_sealed
         and evidence.durable_position > end
+        and evidence.durable_limit <= chain.next_offset
         and findings.problem_count == problems_before
     ):
         findings.add(
