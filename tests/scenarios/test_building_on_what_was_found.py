@@ -41,7 +41,10 @@ from walstore.view import LogView
 FS = UnsyncedFileSystem()
 ROOT = Path(__file__).parents[2]
 CHECKPOINT, DURABLE = "CHECKPOINT", "DURABLE"
-STEPS = [pytest.param((9, 41), id="some"), pytest.param((2, 9), id="all", marks=pytest.mark.slow)]
+STEPS = [
+    pytest.param((19, 41), id="few"),
+    pytest.param((2, 17), id="many", marks=pytest.mark.slow),
+]
 """From one call that is harmed to the next, and from one power loss to the next."""
 
 
@@ -99,8 +102,11 @@ class Promises:
 
 
 def kill_at(fs: FaultyFileSystem, nth: int) -> None:
+    """Let the nth call from now on, and all behind it, not happen."""
+    last = len(fs.calls) + nth
+
     def die(call: Call) -> None:
-        if len(fs.calls) >= nth and call.kind != "close":
+        if len(fs.calls) >= last and call.kind != "close":
             raise KilledError(call)
 
     fs.before_each(die)
@@ -128,6 +134,40 @@ def harmed(directory: Path, fs: FaultyFileSystem, promises: Promises, life: int)
     except Exception:  # noqa: BLE001 - whatever the writer's thread would get
         return True
     return False
+
+
+@pytest.mark.parametrize("what", ["commit", "rotate"])
+@pytest.mark.parametrize("harm", HARMS)
+def test_S3_harmed_within_a_commit_or_a_rotation(
+    scratch: Path, harm: Callable[[FaultyFileSystem, int], None], what: str
+) -> None:
+    """At each call of it; then a second process opens, commits and rotates, and the power goes."""
+    is_harmed, nth = True, 0
+    while is_harmed:
+        nth += 1
+        root = scratch / str(nth)
+        root.mkdir()
+        power = PowerLossFileSystem(root, FS)
+        fs, promises = FaultyFileSystem(power), Promises()
+        opened = open_blocking(root / "log", fs=fs)
+        promises.records[1] = b"kept" * 100
+        opened.tail.commit([draft_of(1, promises.records[1])])
+        harm(fs, nth)
+        try:
+            if what == "commit":
+                opened.tail.commit([draft_of(2, b"perhaps")])
+            else:
+                opened.tail.rotate()
+            is_harmed = False
+        except Exception:  # noqa: BLE001 - whatever the writer's thread would get
+            is_harmed = True
+        finally:
+            close_opened(opened, clean=False)
+        assert not harmed(root / "log", FaultyFileSystem(power), promises, 2)
+        for seed in (LOSE_ALL, KEEP_ALL, 2, 3):
+            power.crash(seed, scratch / f"{nth} {seed}")
+            copy.deepcopy(promises).check(scratch / f"{nth} {seed}" / "log")
+    assert nth > 1 or (what, harm) == ("commit", fail_directory_syncs)
 
 
 def live_twice(root: Path, harm: Callable, nth: int, cut_at: int) -> tuple[bool, bool]:
@@ -172,7 +212,7 @@ def test_S3_what_is_found_in_memory_is_synced_before_it_is_built_upon(
                 break
         if not is_harmed:
             break
-    assert tries > 5
+    assert tries > 1
 
 
 # -- S6: the end of the file went missing below the head -------------------------------------------
