@@ -55,6 +55,18 @@ class _Descriptor:
         self.close()
 
 
+def _is_removed(descriptor: int) -> bool:
+    """Return whether the file of a descriptor has no name any more.
+
+    Does not ask for the file's times as fstat does: since Linux 6.13 whoever asked makes the next write store
+    new ones, and then each sync of the log writes an inode more (170 against 235 µs on ext4).
+    """
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}").endswith(" (deleted)")
+    except OSError:
+        return not os.fstat(descriptor).st_nlink
+
+
 class PosixFile(_Descriptor):
     """A descriptor, addressed by position."""
 
@@ -85,7 +97,7 @@ class PosixFile(_Descriptor):
     def datasync(self) -> None:
         """Call fdatasync. A file that was removed has nothing that would last: FileNotFoundError."""
         os.fdatasync(self._fd)
-        if not os.fstat(self._fd).st_nlink:
+        if _is_removed(self._fd):
             raise FileNotFoundError(errno.ENOENT, "the file was removed while it was written")
 
     def allocate(self, size: int) -> None:
@@ -117,7 +129,7 @@ class PosixCell(_Descriptor):
         if self._descriptor is None:
             return
         os.pwrite(self._descriptor, data, 0)
-        if not os.fstat(self._descriptor).st_nlink:
+        if _is_removed(self._descriptor):
             raise FileNotFoundError(errno.ENOENT, "the cell was removed or replaced")
 
 
