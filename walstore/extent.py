@@ -21,10 +21,17 @@ from typing import Final
 
 from walstore import frame, segment
 from walstore.checkpoint import Checkpoint, DurableCell
-from walstore.directory import list_segments, load_checkpoint, read_cell, walk_file
+from walstore.directory import (
+    evidence_of,
+    list_segments,
+    load_checkpoint,
+    read_cell,
+    used_limit,
+    walk_file,
+)
 from walstore.errors import CorruptionError, LogNotFoundError, StorageUnavailableError
 from walstore.ports import File, FileSystem
-from walstore.recovery import Chain
+from walstore.recovery import Chain, Verdict, judge
 from walstore.segment import SegmentHeader, SegmentIndex
 from walstore.segment_file import read_header, read_last_footer
 
@@ -173,7 +180,7 @@ def _measure_by_walk(
     file = fs.open(path, "r")
     try:
         header = read_header(file, path)
-        limit, index = _walk_last(file, path, starts[-1], header)
+        limit, index = _walk_last(file, path, hint, header)
     finally:
         file.close()
     return Extent(
@@ -190,15 +197,24 @@ def _measure_by_walk(
 
 
 def _walk_last(
-    file: File, path: Path, start: int, header: SegmentHeader
+    file: File, path: Path, hint: Checkpoint | None, header: SegmentHeader
 ) -> tuple[int, SegmentIndex]:
-    footer = read_last_footer(file, start, path)
+    """Return where the last segment's records end, and its index.
+
+    Records that had been synced and are damaged count: whoever reads that far learns of the damage.
+    """
+    footer = read_last_footer(file, header.start, path)
     if footer is not None:
         return footer[0].limit, footer[1]
     index = SegmentIndex()
-    chain = Chain(start, header.previous_crc, 0, header.epoch)
-    walk_file(file, path, chain, index, segment.HEADER_BYTES, header.salt)
-    return chain.next_offset, index
+    chain = Chain(header.start, header.previous_crc, 0, header.epoch)
+    end = walk_file(file, path, chain, index, segment.HEADER_BYTES, header.salt)
+    evidence = evidence_of(header.start, header.salt, hint, None)
+    rest = memoryview(file.pread(used_limit(file, end) - end, end))
+    verdict, _ = judge(rest, chain, evidence, position=end, header=header)
+    if verdict is not Verdict.CORRUPT:
+        return chain.next_offset, index
+    return max(chain.next_offset + 1, evidence.durable_limit), index
 
 
 def _head(cell: DurableCell | None, hint: Checkpoint | None, starts: list[int]) -> int:

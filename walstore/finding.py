@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from walstore import frame, segment
-from walstore.checkpoint import Checkpoint
+from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.directory import list_segments, walk_file
 from walstore.errors import CorruptionError
 from walstore.ledger import Ledger, Marks
@@ -47,13 +47,17 @@ class Found:
 
 
 def find_log(
-    fs: FileSystem, directory: Path, hint: Checkpoint | None, ledger: Ledger
+    fs: FileSystem,
+    directory: Path,
+    hint: Checkpoint | None,
+    cell: DurableCell | None,
+    ledger: Ledger,
 ) -> Found | None:
     """Return what lies in ``directory``; None if there is no log.
 
-    ``hint`` is the checkpoint, if there is one. What the log remembers beside its records, as far as it can
-    be told without walking the active segment, goes into ``ledger``. Raises CorruptionError,
-    FormatVersionError, OSError.
+    ``hint`` is the checkpoint and ``cell`` the durable cell, if there are. What the log remembers beside its
+    records goes into ``ledger``, as far as it can be told without walking the active segment. Raises
+    CorruptionError, FormatVersionError, OSError.
     """
     starts = list_segments(fs, directory)
     if not starts:
@@ -64,9 +68,17 @@ def find_log(
                 path=str(directory),
                 expected=segment.file_name(hint.tail_start),
             )
+        if cell is not None and cell.durable_limit > cell.head:
+            raise CorruptionError(
+                "the durable cell speaks of records in segments that are gone; restore them, or move the "
+                "cell away to begin a new log",
+                path=str(directory),
+                expected=segment.file_name(cell.tail_start),
+            )
         return None
+    known_head = max(hint.head if hint else 0, cell.head if cell else 0)
     given_up = []
-    while hint is not None and len(starts) > 1 and starts[1] <= hint.head:
+    while len(starts) > 1 and starts[1] <= known_head:
         given_up.append(starts.pop(0))
     summaries = {s.start: s for s in hint.sealed} if hint else {}
     sealed: list[SegmentSummary] = []
@@ -79,11 +91,11 @@ def find_log(
         sealed.append(summary)
     last = starts[-1]
     _check_adjacent(directory, sealed, last)
-    if hint is not None and starts[0] > hint.head:
+    if starts[0] > known_head > 0:
         raise CorruptionError(
             "segments are missing at the beginning of the log",
             path=str(directory),
-            expected=segment.file_name(hint.head),
+            expected=segment.file_name(known_head),
             found=segment.file_name(starts[0]),
         )
     if hint is not None and last < hint.tail_start:
@@ -93,7 +105,7 @@ def find_log(
             expected=segment.file_name(hint.tail_start),
             found=segment.file_name(last),
         )
-    head = hint.head if hint else starts[0]
+    head = known_head or starts[0]
     found = _find_tail(fs, directory, hint, sealed, last, head, log_id, ledger)
     return replace(found, given_up=given_up)
 

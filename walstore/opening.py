@@ -165,7 +165,7 @@ def _open_locked(
     hint = load_checkpoint(fs, directory)
     cell = read_cell(fs, directory)
     ledger = Ledger(window=settings.producer_window, max_producers=settings.max_producers)
-    found = find_log(fs, directory, hint, ledger)
+    found = find_log(fs, directory, hint, cell, ledger)
     if found is None:
         chain = Chain(tier_limit, 0, 0, 0, ledger)
         log_id, start = make_log_id(), _Start(chain, tier_limit, Recovery(created=True))

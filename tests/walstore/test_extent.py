@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.local import SMALL, copy_log, segments
+from tests.local import SMALL, close_opened, copy_log, draft_of, open_blocking, segments
 from walstore import CorruptionError, LogNotFoundError, StorageUnavailableError, Wal
 from walstore.checkpoint import (
     CELL_BYTES,
@@ -295,3 +295,28 @@ async def test_a_copy_may_be_taken_to_another_place(log_directory: Path, tmp_pat
     limit = await fill(log_directory, 5)
     copy = Path(shutil.copytree(log_directory, tmp_path / "copy"))
     assert (await look_aside(copy)).limit == limit
+
+
+@pytest.mark.parametrize("hint", [True, False])
+@pytest.mark.parametrize("at", [0, 3])
+def test_without_a_cell_a_reader_learns_of_damage_before_the_end(
+    log_directory: Path, at: int, hint: bool
+) -> None:
+    """It must not take the place of the damage for the end of the log."""
+    opened = open_blocking(log_directory)
+    for offset in range(1, 7):
+        opened.tail.commit([draft_of(offset, b"value %d" % offset)])
+    close_opened(opened)
+    (log_directory / "DURABLE").unlink()
+    if not hint:
+        (log_directory / "CHECKPOINT").unlink()
+    (path,) = segments(log_directory)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"value %d" % (at + 1))] ^= 0x10
+    path.write_bytes(data)
+    assert measure(FS, log_directory).limit > at + 1
+    found = []
+    with pytest.raises(CorruptionError):
+        for batch in LogView.open(log_directory).batches():
+            found += [record.offset for record in batch]
+    assert found == list(range(1, at + 1))

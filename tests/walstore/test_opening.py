@@ -569,3 +569,28 @@ def test_an_error_is_logged_when_synced_records_are_gone(log_directory, caplog) 
     close_opened(opened)
     assert dataclasses.asdict(opened.recovery)["missing_from"] == 3
     assert "ends before offset 3 although offsets below 4 had been synced" in caplog.text
+
+
+# -- the cell as evidence --------------------------------------------------------------------------
+
+
+def test_the_cell_knows_where_the_log_begins(log_directory) -> None:
+    """An older checkpoint may lie next to newer files, or a segment may be gone with the checkpoint."""
+    write(log_directory, *THREE)
+    older = (log_directory / "CHECKPOINT").read_bytes()
+    opened = open_blocking(log_directory)
+    head = opened.sealed[1].start
+    opened.tail.remove(opened.tail.advance_head(head))
+    close_opened(opened)
+    (log_directory / "CHECKPOINT").write_bytes(older)
+    opened = open_blocking(log_directory)
+    assert opened.tail.head == head
+    close_opened(opened)
+    assert read(log_directory) == list(THREE[1:])
+
+    (log_directory / "CHECKPOINT").unlink()
+    segments(log_directory)[0].unlink()
+    refused(log_directory, CorruptionError, "missing at the beginning")
+    for path in segments(log_directory):
+        path.unlink()
+    refused(log_directory, CorruptionError, "the durable cell speaks of records")
