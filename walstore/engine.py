@@ -172,7 +172,10 @@ class Engine:
         """Check what a caller passed, and append it as one atomic group."""
         level = self.level(durability)
         times = self.timestamp(timestamp_us)
-        group = await gather_group(values, key, stream, headers, times, terms)
+        most_bytes = self.settings.channel_bytes
+        group = await gather_group(
+            values, key, stream, headers, times, terms, most_bytes=most_bytes
+        )
         return await self.submit(group, level)
 
     async def submit(self, group: Group, level: Durability) -> range:

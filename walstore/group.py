@@ -7,7 +7,7 @@ all of it has exact types, is copied, bounded, and encoded already where that ca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -19,6 +19,7 @@ from walstore.terms import Terms, check_name
 
 MAX_GROUP_RECORDS: Final = 1 << 26
 """Most records of one group: so many fit a frame, whatever their columns."""
+_STEP_RECORDS: Final = 64
 _SLICE_RECORDS: Final = 32_768
 """How many values are checked before others get their turn; takes about a millisecond."""
 _ONLY_BYTES: Final = frozenset((bytes,))
@@ -69,19 +70,26 @@ async def gather_group(
     headers: Mapping[str, bytes] | None,
     timestamp_us: int | None,
     terms: Terms | None = None,
+    *,
+    most_bytes: int,
 ) -> Group:
     """As :func:`make_group`, but let other tasks run between the slices of a large group.
 
     A group of up to 32 768 values is checked without giving way, so that appends keep the order of their
-    calls. All but the values of an iterator is copied before the first pause.
+    calls. All but the values of an iterator is copied before the first pause. An iterator is not read on
+    once its values have more than ``most_bytes``: such a group is refused anyway.
     """
     options = _options(key, stream, headers, timestamp_us)
     checked: list[bytes] = []
     size = 0
+    paused_at = 0
     for part in _slices(values):
-        if checked:
+        if len(checked) - paused_at >= _SLICE_RECORDS:
+            paused_at = len(checked)
             await asyncio.sleep(0)  # noqa: TID251 - no wait is meant
         size += _check_slice(part, checked)
+        if size > most_bytes:
+            break
     return _group(checked, size, options, terms)
 
 
@@ -131,7 +139,9 @@ def _slices(values: Iterable[bytes]) -> Iterator[list[bytes]]:
     if isinstance(values, str | bytes | bytearray | memoryview):
         raise TypeError(f"values must be an iterable of bytes, not {type(values).__name__}")
     iterator = iter(values.copy() if type(values) is list else values)
-    while part := list(islice(iterator, _SLICE_RECORDS)):
+    # What makes its values as it is read is read in small steps: they may be large.
+    rows = _SLICE_RECORDS if isinstance(values, Sized) else _STEP_RECORDS
+    while part := list(islice(iterator, rows)):
         yield part
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 
 from tests.local import SMALL
 from tests.waiting import until
-from walstore import InvalidSettingsError, Settings, StreamClosedError, Wal
+from walstore import InvalidSettingsError, RecordTooLargeError, Settings, StreamClosedError, Wal
 from walstore.records import from_timestamp_us
 from walstore.testing import ManualClock
 
@@ -207,3 +207,20 @@ async def test_a_small_group_keeps_the_order_of_the_calls(log_directory: Path) -
         second = asyncio.ensure_future(wal.append(b"y"))
         assert await first == range(1, 32_769)
         assert await second == 32_769
+
+
+async def test_what_is_too_large_is_not_read_to_its_end(log_directory: Path) -> None:
+    made = 0
+
+    def values() -> Iterator[bytes]:
+        nonlocal made
+        while True:
+            made += 1
+            yield bytes(10_000)
+
+    settings = SMALL.replace(max_record_bytes=20_000, channel_bytes=100_000)
+    async with Wal.open(log_directory, settings=settings) as wal:
+        with pytest.raises(RecordTooLargeError):
+            await wal.append_many(values())
+        assert made < 200
+        assert await wal.append(b"next") == 1

@@ -24,6 +24,7 @@ from walstore.errors import WalError, WouldBlock
 from walstore.ports import Tier
 from walstore.records import Durability
 from walstore.settings import MIB, Settings, parse_durability
+from walstore.terms import MAX_NAME_CHARS
 from walstore.wal import Wal
 
 EXAMPLES = """\b
@@ -91,6 +92,8 @@ def append(
     require_stdin()
     splitting = LengthPrefixed if length_prefixed else Lines
     splitter: Splitter = splitting(max_record_bytes)
+    if stream is not None and not 1 <= len(stream) <= MAX_NAME_CHARS:
+        raise UsageError(f"--stream needs a name of 1 to {MAX_NAME_CHARS} characters")
     options = {"key": None if key is None else key.encode(), "stream": stream}
     placing = layout_arguments(layout, alpha, shards)
     if is_url(location):

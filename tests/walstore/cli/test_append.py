@@ -258,3 +258,14 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+@pytest.mark.parametrize("stream", ["", "x" * 257])
+def test_a_stream_without_a_name_and_one_with_too_long_a_name(
+    cli: Cli, tmp_path: Path, stream: str
+) -> None:
+    for place in (str(tmp_path / "log"), (tmp_path / "store").as_uri()):
+        done = cli("append", place, "--stream", stream, stdin=b"x\n")
+        assert done.code == 1
+        assert "--stream needs a name of 1 to 256 characters" in done.err
+        assert "Traceback" not in done.err
