@@ -24,6 +24,7 @@ from walstore.cursors.directory import (
 )
 from walstore.cursors.file import CursorState, decode_cursor
 from walstore.cursors.store import CursorStore
+from walstore.loop_guard import LoopGuard
 from walstore.ports import Clock, FileSystem
 from walstore.posix import PosixFileSystem
 from walstore.reader import Reader
@@ -114,6 +115,7 @@ async def cursors_of(
         fs=fs or FS,
         clock=clock or ManualClock(),
         owner=owner,
+        check_home=LoopGuard("log").check,
         make_tag=make_tag,
     )
     try:

@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from threading import get_ident
 
 from walstore.budgets import ChannelBudget
 from walstore.draft import BATCH_RECORDS, RECORD_OVERHEAD_BYTES, Draft, Group
@@ -27,12 +26,12 @@ from walstore.errors import (
     RecordTooLargeError,
     WalError,
     WouldBlock,
-    WrongLoopError,
 )
 from walstore.faults import fresh
 from walstore.frame import MOST_RECORDS
 from walstore.ledger import Ledger, Marks
 from walstore.limits import Limit
+from walstore.loop_guard import LoopGuard
 from walstore.settings import Settings
 from walstore.statistics import ErrorCounts
 from walstore.terms import TERMS_BYTES, check_room, stream_marks
@@ -50,6 +49,7 @@ class Channel:
         "_draft",
         "_errors",
         "_filling",
+        "_guard",
         "_is_dropped",
         "_loop",
         "_max_record_bytes",
@@ -86,7 +86,8 @@ class Channel:
         errors: ErrorCounts | None = None,
     ) -> None:
         self._loop = loop
-        self.thread = get_ident()
+        self._guard = LoopGuard("log", loop)
+        self.thread = self._guard.thread
         """The event loop's; no other thread may touch the log."""
         self._monotonic = monotonic or loop.time
         self._errors = errors or ErrorCounts()
@@ -347,18 +348,11 @@ class Channel:
 
     def check_loop(self) -> None:
         """Raise WrongLoopError unless the log's own thread calls, and no other event loop runs in it."""
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            running = self._loop
-        if get_ident() == self.thread and running is self._loop and not running.is_closed():
+        if self._guard.is_home:
             return
         if self._closed is not None:
             raise fresh(self._closed)
-        raise WrongLoopError(
-            "the log belongs to the event loop and thread that opened it; nothing was written: from another "
-            "thread use asyncio.run_coroutine_threadsafe(wal.append(value), loop)"
-        )
+        self._guard.check()
 
     def _check(self, group: Group) -> None:
         if self._closed is not None:

@@ -170,6 +170,7 @@ class Engine:
         terms: Terms | None,
     ) -> range:
         """Check what a caller passed, and append it as one atomic group."""
+        self.check_home()
         level = self.level(durability)
         times = self.timestamp(timestamp_us)
         most_bytes = self.settings.channel_bytes
@@ -202,8 +203,7 @@ class Engine:
 
     async def settle(self) -> None:
         """Return when all that was accepted, records and other changes, is durable."""
-        self.check_process()
-        self.channel.check_loop()
+        self.check_home()
         limit, serial = self.channel.tail, self.channel.serial
         waiter = self.state.settled.waiter(serial)
         try:
@@ -298,8 +298,7 @@ class Engine:
 
     async def close(self) -> None:
         """Drain and close; see :meth:`walstore.wal.Wal.aclose`."""
-        self.check_process()
-        self.channel.check_loop()
+        self.check_home()
         self.request_close()
         await asyncio.shield(self._supervisor)
 
@@ -329,6 +328,11 @@ class Engine:
         """Raise WalClosedError in a child process of the one that opened the log."""
         if self._abandoned is not None:
             raise fresh(self._abandoned)
+
+    def check_home(self) -> None:
+        """Raise WalClosedError in a child process, WrongLoopError in another thread or event loop."""
+        self.check_process()
+        self.channel.check_loop()
 
     def abandon(self, error: WalClosedError) -> None:
         """Refuse everything in a child process, which has neither the threads nor the files."""

@@ -105,6 +105,7 @@ class Fence:
 
 async def take_fence(engine: Engine, owner: str, register: str) -> Fence:
     """Make ``owner`` the holder of a fence; durable when this returns."""
+    engine.check_home()
     owner, register = check_name(owner, "owner"), check_name(register, "register")
     while True:
         held = engine.channel.ledger.registers.get(register)

@@ -20,6 +20,7 @@ from walstore.extent import Extent, measure
 from walstore.faults import fresh
 from walstore.limits import Limit
 from walstore.log_files import Place
+from walstore.loop_guard import LoopGuard
 from walstore.ports import CellView, Clock, FileSystem
 
 SHORTEST_POLL_SECONDS: Final = 0.0005
@@ -80,6 +81,8 @@ class LogWatch:
         self._log_id = look.extent.log_id
         self._shortest_seconds, self._longest_seconds = poll_seconds
         self._loop = asyncio.get_running_loop()
+        self.guard = LoopGuard("log", self._loop)
+        """Refuses other threads and event loops."""
         # What was seen so far.
         self.view: CellView | None = None
         """The open cell."""
@@ -113,7 +116,10 @@ class LogWatch:
 
     def observe(self) -> None:
         """Take over what the cell says now. One that is half updated says nothing new yet."""
-        if self.view is None or self.failure is not None:
+        if self.failure is not None:
+            return
+        self.guard.check()
+        if self.view is None:
             return
         try:
             data = self.view.load()
@@ -209,9 +215,10 @@ class LogWatch:
                 self._stop_polling()
 
     def check(self) -> None:
-        """Raise what ended the watching for good."""
+        """Raise what ended the watching for good, or WrongLoopError."""
         if self.failure is not None:
             raise fresh(self.failure)
+        self.guard.check()
 
     def fail(self, error: WalError) -> None:
         """End for good: those who wait, and all who come later, get a copy of the error."""

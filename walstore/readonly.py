@@ -53,8 +53,10 @@ _T = TypeVar("_T")
 class ReadonlyWal(Cursored):
     """A log in a directory of this machine, open for reading beside its writer, or without one.
 
-    Make one with :meth:`open`. All methods belong to the event loop that opened it. ``head``, ``limit``
-    and ``tail`` are those of the moment in which they are asked for; none of them ever goes back. Only
+    Make one with :meth:`open`. All methods and the offsets belong to the event loop that opened it: from
+    another thread or event loop they raise WrongLoopError, in a forked child WalClosedError. ``head``,
+    ``limit`` and ``tail`` are those of the moment in which they are asked for, looked up in the writer's
+    files; none of them ever goes back. Only
     what is on local disk is read, not what the writer has shipped to a cloud tier and deleted here.
     Holds one thread, two descriptors and no lock. It follows the directory if that is
     moved, and never reads another one that takes its place.
@@ -283,6 +285,7 @@ class ReadonlyWal(Cursored):
 
         Raises OffsetTrimmedError, OffsetNotWrittenError, and as :meth:`read`.
         """
+        self._watch.check()
         offset = as_int(offset, "offset")
         head, limit = self.head, self.limit
         if not head <= offset < limit:
@@ -310,7 +313,7 @@ class ReadonlyWal(Cursored):
 
     async def aclose(self) -> None:
         """Release the thread and the descriptors; twice is allowed. Readers end with WalClosedError."""
-        self._check_process()
+        self._check_home()
         self._is_closed = True
         if not isinstance(self._watch.failure, WalClosedError):
             self._watch.fail(WalClosedError(f"the log at {self.path} is closed"))
@@ -326,14 +329,21 @@ class ReadonlyWal(Cursored):
         """Refuse everything in a child process; see :mod:`walstore.forks`."""
         self._abandoned = self._watch.failure = error
 
-    def _check_process(self) -> None:
+    def _check_home(self) -> None:
         if self._abandoned is not None:
             raise fresh(self._abandoned)
+        self._watch.guard.check()
 
     def _cursor_store(self) -> tuple[CursorStore, Clock]:
-        self._check_process()
+        self._check_home()
         if self._cursors is None:
-            self._cursors = CursorStore(self, fs=self._fs, clock=self._clock, owner=this_process())
+            self._cursors = CursorStore(
+                self,
+                fs=self._fs,
+                clock=self._clock,
+                owner=this_process(),
+                check_home=self._check_home,
+            )
         return self._cursors, self._clock
 
     def __del__(self) -> None:

@@ -29,7 +29,8 @@ _LEAST_FRAME_BYTES: Final = 256 << 10
 
 
 class Transaction:
-    """An append in the making; see :meth:`walstore.Wal.transaction`. One task at a time.
+    """An append in the making; see :meth:`walstore.Wal.transaction`. One task at a time, on the event loop
+    of the log: from another thread or event loop all methods raise WrongLoopError and change nothing.
 
     Use it with ``async with``. If the block raises or is cancelled, everything is rolled back. If the
     commit itself is cancelled, it may have happened all the same: ``span`` is set then.
@@ -82,6 +83,7 @@ class Transaction:
         bad arguments and records that are too large, which leaves the transaction as it was, and
         DiskFullError or StorageUnavailableError if it does not fit the disk, which rolls it back.
         """
+        self._engine.check_home()
         self._check_open()
         times = self._engine.timestamp(timestamp_us)
         group = make_record(value, key, stream, headers, times)
@@ -115,6 +117,7 @@ class Transaction:
         They are copied. TypeError or ValueError for what cannot be a register, RuntimeError after the
         commit. A transaction that is rolled back sets none.
         """
+        self._engine.check_home()
         if self.span is not None:
             raise RuntimeError("the transaction is committed; make another to set registers")
         added = check_registers(update, "update")
@@ -122,6 +125,7 @@ class Transaction:
 
     async def rollback(self) -> None:
         """Forget everything now; leaving the block does nothing more. Twice is allowed."""
+        self._engine.channel.check_loop()
         if not self._is_open:
             return
         self._is_open = False
@@ -130,6 +134,7 @@ class Transaction:
         await self._discard()
 
     async def __aenter__(self) -> Self:
+        self._engine.check_home()
         if self._is_open or self._count or self._failure is not None or self.span is not None:
             raise RuntimeError("a transaction can be entered once; make another")
         if self._engine.is_closing:
@@ -143,6 +148,7 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._engine.channel.check_loop()
         if not self._is_open:
             if error is None and self._has_failed:
                 assert self._failure is not None

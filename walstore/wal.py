@@ -42,8 +42,10 @@ class Wal(Cursored):
     """A write-ahead log in one directory, for one writing process.
 
     Make one with :meth:`open`. All methods belong to the event loop that opened it: from another thread or
-    event loop they raise WrongLoopError, in a forked child WalClosedError. Appends from any number of tasks
-    are committed together; they are never reordered, split or interleaved.
+    event loop they raise WrongLoopError, in a forked child WalClosedError. Only what is looked at without
+    waiting may be asked for on any thread: the offsets and limits, ``registers``, :meth:`streams` and
+    :meth:`statistics`. Appends from any number of tasks are committed together; they are never reordered,
+    split or interleaved.
     """
 
     @classmethod
@@ -340,7 +342,8 @@ class Wal(Cursored):
     def streams(self) -> dict[str, StreamInfo]:
         """Return every stream that was opened or appended to, by name, in the order of opening.
 
-        It includes streams whose first record is accepted and not yet durable.
+        It includes streams whose first record is accepted and not yet durable. May be called on any
+        thread, also after closing.
         """
         return dict(self._channel.ledger.streams)
 
@@ -530,13 +533,14 @@ class Wal(Cursored):
 
     def _cursor_store(self) -> tuple[CursorStore, Clock]:
         engine = self._engine
-        engine.check_process()
+        engine.check_home()
         if engine.cursors is None:
             engine.cursors = CursorStore(
                 self,
                 fs=engine.fs,
                 clock=engine.clock,
                 owner=engine.owner,
+                check_home=engine.check_home,
                 make_worker=engine.host.make_spilling,
             )
         return engine.cursors, engine.clock

@@ -5,13 +5,27 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.local import contents, read_values
-from walstore import Wal, WalError, WrongLoopError
+from tests.local import KIB, SMALL, contents, read_values
+from tests.waiting import until
+from walstore import (
+    Consumer,
+    Cursor,
+    ReadonlyWal,
+    Transaction,
+    Wal,
+    WalError,
+    WalStore,
+    WrongLoopError,
+)
+
+_SPILLING = replace(SMALL, transaction_memory_bytes=16 * KIB)
 
 CALLS: dict[str, Callable[[Wal], object]] = {
     "append_nowait": lambda wal: wal.append_nowait(b"x"),
@@ -26,10 +40,88 @@ COROUTINES: dict[str, Callable[[Wal], object]] = {
     "trim": lambda wal: wal.trim(1),
     "read": lambda wal: anext(wal.reader()),
     "wait_durable": lambda wal: wal.wait_durable(1),
+    "offset_at": lambda wal: wal.offset_at(0),
+    "timestamp_at": lambda wal: wal.timestamp_at(1),
+    "cursor, a new one": lambda wal: wal.cursor("new"),
+    "cursor, one that exists": lambda wal: wal.cursor("mine"),
+    "cursors": lambda wal: wal.cursors(),
+    "delete_cursor": lambda wal: wal.delete_cursor("mine"),
+    "transaction": lambda wal: wal.transaction().__aenter__(),
+    "consumer": lambda wal: wal.consumer("new").__aenter__(),
+    "producer": lambda wal: wal.producer("p").append(b"x"),
+    "close_stream": lambda wal: wal.close_stream("eu"),
     "fence": lambda wal: wal.fence("me"),
     "open_stream": lambda wal: wal.open_stream("eu"),
     "aclose": lambda wal: wal.aclose(),
 }
+
+
+CURSOR: dict[str, Callable[[Cursor], object]] = {
+    "commit": lambda cursor: cursor.commit(2),
+    "rewind": lambda cursor: cursor.rewind(1),
+    "refresh": lambda cursor: cursor.refresh(),
+    "renew": lambda cursor: cursor.renew(),
+    "delete": lambda cursor: cursor.delete(),
+}
+TRANSACTION: dict[str, Callable[[Transaction], object]] = {
+    "append": lambda txn: txn.append(b"x"),
+    "append of what spills": lambda txn: txn.append(bytes(_SPILLING.transaction_memory_bytes)),
+    "append of what is no record": lambda txn: txn.append("x"),  # type: ignore[arg-type]
+    "set_registers": lambda txn: txn.set_registers({"a": "b"}),
+    "rollback": lambda txn: txn.rollback(),
+    "leaving the block": lambda txn: txn.__aexit__(None, None, None),
+    "leaving the block by an error": lambda txn: txn.__aexit__(ValueError, ValueError(), None),
+}
+CONSUMER: dict[str, Callable[[Consumer[Any]], object]] = {
+    "anext": lambda consumer: anext(consumer),
+    "fetch": lambda consumer: consumer.fetch(max_wait=0.1),
+    "batches": lambda consumer: anext(consumer.batches()),
+    "seek": lambda consumer: consumer.seek(3),
+    "commit": lambda consumer: consumer.commit(),
+    "commit of an offset": lambda consumer: consumer.commit(3),
+    "leaving the block": lambda consumer: consumer.__aexit__(None, None, None),
+}
+READONLY: dict[str, Callable[[ReadonlyWal], object]] = {
+    "head": lambda log: log.head,
+    "limit": lambda log: log.limit,
+    "tail": lambda log: log.tail,
+    "epoch": lambda log: log.epoch,
+    "refresh": lambda log: log.refresh(),
+    "read": lambda log: anext(log.reader()),
+    "wait_durable": lambda log: log.wait_durable(1),
+    "offset_at": lambda log: log.offset_at(0),
+    "timestamp_at": lambda log: log.timestamp_at(1),
+    "registers": lambda log: log.registers(),
+    "streams": lambda log: log.streams(),
+    "cursor": lambda log: log.cursor("new"),
+    "cursors": lambda log: log.cursors(),
+    "delete_cursor": lambda log: log.delete_cursor("mine"),
+    "consumer": lambda log: log.consumer("new").__aenter__(),
+    "aclose": lambda log: log.aclose(),
+}
+STORE: dict[str, Callable[[WalStore], object]] = {
+    "wal, one that is open": lambda store: store.wal("open"),
+    "wal, one that is closed": lambda store: store.wal("closed"),
+    "wal, a new one": lambda store: store.wal("new"),
+    "logs": lambda store: store.logs(),
+    "close_log": lambda store: store.close_log("open"),
+    "delete": lambda store: store.delete("open"),
+    "delete of one that is closed": lambda store: store.delete("closed"),
+    "aclose": lambda store: store.aclose(),
+}
+
+
+async def awaited(call: Callable[[], object]) -> object:
+    """Make a call, and wait for it if it is one to be awaited."""
+    found = call()
+    return await found if isinstance(found, Awaitable) else found
+
+
+async def refused(call: Callable[[], object]) -> None:
+    """Assert that a call is refused on the event loop of another thread, as one that did nothing."""
+    error = await in_thread(lambda: asyncio.run(awaited(call)))
+    assert isinstance(error, WrongLoopError), repr(error)
+    assert error.outcome == "not_written"
 
 
 async def in_thread(call: Callable[[], object]) -> object:
@@ -69,14 +161,156 @@ async def test_S9_a_call_from_another_thread(log_directory: Path, name: str, is_
 async def test_S9_a_call_from_another_event_loop(log_directory: Path, name: str) -> None:
     async with Wal.open(log_directory) as wal:
         await wal.append(b"first")
-
-        async def call() -> object:
-            return await COROUTINES[name](wal)
-
-        error = await in_thread(lambda: asyncio.run(call()))
-        assert isinstance(error, WrongLoopError), error
+        await wal.cursor("mine")
+        await refused(lambda: COROUTINES[name](wal))
+        assert [cursor.name for cursor in await wal.cursors()] == ["mine"]
         assert await wal.append(b"second") == 2
         assert await read_values(wal) == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("name", CURSOR)
+async def test_S9_a_cursor(log_directory: Path, name: str) -> None:
+    async with Wal.open(log_directory) as wal:
+        await wal.append_many([b"1", b"2", b"3"])
+        cursor = await wal.cursor("mine", lease_seconds=1000)
+        await cursor.commit(3)
+        await refused(lambda: CURSOR[name](cursor))
+        assert (cursor.position, cursor.target) == (3, 3)
+        await cursor.commit(4)
+        assert await cursor.refresh() == 4
+
+
+@pytest.mark.parametrize("spills", [False, True])
+@pytest.mark.parametrize("name", TRANSACTION)
+async def test_S9_a_transaction(log_directory: Path, name: str, spills: bool) -> None:
+    values = [bytes(_SPILLING.transaction_memory_bytes // 2)] * 3 if spills else [b"1", b"2"]
+    async with Wal.open(log_directory, settings=_SPILLING) as wal:
+        async with wal.transaction() as txn:
+            for value in values:
+                await txn.append(value)
+            await refused(lambda: TRANSACTION[name](txn))
+            assert await txn.append(b"last") == len(values)
+        assert txn.span == range(1, len(values) + 2)
+        assert await read_values(wal) == [*values, b"last"]
+        assert wal.registers == {}
+
+
+@pytest.mark.parametrize("name", CONSUMER)
+async def test_S9_a_consumer(log_directory: Path, name: str) -> None:
+    """Also what was handed out last is as unprocessed as before."""
+    async with Wal.open(log_directory) as wal:
+        await wal.append_many([b"1", b"2", b"3"])
+        async with wal.consumer("mine", auto_commit_seconds=1000) as consumer:
+            assert (await anext(consumer)).value == b"1"
+            await refused(lambda: CONSUMER[name](consumer))
+            assert consumer.position == 2
+            with pytest.raises(KeyError):
+                async with wal.consumer("other", auto_commit_seconds=1000) as other:
+                    await anext(other)
+                    await refused(lambda: CONSUMER[name](other))
+                    raise KeyError
+            assert other.committed == 1
+            assert (await anext(consumer)).value == b"2"
+        assert consumer.committed == 3
+
+
+async def test_S9_a_transaction_of_a_consumer(log_directory: Path, tmp_path: Path) -> None:
+    async with Wal.open(log_directory) as wal, Wal.open(tmp_path / "output") as output:
+        await wal.append_many([b"1", b"2", b"3"])
+        async with wal.consumer("mine", output=output) as consumer:
+            await refused(lambda: consumer.transaction().__aenter__())
+            transaction = consumer.transaction()
+            async with transaction as txn:
+                await txn.append((await anext(consumer)).value)
+                await refused(lambda: transaction.__aexit__(None, None, None))
+                await refused(lambda: transaction.__aexit__(ValueError, ValueError(), None))
+                assert consumer.position == 2
+            assert consumer.committed == 2
+        assert await read_values(output) == [b"1"]
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+@pytest.mark.parametrize("name", READONLY)
+async def test_S9_a_log_open_for_reading(log_directory: Path, name: str, is_waiting: bool) -> None:
+    """Also while somebody waits at home, whom a look from elsewhere would wake on the wrong thread."""
+    async with Wal.open(log_directory) as wal, Wal.open_readonly(log_directory) as log:
+        await wal.append(b"first")
+        await wal.cursor("mine")
+        waiting = None
+        if is_waiting:
+            assert log.limit == 2
+            waiting = asyncio.create_task(log.wait_durable(2))
+            await until(lambda: log.is_polling)
+        await wal.append(b"second")
+        await refused(lambda: READONLY[name](log))
+        if waiting is not None:
+            await waiting
+        assert [cursor.name for cursor in await log.cursors()] == ["mine"]
+        found = [record.value async for record in log.reader(follow=False)]
+        assert found == [b"first", b"second"]
+        await log.refresh()
+
+
+@pytest.mark.parametrize("name", STORE)
+async def test_S9_a_store(tmp_path: Path, name: str) -> None:
+    async with WalStore.open(tmp_path / "store") as store:
+        opened = await store.wal("open")
+        await opened.append(b"1")
+        await store.wal("closed")
+        await store.close_log("closed")
+        await refused(lambda: STORE[name](store))
+        assert store.statistics().open_logs == 1
+        assert await store.logs() == ["closed", "open"]
+        assert await store.wal("open") is opened
+        assert await opened.append(b"2") == 2
+        assert await (await store.wal("closed")).append(b"1") == 1
+    async with WalStore.open(tmp_path / "store") as store:  # its lock was given back
+        assert await read_values(await store.wal("open")) == [b"1", b"2"]
+
+
+async def test_S9_what_may_be_looked_at_from_anywhere(log_directory: Path, tmp_path: Path) -> None:
+    async with Wal.open(log_directory) as wal, WalStore.open(tmp_path / "store") as store:
+        await wal.append_many([b"1"], stream="eu", update={"a": "b"})
+        limits = (wal.head, wal.tail, wal.durable_limit, wal.visible_limit, wal.uploaded_limit)
+
+        def look() -> object:
+            assert wal.statistics().tail == 2
+            assert store.statistics().open_logs == 0
+            seen = (wal.head, wal.tail, wal.durable_limit, wal.visible_limit, wal.uploaded_limit)
+            return seen, dict(wal.registers), list(wal.streams())
+
+        assert await in_thread(look) == (limits, {"a": "b"}, ["eu"])
+
+
+def test_S9_another_event_loop_of_the_same_thread(log_directory: Path, tmp_path: Path) -> None:
+    """While that of the log stands still, and is not closed."""
+
+    async def append(wal: Wal) -> Cursor:
+        await wal.append(b"1")
+        return await wal.cursor("mine")
+
+    with asyncio.Runner() as home:
+        wal = home.run(awaited(lambda: Wal.open(log_directory)))
+        assert isinstance(wal, Wal)
+        cursor = home.run(append(wal))
+        log = home.run(awaited(lambda: Wal.open_readonly(log_directory)))
+        assert isinstance(log, ReadonlyWal)
+        store = home.run(awaited(lambda: WalStore.open(tmp_path / "store")))
+        assert isinstance(store, WalStore)
+        calls: list[Callable[[], object]] = [
+            lambda: wal.append_many([b"x"]),
+            lambda: cursor.commit(2),
+            lambda: log.refresh(),
+            lambda: store.wal("new"),
+            lambda: store.aclose(),
+        ]
+        for call in calls:
+            with pytest.raises(WrongLoopError):
+                asyncio.run(awaited(call))
+        assert log.limit == 2  # no event loop runs, and it is the right thread
+        home.run(cursor.commit(2))
+        for thing in (log, wal, store):
+            home.run(thing.aclose())
 
 
 async def test_S9_many_threads_at_once_put_nothing_into_the_log(log_directory: Path) -> None:

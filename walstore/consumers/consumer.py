@@ -51,7 +51,8 @@ class Consumer(Generic[OutputT]):
     With ``auto_commit_seconds=None`` only :meth:`commit` commits.
 
     Once the cursor was moved by somebody else, the calls raise CursorMovedError; with an output,
-    FencedError. Else they raise what :class:`Reader` and :class:`Cursor` do.
+    FencedError. Else they raise what :class:`Reader` and :class:`Cursor` do. All methods belong to the event
+    loop of the log: from another thread or event loop they raise WrongLoopError.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class Consumer(Generic[OutputT]):
         """Name of the consumer and of its cursor."""
         self._log = log
         self._cursors = cursors
+        self.check_home = cursors.check_home
+        """Not for callers: raises in a child process, another thread or another event loop."""
         self._clock = clock
         self._start = start
         self._auto_commit_seconds = auto_commit_seconds
@@ -100,6 +103,7 @@ class Consumer(Generic[OutputT]):
         self._held: int | None = None
 
     async def __aenter__(self) -> Self:
+        self.check_home()
         if self._keeper is not None:
             raise RuntimeError("a consumer can be entered once; make another")
         cursor = await self._cursors.open(
@@ -129,6 +133,7 @@ class Consumer(Generic[OutputT]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.check_home()
         keeper = self._keeper
         assert keeper is not None
         await keeper.stop()
@@ -161,6 +166,7 @@ class Consumer(Generic[OutputT]):
         return self
 
     async def __anext__(self) -> Record:
+        self.check_home()
         reader, keeper = self._open_reader, self._keeper
         if reader is None or keeper is None or keeper.failure is not None:
             reader = self._reader  # raises
@@ -181,6 +187,7 @@ class Consumer(Generic[OutputT]):
         max_wait: float | None = None,
     ) -> Batch:
         """Return the next records as one batch; see :meth:`Reader.fetch`."""
+        self.check_home()
         reader = self._reader
         self._held = None
         batch = await reader.fetch(max_records=max_records, max_bytes=max_bytes, max_wait=max_wait)
@@ -190,6 +197,7 @@ class Consumer(Generic[OutputT]):
     def seek(self, start: Start | str | int) -> None:
         """Continue at an offset, ``"earliest"`` or ``"latest"``; the next commit moves the cursor there,
         also back. For a time, seek to what the log's ``offset_at`` returns."""
+        self.check_home()
         given: object = start
         if isinstance(given, datetime):
             raise TypeError("a consumer seeks to an offset: seek(await log.offset_at(moment))")
@@ -205,6 +213,7 @@ class Consumer(Generic[OutputT]):
         Durable when it returns; raises as :meth:`Cursor.commit`. InvalidSettingsError for a consumer
         with an output, whose transactions commit.
         """
+        self.check_home()
         keeper = self._entered()
         keeper.check()
         if self._register is not None:
@@ -279,6 +288,7 @@ class Consumer(Generic[OutputT]):
         return self._open_reader.position if self._held is None else self._held
 
     async def _next_batch(self, batches: AsyncIterator[Batch]) -> Batch:
+        self.check_home()
         self._entered().check()
         self._held = None
         batch = await anext(batches)

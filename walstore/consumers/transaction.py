@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Generic, Protocol
@@ -13,6 +14,10 @@ from walstore.records import AnyDurability
 
 class Place(Protocol):
     """What a transaction asks of its consumer."""
+
+    @property
+    def check_home(self) -> Callable[[], None]:
+        """Raises in a child process, another thread or another event loop."""
 
     def check(self) -> int:
         """Return the offset of the next record to be handed out; raises if the consumer cannot go on."""
@@ -46,6 +51,7 @@ class ConsumerTransaction(Generic[OutputT]):
         self._transaction: OutputT | None = None
 
     async def __aenter__(self) -> OutputT:
+        self._place.check_home()
         register = self._register
         self._place.check()
         self._inner = self._output.transaction(
@@ -60,6 +66,7 @@ class ConsumerTransaction(Generic[OutputT]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._place.check_home()
         assert self._inner is not None
         assert self._transaction is not None
         if error is not None:

@@ -7,6 +7,7 @@ still says so. Changes are made by the log's :class:`CursorQueue`, one at a time
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -49,6 +50,8 @@ class Desk:
     clock: Clock
     owner: str
     """Names this process in the files."""
+    check_home: Callable[[], None]
+    """Raises in a child process, another thread or another event loop."""
 
 
 @dataclass(slots=True)
@@ -66,7 +69,8 @@ class Cursor:
 
     Retention keeps everything from there on, unless the cursor has a lease that ended. Any number of
     handles, also in other processes, may be on one cursor; a commit fails if another handle committed
-    since this one last looked. All methods belong to the event loop on which the handle was made.
+    since this one last looked. All methods belong to the event loop of the log: from another thread or
+    event loop they raise WrongLoopError. The properties may be read on any thread.
     """
 
     def __init__(self, *, name: str, state: CursorState, desk: Desk, writer: bytes) -> None:
@@ -143,6 +147,7 @@ class Cursor:
         Raises CursorMovedError if somebody else committed since, OffsetTrimmedError if the lease had
         ended and the position was removed meanwhile, and what :meth:`commit` raises for the disk.
         """
+        self._desk.check_home()
         if self._seen.lease_us:
             tier_head = self._desk.limits.tier_head
             await self._perform(lambda held: self._renew(held, tier_head))
@@ -153,6 +158,7 @@ class Cursor:
         What it returns is durable. The next commit then only fails if somebody commits after this.
         Raises CursorMovedError if the cursor is gone, and what :meth:`commit` raises for the disk.
         """
+        self._desk.check_home()
         await self._perform(self._present)
         return self.position
 
@@ -161,6 +167,7 @@ class Cursor:
 
         Raises CursorMovedError if somebody else committed since. The handle is of no use afterwards.
         """
+        self._desk.check_home()
         await self._perform(self._remove)
 
     def __repr__(self) -> str:
@@ -169,6 +176,7 @@ class Cursor:
     # -- on the event loop -------------------------------------------------------------------
 
     def _check(self, given: int) -> int:
+        self._desk.check_home()
         offset = as_int(given, "the position of a cursor")
         limits = self._desk.limits
         if offset > limits.visible_limit:

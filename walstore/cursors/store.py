@@ -52,14 +52,17 @@ class CursorStore:
         fs: FileSystem,
         clock: Clock,
         owner: str,
+        check_home: Callable[[], None],
         make_worker: Callable[[], Lane] = _make_worker,
         make_tag: Callable[[int], bytes] = os.urandom,
     ) -> None:
         """Work on the directory of ``log``.
 
-        ``owner`` names this process in the files. ``make_worker()`` is called when there is the first
-        thing to do that blocks, and what it made is closed with the store; others must not wait for
-        it, since commits sync. ``make_tag(8)`` returns a name for a handle that no other ever has.
+        ``owner`` names this process in the files. ``check_home()`` raises where the log refuses to be
+        used: in a child process, another thread or another event loop. ``make_worker()`` is called when
+        there is the first thing to do that blocks, and what it made is closed with the store; others must
+        not wait for it, since commits sync. ``make_tag(8)`` returns a name for a handle that no other ever
+        has.
         """
         self._log = log
         self._fs = fs
@@ -68,10 +71,12 @@ class CursorStore:
         self._worker: Lane | None = None
         self._is_closed = False
         self._make_tag = make_tag
+        self.check_home = check_home
+        """Raises where the log refuses to be used."""
         self._queue = CursorQueue(
             fs=fs, clock=clock, worker=self._blocking, directory=log.path, owner=owner
         )
-        self._desk = Desk(log, self._queue, clock, owner)
+        self._desk = Desk(log, self._queue, clock, owner, check_home)
         self._handles: Followers[Cursor] = Followers()
 
     async def open(
@@ -93,6 +98,7 @@ class CursorStore:
         OffsetTrimmedError also for a cursor whose position was removed after its lease ended (delete
         it to begin again), CorruptionError, FormatVersionError, and what a commit raises for the disk.
         """
+        self.check_home()
         name = check_name(name)
         lease_us = None if lease_seconds is None else _lease_us(lease_seconds)
         offset = await self._resolve(start)
@@ -127,6 +133,7 @@ class CursorStore:
 
     async def list(self) -> list[CursorInfo]:
         """Return the cursors by name, damaged ones included. Takes no lock."""
+        self.check_home()
         try:
             return await self._blocking().run(
                 list_cursors, self._fs, self._log.path, self._clock.now_us()
@@ -139,6 +146,7 @@ class CursorStore:
 
         Returns whether there was one. Its handles fail with CursorMovedError from then on.
         """
+        self.check_home()
         name = check_name(name)
         return await self._queue.perform(lambda held: held.remove(name))
 

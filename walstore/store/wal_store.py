@@ -31,6 +31,7 @@ from walstore.forks import abandon_in_children
 from walstore.gates import Gates
 from walstore.host import FileLane, Host
 from walstore.locks import lock_in_store
+from walstore.loop_guard import LoopGuard
 from walstore.observer import Metrics
 from walstore.open_files import OpenFiles
 from walstore.ports import Clock, FileSystem, Tier
@@ -55,7 +56,9 @@ MakeTier = Callable[[str], Tier | None]
 class WalStore:
     """Many logs in one directory, for one writing process.
 
-    Make one with :meth:`open`. All methods belong to the event loop that opened it.
+    Make one with :meth:`open`. All methods belong to the event loop that opened it: from another thread or
+    event loop they raise WrongLoopError, in a forked child WalClosedError. Only :meth:`statistics` may be
+    called on any thread.
     """
 
     @classmethod
@@ -143,6 +146,7 @@ class WalStore:
         self._abandoned: WalClosedError | None = None
         abandon_in_children(self)
         loop = asyncio.get_running_loop()
+        self._guard = LoopGuard("store", loop)
         # Set by the first step of the closing.
         self._close_begun: asyncio.Future[None] = loop.create_future()
         # Ended by aclose().
@@ -159,6 +163,7 @@ class WalStore:
         Raises InvalidSettingsError for what is no name, WalClosedError once the store is closed, and
         what :meth:`walstore.Wal.open` raises. Cancelled, the log stays as it was.
         """
+        self._check_home()
         directory = directory_of(name)
         found = self._logs.get(directory)
         if found is not None and not found.is_closing:
@@ -183,7 +188,7 @@ class WalStore:
 
     async def close_log(self, name: str) -> None:
         """Drain and close the log ``name`` if it is open; see :meth:`walstore.Wal.aclose`."""
-        self._check_process()
+        self._check_home()
         directory = directory_of(name)
         async with self._gates.pass_through(directory):
             found = self._logs.get(directory)
@@ -198,7 +203,7 @@ class WalStore:
 
         Raises LogNotFoundError if there is no such log, WalLockedError if it is open by itself.
         """
-        self._check_process()
+        self._check_home()
         directory = directory_of(name)
         async with self._gates.pass_through(directory):
             self._check_open()
@@ -216,7 +221,9 @@ class WalStore:
     # -- looking -----------------------------------------------------------------------------
 
     def statistics(self) -> StoreStatistics:
-        """Return a snapshot of what the logs share. Those of one log: ``(await wal(n)).statistics()``."""
+        """Return a snapshot of what the logs share. Those of one log: ``(await wal(n)).statistics()``.
+
+        May be called on any thread, also after closing."""
         return StoreStatistics(
             open_logs=len(self._logs),
             opened_logs=self._opened_logs,
@@ -235,7 +242,7 @@ class WalStore:
         Twice is allowed. Cancelling the wait does not stop the closing. If logs failed, raises the
         error of one, with the others noted on it; every log is closed all the same.
         """
-        self._check_process()
+        self._check_home()
         await asyncio.shield(await self._begin_to_close())
 
     def __del__(self) -> None:
@@ -257,12 +264,13 @@ class WalStore:
         """Refuse everything in a child process; see :mod:`walstore.forks`."""
         self._abandoned = error
 
-    def _check_process(self) -> None:
+    def _check_home(self) -> None:
         if self._abandoned is not None:
             raise fresh(self._abandoned)
+        self._guard.check()
 
     def _check_open(self) -> None:
-        self._check_process()
+        self._check_home()
         if self._closing is not None:
             raise WalClosedError("the store is closed")
 

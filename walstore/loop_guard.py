@@ -1,0 +1,41 @@
+"""LoopGuard: refuses every thread and event loop but the one that opened a log or a store."""
+
+from __future__ import annotations
+
+import asyncio
+from threading import get_ident
+from typing import Final
+
+from walstore.errors import WrongLoopError
+
+
+class LoopGuard:
+    """Knows the thread and the event loop that something belongs to: those that run where it is made."""
+
+    __slots__ = ("_loop", "_what", "thread")
+
+    def __init__(self, what: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """``what`` names the thing in errors. Without ``loop``: the event loop that runs."""
+        self._what: Final = what
+        self._loop: Final = loop or asyncio.get_running_loop()
+        self.thread: Final = get_ident()
+        """Identity of the thread."""
+
+    @property
+    def is_home(self) -> bool:
+        """Whether its own thread asks, its event loop is open, and no other event loop runs."""
+        if get_ident() != self.thread:
+            return False
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = self._loop
+        return running is self._loop and not running.is_closed()
+
+    def check(self) -> None:
+        """Raise WrongLoopError for a caller from another thread or event loop."""
+        if not self.is_home:
+            raise WrongLoopError(
+                f"the {self._what} belongs to the event loop and thread that opened it; nothing was written: "
+                "from another thread use asyncio.run_coroutine_threadsafe(call(...), its loop)"
+            )
