@@ -50,8 +50,10 @@ def find_damages(survey: Survey, situation: Situation) -> list[Damage]:
             damages.append(Damage(path, position, _damaged(expected)))
             expected, previous_crc = following, None
         elif is_last and one.lost_marks and expected == following:
-            text = f"a batch without records at offset {expected} is damaged"
-            damages.append(Damage(path, one.runs[-1].end, text))
+            damages.append(Damage(path, one.runs[-1].end, _lost_marks(one, expected)))
+    if not situation.segments and expected == situation.limit:
+        text = f"the segment is gone that begins at offset {expected}; it held no records"
+        damages.append(Damage(str(survey.path), None, text))
     if expected < situation.limit:
         damages.append(
             Damage(
@@ -108,8 +110,18 @@ def _at_the_end(
         yield footer.data_bytes, f"the footer ends at {footer.limit}, the batches at {offset}"
     elif footer is None and not is_last:
         yield end, "the sealed segment has lost its footer"
-    if one.torn_bytes:
+    if one.torn_bytes and not one.ends_early:
         yield end, f"{one.torn_bytes} bytes that hold no acknowledged record"
+
+
+def _lost_marks(one: SegmentSurvey, offset: int) -> str:
+    """Describe the loss of batches without records from the end of the log."""
+    if one.rest_bytes > one.torn_bytes:
+        return f"a batch without records at offset {offset} is damaged"
+    return (
+        f"ends at byte {one.runs[-1].end}, but bytes below {one.synced_position} had been synced: "
+        "changes of registers, streams or producers are missing"
+    )
 
 
 def _damaged(offset: int) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from crc32c import crc32c
 
 from walstore import checkpoint, segment
+from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.repair.damages import find_damages
 from walstore.repair.notes import general_notes, loss_notes
 from walstore.repair.plan import (
@@ -129,16 +130,22 @@ class _Decision:
 
     def _ledger(self) -> tuple[bytes, bool]:
         """Return what the repaired log remembers, and whether no change of it can have been lost."""
-        hint = self._survey.hint if self._situation.is_hint_trusted else None
+        survey, situation = self._survey, self._situation
+        hint = survey.hint if situation.is_hint_trusted else None
         if self._chosen is not None:
-            source, run = self._chosen.pieces[-1]
-            is_cut = source.lost_marks and run is source.runs[-1]
-            return run.ledger, run.ledger_is_exact and not is_cut
+            pieces = self._chosen.pieces
+            source, run = pieces[-1]
+            if not (source.lost_marks and run is source.runs[-1]):
+                return _before(pieces).ledger, _before(pieces).ledger_is_exact
+            if hint is None or not _is_behind(hint, source, run):
+                return _before(pieces).ledger, False
+            end = max(source.synced_position, run.end + source.rest_bytes)
+            return hint.ledger, hint.tail_position >= end and _is_newest(hint, survey.cell)
         if hint is not None and hint.next_offset == self._limit:
-            return hint.ledger, True
-        runs = [run for one in self._situation.stretches for _, run in one.pieces]
+            return hint.ledger, bool(situation.segments) or _is_newest(hint, survey.cell)
+        runs = [run for one in situation.stretches for _, run in one.pieces]
         ledger = runs[-1].ledger if runs else hint.ledger if hint else b""
-        return ledger, not ledger
+        return ledger, not ledger and bool(runs)
 
     # -- what is done ------------------------------------------------------------------------
 
@@ -158,9 +165,15 @@ class _Decision:
                 held = ", ".join(f"[{run.start}, {run.limit})" for run in one.runs) or "nothing"
                 self._set_aside(one.name, f"readable in it: {held}")
         for at, (source, run) in enumerate(pieces):
-            self._place(source, run, is_last=at + 1 == len(pieces))
+            self._place(
+                source, run, _before(pieces[: at + 1]).timestamp_us, is_last=at + 1 == len(pieces)
+            )
         if chosen is None:
             self._begin_anew()
+        if not situation.segments and not self._lost():
+            name = segment.file_name(self._limit)
+            text = f"begin the log again at offset {self._limit} with what the checkpoint remembers"
+            self._step(RepairKind.REBUILD_HEADER, name, text)
         self._explain_loss()
         paths = {damage.path for damage in damages}
         for name, kind in (
@@ -189,8 +202,8 @@ class _Decision:
             record_name=self._free_name(lambda number: f"repair-{number}.json"),
         )
 
-    def _place(self, source: SegmentSurvey, run: Run, *, is_last: bool) -> None:
-        """Leave a segment as it is, or write it anew from the run."""
+    def _place(self, source: SegmentSurvey, run: Run, timestamp_us: int, *, is_last: bool) -> None:
+        """Leave a segment as it is, or write it anew from the run, whose last record has that time."""
         header, footer = source.header, source.footer
         is_cut_short = is_last and self._limit < self._situation.limit
         is_sealed = not is_last or (source.was_sealed and not is_cut_short)
@@ -222,11 +235,14 @@ class _Decision:
         if is_sealed and footer != summary_of(run) and not begins_late:
             self._step(RepairKind.REBUILD_FOOTER, source.name, f"write the footer of {name} again")
         elif not is_sealed and source.lost_marks and run is source.runs[-1]:
-            self._step(
-                RepairKind.CUT_TAIL,
-                source.name,
-                f"cut {source.rest_bytes} bytes off {name}, damaged batches without records",
+            text = (
+                f"cut {source.rest_bytes} bytes off {name}, damaged batches without records"
+                if source.rest_bytes
+                else f"end {name} at byte {run.end}; batches behind it are missing"
             )
+            if self._ledger()[1]:
+                text += "; what they changed is taken from the checkpoint"
+            self._step(RepairKind.CUT_TAIL, source.name, text)
         elif not is_sealed and source.torn_bytes:
             self._step(
                 RepairKind.CUT_TAIL,
@@ -235,18 +251,20 @@ class _Decision:
             )
         holds_more = run is not source.runs[-1] or source.was_sealed or source.rest_bytes > 0
         is_cut = not is_sealed and holds_more
+        ledger, _ = self._ledger()
+        needs_ledger = not is_sealed and bool(ledger) and (begins_late or ledger != run.ledger)
         is_changed = (
             len(self._steps) > before
             or begins_late
             or is_other_start
             or is_cut
             or bool(source.extents)
+            or needs_ledger
         )
         if not is_changed:
             return
         epoch = header.epoch if header is not None else run.first_epoch
         created_us = header.created_us if header is not None else run.created_us
-        ledger, _ = self._ledger()
         self._outputs.append(
             Output(
                 name=name,
@@ -260,10 +278,10 @@ class _Decision:
                 created_us=created_us,
                 previous_crc=run.previous_crc,
                 last_crc=run.last_crc,
-                timestamp_us=run.timestamp_us,
+                timestamp_us=timestamp_us,
                 patches=run.patches,
                 is_sealed=is_sealed,
-                needs_ledger=begins_late and not is_sealed and bool(ledger),
+                needs_ledger=needs_ledger,
                 salt=_moved_salt(source.salt, run.position),
             )
         )
@@ -333,12 +351,33 @@ class _Decision:
         if is_decided and lost:
             kept = Interval(self._head, self._limit)
             yield from loss_notes(self._survey, self._situation, self._chosen, kept, lost)
-        is_kept = self._chosen is not None or lost
-        if is_decided and is_kept and not self._ledger()[1]:
+        if is_decided and not self._ledger()[1]:
             yield (
-                "registers, producers and streams that changed in the damaged batches have their "
-                "older values"
+                "registers, producers and streams that changed in the damaged or missing batches have "
+                "their older values"
             )
+
+
+def _before(pieces: list[tuple[SegmentSurvey, Run]]) -> Run:
+    """Return the last run that has frames, which say how the log stands; if none has, the last one."""
+    return next((run for _, run in reversed(pieces) if not run.is_empty), pieces[-1][1])
+
+
+def _is_behind(hint: Checkpoint, source: SegmentSurvey, run: Run) -> bool:
+    """Return whether the checkpoint was written at the end of a run or behind it, with no record between."""
+    return (
+        (hint.tail_start, hint.tail_salt) == (source.start, source.salt)
+        and hint.next_offset == run.limit
+        and hint.tail_position >= run.end
+    )
+
+
+def _is_newest(hint: Checkpoint, cell: DurableCell | None) -> bool:
+    """Return whether nothing is known to have been synced that the checkpoint does not cover."""
+    if cell is None:
+        return hint.is_closed
+    is_same = (cell.tail_start, cell.tail_salt) == (hint.tail_start, hint.tail_salt)
+    return is_same and cell.tail_position <= hint.tail_position
 
 
 def _healed_in(source: SegmentSurvey, run: Run) -> list[Healed]:

@@ -50,7 +50,8 @@ class RepairKind(StrEnum):
     RESTORE = "restore"
     """Fill the place of damaged or missing batches with the records of a copy."""
     CUT_TAIL = "cut-tail"
-    """Cut bytes behind the last batch off that hold no acknowledged record."""
+    """Cut bytes behind the last batch off that hold no acknowledged record. If they were synced batches
+    without records, write what is known of the log's memory behind the last batch that is left."""
     SET_ASIDE = "set-aside"
     """Move a file that is not part of the log (any more) away."""
     TRUNCATE = "truncate"

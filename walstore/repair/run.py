@@ -40,6 +40,11 @@ class Run:
     patches: tuple[Patch, ...] = ()
     """Bytes that are wrong in the file, with what they should be."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no frame in it: it is the place where the segment's frames would begin."""
+        return self.position == self.end
+
     def joined(self, later: Run) -> Run:
         """Return both runs as one; ``later`` must follow directly in the same file."""
         return dataclasses.replace(
@@ -83,6 +88,8 @@ class SegmentSurvey:
     """Bytes behind the last frame that were never acknowledged."""
     rest_bytes: int = 0
     """Bytes behind the last frame that are not zero, whatever they are; those included."""
+    synced_position: int = 0
+    """Bytes below it had been synced, as checkpoint or durable cell say of the last segment; 0 if unknown."""
     contradicts: str = ""
     """How the checkpoint contradicts these frames; empty if it does not."""
     extents: tuple[Extent, ...] = ()
@@ -91,9 +98,18 @@ class SegmentSurvey:
 
     @property
     def lost_marks(self) -> bool:
-        """Whether batches behind the last whole one are damaged, of which the file does not say that they
-        held records; they changed the ledger at the least."""
-        return self.rest_bytes > self.torn_bytes and self.footer is None and bool(self.runs)
+        """Whether batches behind the last whole one are damaged or missing, of which the file does not say
+        that they held records; they changed the ledger at the least."""
+        return (
+            (self.rest_bytes > self.torn_bytes or self.ends_early)
+            and self.footer is None
+            and bool(self.runs)
+        )
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether bytes behind the last whole batch had been synced."""
+        return not self.was_sealed and bool(self.runs) and self.synced_position > self.runs[-1].end
 
     @property
     def first_offset(self) -> int:

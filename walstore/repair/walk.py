@@ -54,6 +54,8 @@ class SegmentWalk:
         self._end = found.footer.data_bytes if found.footer else found.size_bytes
         found.salt = _salt_of(file, self._end, found)
         self._evidence = evidence_of(found.start, found.salt, hint, cell)
+        if is_last:
+            found.synced_position = self._evidence.durable_position
         self._scan = FrameScan(file, self._end, found.salt)
         footer = found.footer
         known = [Mark(footer.data_bytes, footer.limit, footer.last_crc)] if footer else []
@@ -92,6 +94,21 @@ class SegmentWalk:
             at = following
             self._is_exact = False
         found.rest_bytes = self._scan.used_limit(at) - at
+        if header is not None and self._held_no_records():
+            found.runs.append(_empty_run(found.start, header.previous_crc, header.epoch))
+
+    def _held_no_records(self) -> bool:
+        """Return whether the log ends in this segment, none of its frames is whole, and none had records."""
+        return (
+            self._is_last
+            and not self._found.runs
+            and not self._found.was_sealed
+            and (
+                self._found.rest_bytes > self._found.torn_bytes
+                or self._evidence.durable_position > segment.HEADER_BYTES
+            )
+            and self._evidence.durable_limit <= self._found.start
+        )
 
     def _follow(self, at: int, first: frame.FrameHeader) -> tuple[int, Chain]:
         """Note the run that begins at ``at``."""

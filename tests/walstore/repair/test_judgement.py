@@ -86,17 +86,22 @@ def test_a_header_of_a_later_epoch_than_its_batches(log_directory: Path) -> None
     assert asyncio.run(_registers(log_directory)) == {"owner": "2"}
 
 
-def test_a_damaged_batch_without_records_at_the_end(log_directory: Path) -> None:
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_a_damaged_batch_without_records_at_the_end(
+    has_checkpoint: bool, log_directory: Path
+) -> None:
     """Opening refuses what had been synced; repair names it, cuts it off and says what that means."""
     asyncio.run(_make(log_directory))
     (path,) = log_directory.glob("*.wal")
+    if not has_checkpoint:
+        (log_directory / "CHECKPOINT").unlink()
     at = path.read_bytes().rindex(b"WBF1")
     flip(path, at + 100)
     flip(path, at + 101)
     plan = plan_repair(log_directory, fs=FS)
     assert any("a batch without records" in damage.message for damage in plan.damages)
     assert [step.kind for step in plan.steps] == [RepairKind.CUT_TAIL]
-    assert any("older values" in note for note in plan.notes)
+    assert any("older values" in note for note in plan.notes) != has_checkpoint
     apply_repair(plan, fs=FS)
     assert not plan_repair(log_directory, fs=FS).is_needed
-    assert asyncio.run(_registers(log_directory)) == {"owner": "1"}
+    assert asyncio.run(_registers(log_directory)) == {"owner": "2" if has_checkpoint else "1"}
