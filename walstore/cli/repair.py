@@ -85,7 +85,7 @@ def repair(
     if as_json:
         print_json(_to_json(plan, is_applied=confirm and plan.is_needed))
     else:
-        _print(plan)
+        _print(plan, path)
     _conclude(plan, again, is_applied=confirm)
 
 
@@ -149,7 +149,8 @@ def _could_heal(plan: RepairPlan) -> bool:
     return any(one.start < plan.uploaded_limit for one in plan.unreadable)
 
 
-def _print(plan: RepairPlan) -> None:
+def _print(plan: RepairPlan, path: Path) -> None:
+    """Print a plan, with paths as they were given."""
     fields: list[tuple[str, Any]] = [("location", plan.path), ("log id", plan.log_id or "lost")]
     fields += [("damaged", damage) for damage in plan.damages] or [("damaged", "nothing")]
     fields += [("unreadable", one) for one in plan.unreadable]
@@ -160,7 +161,7 @@ def _print(plan: RepairPlan) -> None:
         fields += [("lost", one) for one in plan.lost] or [("lost", "nothing")]
         fields.append(("offsets then", Interval(plan.head, plan.limit)))
     fields += [("note", note) for note in plan.notes]
-    print_fields(fields)
+    print_fields([(name, str(value).replace(plan.path, str(path))) for name, value in fields])
 
 
 def _to_json(plan: RepairPlan, *, is_applied: bool) -> dict[str, Any]:
