@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -83,7 +84,10 @@ class Transaction:
         bad arguments and records that are too large, which leaves the transaction as it was, and
         DiskFullError or StorageUnavailableError if it does not fit the disk, which rolls it back.
         """
-        self._engine.check_home()
+        if (
+            get_ident() != self._engine.channel.thread
+        ):  # for each record; spilling looks at the loop, too
+            self._engine.check_home()
         self._check_open()
         times = self._engine.timestamp(timestamp_us)
         group = make_record(value, key, stream, headers, times)
@@ -95,12 +99,15 @@ class Transaction:
                 size_bytes=group.size_bytes - RECORD_OVERHEAD_BYTES,
                 limit_bytes=limit,
             )
+        threshold = self._memory_bytes if self._spill is None else self._frame_bytes
+        is_full = self._draft.size_bytes + group.size_bytes > threshold
+        if is_full:
+            self._engine.check_home()
         place = self._count
         self._draft.extend(group)
         self._draft.size_bytes += group.size_bytes
         self._count = place + 1
-        threshold = self._memory_bytes if self._spill is None else self._frame_bytes
-        if self._draft.size_bytes > threshold:
+        if is_full:
             try:
                 await self._write_out()
             except asyncio.CancelledError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self
 
@@ -81,6 +82,7 @@ class Consumer(Generic[OutputT]):
         """Name of the consumer and of its cursor."""
         self._log = log
         self._cursors = cursors
+        self._thread = get_ident()
         self.check_home = cursors.check_home
         """Not for callers: raises in a child process, another thread or another event loop."""
         self._clock = clock
@@ -166,7 +168,10 @@ class Consumer(Generic[OutputT]):
         return self
 
     async def __anext__(self) -> Record:
-        self.check_home()
+        if (
+            get_ident() != self._thread
+        ):  # for each record; reading more looks at the event loop, too
+            self.check_home()
         reader, keeper = self._open_reader, self._keeper
         if reader is None or keeper is None or keeper.failure is not None:
             reader = self._reader  # raises
