@@ -214,8 +214,8 @@ def test_mistakes_are_told(spark: SparkSession, landing, url):
             landing.run(stream(spark, url, **options))
     with pytest.raises(AnalysisException, match="unknown option cursorname"):
         spark.read.format("walstore").option("cursorName", "etl").load(url).count()
-    with pytest.raises(StreamingQueryException, match="LogNotFoundError: there is no log at"):
-        landing.run(stream(spark, url + "2"))
+    with pytest.raises(AnalysisException, match="LogNotFoundError: there is no log at"):
+        stream(spark, url + "2")
 
 
 def test_columns_are_chosen_by_the_schema(spark: SparkSession, landing, url):
