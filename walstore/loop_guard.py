@@ -1,4 +1,4 @@
-"""LoopGuard: refuses every thread and event loop but the one that opened a log or a store."""
+"""LoopGuard: refuses every thread and event loop but those of whoever opened a log or a store."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class LoopGuard:
 
     @property
     def is_home(self) -> bool:
-        """Whether its own thread asks, its event loop is open, and no other event loop runs."""
-        if get_ident() != self.thread:
-            return False
+        """Whether its own event loop runs the caller; or none does, and the thread is the one that opened it.
+
+        An event loop runs in one thread at a time, but may run in another one later.
+        """
         try:
-            running = asyncio.get_running_loop()
+            return asyncio.get_running_loop() is self._loop
         except RuntimeError:
-            running = self._loop
-        return running is self._loop and not running.is_closed()
+            return get_ident() == self.thread and not self._loop.is_closed()
 
     def check(self) -> None:
         """Raise WrongLoopError for a caller from another thread or event loop."""
