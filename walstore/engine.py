@@ -377,8 +377,10 @@ class Engine:
         self.source.closed = writer.failure or closed
         self.state.end(self.source.closed)
         await self._release()
-        if shipping is not None and (error := shipping.exception()) is not None:
-            raise error
+        if shipping is not None and not shipping.cancelled():  # it may be, before it ran
+            error = shipping.exception()
+            if error is not None:
+                raise error
         if writer.failure is not None:
             raise writer.failure
 

@@ -305,3 +305,19 @@ async def test_one_reader_through_all_tiers_while_they_change(log_directory: Pat
     assert found.tier_reads
     assert found.file_reads
     assert found.cache_hits
+
+
+@pytest.mark.parametrize("later", [0, 1, 2, 3])
+async def test_everything_is_cancelled_before_shipping_has_begun(
+    log_directory: Path, later: int
+) -> None:
+    """Closing ends without a cancellation of its own, and what was accepted is on disk."""
+    wal = await Wal.open(log_directory, tier=tier(CountingStore(MemoryStore())))
+    wal.append_nowait(b"accepted")
+    for _ in range(later):
+        await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await wal.aclose()
+    async with Wal.open(log_directory) as wal:
+        assert await wal.wait_durable(1) is None
