@@ -40,11 +40,6 @@ class Found:
     given_up: list[int] = field(default_factory=list)
     """First offsets of segments wholly below the head, which a deletion that was interrupted left."""
 
-    @property
-    def last_start(self) -> int:
-        """First offset of the last segment."""
-        return self.header.start
-
 
 def find_log(
     fs: FileSystem,
