@@ -347,7 +347,7 @@ class Channel:
     # -- inside ------------------------------------------------------------------------------
 
     def check_loop(self) -> None:
-        """Raise WrongLoopError unless the log's own event loop runs the caller; see :mod:`walstore.loop_guard`."""
+        """Raise WrongLoopError unless the log's own event loop runs the caller."""
         if self._guard.is_home:
             return
         if self._closed is not None:
