@@ -66,8 +66,16 @@ def open_descriptors(directory: Path) -> list[str]:
 
 
 def copy_log(source: Path, target: Path) -> Path:
-    """Copy a log's files, as they lie on disk now."""
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns("LOCK"))
+    """Copy a log's files, as they lie on disk now.
+
+    A log that is open may meanwhile give a file its name, or delete it: such a file is left out.
+    """
+
+    def copy(found: str, to: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copy2(found, to)
+
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("LOCK"), copy_function=copy)
     return target
 
 

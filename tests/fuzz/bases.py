@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.local import copy_log
 from walstore import Record, Settings, Wal
 from walstore.directory import REPAIR_NAME, RESTORE_NAME
 from walstore.posix import PosixFile, PosixFileSystem
@@ -152,7 +152,7 @@ async def _make(path: Path, name: str, fill: Fill, settings: Settings, *, is_clo
             await wal.trim(5)
         registers, head, limit = dict(wal.registers), wal.head, wal.tail
         if not is_closed:
-            await asyncio.to_thread(shutil.copytree, path, copy)
+            await asyncio.to_thread(copy_log, path, copy)
     files = read_files(path if is_closed else copy)
     return Base(name, files, records, registers, head, limit)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.local import UnsyncedFileSystem, open_descriptors, read_values
+from tests.local import UnsyncedFileSystem, copy_log, open_descriptors, read_values
 from tests.scenarios.stores import SEGMENT
 from tests.waiting import until
 from walstore import (
@@ -59,7 +58,7 @@ async def test_parked_logs_survive_a_crash(scratch: Path, tmp_path: Path) -> Non
         for turn in range(3):
             for n in range(5):
                 await (await store.wal(str(n))).append(b"%d" % turn)
-        await asyncio.to_thread(shutil.copytree, scratch, tmp_path / "crashed")
+        await asyncio.to_thread(copy_log, scratch, tmp_path / "crashed")
     async with WalStore.open(tmp_path / "crashed") as store:
         for n in range(5):
             assert await read_values(await store.wal(str(n))) == [b"0", b"1", b"2"]
