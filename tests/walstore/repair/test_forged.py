@@ -70,8 +70,10 @@ def make(
 
 
 def lose(file: Path, at: int, size: int) -> None:
+    """Make zeros of ``size`` bytes, or ones of what was zeros already."""
     data = bytearray(file.read_bytes())
-    data[at : at + size] = bytes(min(size, len(data) - at))
+    size = min(size, len(data) - at)
+    data[at : at + size] = bytes(size) if any(data[at : at + size]) else b"\xff" * size
     file.write_bytes(data)
 
 
