@@ -70,10 +70,10 @@ def make(
 
 
 def lose(file: Path, at: int, size: int) -> None:
-    """Make zeros of ``size`` bytes, or ones of what was zeros already."""
+    """Make zeros of ``size`` bytes; of a single one, what no flip of one bit brings back."""
     data = bytearray(file.read_bytes())
     size = min(size, len(data) - at)
-    data[at : at + size] = bytes(size) if any(data[at : at + size]) else b"\xff" * size
+    data[at : at + size] = bytes(size) if size > 1 else bytes([data[at] ^ 0x55])
     file.write_bytes(data)
 
 
