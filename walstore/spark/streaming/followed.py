@@ -119,24 +119,28 @@ class FollowedStore:
 
 
 class FollowedDirectory:
-    """A log in a directory of this machine, beside its writer. How far it reaches is known at any time."""
+    """A log in a directory of this machine, beside its writer. How far it reaches is known at any time.
 
-    def __init__(self, log: NamedLog, *, use_tier: bool) -> None:
-        """Follow ``log``."""
+    The log belongs to ``loop``, and is looked at there only: Spark may call from another thread each time.
+    """
+
+    def __init__(self, log: NamedLog, loop: Loop, *, use_tier: bool) -> None:
+        """Follow ``log`` on ``loop``."""
         self.name = (log.topic, log.partition)
         self._named = log
+        self._loop = loop
         self._use_tier = use_tier
         self._log: ReadonlyWal | None = None
 
     @property
     def head(self) -> int:
         """First offset in the directory; what lies before it may be in its tier."""
-        return 1 if self._log is None else self._log.head
+        return 1 if self._log is None else self._loop.run(_head(self._log))
 
     @property
     def limit(self) -> int:
         """The durable limit."""
-        return 1 if self._log is None else self._log.limit
+        return 1 if self._log is None else self._loop.run(_limit(self._log))
 
     async def ask(self) -> None:
         """Make sure that the directory still holds that log."""
@@ -182,8 +186,16 @@ def follow(log: NamedLog, loop: Loop, *, use_tier: bool, open_store: StoreOpener
     """Return a log to be followed; nothing is opened yet."""
     if log.location.is_store:
         return FollowedStore(log, loop, open_store)
-    return FollowedDirectory(log, use_tier=use_tier)
+    return FollowedDirectory(log, loop, use_tier=use_tier)
 
 
 def _place(log: NamedLog) -> Location:
     return replace(log.location, topic=log.topic)
+
+
+async def _head(log: ReadonlyWal) -> int:
+    return log.head
+
+
+async def _limit(log: ReadonlyWal) -> int:
+    return log.limit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,19 @@ async def test_only_durable_records_are_seen(log_directory):
             assert offsets(await asyncio.to_thread(query.drain)) == [1]
         await wal.flush()
         assert offsets(await asyncio.to_thread(query.drain)) == [2]
+
+
+def test_each_call_may_come_from_another_thread(log_directory):
+    """One at a time, as Spark calls."""
+    write(log_directory, 1)
+    query = Query(log_directory)
+    found = []
+    for _ in range(3):
+        thread = threading.Thread(target=lambda: found.append(offsets(query.drain())))
+        thread.start()
+        thread.join()
+        write(log_directory, 1)
+    assert found == [[1], [2], [3]]
 
 
 def test_a_log_without_its_durable_cell(log_directory):
