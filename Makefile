@@ -9,6 +9,9 @@ PYTHON ?=
 # Further arguments for pytest, for example: make test ARGS="-k recovery -x"
 ARGS ?=
 
+# A process that may not keep compiled modules compiles all it imports again, and pytest each of its workers.
+unexport PYTHONDONTWRITEBYTECODE
+
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(VENV)/bin/python -m pytest
 # On all processors, unless told otherwise: make test WORKERS=0
