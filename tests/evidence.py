@@ -25,7 +25,7 @@ from walstore.verify.verifying import verify_directory
 FS = UnsyncedFileSystem()
 CHECKPOINT, DURABLE = checkpoint.FILE_NAME, checkpoint.CELL_FILE_NAME
 SECTOR = 512
-STRIDES = [pytest.param(13, id="some"), pytest.param(3, id="most", marks=pytest.mark.slow)]
+STRIDES = [pytest.param(41, id="some"), pytest.param(3, id="most", marks=pytest.mark.slow)]
 HINTS = [
     pytest.param((), id="all hints"),
     pytest.param((DURABLE,), id="no cell"),

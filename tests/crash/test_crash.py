@@ -18,7 +18,7 @@ from tests.crash.promises import BrokenPromiseError, Found, Promises
 from tests.crash.recorder import Life, record_life, record_restarts
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "crash"
-QUICK_SEEDS = (0, 4, 6, 8)
+SEEDS = (0, 8, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (4, 6)))
 """Lives that sync with each commit, or after some time; the last one compresses."""
 QUICK_MOMENTS = 60
 STEPS = 8
@@ -55,7 +55,7 @@ def _all(life: Life) -> range:
     return range(len(life.events) + 1)
 
 
-@pytest.mark.parametrize("seed", QUICK_SEEDS)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_power_failure_breaks_no_promise(tmp_path: Path, seed: int, can_trace: bool) -> None:
     life = record_life(tmp_path, seed, STEPS) if can_trace else load(GOLDEN / "life.xz")
     assert _try([life], 3, tmp_path / "failures", _a_share).tried >= 80

@@ -154,7 +154,7 @@ HOW: dict[str, dict[str, Any]] = {
     "dead": {"error": errno.EIO, "times": None},
 }
 SYNCS = ["batch", "os", 3600.0]
-STRIDES = [pytest.param(5, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+STRIDES = [pytest.param(17, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 
 
 async def live(directory: Path, fs: FaultyFileSystem, program: str, sync: Any, fault: Any) -> Told:

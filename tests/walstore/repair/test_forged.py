@@ -133,7 +133,7 @@ def nested(size_bytes: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["chained", "alike", "nested"])
-@pytest.mark.parametrize("lost_bytes", [1, SECTOR])
+@pytest.mark.parametrize("lost_bytes", [SECTOR, pytest.param(1, marks=pytest.mark.slow)])
 def test_many_frames_in_a_value(
     log_directory: Path, version: int, kind: str, lost_bytes: int
 ) -> None:
