@@ -204,7 +204,7 @@ class TieredSource:
     async def _offset_in_files(self, timestamp_us: int, least: int = 0) -> int:
         """Return what :meth:`offset_at` does, from the segments that end behind ``least``."""
         while True:
-            limit, head = self.limit, self._state.head
+            limit = self.limit
             segments = [
                 one
                 for one in self._segments_at(timestamp_us)
@@ -214,7 +214,7 @@ class TieredSource:
             try:
                 found = await self._worker.run(find_offset, self._fs, segments, timestamp_us, limit)
             except OSError as error:
-                if self._state.head > head:
+                if any(one.start not in self._state.segments for one in segments):
                     continue  # deleted meanwhile
                 raise describe_read(error, segments[0].path.parent) from error
             return max(limit if found is None else found, self._state.head)

@@ -85,6 +85,8 @@ class LogView:
         ``timestamp_us`` counts microseconds since 1970 UTC. Reads one segment at one place. Raises
         OffsetTrimmedError if that segment vanished, CorruptionError.
         """
+        if self.head == self.durable_limit:
+            return self.head  # no record is left, and the last segment may be deleted
         sources = [s for s in self.segments if s.summary is not None or s is self.segments[-1]]
         try:
             found = find_offset(self.fs, sources, timestamp_us, self.durable_limit)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.local import SMALL, UnsyncedFileSystem, copy_log, drop_before, segments
+from tests.waiting import until
 from walstore import (
     CorruptionError,
     OffsetNotWrittenError,
@@ -164,6 +165,24 @@ async def test_many_records_of_one_moment(log_directory: Path) -> None:
                 assert await source.offset_at(moment + 1) == last
                 assert await source.timestamp_at(2) == await source.timestamp_at(last - 1) == moment
     assert len(segments(log_directory)) > 4
+
+
+async def test_a_segment_that_goes_while_it_is_asked(
+    log_directory: Path, faulty: FaultyFileSystem
+) -> None:
+    """It was trimmed as the active one, so the head does not move when it goes."""
+    async with Wal.open(log_directory, settings=SMALL, fs=faulty) as wal:
+        await wal.append_many([b"x"] * 3)
+        assert await wal.trim(4) == 4
+        view = await asyncio.to_thread(LogView.open, log_directory)
+        (path,) = segments(log_directory)
+        with faulty.hold("open", name=path.name) as hold:
+            asked = asyncio.create_task(wal.offset_at(0))
+            await hold.wait_entered()
+            await wal.rotate()
+            await until(lambda: not path.exists())
+        assert await asked == 4
+        assert await asyncio.to_thread(view.offset_at, 0) == 4
 
 
 # -- what it costs ---------------------------------------------------------------------------------
