@@ -37,7 +37,7 @@ test: $(DEV) ## Run the quick tests
 	$(PYTEST) -m "not slow" $(PARALLEL) $(ARGS)
 
 .PHONY: test-slow
-test-slow: $(DEV) ## Run the tests that take longer than two seconds each
+test-slow: $(DEV) ## Run the tests that take longer than about a second each
 	$(PYTEST) -m slow $(PARALLEL) $(ARGS)
 
 .PHONY: test-debug

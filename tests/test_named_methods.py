@@ -39,6 +39,7 @@ def texts_of(raised: ast.Raise) -> str:
     return " ".join(part.value for part in parts if isinstance(part.value, str))
 
 
+@pytest.mark.slow
 def test_messages_name_methods_that_exist() -> None:
     """With a class before the name: of that class. Without: of something here."""
     methods: dict[str, set[str]] = {}

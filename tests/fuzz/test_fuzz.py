@@ -39,6 +39,7 @@ def test_logs_that_nobody_damaged_have_no_problems(bases: list[Base], tmp_path: 
         assert worker.open_input(tmp_path, inputs.undamaged(base)) == []
 
 
+@pytest.mark.slow
 def test_a_worker_says_what_it_opened(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.fuzz.worker", "2", "7", "2", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, check=True)

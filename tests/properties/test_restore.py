@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ APPENDS = st.lists(
 FRAGMENTS = UploadSettings(fragment_bytes=4096, fragment_age_seconds=0.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(APPENDS, st.integers(0, 3), st.none() | st.floats(0, 1), st.integers(1, 5))
 def test_through_the_cloud_and_back(

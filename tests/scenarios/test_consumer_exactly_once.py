@@ -62,6 +62,7 @@ async def copy_under_fire(directory: Path, *, total: int, kills: int, seed: int)
     return len(set(positions))
 
 
+@pytest.mark.slow
 @pytest.mark.kill
 async def test_a_few_kills_while_copying(tmp_path: Path) -> None:
     assert await copy_under_fire(tmp_path / "logs", total=300, kills=3, seed=1) > 1

@@ -268,6 +268,7 @@ async def test_one_watch_looks_after_the_space_for_all_logs(scratch: Path) -> No
 # -- many --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_hundreds_of_idle_logs(scratch: Path) -> None:
     await _many_idle_logs(scratch, 500)
 

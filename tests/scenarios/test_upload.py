@@ -275,6 +275,7 @@ async def test_uploaded_segments_leave_the_local_disk(log_directory: Path) -> No
         assert [r.value async for r in wal.reader(590, follow=False)] == expected[589:]
 
 
+@pytest.mark.slow
 async def test_one_reader_through_all_tiers_while_they_change(log_directory: Path) -> None:
     """From the cloud over files and cache to live, without gap or duplicate, under rotation,
     upload and deletion."""

@@ -97,6 +97,7 @@ async def test_S14_a_torn_write_of_a_value_that_holds_whole_frames_is_torn(
     await asyncio.to_thread(check)
 
 
+@pytest.mark.slow
 async def test_S14_seventy_thousand_frames_in_a_torn_value_take_little_time(scratch: Path) -> None:
     foreign = await frames_of_a_log(scratch / "foreign", 9)
     later = foreign[-len(foreign) // 9 :]

@@ -31,6 +31,7 @@ def test_a_seed_is_always_the_same_history(seed: int) -> None:
     assert traces[0] == traces[1]
 
 
+@pytest.mark.slow
 def test_a_disk_that_lies_is_found() -> None:
     found = set()
     for seed in range(8):

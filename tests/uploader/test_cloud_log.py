@@ -429,6 +429,7 @@ async def test_a_fragment_of_the_same_length_and_offsets(store) -> None:
     assert told.value.path == path
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(seq_no=st.integers(1, 3), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_found_or_changes_nothing(seq_no: int, place: float, bit: int) -> None:

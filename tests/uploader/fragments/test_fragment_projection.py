@@ -112,6 +112,7 @@ async def test_fragments_of_wal3_have_their_own_time(store, reader, made):
     assert found.streams == whole.streams
 
 
+@pytest.mark.slow
 async def test_damage_is_found_or_changes_nothing(store, reader):
     content = records(300, value_bytes=1000)
     entry = await put(store, content)

@@ -36,6 +36,7 @@ def test_a_log_in_a_bucket(log_directory, s3_url, s3_server):  # noqa: F811
     assert b"secret-of-the-tests" not in pickle.dumps(partitions)
 
 
+@pytest.mark.slow
 def test_several_logs_in_a_bucket(s3_url, s3_server):  # noqa: F811
     bare, _, query = s3_url.partition("?")
     for name in ("bills", "eu/clicks"):

@@ -240,6 +240,7 @@ def test_a_foreign_file_named_like_a_segment_is_found(log_directory: Path) -> No
     assert verify_directory(log_directory).problems[0].message == "not a walstore segment"
 
 
+@pytest.mark.slow
 def test_damaged_and_lying_checkpoints_are_found(log_directory: Path, tmp_path: Path) -> None:
     _fill(log_directory)
     path = log_directory / FILE_NAME

@@ -37,6 +37,7 @@ def test_each_record_once_as_they_come(s3_url, layout):  # noqa: F811
     assert cursor(s3_url, "etl") == 21
 
 
+@pytest.mark.slow
 def test_many_logs_of_a_bucket(s3_url, s3_server):  # noqa: F811
     bare, _, parameters = s3_url.partition("?")
     for name in ("orders-eu", "orders-us", "clicks"):
