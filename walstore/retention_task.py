@@ -109,7 +109,7 @@ class Retention:
         Cancelled while it deletes, what was begun is finished.
         """
         is_limited = self._seconds is not None or self._bytes is not None
-        with contextlib.suppress(WalClosedError):  # others are told
+        with contextlib.suppress(WalError):  # the log failed; others are told
             while True:
                 self._state.shrinkable.clear()
                 if is_limited or self._has_trimmed():
@@ -131,7 +131,8 @@ class Retention:
 
         Raises TypeError, OffsetNotWrittenError for an offset beyond the durable limit,
         StorageUnavailableError if the cursors cannot be read, WalLockedError if another process keeps
-        them locked for seconds, and WalClosedError. Cancelled, the head may have moved or may yet.
+        them locked for seconds, DiskFullError or OutcomeUnknownError if a write failed the log, and
+        WalClosedError. Cancelled, the head may have moved or may yet.
         """
         uploaded_limit = self._uploaded_limit()
 

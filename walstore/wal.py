@@ -310,8 +310,8 @@ class Wal(Cursored):
         not uploaded holds it lower, or it was higher already. It is durable when this returns, and
         never goes back. ``durable_limit`` empties the log; beyond it is an OffsetNotWrittenError.
         Cancelled, the head may have moved or may yet. Raises also WalLockedError if another process
-        keeps the cursors locked for seconds, StorageUnavailableError if they cannot be read, and
-        WalClosedError.
+        keeps the cursors locked for seconds, StorageUnavailableError if they cannot be read, DiskFullError
+        or OutcomeUnknownError if a write fails, which fails the log, and WalClosedError.
         """
         return await self._engine.retention.trim(as_int(before, "before"))
 
@@ -363,7 +363,8 @@ class Wal(Cursored):
     async def rotate(self) -> None:
         """Seal the active segment now, if it holds records, and begin the next.
 
-        Returns when the sealed one is durable; cancelling does not stop the rotation.
+        Returns when the sealed one is durable; cancelling does not stop the rotation. Raises DiskFullError
+        or OutcomeUnknownError if the disk refuses it, which fails the log, and WalClosedError.
         """
         await self._engine.writer.rotate()
 

@@ -316,25 +316,30 @@ class Writer:
     async def _serve_requests(self) -> None:
         while self._requests:
             action, future = self._requests[0]
-            await self._guarded(action)
+            error = await self._guarded(action)
             del self._requests[0]
             if not future.done():
-                if self.failure is None:
+                if error is None:
                     future.set_result(None)
                 else:
-                    future.set_exception(fresh(self.failure))
+                    future.set_exception(error)
                     future.exception()  # a caller cancelled at this moment never looks
 
-    async def _guarded(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Run an action on the tail; whatever it raises fails the log."""
+    async def _guarded(self, action: Callable[[], Awaitable[None]]) -> WalError | None:
+        """Run an action on the tail; whatever it raises fails the log. Return why it was not done."""
         if self.failure is not None:
-            return
+            return fresh(self.failure)
+        cause: BaseException
         try:
             await action()
         except TailError as error:
-            self._fail(error.cause, error.reached)
+            cause, reached = error.cause, error.reached
         except Exception as error:  # noqa: BLE001 - a defect of ours must not leave waiters hanging
-            self._fail(error, self._tail.reached.in_doubt())
+            cause, reached = error, self._tail.reached.in_doubt()
+        else:
+            return None
+        self._fail(cause, reached)
+        return describe(cause, "unknown")
 
     def _refuse_requests(self) -> None:
         for _, future in self._requests:

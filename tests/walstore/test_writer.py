@@ -149,6 +149,24 @@ async def test_a_rotation_asked_for_while_the_log_closes_ends(log_directory) -> 
         await wal.rotate()
 
 
+@pytest.mark.parametrize(
+    ("error", "kind"), [(errno.ENOSPC, DiskFullError), (errno.EIO, OutcomeUnknownError)]
+)
+@pytest.mark.parametrize("call", ["rotate", "trim"])
+async def test_a_call_that_fails_the_log_says_why(wal, faulty, call, error, kind) -> None:
+    """Later ones are told that it failed."""
+    await wal.append(b"a")
+    faulty.fail("datasync", error=error)
+    calls = {"rotate": wal.rotate, "trim": lambda: wal.trim(2)}
+    with pytest.raises(kind) as caught:
+        await calls[call]()
+    assert (caught.value.outcome, caught.value.__cause__.errno) == ("unknown", error)
+    for later in calls.values():
+        with pytest.raises(WalClosedError) as closed:
+            await later()
+        assert closed.value.reason == "failed"
+
+
 # -- rotation by age -------------------------------------------------------------------------------
 
 
