@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from threading import get_ident
-from typing import Any
+from typing import Any, Final
 
 from walstore import codec
 from walstore.anchor import absolute
@@ -55,6 +55,9 @@ from walstore.tiered import TieredSource
 from walstore.writer import Writer
 
 logger = logging.getLogger("walstore")
+
+_CLOSINGS: Final = 10
+"""How often the closing of something is begun before those who cancel it win."""
 
 
 class Engine:
@@ -429,13 +432,23 @@ class Engine:
             with contextlib.suppress(asyncio.CancelledError):
                 _, pending = await asyncio.wait(pending)
 
+    async def _close_through(
+        self, close: Callable[[], Coroutine[Any, Any, None]]
+    ) -> BaseException | None:
+        """Close something and return its error; what is cancelled within it is begun again, a few times."""
+        for _ in range(_CLOSINGS):
+            closing = self._loop.create_task(close())
+            await self._wait_for(closing)
+            if not closing.cancelled():
+                return closing.exception()
+        return asyncio.CancelledError()
+
     async def _release(self) -> None:
         """Give back what the log holds; the first error is raised once all of it is given back."""
         errors: list[Exception] = []
         if self.cursors is not None:
-            closing = self._loop.create_task(self.cursors.aclose())
-            await self._wait_for(closing)
-            if not closing.cancelled() and isinstance(error := closing.exception(), OSError):
+            error = await self._close_through(self.cursors.aclose)
+            if isinstance(error, OSError):
                 errors.append(error)
         self._spills_no_more = True
         if self._spilling is not None:  # nothing of it may be under way once the lock is released
@@ -451,7 +464,9 @@ class Engine:
         self.host.close()
         self.state.cache.clear()
         if self.tier is not None:
-            await self._wait_for(self._loop.create_task(self.tier.aclose()))
+            error = await self._close_through(self.tier.aclose)
+            if error is not None:
+                logger.warning("closing the tier of the log at %s failed: %s", self.path, error)
         self.host.on_closed()
         if errors:
             # Whoever asked for the closing may be gone.

@@ -308,6 +308,31 @@ async def test_one_reader_through_all_tiers_while_they_change(log_directory: Pat
     assert found.cache_hits
 
 
+async def test_everything_is_cancelled_while_the_store_closes(log_directory: Path) -> None:
+    """A store whose closing was cancelled is closed again."""
+
+    class SlowToClose(MemoryStore):
+        began, ended = 0, 0
+
+        async def aclose(self) -> None:
+            self.began += 1
+            if self.began < 3:
+                await asyncio.Event().wait()
+            self.ended += 1
+
+    store = SlowToClose()
+    wal = await Wal.open(log_directory, tier=tier(store))
+    await wal.append(b"x", durability="cloud")
+    closing = asyncio.create_task(wal.aclose())
+    mine = {asyncio.current_task(), closing}
+    for times in (1, 2):
+        await until(lambda times=times: store.began == times)
+        for task in asyncio.all_tasks() - mine:
+            task.cancel()
+    await closing
+    assert store.ended == 1
+
+
 @pytest.mark.parametrize("later", [0, 1, 2, 3])
 async def test_everything_is_cancelled_before_shipping_has_begun(
     log_directory: Path, later: int
