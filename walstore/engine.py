@@ -447,9 +447,9 @@ class Engine:
         """Give back what the log holds; the first error is raised once all of it is given back."""
         errors: list[Exception] = []
         if self.cursors is not None:
-            error = await self._close_through(self.cursors.aclose)
-            if isinstance(error, OSError):
-                errors.append(error)
+            refused = await self._close_through(self.cursors.aclose)
+            if isinstance(refused, OSError):
+                errors.append(refused)
         self._spills_no_more = True
         if self._spilling is not None:  # nothing of it may be under way once the lock is released
             with contextlib.suppress(WalClosedError):
@@ -464,9 +464,9 @@ class Engine:
         self.host.close()
         self.state.cache.clear()
         if self.tier is not None:
-            error = await self._close_through(self.tier.aclose)
-            if error is not None:
-                logger.warning("closing the tier of the log at %s failed: %s", self.path, error)
+            refused = await self._close_through(self.tier.aclose)
+            if refused is not None:
+                logger.warning("closing the tier of the log at %s failed: %s", self.path, refused)
         self.host.on_closed()
         if errors:
             # Whoever asked for the closing may be gone.
