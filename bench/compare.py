@@ -1,8 +1,9 @@
 """Compares two checkouts of walstore in one interleaved run: ``python -m bench.compare PATH [--rounds 9]``.
 
 Machines drift, so figures of two runs cannot be compared. Here a child process measures each figure for this
-checkout and for the other one in turn, round by round, and the ratio of the medians is printed: this one
-divided by the other. All figures are times, so less than 1 is faster.
+checkout and for the other one in turn, round by round, and the ratio of the two in a round is printed: this
+one divided by the other, as the median of all rounds and their quartiles. All figures are times, so less than
+1 is faster. Name this checkout itself to see what the machine's noise makes of 1.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 ROOT = Path(__file__).parent.parent
 KIB = 1024
@@ -210,11 +211,13 @@ def main() -> None:
         for checkout, found in turns:
             found.append(measure_in(checkout))
         turns.reverse()  # what comes first in a round meets another state of the disk
-    print(f"{'figure':24}{'here':>12}{'there':>12}{'ratio':>8}")
+    print(f"{'figure':24}{'here':>12}{'there':>12}{'ratio':>8}   quartiles")
     for name in here[0]:
         mine = median(one[name] for one in here)
         other = median(one[name] for one in there)
-        print(f"{name:24}{mine:12.1f}{other:12.1f}{mine / other:8.2f}")
+        ratios = [one[name] / its[name] for one, its in zip(here, there, strict=True)]
+        low, ratio, high = quantiles(ratios, n=4, method="inclusive")
+        print(f"{name:24}{mine:12.1f}{other:12.1f}{ratio:8.2f}   {low:.2f}-{high:.2f}")
 
 
 if __name__ == "__main__":
