@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, Protocol
@@ -68,20 +69,24 @@ class _OpenDirectory:
         self._is_closed = False
         abandon_in_children(self)
 
-    @contextlib.contextmanager
-    def at(self, path: Path) -> Iterator[tuple[int | None, str]]:
+    def at(self, path: Path) -> AbstractContextManager[tuple[int | None, str]]:
         """Return the descriptor; EBADF after :meth:`close`."""
+        return _Use(self, path)
+
+    def begin(self, path: Path) -> tuple[int | None, str]:
+        """Keep the descriptor open until :meth:`end`."""
         name = _name_below(self._path, path)
         with self._guard:
             if self._is_closed:
                 raise OSError(errno.EBADF, "the directory is closed", str(path))
             self._users += 1
-        try:
-            yield self._descriptor, name
-        finally:
-            with self._guard:
-                self._users -= 1
-                self._release()
+        return self._descriptor, name
+
+    def end(self) -> None:
+        """A call that began is over."""
+        with self._guard:
+            self._users -= 1
+            self._release()
 
     def below(self, path: Path) -> Anchor:
         """Remember which directory it is, and hold nothing more."""
@@ -99,14 +104,31 @@ class _OpenDirectory:
         self._users = 0
         self.close()
 
-    def __del__(self) -> None:
-        self._is_closed = True
-        self._release()
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # else what is called here may be gone
+            self._is_closed = True
+            self._release()
 
     def _release(self) -> None:
         if self._is_closed and not self._users and self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+class _Use:
+    """A call within a directory that is held open. Opening a log makes some thirty."""
+
+    __slots__ = ("_directory", "_path")
+
+    def __init__(self, directory: _OpenDirectory, path: Path) -> None:
+        self._directory = directory
+        self._path = path
+
+    def __enter__(self) -> tuple[int | None, str]:
+        return self._directory.begin(self._path)
+
+    def __exit__(self, *_: object) -> None:
+        self._directory.end()
 
 
 class _DirectoryBelow:

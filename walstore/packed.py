@@ -8,7 +8,6 @@ before its entries are there, and arrays in arrays multiply.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final, TypeVar
 
@@ -33,16 +32,6 @@ class MalformedError(ValueError):
 
     position: int | None = None
     """Byte in the file, where that is known."""
-
-
-@contextmanager
-def _typed(what: str) -> Iterator[None]:
-    try:
-        yield
-    except MalformedError:
-        raise
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise MalformedError(f"{what} that cannot be read: {error}") from None
 
 
 def require(value: object, kind: type[_T], what: str) -> _T:
@@ -88,8 +77,10 @@ class Packed:
 
     def value(self) -> Any:
         """Return the next value whole."""
-        with _typed(self._what):
+        try:
             return self._unpacker.unpack()
+        except _UNREADABLE as error:
+            raise _unreadable(self._what, error) from None
 
     def end(self) -> None:
         """Check that nothing follows."""
@@ -99,8 +90,18 @@ class Packed:
             )
 
     def _length(self, read: Any) -> int:
-        with _typed(self._what):
+        try:
             return int(read())
+        except _UNREADABLE as error:
+            raise _unreadable(self._what, error) from None
+
+
+# What msgpack raises for bytes that it does not take.
+_UNREADABLE: Final = (ValueError, TypeError, RecursionError, msgpack.UnpackException)
+
+
+def _unreadable(what: str, error: BaseException) -> MalformedError:
+    return MalformedError(f"{what} that cannot be read: {error}")
 
 
 def unpack_names(data: memoryview | bytes) -> list[str]:
@@ -110,8 +111,11 @@ def unpack_names(data: memoryview | bytes) -> list[str]:
         found = list(packed.rows())
         packed.end()
     else:
-        with _typed("names"):
-            found = require(msgpack.unpackb(data), list, "what should be names")
+        try:
+            unpacked = msgpack.unpackb(data)
+        except _UNREADABLE as error:
+            raise _unreadable("names", error) from None
+        found = require(unpacked, list, "what should be names")
     if not _TEXT.issuperset(map(type, found)):
         raise MalformedError("a name that is no text")
     return found
@@ -125,7 +129,7 @@ def unpack_headers(
     There is one for each of the ``sizes`` that is not 0; ``missing`` stands for the others.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=len(data) + 1, max_array_len=0, max_ext_len=0)
-    with _typed("headers"):
+    try:
         unpacker.feed(data)
         unpacker.feed(_NIL)  # becomes part of a map that is cut off
         maps: list[Any] = list(unpacker)
@@ -133,6 +137,8 @@ def unpack_headers(
         # Fails for what is no map, no text, no bytes; a look at each type would take twice as long.
         "".join(chain.from_iterable(maps))
         b"".join(chain.from_iterable(map(dict.values, maps)))
+    except _UNREADABLE as error:
+        raise _unreadable("headers", error) from None
     absent = sizes.count(0)
     if is_cut or len(maps) + absent != len(sizes):
         raise MalformedError("headers that are not one map for each record")

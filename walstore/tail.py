@@ -161,11 +161,8 @@ class Tail:
         A draft with a spill comes alone and is always durable. TailError if anything failed, after
         which only close is allowed.
         """
-        reached = self._reached
-        self._reached = reached._replace(
-            attempted_limit=drafts[-1].limit,
-            attempted_serial=max(reached.attempted_serial, *(d.serial for d in drafts)),
-        )
+        serial = max(draft.serial for draft in drafts)
+        self._reached = self._reached.attempt(drafts[-1].limit, serial)
         with self._failing():
             self._announce()
             if drafts[0].spill is not None:
@@ -413,18 +410,11 @@ class Tail:
 
     def _note_written(self, serial: int) -> None:
         """Note that all that was framed may be on disk."""
-        reached = self._reached
-        self._reached = reached._replace(
-            written_limit=self._chain.next_offset,
-            written_serial=max(reached.written_serial, serial),
-        )
+        self._reached = self._reached.write(self._chain.next_offset, serial)
 
     def _note_synced(self) -> None:
         """Note that all that was written is on disk."""
-        reached = self._reached
-        self._reached = reached._replace(
-            durable_limit=reached.written_limit, durable_serial=reached.written_serial
-        )
+        self._reached = self._reached.sync()
 
     # -- segments ----------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from threading import get_ident
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from walstore.accepted import AcceptedSource
 from walstore.arguments import as_directory, as_int, as_moment_us, as_text
@@ -550,9 +550,12 @@ class Wal(Cursored):
         return f"<Wal {self.path} [{self.head}, {self.tail})>"
 
 
+_DEFAULTS: Final = Settings()
+
+
 def _check_settings(settings: object) -> Settings:
     if settings is None:
-        return Settings()
+        return _DEFAULTS
     if not isinstance(settings, Settings):
         raise TypeError(f"settings must be walstore.Settings, not {type(settings).__name__}")
     return settings

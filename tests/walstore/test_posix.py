@@ -257,7 +257,7 @@ def test_one_lock_at_a_time(system: PosixFileSystem, tmp_path: Path) -> None:
     first.release()
     first.release()
     second = system.lock(tmp_path / "LOCK", "pid 8")
-    assert (tmp_path / "LOCK").read_bytes() == b"pid 8"
+    assert (tmp_path / "LOCK").read_bytes().rstrip() == b"pid 8"
     second.release()
 
 
