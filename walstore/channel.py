@@ -51,7 +51,6 @@ class Channel:
         "_filling",
         "_guard",
         "_is_dropped",
-        "_loop",
         "_max_record_bytes",
         "_monotonic",
         "_poked",
@@ -68,6 +67,7 @@ class Channel:
         "append_value",
         "is_alert",
         "ledger",
+        "loop",
         "room",
         "serial",
         "tail",
@@ -85,7 +85,8 @@ class Channel:
         monotonic: Callable[[], float] | None = None,
         errors: ErrorCounts | None = None,
     ) -> None:
-        self._loop = loop
+        self.loop = loop
+        """The event loop that opened the log."""
         self._guard = LoopGuard("log", loop)
         self.thread = self._guard.thread
         """The event loop's; no other thread may touch the log."""
@@ -160,7 +161,7 @@ class Channel:
         self._check(group)
         if not self._admissions and self._may_enter(group):
             return self._accept(group)
-        future: asyncio.Future[int] = self._loop.create_future()
+        future: asyncio.Future[int] = self.loop.create_future()
         self._admissions[future] = group
         self._admit()
         try:
@@ -178,7 +179,7 @@ class Channel:
         if self._poked or not self.is_empty:
             self._poked = False
             return
-        sleeper = self._sleeper = self._loop.create_future()
+        sleeper = self._sleeper = self.loop.create_future()
         self.is_alert = True
         try:
             await sleeper
@@ -190,8 +191,8 @@ class Channel:
         """Return when the next batch is full, after :meth:`poke`, or after that time."""
         if self._ready or self._poked:
             return
-        filling = self._filling = self._loop.create_future()
-        timer = self._loop.call_later(seconds, _finish, filling)
+        filling = self._filling = self.loop.create_future()
+        timer = self.loop.call_later(seconds, _finish, filling)
         try:
             await filling
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from asyncio import get_running_loop
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -159,6 +160,7 @@ class Wal(Cursored):
         # Looked up by every append.
         self._state = engine.state
         self._channel = engine.channel
+        self._loop = engine.channel.loop
         self._durability = engine.settings.durability
         self._followers: Followers[Reader] = Followers()
 
@@ -185,7 +187,8 @@ class Wal(Cursored):
         OutcomeUnknownError, whose ``outcome`` tells what became of the record.
         """
         level = self._durability if durability is None else self._engine.level(durability)
-        self._channel.check_loop()
+        if get_running_loop() is not self._loop:
+            self._channel.check_loop()
         try:
             offset = self.append_nowait(value, key, stream, headers, timestamp_us)
         except WouldBlock:
