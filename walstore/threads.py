@@ -194,14 +194,6 @@ class Lane:
         """
         return await self._start(call, args)
 
-    async def run_then(self, call: Callable[[], _T], then: Callable[[_T], object]) -> _T:
-        """As :meth:`run`, and call ``then(result)`` on the event loop as soon as the result is there.
-
-        That is one turn of the loop before the caller goes on, and happens if the caller is cancelled,
-        too. What ``then`` raises is raised here.
-        """
-        return await self._start(call, (), then)
-
     async def run_owned(self, call: Callable[[], _T], discard: Callable[[_T], object]) -> _T:
         """Run ``call`` for a result that must be released: nobody else can.
 
@@ -231,10 +223,11 @@ class Lane:
         then: Callable[[_T], object] | None = None,
         on_cancel: Callable[[], None] = lambda: None,
     ) -> _T:
-        """As :meth:`run` and :meth:`run_then`, but a cancelled caller still waits for the call and gets
-        its result: ``on_cancel()`` is called instead of raising.
+        """As :meth:`run`, but a cancelled caller still waits for the call and gets its result:
+        ``on_cancel()`` is called instead of raising.
 
-        For tasks that own something that must not be left half done.
+        ``then(result)`` is called on the event loop one turn before the caller goes on; what it raises is
+        raised here. For tasks that own something that must not be left half done.
         """
         job = self._start(call, args, then, _Uncancellable)
         try:
@@ -271,7 +264,7 @@ class Lane:
         future: asyncio.Future[_T] = make_future(loop=loop)
 
         def job() -> None:
-            if future.cancelled() and then is None:
+            if future.cancelled():
                 return
             error: BaseException | None = None
             result: Any = None

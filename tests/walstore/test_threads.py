@@ -267,20 +267,20 @@ async def test_what_follows_a_call_happens_before_its_caller_goes_on(pool: Pool)
         asyncio.get_running_loop().call_soon(seen.append, "a turn later")
         seen.append(result)
 
-    assert await lane.run_then(lambda: 7, then) == 7
+    assert await lane.run_through(lambda: 7, then=then) == 7
     assert seen[0] == 7
 
 
 async def test_what_follows_a_call_happens_though_its_caller_was_cancelled(pool: Pool) -> None:
     lane, gate = pool.lane(), Gate()
     seen: list[str] = []
-    caller = asyncio.create_task(lane.run_then(gate, seen.append))
+    caller = asyncio.create_task(lane.run_through(gate, then=seen.append))
     await until(gate.entered.is_set)
     caller.cancel()
-    await asyncio.wait((caller,))
-    assert caller.cancelled()
+    await turns()
+    assert not caller.done()
     gate.opened.set()
-    await lane.run(lambda: None)
+    assert await caller == "through"
     assert seen == ["through"]
 
 
@@ -291,7 +291,7 @@ async def test_a_call_that_has_a_sequel_runs_though_it_was_cancelled_in_the_queu
     seen: list[int] = []
     first = asyncio.create_task(lane.run(gate))
     await until(gate.entered.is_set)
-    second = asyncio.create_task(lane.run_then(lambda: 1, seen.append))
+    second = asyncio.create_task(lane.run_through(lambda: 1, then=seen.append))
     third = asyncio.create_task(lane.run(seen.append, 2))
     last = asyncio.create_task(lane.run(lambda: None))
     await asyncio.sleep(0)
@@ -305,9 +305,9 @@ async def test_a_call_that_has_a_sequel_runs_though_it_was_cancelled_in_the_queu
 async def test_raises_what_follows_a_call_and_fails(pool: Pool) -> None:
     lane = pool.lane()
     with pytest.raises(ZeroDivisionError):
-        await lane.run_then(lambda: 0, lambda found: 1 // found)
+        await lane.run_through(lambda: 0, then=lambda found: 1 // found)
     with pytest.raises(ZeroDivisionError):
-        await lane.run_then(lambda: 1 // 0, lambda _: pytest.fail("there is no result"))
+        await lane.run_through(lambda: 1 // 0, then=lambda _: pytest.fail("there is no result"))
     assert await lane.run(divmod, 1, 1) == (1, 0)
 
 

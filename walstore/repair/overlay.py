@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -90,19 +91,19 @@ class Overlay:
 
     def pwrite(self, pieces: Sequence[Buffer], position: int) -> None:
         """Not for overlays."""
-        raise NotImplementedError
+        raise io.UnsupportedOperation("an overlay is only read")
 
     def datasync(self) -> None:
         """Not for overlays."""
-        raise NotImplementedError
+        raise io.UnsupportedOperation("an overlay is only read")
 
     def allocate(self, size: int) -> None:
         """Not for overlays."""
-        raise NotImplementedError
+        raise io.UnsupportedOperation("an overlay is only read")
 
     def truncate(self, size: int) -> None:
         """Not for overlays."""
-        raise NotImplementedError
+        raise io.UnsupportedOperation("an overlay is only read")
 
 
 class ExtentList:
