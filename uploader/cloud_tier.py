@@ -16,12 +16,12 @@ from uploader.manifests.root import Root
 from uploader.manifests.roots import Layout, find_root, needs_swaps
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
-from uploader.stores.probe import probe_conditional_puts
+from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from uploader.writing.noting import Note, noting
 from uploader.writing.ownership import check_owner, check_shippable, owner
 from uploader.writing.uploader import Uploader, UploadSettings
-from uploader.writing.writable import check_not_destroyed, check_writable
+from uploader.writing.writable import check_not_destroyed, check_unsealed, has_records
 from walstore.batch import Batch
 from walstore.clock import SystemClock
 from walstore.errors import CorruptionError
@@ -114,7 +114,12 @@ class CloudTier:
             chain=self._chain,
             roll_up=self._settings.roll_up,
         )
-        await probe_conditional_puts(self._store, with_swaps=needs_swaps(root), retry=self._retry)
+        await require_conditional_puts(
+            self._store,
+            with_swaps=needs_swaps(root),
+            is_new=not root.is_known,
+            retry=self._retry,
+        )
         root = noting(root, self._note)
         self._root = root
         self._uploader = Uploader(
@@ -133,7 +138,9 @@ class CloudTier:
                     path=layout.MANIFEST,
                 )
             return
-        await check_writable(self._store, root.manifest)
+        check_unsealed(root.manifest, url=self.url)
+        if not has_records(root.manifest):
+            await check_not_destroyed(self._store)
         check_shippable(root.manifest, url=self.url)
         if log_id is not None:
             check_owner(root.manifest, log_id, url=self.url)

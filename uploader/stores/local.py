@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from uploader.stores.local_directory import Directory
 from uploader.stores.port import ListedObject, ObjectInfo, StoredObject, check_key, check_range
+from uploader.stores.proof import Proof
 from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError, WalClosedError
 from walstore.ports import Clock
@@ -91,6 +92,10 @@ class LocalStore:
         checked = [check_key(key) for key in keys]
         async with self._swapping:
             await self._run(self._directory.remove, checked)
+
+    async def proof(self) -> Proof:
+        """Return what the file system has proven."""
+        return await self._run(self._directory.proof)
 
     async def aclose(self) -> None:
         """Let calls under way finish and end the threads; twice is allowed."""
