@@ -14,6 +14,7 @@ from uploader.fragments.read_ahead import ReadersAhead
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.roots import Layout, find_root, needs_swaps
+from uploader.shared_worker import SharedWorker
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
@@ -26,7 +27,6 @@ from walstore.batch import Batch
 from walstore.clock import SystemClock
 from walstore.errors import CorruptionError
 from walstore.ports import Clock, TierSource
-from walstore.threads import Worker
 
 
 class CloudTier:
@@ -60,7 +60,7 @@ class CloudTier:
         self._store = store if store is not None else open_store(url)
         self._clock = clock or SystemClock()
         self._retry = retry or RetryPolicy(clock=self._clock)
-        self._worker = Worker("cloud", threads=2)
+        self._worker = SharedWorker("cloud", 2)
         self._settings = settings or UploadSettings()
         self._layout: Layout | None = layout
         self._chain = chain

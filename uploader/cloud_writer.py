@@ -15,6 +15,7 @@ from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.roots import Layout, find_root, needs_swaps
+from uploader.shared_worker import SharedWorker
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
@@ -76,7 +77,7 @@ class CloudWriter:
         chosen = settings or WriterSettings()
 
         async def open_it() -> CloudWriter:
-            worker = Worker("cloud", threads=2)
+            worker = SharedWorker("cloud", 2)
             try:
                 root = await find_root(
                     found,

@@ -1,17 +1,17 @@
 """Objects as files below a directory, with real conditions and real durability.
 
-Owns the threads; what happens on them is in ``local_directory.py``.
+What happens on the threads, which all stores share, is in ``local_directory.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote
 
+from uploader.shared_worker import SharedWorker
 from uploader.stores.local_directory import Directory
 from uploader.stores.port import ListedObject, ObjectInfo, StoredObject, check_key, check_range
 from uploader.stores.proof import Proof
@@ -45,7 +45,9 @@ class LocalStore:
             raise InvalidSettingsError(f"a local store needs an absolute path, not {str(root)!r}")
         self._root = root
         self._directory = Directory(root, clock or SystemClock())
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="walstore-store")
+        self._threads = threads
+        self._worker: SharedWorker | None = None
+        self._under_way: set[asyncio.Future[Any]] = set()
         self._swapping = asyncio.Lock()
         self._is_closed = False
 
@@ -98,12 +100,23 @@ class LocalStore:
         return await self._run(self._directory.proof)
 
     async def aclose(self) -> None:
-        """Let calls under way finish and end the threads; twice is allowed."""
+        """Let calls under way finish; twice is allowed."""
         self._is_closed = True
-        await asyncio.to_thread(self._executor.shutdown)
+        loop = asyncio.get_running_loop()
+        while pending := [call for call in self._under_way if call.get_loop() is loop]:
+            await asyncio.wait(pending)
 
     async def _run(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         if self._is_closed:
             raise WalClosedError(f"the store is closed: {self.url}")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, lambda: call(*args, **kwargs))
+        if self._worker is None:
+            self._worker = SharedWorker("store", self._threads)
+        running = self._worker.begin(lambda: call(*args, **kwargs))
+        self._under_way.add(running)
+        running.add_done_callback(self._note_done)
+        return await asyncio.shield(running)
+
+    def _note_done(self, call: asyncio.Future[Any]) -> None:
+        self._under_way.discard(call)
+        if not call.cancelled():
+            call.exception()  # of a call that was given up nobody else takes note
