@@ -94,8 +94,9 @@ class Directory:
         """Return what the file system has proven in which the root lies, or would be made."""
         for directory in (self._root, *self._root.parents):
             with contextlib.suppress(OSError):
-                return proof_of("file", directory.stat().st_dev)
-        return Proof()
+                # On a disk the probe costs little more than a mark.
+                return proof_of("file", directory.stat().st_dev, wants_mark=False)
+        return Proof(wants_mark=False)
 
     def walk(self, prefix: str, after: str | None) -> Iterator[ListedObject]:
         """Return an iterator for :meth:`take`; nothing is read yet."""

@@ -97,7 +97,7 @@ class MemoryStore:
 
     async def proof(self) -> Proof:
         """Return what stores of this class have proven with these objects."""
-        return self._bucket.proofs.setdefault(type(self), Proof(is_lasting=False))
+        return self._bucket.proofs.setdefault(type(self), Proof(wants_mark=False))
 
     async def aclose(self) -> None:
         """Do nothing: there is nothing to release, and other openers keep the objects."""

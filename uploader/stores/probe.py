@@ -65,9 +65,9 @@ async def require_conditional_puts(
         if proof.covers(with_swaps=with_swaps):
             return
         mark = _Mark(store, with_swaps=with_swaps)
-        if is_new or not (proof.is_lasting and await mark.is_there()):
+        if is_new or not (proof.wants_mark and await mark.is_there()):
             await probe_conditional_puts(store, with_swaps=with_swaps, retry=retry)
-            if proof.is_lasting:
+            if proof.wants_mark:
                 await mark.put()
         proof.note(with_swaps=with_swaps)
 

@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 class Proof:
     """Whether conditional puts were found to be enforced. Tasks of several event loops may share it."""
 
-    def __init__(self, *, is_lasting: bool = True) -> None:
-        """``is_lasting`` says whether the place outlives the process, so that a mark there is of use."""
-        self.is_lasting = is_lasting
+    def __init__(self, *, wants_mark: bool = True) -> None:
+        """``wants_mark`` says whether later processes are to be spared the probe by a mark in the store."""
+        self.wants_mark = wants_mark
         self._creates = self._swaps = False
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
             WeakKeyDictionary()
@@ -38,6 +38,6 @@ class Proof:
 _PROOFS: dict[Hashable, Proof] = {}
 
 
-def proof_of(*place: Hashable) -> Proof:
+def proof_of(*place: Hashable, wants_mark: bool = True) -> Proof:
     """Return the one proof of a place that is named by these values."""
-    return _PROOFS.setdefault(place, Proof())
+    return _PROOFS.setdefault(place, Proof(wants_mark=wants_mark))
