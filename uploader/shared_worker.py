@@ -16,12 +16,14 @@ from walstore.threads import Lane, Pool, Worker
 
 _T = TypeVar("_T")
 
-Purpose = Literal["cloud", "store"]
-"""``cloud``: hashing, compressing and decoding, which take a processor. ``store``: waiting for a disk."""
+Purpose = Literal["cloud", "store", "lock"]
+"""``cloud``: hashing, compressing and decoding, which take a processor. ``store``: waiting for a disk.
+``lock``: waiting for another process's lock first, so that nothing else waits for that."""
 
 _THREADS: Final[dict[Purpose, int]] = {
     "cloud": min(max(os.cpu_count() or 2, 2), 8),
-    "store": 16,
+    "store": 12,
+    "lock": 8,
 }
 _pools: Final[WeakValueDictionary[Purpose, Pool]] = WeakValueDictionary()
 

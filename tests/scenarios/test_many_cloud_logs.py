@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import sys
 import threading
 from contextlib import AsyncExitStack
@@ -101,6 +103,28 @@ async def test_a_busy_one_does_not_hold_up_the_others() -> None:
     finally:
         release.set()
     assert all(await asyncio.gather(*waiting))
+
+
+async def test_a_lock_that_another_process_holds_stops_no_reading(tmp_path: Path) -> None:
+    """However many stores wait for it."""
+    stores = [LocalStore(tmp_path / str(number)) for number in range(20)]
+    etags = [await store.put_if_absent("a", b"1") for store in stores]
+    held = []
+    for number in range(20):
+        held.append(os.open(tmp_path / str(number) / ".tmp/lock", os.O_RDWR | os.O_CREAT))
+        await asyncio.to_thread(fcntl.flock, held[-1], fcntl.LOCK_EX)
+    async with asyncio.TaskGroup() as group:
+        pairs = zip(stores, etags, strict=True)
+        swaps = [group.create_task(store.put_if_match("a", b"2", etag)) for store, etag in pairs]
+        for store in stores:
+            assert (await store.get("a")).data == b"1"
+            await store.put_if_absent("b", b"")
+        assert not any(swap.done() for swap in swaps)
+        for lock in held:
+            os.close(lock)
+    assert [(await store.get("a")).data for store in stores] == [b"2"] * 20
+    for store in stores:
+        await store.aclose()
 
 
 async def test_a_closed_local_store_waits_for_what_was_abandoned(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from uploader.shared_worker import SharedWorker
+from uploader.shared_worker import Purpose, SharedWorker
 from uploader.stores.local_directory import Directory
 from uploader.stores.port import ListedObject, ObjectInfo, StoredObject, check_key, check_range
 from uploader.stores.proof import Proof
@@ -46,7 +46,7 @@ class LocalStore:
         self._root = root
         self._directory = Directory(root, clock or SystemClock())
         self._threads = threads
-        self._worker: SharedWorker | None = None
+        self._workers: dict[Purpose, SharedWorker] = {}
         self._under_way: set[asyncio.Future[Any]] = set()
         self._swapping = asyncio.Lock()
         self._is_closed = False
@@ -85,15 +85,16 @@ class LocalStore:
 
     async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         """Replace an object; durable when it returns. A cancelled call goes on in its thread."""
-        # One thread at most waits for another process's flock; the rest stay free for reads.
+        # One thread at most waits for another process's flock, and none that reads.
+        checked = check_key(key)
         async with self._swapping:
-            return await self._run(self._directory.swap, check_key(key), data, etag)
+            return await self._begin("lock", lambda: self._directory.swap(checked, data, etag))
 
     async def delete(self, keys: Iterable[str]) -> None:
         """Remove objects; durable when it returns. Empty directories stay."""
         checked = [check_key(key) for key in keys]
         async with self._swapping:
-            await self._run(self._directory.remove, checked)
+            await self._begin("lock", lambda: self._directory.remove(checked))
 
     async def proof(self) -> Proof:
         """Return what the file system has proven."""
@@ -107,11 +108,14 @@ class LocalStore:
             await asyncio.wait(pending)
 
     async def _run(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await self._begin("store", lambda: call(*args, **kwargs))
+
+    async def _begin(self, purpose: Purpose, call: Callable[[], _T]) -> _T:
         if self._is_closed:
             raise WalClosedError(f"the store is closed: {self.url}")
-        if self._worker is None:
-            self._worker = SharedWorker("store", self._threads)
-        running = self._worker.begin(lambda: call(*args, **kwargs))
+        if purpose not in self._workers:
+            self._workers[purpose] = SharedWorker(purpose, self._threads)
+        running = self._workers[purpose].begin(call)
         self._under_way.add(running)
         running.add_done_callback(self._note_done)
         return await asyncio.shield(running)
