@@ -18,6 +18,7 @@ from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.roots import find_root
+from uploader.shared_worker import SharedWorker
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -76,7 +77,7 @@ class CloudLog:
 
         async def open_it() -> CloudLog:
             found = store if store is not None else open_store(url)
-            worker = Worker("cloud", threads=2)
+            worker = SharedWorker("cloud", 2)
             ticking = clock or SystemClock()
             try:
                 policy = retry or RetryPolicy(clock=ticking)

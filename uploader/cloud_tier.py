@@ -14,19 +14,19 @@ from uploader.fragments.read_ahead import ReadersAhead
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.roots import Layout, find_root, needs_swaps
+from uploader.shared_worker import SharedWorker
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
-from uploader.stores.probe import probe_conditional_puts
+from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from uploader.writing.noting import Note, noting
 from uploader.writing.ownership import check_owner, check_shippable, owner
 from uploader.writing.uploader import Uploader, UploadSettings
-from uploader.writing.writable import check_not_destroyed, check_writable
+from uploader.writing.writable import check_not_destroyed, check_unsealed, has_records
 from walstore.batch import Batch
 from walstore.clock import SystemClock
 from walstore.errors import CorruptionError
 from walstore.ports import Clock, TierSource
-from walstore.threads import Worker
 
 
 class CloudTier:
@@ -60,7 +60,7 @@ class CloudTier:
         self._store = store if store is not None else open_store(url)
         self._clock = clock or SystemClock()
         self._retry = retry or RetryPolicy(clock=self._clock)
-        self._worker = Worker("cloud", threads=2)
+        self._worker = SharedWorker("cloud", 2)
         self._settings = settings or UploadSettings()
         self._layout: Layout | None = layout
         self._chain = chain
@@ -114,7 +114,12 @@ class CloudTier:
             chain=self._chain,
             roll_up=self._settings.roll_up,
         )
-        await probe_conditional_puts(self._store, with_swaps=needs_swaps(root), retry=self._retry)
+        await require_conditional_puts(
+            self._store,
+            with_swaps=needs_swaps(root),
+            is_new=not root.is_known,
+            retry=self._retry,
+        )
         root = noting(root, self._note)
         self._root = root
         self._uploader = Uploader(
@@ -133,7 +138,9 @@ class CloudTier:
                     path=layout.MANIFEST,
                 )
             return
-        await check_writable(self._store, root.manifest)
+        check_unsealed(root.manifest, url=self.url)
+        if not has_records(root.manifest):
+            await check_not_destroyed(self._store)
         check_shippable(root.manifest, url=self.url)
         if log_id is not None:
             check_owner(root.manifest, log_id, url=self.url)

@@ -15,16 +15,17 @@ from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.roots import Layout, find_root, needs_swaps
+from uploader.shared_worker import SharedWorker
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
-from uploader.stores.probe import probe_conditional_puts
+from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from uploader.writing.fragment_puts import FragmentPuts
 from uploader.writing.noting import Note, noting
 from uploader.writing.ownership import check_direct, direct_writer_name
 from uploader.writing.parcel_shipper import ParcelShipper
 from uploader.writing.patience import Patience
-from uploader.writing.writable import check_unsealed
+from uploader.writing.writable import check_unsealed, has_records
 from uploader.writing.writer_settings import WriterSettings, WriterStatistics
 from walstore.clock import SystemClock
 from walstore.draft import Group
@@ -76,7 +77,7 @@ class CloudWriter:
         chosen = settings or WriterSettings()
 
         async def open_it() -> CloudWriter:
-            worker = Worker("cloud", threads=2)
+            worker = SharedWorker("cloud", 2)
             try:
                 root = await find_root(
                     found,
@@ -86,7 +87,9 @@ class CloudWriter:
                     chain=chain,
                     roll_up=chosen.roll_up,
                 )
-                await probe_conditional_puts(found, with_swaps=needs_swaps(root), retry=policy)
+                await require_conditional_puts(
+                    found, with_swaps=needs_swaps(root), is_new=not root.is_known, retry=policy
+                )
                 log = cls(found, noting(root, note), worker, chosen, policy, time)
             except BaseException:
                 worker.close()
@@ -273,7 +276,7 @@ class CloudWriter:
     async def _start(self) -> None:
         check_unsealed(self._root.manifest, url=self.url)
         check_direct(self._root.manifest, url=self.url)
-        await self._shipper.start()
+        await self._shipper.start(is_loaded=has_records(self._root.manifest))
         loop = asyncio.get_running_loop()
         self._supervisor = loop.create_task(self._supervise(), name=f"walstore {self.url}")
 

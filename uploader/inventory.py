@@ -8,7 +8,7 @@ from typing import Final
 
 from uploader import layout
 from uploader.chain import names
-from uploader.stores.probe import PROBE_FOLDER
+from uploader.stores.probe import MARK_FOLDER, PROBE_FOLDER, parse_probe_key
 from walstore.errors import InvalidSettingsError
 
 
@@ -27,6 +27,8 @@ class Part(Enum):
     """Since when the log has begun where, for collectors."""
     PROBE = "probe"
     """Left over from looking whether a store keeps its conditions."""
+    MARK = "mark"
+    """A store was looked at, and keeps its conditions."""
     FORK_NOTE = "fork note"
     """Whose fork the log is."""
     MANIFEST = "manifest"
@@ -43,6 +45,7 @@ FOLDERS: Final = {
     layout.GARBAGE.rpartition("/")[0] + "/": Part.GARBAGE,
     layout.HEADS.rpartition("/")[0] + "/": Part.HEADS,
     f"{PROBE_FOLDER}/": Part.PROBE,
+    f"{MARK_FOLDER}/": Part.MARK,
     layout.FORK_NOTE.rpartition("/")[0] + "/": Part.FORK_NOTE,
     layout.MANIFEST.rpartition("/")[0] + "/": Part.MANIFEST,
     layout.TOMBSTONE.rpartition("/")[0] + "/": Part.TOMBSTONE,
@@ -61,8 +64,8 @@ def part_of(key: str) -> Part | None:
 def fragment_number(key: str) -> int:
     """Return the number in a fragment's key, of either layout; ValueError if there is none."""
     if key.startswith(layout.FRAGMENT_FOLDER):
-        seq_no = layout.parse_fragment_path(key)
-        if key != layout.fragment_path(seq_no):
+        seq_no = layout.fragment_number(key)
+        if seq_no is None:
             raise ValueError(f"not the key of a fragment: {key!r}")
         return seq_no
     return names.FragmentName.parse(key).seq_no
@@ -70,7 +73,7 @@ def fragment_number(key: str) -> int:
 
 def _fits(part: Part, key: str) -> bool:
     if part not in _PARSERS or key in _SINGLE:
-        return part is Part.PROBE or key in _SINGLE
+        return key in _SINGLE
     try:
         _PARSERS[part](key)
     except (ValueError, InvalidSettingsError):
@@ -83,5 +86,7 @@ _PARSERS: Final[dict[Part, Callable[[str], object]]] = {
     Part.SNAPSHOT: layout.parse_snapshot_path,
     Part.CURSOR: layout.parse_cursor_path,
     Part.MANIFEST: names.parse_manifest_key,
+    Part.PROBE: parse_probe_key,
+    Part.MARK: parse_probe_key,
 }
 _SINGLE: Final = {layout.GARBAGE, layout.HEADS, layout.FORK_NOTE, layout.MANIFEST, layout.TOMBSTONE}

@@ -35,6 +35,7 @@ HEADS: Final = "collection/HEADS"
 """Ours: since when the log has begun where, so that collectors know what no reader can want any more."""
 
 _FRAGMENT_NAME: Final = re.compile(r"FragmentSeqNo=([0-9a-fA-F]+)\.parquet")
+_BUCKET_NAME: Final = re.compile(r"Bucket=[0-9a-f]{16}")
 _SHARD_FRAGMENT_NAME: Final = re.compile(r"([0-9a-f]{16})_[0-9]+_[0-9]+_[0-9a-f]{64}\.parquet")
 _SNAPSHOT_PREFIX: Final = SNAPSHOT_FOLDER + "SNAPSHOT."
 _CURSOR_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
@@ -61,6 +62,25 @@ def parse_fragment_path(path: str) -> int:
     if not 0 <= seq_no <= MAX_U64:
         raise ValueError(f"not the key of a fragment: {path!r}")
     return seq_no
+
+
+def fragment_number(key: str) -> int | None:
+    """Return the number of the fragment that belongs under exactly this key; None if none does."""
+    try:
+        seq_no = parse_fragment_path(key)
+    except ValueError:
+        return None
+    return seq_no if key == fragment_path(seq_no) else None
+
+
+def is_among_fragments(key: str) -> bool:
+    """Return whether a key in ``log/`` lies where fragments of this log do.
+
+    Else it is in a folder of another one, which may lie at ``log`` below this one: its keys have numbers
+    that :func:`parse_fragment_path` takes for this one's.
+    """
+    folder, _, name = key.removeprefix(FRAGMENT_FOLDER).partition("/")
+    return not name or (_BUCKET_NAME.fullmatch(folder) is not None and "/" not in name)
 
 
 def snapshot_path(setsum: Setsum) -> str:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cloud import RecordingStore, cloud_log, tier, values
+from tests.cloud import FAST, URL, RecordingStore, cloud_log, tier, values
 from tests.local import turns
 from tests.waiting import until
-from uploader import UploadSettings
+from uploader import CloudWriter, UploadSettings
+from uploader.stores.local import LocalStore
 from uploader.stores.memory import MemoryStore
 from uploader.testing import faults
 from walstore import Settings, Wal
@@ -34,6 +35,8 @@ async def test_an_idle_log_makes_no_request(log_directory: Path, store, clock: M
     """Neither before its first record nor after its last; a day passes."""
     cloud = tier(store, UploadSettings(), clock=clock)
     async with Wal.open(log_directory, tier=cloud, clock=clock) as wal:
+        # That of creating it ends with the second look for a tombstone.
+        await until(lambda: store.count("head").requests == 2)
         for _ in range(2):
             await until(lambda: wal.uploaded_limit == wal.tail)
             await turns(100)
@@ -46,8 +49,8 @@ async def test_an_idle_log_makes_no_request(log_directory: Path, store, clock: M
 
 
 async def test_what_opening_and_closing_cost(log_directory: Path, store) -> None:
-    """The probe, a look at the manifest, one behind its end, one for a tombstone; at first, the manifest,
-    and two looks for a log of the other layout."""
+    """A look at the manifest and one behind its end, and one for a tombstone as long as it is empty; at
+    first, the probe, the manifest, two looks for a log of the other layout."""
     async with Wal.open(log_directory, tier=tier(store)) as wal:
         await until(lambda: store.count("get").requests == 4)
         await turns(100)
@@ -57,8 +60,43 @@ async def test_what_opening_and_closing_cost(log_directory: Path, store) -> None
     again = RecordingStore(store.inner)
     async with Wal.open(log_directory, tier=tier(again)) as wal:
         await turns(100)
-    assert requests(again) == probe + Counter({"get": 1, "list": 1, "head": 1})
+    assert requests(again) == Counter({"get": 1, "list": 1, "head": 1})
+    async with Wal.open(log_directory, tier=tier(store)) as wal:
+        await wal.append(b"1", durability="cloud")
+    again = RecordingStore(store.inner)
+    async with Wal.open(log_directory, tier=tier(again)) as wal:
+        await turns(100)
+    assert requests(again) == Counter({"get": 1, "list": 1})
     assert wal.statistics().tier_failure is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "most_to_create", "most_to_open"), [("swap", 15, 3), ("chain", 12, 17)]
+)
+async def test_what_opening_a_writer_costs(
+    store, kind, most_to_create: int, most_to_open: int
+) -> None:
+    """The place is probed once. Of a chain, all shards that there may be are looked into at once."""
+    async with CloudWriter.open(URL, store=store, layout=kind) as log:
+        assert store.requests <= most_to_create
+        await log.append(b"1")
+    for _ in range(2):
+        again = RecordingStore(store.inner)
+        async with CloudWriter.open(URL, store=again, retry=FAST) as log:
+            assert again.requests <= most_to_open
+            assert not {"put_if_absent", "put_if_match", "delete"} & set(again.counts)
+            opened = again.requests
+        assert again.requests == opened
+
+
+async def test_many_logs_of_one_bucket_are_probed_once(tmp_path: Path) -> None:
+    stores = [RecordingStore(LocalStore(tmp_path / str(number))) for number in range(5)]
+    for store in stores:
+        async with CloudWriter.open(URL, store=store) as log:
+            await log.append(b"1")
+    # Whether the first one was depends on the tests before it.
+    assert sum(store.count("delete").requests for store in stores) <= 1
+    assert all(store.count("delete").requests == 0 for store in stores[1:])
 
 
 async def test_requests_for_much_data(log_directory: Path, store) -> None:

@@ -27,6 +27,7 @@ SHARDED = FragmentName(7, 3, 9, SUM).key(shards=4)
         (layout.FORK_NOTE, Part.FORK_NOTE),
         (layout.TOMBSTONE, Part.TOMBSTONE),
         ("walstore-probe/x-1", Part.PROBE),
+        ("walstore-mark/swaps-0123456789abcdef", Part.MARK),
     ],
 )
 def test_parts_of_a_log(key: str, part: Part) -> None:
@@ -52,6 +53,9 @@ def test_parts_of_a_log(key: str, part: Part) -> None:
         "tombstone/x",
         "fork/x",
         "collection/x",
+        "walstore-probe/",
+        "walstore-probe/manifest/MANIFEST",
+        "walstore-mark/manifest/MANIFEST",
     ],
 )
 def test_what_is_no_part_of_a_log(key: str) -> None:

@@ -1,7 +1,8 @@
 """ChainReader: finds the head of a chain in a store.
 
-One listing, which names the newest manifests first, the newest of them, and those behind its base at once.
-Any number of tasks may call it. Never writes.
+One listing, the newest manifest that it names, and those behind its base at once. Stores name the newest
+manifests first, and the listing is read no further than that takes; where they keep no order, it is read to
+its end. Any number of tasks may call it. Never writes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from uploader.chain.moment import Moment
 from uploader.chain.names import MANIFEST_PREFIX, manifest_key
 from uploader.chain.recovery import WINDOW_SLOTS, slots_of, to_read, walk
 from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ORDER_PROOF, ListingOrder, ObjectStore
 from walstore.errors import CorruptionError, StorageUnavailableError
 from walstore.ports import Clock
 from walstore.threads import Lane
@@ -24,6 +25,7 @@ from walstore.threads import Lane
 LISTING_SECONDS: Final = 5.0
 """How old a listing may be on which it is relied that the slot behind the head was not pruned."""
 _ATTEMPTS: Final = 16
+assert ORDER_PROOF > WINDOW_SLOTS + 1, "so many slots in falling order reach below the window"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +115,22 @@ class ChainReader:
     async def list_slots(self) -> list[int]:
         """Return the slots of all manifests, from the newest down."""
         keys = [listed.key async for listed in self._store.list(MANIFEST_PREFIX)]
-        return slots_of(keys)
+        return sorted(slots_of(keys), reverse=True)
 
     async def _newest_slots(self) -> list[int]:
-        """Return the slots that recovery may need, from the newest down."""
+        """Return the slots that recovery may need, from the newest down, whatever the listing's order.
+
+        Only a listing that has proven its order is left before its end.
+        """
         slots: list[int] = []
+        order = ListingOrder()
         async for listed in self._store.list(MANIFEST_PREFIX):
+            order.note(listed.key)
             slots += slots_of([listed.key])
-            if slots and slots[-1] < slots[0] - WINDOW_SLOTS:
-                return slots[:-1]
-        return slots
+            if order.is_proven and slots and slots[-1] < slots[0] - WINDOW_SLOTS:
+                break
+        newest = max(slots, default=0)
+        return sorted((slot for slot in slots if slot >= newest - WINDOW_SLOTS), reverse=True)
 
     async def _chain(self, slots: list[int], known: Link | None) -> list[Link] | None:
         """Return the chain up to its head; None if a link was pruned before it could be read."""

@@ -13,6 +13,8 @@ from uploader.layout import MAX_U64
 from uploader.setsum import Setsum
 
 MANIFEST_PREFIX: Final = "manifest/MANIFEST."
+SHARD_PREFIX: Final = "shard"
+"""What the names of all shards begin with."""
 MOST_SHARDS: Final = 12
 """Prefixes that fragments may be spread over."""
 ANCHOR: Final = 0
@@ -46,7 +48,7 @@ def shard_folder(shard: int) -> str:
     """Return where the fragments of a shard lie; shards are counted from 1. ValueError if it is none."""
     if not 1 <= shard <= MOST_SHARDS:
         raise ValueError(f"a shard's number is between 1 and {MOST_SHARDS}, not {shard}")
-    return f"shard{shard:04}/"
+    return f"{SHARD_PREFIX}{shard:04}/"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from uploader.chain.names import MOST_SHARDS, FragmentName, last_before, shard_folder
+from uploader.chain.names import (
+    MOST_SHARDS,
+    SHARD_PREFIX,
+    FragmentName,
+    last_before,
+    shard_folder,
+)
+from uploader.layout import FIRST_SEQ_NO
 from uploader.stores.port import ListedObject, ObjectStore
 
 
@@ -25,8 +32,12 @@ async def list_behind_names(
     store: ObjectStore, seq_no: int
 ) -> list[tuple[FragmentName, ListedObject]]:
     """Return what :func:`list_behind` does, with what the names say."""
-    shards = range(1, MOST_SHARDS + 1)
-    found = await asyncio.gather(*(_list(store, shard, seq_no) for shard in shards))
+    if seq_no == FIRST_SEQ_NO:  # of a new log there is little to list, mostly nothing
+        found = [await _list(store, SHARD_PREFIX, None)]
+    else:
+        shards = range(1, MOST_SHARDS + 1)
+        listings = [(shard_folder(shard), last_before(shard, seq_no)) for shard in shards]
+        found = await asyncio.gather(*(_list(store, *listing) for listing in listings))
     return sorted(
         (item for listing in found for item in listing),
         key=lambda item: (item[0].seq_no, item[0].start, item[0].limit, item[1].key),
@@ -34,10 +45,10 @@ async def list_behind_names(
 
 
 async def _list(
-    store: ObjectStore, shard: int, seq_no: int
+    store: ObjectStore, prefix: str, after: str | None
 ) -> list[tuple[FragmentName, ListedObject]]:
     found = []
-    async for listed in store.list(shard_folder(shard), after=last_before(shard, seq_no)):
+    async for listed in store.list(prefix, after=after):
         try:
             found.append((FragmentName.parse(listed.key), listed))
         except ValueError:

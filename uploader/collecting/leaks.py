@@ -25,7 +25,7 @@ from uploader.manifests.manifest import Manifest
 from uploader.manifests.snapshot import Snapshot
 from uploader.manifests.tree import ManifestTree
 from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ListingOrder, ObjectStore
 from walstore.errors import WalError
 from walstore.threads import Worker
 
@@ -70,14 +70,17 @@ async def find_leaks(
 
 
 async def _fragments(store: ObjectStore, folder: str, head: Head) -> AsyncGenerator[Leak, None]:
+    order = ListingOrder()
     async for listed in store.list(folder):
+        order.note(listed.key)
         try:
             number = fragment_number(listed.key)
         except ValueError:
             continue
-        if number >= head.seq_no:
-            return  # keys are listed in the order of their numbers
-        yield Leak(listed.key, "fragment", _reason(head))
+        if number < head.seq_no:
+            yield Leak(listed.key, "fragment", _reason(head))
+        elif order.is_proven:
+            return  # keys are in the order of their numbers
 
 
 async def _named_snapshots(tree: ManifestTree, manifest: Manifest) -> set[str]:

@@ -97,10 +97,13 @@ class CloudCursors:
         """Return all cursors, by name.
 
         Objects in the folder that are no cursors are left out with a warning; with ``strict`` they are a
-        CorruptionError, as in wal3, since one of them might be a cursor that somebody relies on.
+        CorruptionError, as in wal3, since one of them might be a cursor that somebody relies on. What lies in
+        folders below belongs to another log, since no cursor does.
         """
         names: list[str] = []
         async for listed in self._store.list(layout.CURSOR_FOLDER):
+            if "/" in listed.key.removeprefix(layout.CURSOR_FOLDER):
+                continue
             try:
                 names.append(layout.parse_cursor_path(listed.key))
             except ValueError as error:
@@ -109,6 +112,7 @@ class CloudCursors:
                         "this is not the key of a cursor; remove the object", path=listed.key
                     ) from error
                 logger.warning("%s is not a cursor", listed.key)
+        names.sort()
         found: list[CloudCursor] = []
         for low in range(0, len(names), _AT_ONCE):
             loading = (

@@ -12,7 +12,10 @@ from walstore.errors import ContentionError
 async def check_empty(found: Errand) -> None:
     """Raise ContentionError if fragments lie there that no manifest names."""
     async for listed in found.store.list(layout.FRAGMENT_FOLDER):
-        raise ContentionError(f"{found.store.url} is not empty ({listed.key}); take another prefix")
+        if layout.is_among_fragments(listed.key):
+            raise ContentionError(
+                f"{found.store.url} is not empty ({listed.key}); take another prefix"
+            )
 
 
 async def create_manifest(found: Errand, manifest: Manifest) -> None:

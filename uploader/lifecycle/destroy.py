@@ -153,8 +153,9 @@ async def _remove_all(
                 removed = await _remove(store, batch, removed)
                 if progress is not None:
                     progress(removed)
-    # The newest manifest of a chain is listed first, and must be the last to go: those before it do not
+    # The newest manifest of a chain has the first key, and must be the last to go: those before it do not
     # say that the log is sealed. With the default layout there is one.
+    manifests.sort(key=lambda listed: listed.key)
     for some in (manifests[1:], manifests[:1]):
         removed = await _remove(store, some, removed)
         if progress is not None:

@@ -104,10 +104,15 @@ class ManifestLog:
         return layout.fragment_path(seq_no)
 
     async def unpublished(self) -> AsyncIterator[ListedObject]:
-        """Yield the objects behind the last fragment in ``log/``."""
+        """Yield the objects behind the last fragment in ``log/``, whatever the order of the listing.
+
+        Not those of another log below, but what is no fragment and lies where one could.
+        """
         last = self.manifest.next_seq_no - 1
         after = layout.fragment_path(last) if last > 0 else None
-        async for listed in self._store.list(layout.FRAGMENT_FOLDER, after=after):
+        listing = self._store.list(layout.FRAGMENT_FOLDER, after=after)
+        found = [listed async for listed in listing if layout.is_among_fragments(listed.key)]
+        for listed in sorted(found, key=lambda listed: listed.key):
             yield listed
 
     async def load(self) -> bool:

@@ -48,7 +48,7 @@ async def find_root(
     swapped = ManifestLog(store, retry, worker, roll_up=roll_up)
     chained = ChainLog(store, retry, worker, settings=chain, roll_up=roll_up)
     if layout == "chain":
-        if await _has_swapped(store):
+        if await store.head(layouts.MANIFEST) is not None:
             raise _other(store, "swap", layouts.MANIFEST)
         await chained.load()
         return chained
@@ -59,13 +59,6 @@ async def find_root(
     if layout == "swap":
         raise _other(store, "chain", manifest_key(0))
     return chained
-
-
-async def _has_swapped(store: ObjectStore) -> bool:
-    """Return whether there is a manifest that is swapped. Its name comes before all others."""
-    async for listed in store.list(layouts.MANIFEST):
-        return listed.key == layouts.MANIFEST
-    return False
 
 
 def _other(store: ObjectStore, found: Layout, key: str) -> InvalidSettingsError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from uploader.manifests.roots import find_root
 from uploader.partitioned.partitions import create_partitions, read_partitions
 from uploader.stores.port import ObjectStore
-from uploader.stores.probe import probe_conditional_puts
+from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import InvalidSettingsError
 from walstore.threads import Worker
@@ -29,7 +29,7 @@ async def open_partitions(
             raise InvalidSettingsError(
                 f"a log that is not partitioned lies at {store.url}; write to another place"
             )
-        await probe_conditional_puts(store, retry=retry)
+        await require_conditional_puts(store, is_new=True, retry=retry)
         found = await create_partitions(store, 1 if partitions is None else partitions, retry=retry)
     if partitions not in {None, found}:
         raise InvalidSettingsError(

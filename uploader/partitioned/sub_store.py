@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Iterable
 
 from uploader.partitioned.partitions import partition_url
 from uploader.stores.port import ListedObject, ObjectInfo, ObjectStore, StoredObject
+from uploader.stores.probe import proof_behind
+from uploader.stores.proof import Proof
 
 
 class SubStore:
@@ -57,6 +59,10 @@ class SubStore:
     async def delete(self, keys: Iterable[str]) -> None:
         """As the port says."""
         await self._inner.delete([self._prefix + key for key in keys])
+
+    async def proof(self) -> Proof:
+        """Return what the place of the store around it has proven."""
+        return await proof_behind(self._inner)
 
     async def aclose(self) -> None:
         """Do nothing: the store around it belongs to others."""

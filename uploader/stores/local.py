@@ -1,19 +1,20 @@
 """Objects as files below a directory, with real conditions and real durability.
 
-Owns the threads; what happens on them is in ``local_directory.py``.
+What happens on the threads, which all stores share, is in ``local_directory.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote
 
+from uploader.shared_worker import Purpose, SharedWorker
 from uploader.stores.local_directory import Directory
 from uploader.stores.port import ListedObject, ObjectInfo, StoredObject, check_key, check_range
+from uploader.stores.proof import Proof
 from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError, WalClosedError
 from walstore.ports import Clock
@@ -44,7 +45,9 @@ class LocalStore:
             raise InvalidSettingsError(f"a local store needs an absolute path, not {str(root)!r}")
         self._root = root
         self._directory = Directory(root, clock or SystemClock())
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="walstore-store")
+        self._threads = threads
+        self._workers: dict[Purpose, SharedWorker] = {}
+        self._under_way: set[asyncio.Future[Any]] = set()
         self._swapping = asyncio.Lock()
         self._is_closed = False
 
@@ -82,23 +85,42 @@ class LocalStore:
 
     async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         """Replace an object; durable when it returns. A cancelled call goes on in its thread."""
-        # One thread at most waits for another process's flock; the rest stay free for reads.
+        # One thread at most waits for another process's flock, and none that reads.
+        checked = check_key(key)
         async with self._swapping:
-            return await self._run(self._directory.swap, check_key(key), data, etag)
+            return await self._begin("lock", lambda: self._directory.swap(checked, data, etag))
 
     async def delete(self, keys: Iterable[str]) -> None:
         """Remove objects; durable when it returns. Empty directories stay."""
         checked = [check_key(key) for key in keys]
         async with self._swapping:
-            await self._run(self._directory.remove, checked)
+            await self._begin("lock", lambda: self._directory.remove(checked))
+
+    async def proof(self) -> Proof:
+        """Return what the file system has proven."""
+        return await self._run(self._directory.proof)
 
     async def aclose(self) -> None:
-        """Let calls under way finish and end the threads; twice is allowed."""
+        """Let calls under way finish; twice is allowed."""
         self._is_closed = True
-        await asyncio.to_thread(self._executor.shutdown)
+        loop = asyncio.get_running_loop()
+        while pending := [call for call in self._under_way if call.get_loop() is loop]:
+            await asyncio.wait(pending)
 
     async def _run(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await self._begin("store", lambda: call(*args, **kwargs))
+
+    async def _begin(self, purpose: Purpose, call: Callable[[], _T]) -> _T:
         if self._is_closed:
             raise WalClosedError(f"the store is closed: {self.url}")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, lambda: call(*args, **kwargs))
+        if purpose not in self._workers:
+            self._workers[purpose] = SharedWorker(purpose, self._threads)
+        running = self._workers[purpose].begin(call)
+        self._under_way.add(running)
+        running.add_done_callback(self._note_done)
+        return await asyncio.shield(running)
+
+    def _note_done(self, call: asyncio.Future[Any]) -> None:
+        self._under_way.discard(call)
+        if not call.cancelled():
+            call.exception()  # of a call that was given up nobody else takes note

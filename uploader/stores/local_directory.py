@@ -10,6 +10,8 @@
 * After a failed fsync of a directory nothing is known about it any more, and asking again would hide
   that (the system reports such a failure once). So this directory then refuses all further calls.
 
+Symbolic links are not followed below the root, which may be one itself.
+
 Temporary files and the lock live in ``.tmp`` below the root, which listings never show. Temporary files
 older than an hour are left-overs of killed writers and are removed before the first write.
 ``tests/uploader/stores/test_local.py`` shows each of these. The only module of the cloud tier that
@@ -34,6 +36,7 @@ from pathlib import Path
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.local_listing import walk
 from uploader.stores.port import ListedObject, ObjectInfo, StoredObject
+from uploader.stores.proof import Proof, proof_of
 from walstore.errors import (
     DiskFullError,
     InvalidSettingsError,
@@ -87,6 +90,14 @@ class Directory:
         except ObjectNotFoundError:
             return None
 
+    def proof(self) -> Proof:
+        """Return what the file system has proven in which the root lies, or would be made."""
+        for directory in (self._root, *self._root.parents):
+            with contextlib.suppress(OSError):
+                # On a disk the probe costs little more than a mark.
+                return proof_of("file", directory.stat().st_dev, wants_mark=False)
+        return Proof(wants_mark=False)
+
     def walk(self, prefix: str, after: str | None) -> Iterator[ListedObject]:
         """Return an iterator for :meth:`take`; nothing is read yet."""
         return walk(self._root, prefix, after)
@@ -98,7 +109,7 @@ class Directory:
 
     def create(self, key: str, data: bytes) -> str:
         """Put if absent. The object is durable, also when it was there already."""
-        target = self._root / key
+        target = self._target(key)
         with self._translated(target, "not_written"), self._temporary(data) as temporary:
             target.parent.mkdir(parents=True, exist_ok=True)
             is_taken = _is_taken(temporary, target)
@@ -109,7 +120,7 @@ class Directory:
 
     def swap(self, key: str, data: bytes, etag: str) -> str:
         """Put if the content still has this hash."""
-        target = self._root / key
+        target = self._target(key)
         with (
             self._translated(target, "not_written"),
             self._temporary(data) as temporary,
@@ -125,7 +136,7 @@ class Directory:
         """Delete what is there."""
         changed = set()
         for key in keys:
-            target = self._root / key
+            target = self._target(key)
             with self._translated(target, "unknown"), contextlib.suppress(FileNotFoundError):
                 # The lock keeps a swap from bringing back what was deleted under it.
                 with self._locked():
@@ -136,8 +147,8 @@ class Directory:
 
     @contextlib.contextmanager
     def _reading(self, key: str) -> Iterator[Path]:
-        path = self._root / key
         try:
+            path = self._target(key)
             with self._translated(path, "not_written"):
                 yield path
         except WalError as error:
@@ -147,6 +158,19 @@ class Directory:
                 ) from None
             raise
         self._settle(path.parent)
+
+    def _target(self, key: str) -> Path:
+        """Return where an object lies; InvalidSettingsError if a symbolic link below the root is in the way.
+
+        Listings do not follow links either: what is reached through one would be an object to some calls and
+        none to others, and might be shared with another store.
+        """
+        path = self._root
+        with self._translated(path / key, "not_written"):
+            for part in key.split("/"):
+                path = path / part
+                _refuse_link(path)
+        return path
 
     @contextlib.contextmanager
     def _temporary(self, data: bytes) -> Iterator[Path]:
@@ -172,7 +196,7 @@ class Directory:
     def _locked(self) -> Iterator[None]:
         self._prepare()
         path = self._root / _TEMPORARY / "lock"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -185,6 +209,7 @@ class Directory:
             if self._is_prepared:
                 return
             temporary = self._root / _TEMPORARY
+            _refuse_link(temporary)
             PosixFileSystem().make_directory(temporary)
             # Whoever made a directory above may have been killed before it was durable.
             for directory in self._root.parents:
@@ -228,6 +253,14 @@ class Directory:
             yield
         except OSError as error:
             raise _translate(error, path, outcome) from error
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise InvalidSettingsError(
+            f"a local store follows no symbolic links: {path}; move what it points to there, or name that "
+            "directory as the store"
+        )
 
 
 def _failed(message: str, outcome: Outcome) -> WalError:

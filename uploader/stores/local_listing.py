@@ -42,7 +42,9 @@ def _entries(directory: Path) -> list[tuple[str, bool]]:
         with os.scandir(directory) as entries:
             for entry in entries:
                 is_directory = entry.is_dir(follow_symlinks=False)
-                if _is_object_name(entry.name) and (is_directory or entry.is_file()):
+                if _is_object_name(entry.name) and (
+                    is_directory or entry.is_file(follow_symlinks=False)
+                ):
                     found.append((f"{entry.name}/" if is_directory else entry.name, is_directory))
     except (FileNotFoundError, NotADirectoryError):
         return []

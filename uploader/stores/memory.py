@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import ListedObject, ObjectInfo, StoredObject, check_key, check_range
+from uploader.stores.proof import Proof
 from walstore.clock import SystemClock
 from walstore.ports import Clock
 
@@ -15,6 +16,7 @@ from walstore.ports import Clock
 class _Bucket:
     objects: dict[str, StoredObject] = field(default_factory=dict)
     puts: int = 0
+    proofs: dict[type, Proof] = field(default_factory=dict)
 
 
 _BUCKETS: dict[str, _Bucket] = {}
@@ -92,6 +94,10 @@ class MemoryStore:
         await self._yield()
         for key in checked:
             self._bucket.objects.pop(key, None)
+
+    async def proof(self) -> Proof:
+        """Return what stores of this class have proven with these objects."""
+        return self._bucket.proofs.setdefault(type(self), Proof(wants_mark=False))
 
     async def aclose(self) -> None:
         """Do nothing: there is nothing to release, and other openers keep the objects."""

@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Awaitable, Iterable
 from typing import TypeVar
 
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
-from uploader.stores.port import ListedObject, ObjectStore, StoredObject
-from uploader.stores.usage import LATENCY_BOUNDS_SECONDS, KindUsage, Usage
+from uploader.stores.port import FIRST_PAGE, NEXT_PAGE, ListedObject, ObjectStore, StoredObject
+from uploader.stores.usage import LATENCY_BOUNDS_SECONDS, LISTED_BYTES, KindUsage, Usage
 from uploader.stores.wrapper import Kind, Request, StoreWrapper
 from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError
@@ -26,7 +26,6 @@ from walstore.ports import Clock
 
 _T = TypeVar("_T")
 
-_LISTED_AT_ONCE = 1000
 _ANSWERS = (ObjectNotFoundError, PreconditionFailedError, InvalidSettingsError)
 
 
@@ -76,18 +75,23 @@ class MeteredStore(StoreWrapper):
         return Usage({kind: meter.copy() for kind, meter in self._meters.items()})
 
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
-        """List through; timed at the first object of each thousand, for which the store is asked."""
+        """List through; timed at the first object of each page, for which the store is asked.
+
+        Pages are taken to have a hundred objects, then a thousand each, as the S3 store asks for them.
+        """
         meter = self._meter("list")
         meter.requests += 1
         found = self.inner.list(prefix, after=after)
         listed = await self._timed(meter, anext(found, None))
-        count = 0
+        left = FIRST_PAGE
         while listed is not None:
+            meter.received_bytes += LISTED_BYTES + len(listed.key.encode())
             yield listed
-            count += 1
-            if count % _LISTED_AT_ONCE:
+            left -= 1
+            if left:
                 listed = await anext(found, None)
             else:
+                left = NEXT_PAGE
                 listed = await self._timed(meter, anext(found, None))
                 meter.requests += listed is not None
 

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from walstore.errors import InvalidSettingsError
 
 MAX_KEY_BYTES = 1024
+FIRST_PAGE: Final = 100
+"""Objects that a store with pages asks for at first: few callers want more, and some stop before."""
+NEXT_PAGE: Final = 1000
+"""Objects of each further page."""
+ORDER_PROOF: Final = 66
+"""Keys in a row that do not come in order by chance; as many as the head of a chain needs anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,8 @@ class ObjectStore(Protocol):
         """Yield all objects whose key begins with ``prefix`` (any string, "" for all), in the order of
         their keys as UTF-8 bytes, leaving out keys up to and including ``after``.
 
-        Objects put or deleted meanwhile may or may not be seen.
+        Objects put or deleted meanwhile may or may not be seen. Some servers keep no order. Logs work on
+        those, too, with longer listings: nothing rests on the order unless :class:`ListingOrder` proves it.
         """
 
     async def put_if_absent(self, key: str, data: bytes) -> str:
@@ -87,6 +94,32 @@ class ObjectStore(Protocol):
 
     async def aclose(self) -> None:
         """Release connections and threads; twice is allowed. Calls under way may fail."""
+
+
+class ListingOrder:
+    """Whether a listing comes in the order of its keys, judged by its first :data:`ORDER_PROOF` keys.
+
+    A listing that is shorter proves nothing, and need not: who has seen all of it can sort it.
+    """
+
+    __slots__ = ("_count", "_is_broken", "_last")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._last = b""
+        self._is_broken = False
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether all keys came in order so far, and there were too many of them for chance."""
+        return not self._is_broken and self._count >= ORDER_PROOF
+
+    def note(self, key: str) -> None:
+        """Take note of the next key of the listing."""
+        encoded = key.encode()
+        self._is_broken |= encoded <= self._last
+        self._last = encoded
+        self._count += 1
 
 
 def check_key(key: str) -> str:

@@ -3,21 +3,111 @@
 Some emulators and older servers accept the conditions of a put and ignore them; two writers would then
 overwrite each other without a word. The probe writes a small object of its own outside the folders
 of a log, tries what must be refused, and removes it.
+
+What a place has proven is remembered for all stores at that place, as long as the process lives, and by a
+mark beside the log for later processes. The mark names the store's URL, so a copy of the log at another place
+is probed there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 import secrets
+from weakref import WeakKeyDictionary
 
-from uploader.stores.errors import PreconditionFailedError
+from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import ObjectStore
+from uploader.stores.proof import Proof
 from uploader.stores.retry import RetryPolicy
+from uploader.stores.wrapper import StoreWrapper
 from walstore.errors import UnsupportedStoreError, WalError
 
 PROBE_FOLDER = "walstore-probe"
+MARK_FOLDER = "walstore-mark"
 
 _LOGGER = logging.getLogger(__name__)
+_PROOFS: WeakKeyDictionary[object, Proof] = WeakKeyDictionary()
+
+
+def parse_probe_key(key: str) -> str:
+    """Return the name of a probe or a mark; ValueError if the key is none's.
+
+    What lies in folders below theirs belongs to a log of that name.
+    """
+    folder, _, name = key.rpartition("/")
+    if folder not in {PROBE_FOLDER, MARK_FOLDER} or not name:
+        raise ValueError(f"not the key of a probe: {key!r}")
+    return name
+
+
+async def require_conditional_puts(
+    store: ObjectStore,
+    *,
+    with_swaps: bool = True,
+    is_new: bool = False,
+    retry: RetryPolicy | None = None,
+) -> None:
+    """Return if the store is known to enforce its conditions, else :func:`probe_conditional_puts`.
+
+    It is known if a store at the same place passed in this process, which costs no request, or if a mark
+    says so, which costs one. A probe that is passed leaves the mark, unless that fails.
+
+    Args:
+        store: The store to write to.
+        with_swaps: Whether put-if-match is needed too.
+        is_new: Whether there is no log yet, so that there is no mark to look for.
+        retry: How often to begin again after passing faults.
+    """
+    proof = await proof_behind(store)
+    async with proof.turn():
+        if proof.covers(with_swaps=with_swaps):
+            return
+        mark = _Mark(store, with_swaps=with_swaps)
+        if is_new or not (proof.wants_mark and await mark.is_there()):
+            await probe_conditional_puts(store, with_swaps=with_swaps, retry=retry)
+            if proof.wants_mark:
+                await mark.put()
+        proof.note(with_swaps=with_swaps)
+
+
+class _Mark:
+    """The object that says that a store at this URL passed the probe."""
+
+    def __init__(self, store: ObjectStore, *, with_swaps: bool) -> None:
+        kind = "swaps" if with_swaps else "creates"
+        digest = hashlib.sha256(store.url.encode()).hexdigest()[:16]
+        self._store = store
+        self._key = f"{MARK_FOLDER}/{kind}-{digest}"
+        self._data = f"{store.url} enforces the conditions of puts\n".encode()
+
+    async def is_there(self) -> bool:
+        """Return whether it is there; False also if the store does not say: the probe will."""
+        try:
+            return (await self._store.get(self._key)).data == self._data
+        except WalError:
+            return False
+
+    async def put(self) -> None:
+        """Leave it there. A failure costs the next process a probe, no more."""
+        with contextlib.suppress(WalError):
+            await self._store.put_if_absent(self._key, self._data)
+
+
+async def proof_behind(store: ObjectStore) -> Proof:
+    """Return what is known of a store's place. Wrappers do not change it."""
+    while isinstance(store, StoreWrapper):
+        store = store.inner
+    find = getattr(store, "proof", None)
+    if find is not None:
+        found = await find()
+        assert isinstance(found, Proof)
+        return found
+    try:
+        return _PROOFS.setdefault(store, Proof())
+    except TypeError:  # it cannot be remembered
+        return Proof()
 
 
 async def probe_conditional_puts(
@@ -60,12 +150,27 @@ async def probe_conditional_puts(
 
 
 async def _create(store: ObjectStore, key: str) -> str:
+    data = secrets.token_bytes(16)
     try:
-        return await store.put_if_absent(key, b"1")
+        return await store.put_if_absent(key, data)
     except PreconditionFailedError as error:
+        if (etag := await _etag_of(store, key, data)) is not None:
+            return etag
         raise UnsupportedStoreError(
             f"{store.url} refuses to create an object that is not there; use another store"
         ) from error
+
+
+async def _etag_of(store: ObjectStore, key: str, data: bytes) -> str | None:
+    """Return the ETag of our own object, or None if that is not what lies there.
+
+    A proxy may send a put a second time. What it gets for that, and passes on, is the refusal of the twin.
+    """
+    try:
+        found = await store.get(key)
+    except ObjectNotFoundError:
+        return None
+    return found.etag if found.data == data else None
 
 
 async def _check(store: ObjectStore, key: str, first: str, *, with_swaps: bool) -> None:
@@ -75,16 +180,20 @@ async def _check(store: ObjectStore, key: str, first: str, *, with_swaps: bool) 
         return
     if await _accepts(store, key, b"3", "0" * len(first)):
         raise _ignored(store, "a put with If-Match and a wrong ETag was accepted")
+    data = secrets.token_bytes(16)
     try:
-        second = await store.put_if_match(key, b"4", first)
+        second = await store.put_if_match(key, data, first)
     except PreconditionFailedError as error:
-        raise UnsupportedStoreError(
-            f"{store.url} refuses a put with If-Match and the ETag it gave itself; use another store"
-        ) from error
+        own = await _etag_of(store, key, data)
+        if own is None:
+            raise UnsupportedStoreError(
+                f"{store.url} refuses a put with If-Match and the ETag it gave itself; use another store"
+            ) from error
+        second = own
     if await _accepts(store, key, b"5", first):
         raise _ignored(store, "a put with If-Match and an outdated ETag was accepted")
     found = await store.get(key)
-    if found.data != b"4" or found.etag != second:
+    if found.data != data or found.etag != second:
         raise UnsupportedStoreError(
             f"{store.url} does not return what was put last, under the ETag it gave for it;"
             " use another store"

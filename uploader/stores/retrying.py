@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TypeVar
 
-from uploader.stores.port import ListedObject, ObjectStore
+from uploader.stores.port import ListedObject, ListingOrder, ObjectStore
 from uploader.stores.retry import RetryPolicy, is_transient
 from uploader.stores.wrapper import Request, StoreWrapper
 from walstore.errors import StorageUnavailableError
@@ -29,15 +29,32 @@ class RetryingStore(StoreWrapper):
         self._retry = retry or RetryPolicy()
 
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
-        """Yield the objects; after a fault go on behind the last one, with all attempts anew."""
-        failures = 0
+        """Yield the objects; after a fault go on behind the last one, with all attempts anew.
+
+        If the listing has not proven its order by its end, it is gone through once more for what lay before
+        that one after all.
+        """
+        begin, failures, was_cut = after, 0, False
+        order = ListingOrder()
+        yielded: set[str] = set()  # as long as the order is not proven
         while True:
             try:
                 async for listed in self.inner.list(prefix, after=after):
+                    if listed.key in yielded:
+                        continue
                     after, failures = listed.key, 0
+                    order.note(after)
+                    if order.is_proven:
+                        yielded.clear()
+                    else:
+                        yielded.add(after)
                     yield listed
-                return
+                if not was_cut or order.is_proven:
+                    return
+                after, was_cut = begin, False
+                continue
             except StorageUnavailableError as error:
+                was_cut |= after != begin
                 failures += 1
                 if not is_transient(error) or failures >= self._retry.attempts:
                     raise

@@ -23,7 +23,16 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
-from uploader.stores.port import ListedObject, ObjectInfo, StoredObject, check_key, check_range
+from uploader.stores.port import (
+    FIRST_PAGE,
+    NEXT_PAGE,
+    ListedObject,
+    ObjectInfo,
+    StoredObject,
+    check_key,
+    check_range,
+)
+from uploader.stores.proof import Proof, proof_of
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import (
     InvalidSettingsError,
@@ -117,8 +126,11 @@ class S3Store:
         return await self._retry.call(request)
 
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
-        """Yield the objects in the order of their keys, one request for each thousand."""
-        where: dict[str, str] = {"Prefix": self._prefix + prefix}
+        """Yield the objects in the server's order, one request for the first hundred, then for each thousand.
+
+        Few callers want more than the first; those that do not are sent no long page.
+        """
+        where: dict[str, Any] = {"Prefix": self._prefix + prefix, "MaxKeys": FIRST_PAGE}
         if after is not None:
             where["StartAfter"] = self._prefix + after
         while True:
@@ -127,7 +139,7 @@ class S3Store:
                 yield ListedObject(item["Key"][len(self._prefix) :], int(item["Size"]))
             if not page.get("IsTruncated"):
                 return
-            where = {**where, "ContinuationToken": page["NextContinuationToken"]}
+            where |= {"ContinuationToken": page["NextContinuationToken"], "MaxKeys": NEXT_PAGE}
 
     async def put_if_absent(self, key: str, data: bytes) -> str:
         """Create an object with ``If-None-Match: *``; one request, never repeated."""
@@ -156,6 +168,10 @@ class S3Store:
                         group.create_task(self._delete(key, full_key))
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
+
+    async def proof(self) -> Proof:
+        """Return what the bucket has proven."""
+        return proof_of("s3", self._endpoint_url, self._bucket)
 
     async def aclose(self) -> None:
         """Close the connections; twice is allowed."""

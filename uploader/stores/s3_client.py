@@ -7,10 +7,15 @@ request of an S3 store, on a thread, because the import alone takes half a secon
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 import ssl
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import aioboto3
 import aiohttp
@@ -24,6 +29,8 @@ from uploader.stores.s3_errors import FAULTS, is_past_end, is_secret, translate
 from walstore.errors import WalError
 
 _SERVICE = "s3"
+_MOST_CONNECTIONS: Final = 256
+"""Connections that all stores on one server may have together; each has a bound of its own."""
 
 
 class SendOnceSession(AIOHTTPSession):  # type: ignore[misc]  # untyped base
@@ -59,8 +66,93 @@ def _load_trust(path: str) -> ssl.SSLContext:
     return context
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What stores must have in common to share a client."""
+
+    endpoint_url: str | None
+    region: str | None
+    connect_timeout_seconds: float
+    read_timeout_seconds: float
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the client."""
+        return {
+            "region_name": self.region,
+            "endpoint_url": self.endpoint_url,
+            "config": AioConfig(
+                http_session_cls=SendOnceSession,
+                connect_timeout=self.connect_timeout_seconds,
+                read_timeout=self.read_timeout_seconds,
+                max_pool_connections=_MOST_CONNECTIONS,
+                # We decide what is repeated: a conditional put that may have happened is not.
+                retries={"total_max_attempts": 1, "mode": "standard"},
+                # Servers other than Amazon's refuse the checksums that are sent by default.
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+                s3={
+                    "addressing_style": "path" if self.endpoint_url else "auto",
+                    "payload_signing_enabled": False,
+                },
+            ),
+        }
+
+
+class _SharedClient:
+    """A client of the stores on one server. The first store opens it and the last one closes it."""
+
+    def __init__(self) -> None:
+        self.client: Any = None
+        self.turns = asyncio.Semaphore(_MOST_CONNECTIONS)
+        self.users = 0
+        self.changing = asyncio.Lock()
+        self.stack = AsyncExitStack()
+
+
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[_Place, bytes], _SharedClient]] = (
+    WeakKeyDictionary()
+)
+
+
+@asynccontextmanager
+async def _join(place: _Place) -> AsyncIterator[_SharedClient]:
+    """Share this event loop's client for a server, with the credentials that the environment names now."""
+    clients = _shared.setdefault(asyncio.get_running_loop(), {})
+    key = place, _environment()
+    shared = clients.setdefault(key, _SharedClient())
+    shared.users += 1
+    try:
+        async with shared.changing:
+            if shared.client is None:
+                shared.client = await _open_client(place, shared.stack)
+        yield shared
+    finally:
+        shared.users -= 1
+        if not shared.users:
+            # Whoever comes from now on makes a client of their own.
+            if clients.get(key) is shared:
+                del clients[key]
+            await shared.stack.aclose()
+
+
+async def _open_client(place: _Place, stack: AsyncExitStack) -> Any:
+    session, inner = await asyncio.to_thread(_new_session)
+    # Boto reads files for this, and may ask services, so it gets a thread and a loop of its own.
+    if await asyncio.to_thread(asyncio.run, inner.get_credentials()) is None:
+        raise NoCredentialsError
+    client = await stack.enter_async_context(session.client(_SERVICE, **place.options()))
+    client.meta.events.register(f"before-sign.{_SERVICE}", _send_at_once)
+    return client
+
+
+def _environment() -> bytes:
+    """Return a digest of what boto takes from the environment: other credentials are another client's."""
+    named = sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "BOTO")))
+    return hashlib.sha256(repr(named).encode()).digest()
+
+
 class Connection:
-    """A client and the translation of its errors."""
+    """What one store has of a client that it shares with others, and the translation of errors."""
 
     def __init__(
         self,
@@ -79,54 +171,31 @@ class Connection:
         # As many as there are connections. Without it the wait for one would count as the server's silence,
         # and a put that was never sent would end with an unknown outcome.
         self._turns = asyncio.Semaphore(max_connections)
-        self._options = {
-            "region_name": region,
-            "endpoint_url": endpoint_url,
-            "config": AioConfig(
-                http_session_cls=SendOnceSession,
-                connect_timeout=connect_timeout_seconds,
-                read_timeout=read_timeout_seconds,
-                max_pool_connections=max_connections,
-                # We decide what is repeated: a conditional put that may have happened is not.
-                retries={"total_max_attempts": 1, "mode": "standard"},
-                # Servers other than Amazon's refuse the checksums that are sent by default.
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-                s3={
-                    "addressing_style": "path" if endpoint_url else "auto",
-                    "payload_signing_enabled": False,
-                },
-            ),
-        }
-        self._client: Any = None
+        self._place = _Place(endpoint_url, region, connect_timeout_seconds, read_timeout_seconds)
+        self._shared: _SharedClient | None = None
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """Make the client, which ``stack`` will close. Finds credentials; asks nothing of the bucket."""
+        """Join the server's client, or make it; ``stack`` will leave it. Asks nothing of the bucket."""
         try:
-            session, inner = await asyncio.to_thread(_new_session)
-            # Boto reads files for this, and may ask services, so it gets a thread and a loop of its own.
-            if await asyncio.to_thread(asyncio.run, inner.get_credentials()) is None:
-                raise NoCredentialsError
-            self._client = await stack.enter_async_context(
-                session.client(_SERVICE, **self._options)
-            )
+            self._shared = await stack.enter_async_context(_join(self._place))
         except FAULTS as error:
             raise self._translated(error, "", is_put=False) from _shown(error)
-        self._client.meta.events.register(f"before-sign.{_SERVICE}", _send_at_once)
 
     async def request(self, name: str, key: str, **parameters: Any) -> dict[str, Any]:
         """Send one request, once, and return the answer with its body read.
 
-        Waits for a free connection first, which no timeout limits. A range that begins past the end of the
-        object has an empty body, as for a file.
+        Waits for a free connection first, its own and the client's, which no timeout limits. A range that
+        begins past the end of the object has an empty body, as for a file.
         """
-        async with self._turns:
+        assert self._shared is not None, "open it first"
+        async with self._turns, self._shared.turns:
             return await self._send(name, key, **parameters)
 
     async def _send(self, name: str, key: str, **parameters: Any) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self._request_timeout_seconds):
-                answer: dict[str, Any] = await getattr(self._client, name)(**parameters)
+                assert self._shared is not None
+                answer: dict[str, Any] = await getattr(self._shared.client, name)(**parameters)
                 if "Body" in answer:
                     async with answer["Body"] as body:
                         answer["Body"] = await body.read()

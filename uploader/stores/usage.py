@@ -13,6 +13,9 @@ LATENCY_BOUNDS_SECONDS = (
 )  # fmt: skip
 """Upper bounds, inclusive, of the counts in :class:`KindUsage`; one more count is beyond the last."""
 
+LISTED_BYTES = 250
+"""About what S3 sends for an object in a listing, beside its key."""
+
 _GB = 1e9
 
 
@@ -31,13 +34,13 @@ class Prices:
     """Reads, ranges and heads."""
 
     per_1000_lists: float = 0.005
-    """Listings: a request for each thousand objects."""
+    """Listings: a request for the first hundred objects, then for each thousand."""
 
     per_1000_deletes: float = 0.0
     """Deleted objects."""
 
     per_gb_received: float = 0.0
-    """10**9 bytes of content read. To the internet it is 0.09."""
+    """10**9 bytes of content and listings read. To the internet it is 0.09."""
 
     per_gb_sent: float = 0.0
     """10**9 bytes of content put."""
@@ -54,8 +57,8 @@ class KindUsage:
     """Requests of one kind."""
 
     requests: int = 0
-    """Requests made, failed ones included. A listing is one for each thousand objects begun, a delete
-    one for each key."""
+    """Requests made, failed ones included. A listing is one, and one more beyond the first hundred objects
+    and beyond each thousand after these; a delete is one for each key."""
 
     failures: int = 0
     """Calls that ended with a fault of the store. Missing objects and refused puts are no faults."""
@@ -67,7 +70,8 @@ class KindUsage:
     """Content handed to puts."""
 
     received_bytes: int = 0
-    """Content returned by reads."""
+    """Content returned by reads. Of listings about what their objects take: the key and
+    :data:`LISTED_BYTES` each, as far as they were gone through."""
 
     total_seconds: float = 0.0
     """Sum of the times of all calls that were not cancelled."""
@@ -115,7 +119,7 @@ class Usage:
 
     @property
     def received_bytes(self) -> int:
-        """Content returned by reads."""
+        """Content returned by reads, and what listings take."""
         return sum(used.received_bytes for used in self.kinds.values())
 
     def cost(self, prices: Prices | None = None) -> float:

@@ -1,7 +1,7 @@
 """What tests of the cloud tier, and of programs built on it, can use.
 
-``faults.FaultyStore`` wraps any store, and so does ``latency.LatencyStore``; ``suite.ObjectStoreSuite`` is
-subclassed and needs pytest, which nothing else here does.
+``faults.FaultyStore`` wraps any store, and so do ``latency.LatencyStore`` and ``shuffled.ShuffledStore``;
+``suite.ObjectStoreSuite`` is subclassed and needs pytest, which nothing else here does.
 """
 
 from __future__ import annotations
@@ -9,5 +9,14 @@ from __future__ import annotations
 from uploader.testing import faults, latency
 from uploader.testing.faults import CallCount, FaultyStore, StoreKilled
 from uploader.testing.latency import LatencyStore
+from uploader.testing.shuffled import ShuffledStore
 
-__all__ = ["CallCount", "FaultyStore", "LatencyStore", "StoreKilled", "faults", "latency"]
+__all__ = [
+    "CallCount",
+    "FaultyStore",
+    "LatencyStore",
+    "ShuffledStore",
+    "StoreKilled",
+    "faults",
+    "latency",
+]

@@ -23,13 +23,14 @@ import pytest
 from uploader.testing.suite_conditions import ConditionTests
 from uploader.testing.suite_listings import ListingTests
 from uploader.testing.suite_load import LoadTests
+from uploader.testing.suite_logs import LogTests
 from uploader.testing.suite_objects import ObjectTests
 
 __all__ = ["ObjectStoreLoadSuite", "ObjectStoreSuite"]
 
 
 @pytest.mark.asyncio
-class ObjectStoreSuite(ObjectTests, ConditionTests, ListingTests):
+class ObjectStoreSuite(ObjectTests, ConditionTests, ListingTests, LogTests):
     """Subclass it and provide the fixtures ``store`` and ``peer``. Some seconds at most."""
 
 

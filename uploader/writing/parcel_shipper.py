@@ -122,24 +122,28 @@ class ParcelShipper:
         self._is_closing = True
         self.wake()
 
-    async def start(self) -> None:
-        """Do what :meth:`recover` does, as long as the store answers now and then."""
+    async def start(self, *, is_loaded: bool = False) -> None:
+        """Do what :meth:`recover` does, as long as the store answers now and then.
+
+        With ``is_loaded`` the root was just read and holds records, so it is not read again.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 watching = tasks.create_task(self._patience.run_out())
-                await self.recover()
+                await self.recover(is_loaded=is_loaded)
                 watching.cancel()
         except* WalError as errors:
             error = first_of(errors)
             raise error from error.__cause__
 
-    async def recover(self) -> None:
+    async def recover(self, *, is_loaded: bool = False) -> None:
         """Read the root, publish what others put and did not live to publish, and go on behind it.
 
         ContentionError if the log belongs to somebody else, LogSealedError, CorruptionError for damaged
         objects. Faults of the store that may pass are waited out.
         """
-        await self._end.load()
+        if not is_loaded:
+            await self._end.load()
         await self._end.adopt_orphans()
         await self._go_on()
         self._is_stale = False

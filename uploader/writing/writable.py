@@ -35,7 +35,11 @@ async def check_not_destroyed(store: ObjectStore) -> None:
         )
 
 
-async def check_writable(store: ObjectStore, manifest: Manifest) -> None:
-    """Raise LogSealedError or LogNotFoundError if nothing may be appended; one request."""
-    check_unsealed(manifest, url=store.url)
-    await check_not_destroyed(store)
+def has_records(manifest: Manifest) -> bool:
+    """Return whether a log holds records, or held some: then its manifest tells whether it was destroyed.
+
+    Whoever published them had looked for a tombstone after the manifest was there; so one that came later
+    is that of a destroyer who sealed this manifest first. Only an empty one may have been made in a destroyed
+    log's place, by a program that died before it looked.
+    """
+    return manifest.next_offset > layout.FIRST_OFFSET

@@ -223,7 +223,7 @@ async def test_listing(place: Place) -> None:
     ]
 
 
-@pytest.mark.parametrize("key", ["cursor/foreign.txt", "cursor/a-b.json", "cursor/sub/a.json"])
+@pytest.mark.parametrize("key", ["cursor/foreign.txt", "cursor/a-b.json"])
 async def test_a_foreign_object(place: Place, key: str) -> None:
     """Strict as wal3, whose collection stops; else it is left out."""
     await place.cursors.commit("billing", 5)
@@ -231,6 +231,14 @@ async def test_a_foreign_object(place: Place, key: str) -> None:
     with pytest.raises(CorruptionError, match=key):
         await place.cursors.list(strict=True)
     assert [cursor.name for cursor in await place.cursors.list()] == ["billing"]
+
+
+async def test_what_lies_in_folders_below_is_another_logs(place: Place) -> None:
+    """One at ``cursor`` below this one, for example. It stops nobody."""
+    await place.cursors.commit("billing", 5)
+    await place.inner.put_if_absent("cursor/cursor/a.json", b"{}")
+    await place.inner.put_if_absent("cursor/manifest/MANIFEST", b"{}")
+    assert [cursor.name for cursor in await place.cursors.list(strict=True)] == ["billing"]
 
 
 async def test_a_damaged_cursor(place: Place) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import os
 import stat
 import subprocess
@@ -405,3 +406,55 @@ async def test_swaps_of_several_processes_exclude_each_other(store, root):
 
     assert await asyncio.to_thread(count) == [0, 0]
     assert (await store.get("counter")).data == b"40"
+
+
+# -- symbolic links ----------------------------------------------------------------------------
+
+
+async def test_links_are_not_followed(store, root, tmp_path):
+    """Neither to a file nor to a directory, by no call: a listing would not show what lies behind one."""
+    outside = tmp_path / "outside"
+    (outside / "log").mkdir(parents=True)
+    (outside / "log/x").write_bytes(b"theirs")
+    await store.put_if_absent("a", b"1")
+    (root / "file").symlink_to(outside / "log/x")
+    (root / "log").symlink_to(outside / "log")
+    assert [listed.key async for listed in store.list("")] == ["a"]
+    for key in ("file", "log/x", "log/new"):
+        for call in (
+            store.get(key),
+            store.get_range(key, 0, 1),
+            store.head(key),
+            store.put_if_absent(key, b"ours"),
+            store.put_if_match(key, b"ours", hashlib.sha256(b"theirs").hexdigest()),
+            store.delete([key]),
+        ):
+            with pytest.raises(InvalidSettingsError, match="symbolic link"):
+                await call
+    assert (outside / "log/x").read_bytes() == b"theirs"
+    assert list((outside / "log").iterdir()) == [outside / "log/x"]
+    assert (root / "file").is_symlink()
+
+
+async def test_temporary_files_are_not_looked_for_behind_a_link(store, root, tmp_path):
+    """Old ones are removed, which would be somebody else's files."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "old").write_bytes(b"theirs")
+    os.utime(outside / "old", (0, 0))
+    root.mkdir()
+    (root / ".tmp").symlink_to(outside)
+    with pytest.raises(InvalidSettingsError, match="symbolic link"):
+        await store.put_if_absent("a", b"1")
+    assert (outside / "old").exists()
+
+
+async def test_the_root_may_be_a_link(root, tmp_path):
+    """Where the store lies is its owner's choice."""
+    (tmp_path / "there").mkdir()
+    root.symlink_to(tmp_path / "there")
+    async with aclosing(LocalStore(root)) as store:
+        await store.put_if_absent("a/b", b"1")
+        assert (await store.get("a/b")).data == b"1"
+        assert [listed.key async for listed in store.list("")] == ["a/b"]
+    assert (tmp_path / "there/a/b").read_bytes() == b"1"

@@ -16,7 +16,7 @@ from uploader.stores import (
     RetryingStore,
     Usage,
 )
-from uploader.stores.usage import LATENCY_BOUNDS_SECONDS, KindUsage
+from uploader.stores.usage import LATENCY_BOUNDS_SECONDS, LISTED_BYTES, KindUsage
 from uploader.testing import FaultyStore, LatencyStore, faults
 from uploader.testing.latency import fixed
 from walstore.errors import InvalidSettingsError, StorageUnavailableError
@@ -55,10 +55,11 @@ async def test_requests_and_bytes_by_kind(store):
         "get": (1, 0, 7),
         "get_range": (1, 0, 2),
         "head": (1, 0, 0),
-        "list": (1, 0, 0),
+        "list": (1, 0, LISTED_BYTES + 1),
         "delete": (3, 0, 0),
     }
-    assert (used.requests, used.sent_bytes, used.received_bytes) == (9, 12, 9)
+    assert (used.requests, used.sent_bytes) == (9, 12)
+    assert used.received_bytes == 9 + LISTED_BYTES + 1
     assert all(sum(of.latency_counts) == 1 for of in used.kinds.values())
 
 
@@ -113,12 +114,24 @@ async def test_a_call_that_is_given_up(store, inner):
     assert sum(used.latency_counts) == 0
 
 
-@pytest.mark.parametrize(("objects", "requests"), [(0, 1), (1, 1), (1000, 1), (1001, 2), (2500, 3)])
-async def test_a_listing_is_a_request_for_each_thousand(store, inner, objects, requests):
+@pytest.mark.parametrize(
+    ("objects", "requests"), [(0, 1), (100, 1), (101, 2), (1100, 2), (1101, 3)]
+)
+async def test_a_listing_is_a_request_for_each_page(store, inner, objects, requests):
     for number in range(objects):
         await inner.inner.put_if_absent(f"{number:05}", b"")
     assert await listed(store) == objects
     assert store.usage().of("list").requests == requests
+
+
+async def test_a_listing_that_is_left_early_is_counted_so_far(store, inner):
+    for number in range(200):
+        await inner.inner.put_if_absent(f"{number:05}", b"")
+    async for each in store.list(""):
+        if each.key == "00009":
+            break
+    used = store.usage().of("list")
+    assert (used.requests, used.received_bytes) == (1, 10 * (LISTED_BYTES + 5))
 
 
 async def test_latencies(instant_clock):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
 
+from uploader.inventory import Part, part_of
 from uploader.stores import MemoryStore, PreconditionFailedError, StoredObject
-from uploader.stores.probe import PROBE_FOLDER, probe_conditional_puts
+from uploader.stores.probe import (
+    PROBE_FOLDER,
+    probe_conditional_puts,
+    require_conditional_puts,
+)
 from uploader.testing import FaultyStore, faults
 from walstore.errors import StorageUnavailableError, UnsupportedStoreError
 
@@ -150,3 +156,102 @@ async def test_a_chain_needs_no_swaps():
     assert store.requests == 3
     assert store.count("put_if_match").requests == 0
     assert [listed async for listed in store.inner.list("")] == []
+
+
+@pytest.mark.parametrize("kind", ["put_if_absent", "put_if_match"])
+async def test_a_proxy_that_repeats_a_put_does_not_disturb_it(kind):
+    """What it passes on is the refusal of the second one, and the first one was obeyed."""
+    for nth in (1, 2) if kind == "put_if_absent" else (1, 2, 3):
+        store = FaultyStore(MemoryStore())
+        store.on(kind, faults.report("412", happens=True), nth=nth)
+        await probe_conditional_puts(store)
+        assert await folder(store) == []
+
+
+class Elsewhere(FaultyStore):
+    """A store that outlives this process, and whose place no other store shares."""
+
+    def __init__(self, inner, url="s3://bucket/log"):
+        super().__init__(inner)
+        self.named = url
+
+    @property
+    def url(self):
+        return self.named
+
+
+def lasting(url: str = "s3://bucket/log", objects: MemoryStore | None = None) -> Elsewhere:
+    """Return the store as another process sees it: it knows nothing but what lies there."""
+    memory = objects or MemoryStore()
+
+    class Unknown:
+        """A store of somebody else's, of which nothing is known but the port."""
+
+        url = property(lambda self: "")
+
+    for name in ("get", "get_range", "head", "list", "put_if_absent", "put_if_match", "delete"):
+        setattr(Unknown, name, staticmethod(getattr(memory, name)))
+    return Elsewhere(Unknown(), url)
+
+
+def asked(store) -> dict[str, int]:
+    return {kind: count.requests for kind, count in store.counts.items()}
+
+
+PROBE = {"put_if_absent": 2, "put_if_match": 3, "get": 1, "delete": 1}
+
+
+async def test_a_place_is_probed_once():
+    """By many at once, too; wrappers do not matter, and what was proven for swaps holds for creating."""
+    memory = MemoryStore()
+    stores = [FaultyStore(memory) for _ in range(10)]
+    await asyncio.gather(*(require_conditional_puts(store) for store in stores))
+    assert [asked(store) for store in stores] == [PROBE] + [{}] * 9
+    await require_conditional_puts(stores[5], with_swaps=False)
+    assert asked(stores[5]) == {}
+
+
+async def test_what_creates_may_not_swap():
+    memory = MemoryStore()
+    store = FaultyStore(memory)
+    await require_conditional_puts(store, with_swaps=False)
+    await require_conditional_puts(store, with_swaps=True)
+    assert store.count("put_if_match").requests == 3
+
+
+async def test_a_place_that_failed_is_probed_again():
+    store = IgnoresCreate()
+    for _ in range(2):
+        with pytest.raises(UnsupportedStoreError):
+            await require_conditional_puts(store)
+
+
+async def test_a_mark_is_left_for_later_processes():
+    """It costs them one request. A new log does not look for it."""
+    memory = MemoryStore()
+    first = lasting(objects=memory)
+    await require_conditional_puts(first, is_new=True)
+    assert asked(first) == {**PROBE, "put_if_absent": 3}
+    later = lasting(objects=memory)
+    await require_conditional_puts(later)
+    assert asked(later) == {"get": 1}
+    (mark,) = await folder(memory)
+    assert part_of(mark) is Part.MARK
+
+
+async def test_a_mark_holds_for_its_own_url_alone():
+    """A copy of the log, mark and all, may lie in a store that ignores conditions."""
+    memory = MemoryStore()
+    await require_conditional_puts(lasting(objects=memory))
+    copied = lasting("s3://other/log", memory)
+    await require_conditional_puts(copied)
+    assert copied.count("put_if_match").requests == 3
+
+
+@pytest.mark.parametrize("kind", ["get", "put_if_absent"])
+async def test_a_mark_that_cannot_be_read_or_put_is_done_without(kind, impatient):
+    store = lasting()
+    nth = 1 if kind == "get" else 3
+    store.on(kind, faults.fail(StorageUnavailableError("no right to", retriable=False)), nth=nth)
+    await require_conditional_puts(store, retry=impatient)
+    assert store.count("put_if_match").requests == 3

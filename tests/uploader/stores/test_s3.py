@@ -11,6 +11,7 @@ import pytest
 
 from tests.s3.rgw import ACCESS_KEY, SECRET_KEY
 from uploader.stores import S3Store, open_store, probe_conditional_puts
+from uploader.stores.s3_client import Connection, _shared
 from walstore.errors import (
     InvalidSettingsError,
     LogNotFoundError,
@@ -145,3 +146,43 @@ async def test_without_the_extra_the_error_says_what_to_install(s3_url, monkeypa
     async with aclosing(open_store(s3_url)) as store:
         with pytest.raises(InvalidSettingsError, match=r'pip install "walstore\[cloud\]'):
             await store.get("x")
+
+
+async def test_stores_on_one_server_share_a_client(s3_server, s3_bucket, monkeypatch):
+    """The first one opens it and the last one closes it. Other credentials are another client's."""
+    urls = [f"s3://{s3_bucket}/{name}?endpoint_url={s3_server.endpoint_url}" for name in "abc"]
+    a, b, c = map(open_store, urls)
+    for store in (a, b):
+        await store.put_if_absent("x", b"")
+    assert a._connection._shared is b._connection._shared
+    client = b._connection._shared.client
+    await a.aclose()
+    assert [listed.key async for listed in b.list("")] == ["x"]
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "another")
+    assert [listed.key async for listed in c.list("")] == []
+    assert c._connection._shared.client is not client
+    await b.aclose()
+    await c.aclose()
+    assert not _shared[asyncio.get_running_loop()]
+
+
+async def test_a_short_listing_is_one_short_page(s3_url, monkeypatch):
+    """Who stops early was not sent a thousand objects."""
+    asked = []
+    request = Connection.request
+
+    async def noted(self, name, key, **parameters):
+        if name == "list_objects_v2":
+            asked.append(parameters["MaxKeys"])
+        return await request(self, name, key, **parameters)
+
+    monkeypatch.setattr(Connection, "request", noted)
+    async with aclosing(open_store(s3_url)) as store:
+        for number in range(120):
+            await store.put_if_absent(f"a/{number:03}", b"")
+        async for listed in store.list("a/"):
+            if listed.key == "a/066":
+                break
+        assert asked == [100]
+        assert len([listed async for listed in store.list("a/")]) == 120
+        assert asked == [100, 100, 1000]

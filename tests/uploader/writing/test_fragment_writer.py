@@ -286,6 +286,13 @@ async def test_foreign_objects_among_the_fragments(writer, store, key) -> None:
         await writer.puts.orphans()
 
 
+@pytest.mark.parametrize("key", [f"log/{KEY}", "log/cursor/a.json", f"{KEY}/a"])
+async def test_another_log_below_has_no_orphans_of_this_one(writer, store, key) -> None:
+    """One at ``log`` has keys that look like this one's but for a folder."""
+    await store.inner.put_if_absent(key, b"?")
+    assert await writer.puts.orphans() == []
+
+
 async def test_proof(writer, source, store) -> None:
     await put_fragment(store.inner, 1, 5, CONTENT[4:17], timestamp_us=123)
     orphan = await writer.puts.inspect(KEY)

@@ -1,0 +1,31 @@
+"""ShuffledStore: lists objects in any order, as S3 Express directory buckets and Storj do.
+
+    store = ShuffledStore(MemoryStore(), random.Random(7).shuffle)
+
+For tests that a program does not rest on the order of a listing. Owns no chance of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+from uploader.stores.port import ListedObject, ObjectStore
+from uploader.stores.wrapper import StoreWrapper
+
+
+class ShuffledStore(StoreWrapper):
+    """The port over another store, but for the order of listings. They are complete all the same."""
+
+    def __init__(
+        self, inner: ObjectStore, shuffle: Callable[[list[ListedObject]], object] = list.reverse
+    ) -> None:
+        """Wrap ``inner``; ``shuffle`` reorders the objects of one listing in place. Default: backwards."""
+        super().__init__(inner)
+        self._shuffle = shuffle
+
+    async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
+        """Yield what the inner store lists, once it has listed all."""
+        found = [listed async for listed in self.inner.list(prefix, after=after)]
+        self._shuffle(found)
+        for listed in found:
+            yield listed

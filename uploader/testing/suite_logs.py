@@ -1,0 +1,45 @@
+"""What a log needs of an object store, from end to end. A part of ``uploader.testing.suite``."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+
+import pytest
+
+from uploader.cloud_log import CloudLog
+from uploader.cloud_writer import CloudWriter
+from uploader.manifests.roots import Layout
+from uploader.stores.port import ListedObject, ObjectStore
+from uploader.testing.shuffled import ShuffledStore
+
+
+class LogTests:
+    """Logs in the store."""
+
+    @pytest.mark.parametrize("layout", ["swap", "chain"])
+    async def test_a_log_rests_on_no_order(
+        self, store: ObjectStore, peer: ObjectStore, layout: Layout
+    ) -> None:
+        """Writers take turns and a reader finds all of it, in whatever order objects are listed."""
+        expected = []
+        for turn in range(4):
+            lent = _Lent((store, peer)[turn % 2], partial(_mix, turn=turn))
+            async with CloudWriter.open(store.url, store=lent, layout=layout) as log:
+                for number in range(5):
+                    expected.append(b"%d of turn %d" % (number, turn))
+                    await log.append(expected[-1])
+        async with CloudLog.open(store.url, store=_Lent(peer, partial(_mix, turn=4))) as log:
+            await log.verify()
+            assert [record.value async for record in log.reader()] == expected
+
+
+def _mix(found: list[ListedObject], *, turn: int) -> None:
+    found.sort(key=lambda listed: hashlib.sha256(f"{turn} {listed.key}".encode()).digest())
+
+
+class _Lent(ShuffledStore):
+    """Stays open when a log is closed."""
+
+    async def aclose(self) -> None:
+        """Do nothing."""
