@@ -11,7 +11,8 @@ next one belongs, the blocker: their put fails, and opening fails on it. It come
 place that is free. What lies there already may be a fragment that its writer is about to publish: it is
 published, as any other writer would do, and the next place is tried. So once the blocker is put nobody
 publishes anything behind it, whether he knows the mark or not, and the mark follows. Only what no manifest
-can ever name is replaced.
+can ever name is replaced. A writer that puts several fragments at once may have been in each next place
+before: then a blocker further ahead stops it, and what lies before that is published.
 
 Between any two calls to the store the sealer may die. Before the blocker nothing happened. Between blocker
 and mark no append commits; writers are told that the log is sealed, readers are not yet. Calling again
@@ -21,6 +22,7 @@ finishes the rest.
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from uploader import cas, layout
 from uploader.errand import Errand, errand
@@ -33,6 +35,9 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, CorruptionError, LogSealedError
 from walstore.ports import Clock
+
+_PATIENT_TRIES: Final = 2
+"""Places that are tried one after the other before a blocker is put further ahead."""
 
 
 async def seal(
@@ -84,21 +89,37 @@ async def _seal_swapped(found: Errand) -> None:
 
 async def _block(found: Errand) -> int:
     """Put the blocker where the log goes on, after publishing what lies there; return that number."""
+    is_walled, lost = False, 0
     while True:
         manifest = found.root.manifest
-        key = layout.fragment_path(manifest.next_seq_no)
-        data = blocker(manifest.next_offset)
-        result = await cas.create(found.store, key, data, retry=found.retry)
-        result.decided(found.store.url, f"{key} was put; call again")
-        if result.data is None or is_blocker(result.data):
-            return manifest.next_seq_no
-        assert result.etag is not None
-        await _make_way(found, manifest, key, result.data, result.etag)
+        seq_no, limit = manifest.next_seq_no, manifest.next_offset
+        result = await _put_blocker(found, seq_no, limit)
+        if result.outcome is cas.Outcome.COMMITTED:
+            return seq_no
+        await _make_way(found, manifest, result)
+        lost += 1
+        if lost >= _PATIENT_TRIES and not is_walled:
+            ahead = 1 << (lost - _PATIENT_TRIES)
+            result = await _put_blocker(found, found.root.manifest.next_seq_no + ahead, limit)
+            is_walled = result.data is None or is_blocker(result.data)
 
 
-async def _make_way(found: Errand, seen: Manifest, key: str, data: bytes, etag: str) -> None:
-    """Publish what lies where ``seen`` goes on, or replace what can never be published by the blocker."""
-    entry = await found.worker.run(_fragment, data, key)
+async def _put_blocker(found: Errand, seq_no: int, limit: int) -> cas.PutResult:
+    """Put the blocker in a place, if nothing is there."""
+    key = layout.fragment_path(seq_no)
+    result = await cas.create(found.store, key, blocker(limit), retry=found.retry)
+    return result.decided(found.store.url, f"{key} was put; call again")
+
+
+async def _make_way(found: Errand, seen: Manifest, taken: cas.PutResult) -> None:
+    """Publish what lies where ``seen`` goes on, or replace what can never be published by the blocker.
+
+    Also a blocker that was put before it was known where the log ends.
+    """
+    key = layout.fragment_path(seen.next_seq_no)
+    assert taken.data is not None
+    assert taken.etag is not None
+    entry = await found.worker.run(_fragment, taken.data, key)
     if entry is not None and entry.start == seen.next_offset and not seen.is_sealed:
         try:
             await found.root.publish([entry], seen.writer)
@@ -107,7 +128,7 @@ async def _make_way(found: Errand, seen: Manifest, key: str, data: bytes, etag: 
         return
     if (await found.newest()).next_seq_no == seen.next_seq_no:
         data = blocker(seen.next_offset)
-        result = await cas.swap(found.store, key, data, etag, retry=found.retry)
+        result = await cas.swap(found.store, key, data, taken.etag, retry=found.retry)
         result.decided(found.store.url, f"{key} was put; call again")
 
 

@@ -116,6 +116,19 @@ async def test_logs_that_were_collected_sealed_or_forked(store, worker) -> None:
         assert report.records == 6
 
 
+async def test_what_lies_behind_the_end_of_a_sealed_log_is_of_no_use(store, worker) -> None:
+    """Put too late, or ahead by the seal itself, to stop a writer that never pauses."""
+    await begin(store, worker, 2)
+    await seal(URL, store=store)
+    late = await put_fragment(store, 5, 9, [b"late"])
+    (finding,) = (await scrub(store)).findings
+    assert (finding.severity, finding.key, finding.advice) == (
+        Severity.NOTE,
+        late.path,
+        "delete it",
+    )
+
+
 async def test_no_log(store) -> None:
     with pytest.raises(LogNotFoundError):
         await Scrubber.open(URL, store=store)

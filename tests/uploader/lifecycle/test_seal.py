@@ -25,12 +25,13 @@ from tests.waiting import until
 from uploader import layout
 from uploader.cloud_log import CloudLog
 from uploader.cloud_writer import CloudWriter
+from uploader.fragments.fragment import inspect_fragment
 from uploader.lifecycle.seal import seal
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.manifest_log import ManifestLog
 from uploader.manifests.roots import Layout
-from uploader.manifests.sealing import blocker
+from uploader.manifests.sealing import blocker, is_blocker
 from uploader.stores import MemoryStore, PreconditionFailedError
 from uploader.stores.local import LocalStore
 from uploader.stores.port import ObjectStore
@@ -483,6 +484,47 @@ class Stranger:
     async def _newest(self) -> tuple[str, Manifest]:
         found = await self._store.get(layout.MANIFEST)
         return found.etag, Manifest.parse(found.data)
+
+
+class BusyStranger(Stranger):
+    """One with eight fragments under way, which puts the next ones before anybody else can."""
+
+    async def go_on(self) -> None:
+        """Put as many fragments as may be under way, and publish the oldest."""
+        _, manifest = await self._newest()
+        for ahead in range(8):
+            with contextlib.suppress(PreconditionFailedError):
+                seq_no, start = manifest.next_seq_no + ahead, manifest.next_offset + ahead
+                await self._store.put_if_absent(
+                    layout.fragment_path(seq_no), await self._made(start)
+                )
+        found = await self._store.get(layout.fragment_path(manifest.next_seq_no))
+        if not is_blocker(found.data):
+            self._entry = inspect_fragment(found.data, layout.fragment_path(manifest.next_seq_no))
+            await self.publish()
+
+    async def _made(self, start: int) -> bytes:
+        elsewhere = MemoryStore()
+        made = await put_fragment(elsewhere, 1, start, [b"stranger"])
+        return (await elsewhere.get(made.path)).data
+
+
+async def test_beside_a_writer_that_never_pauses(worker) -> None:
+    """Before each call of the sealer it has put what comes next, and has published something."""
+    store = FaultyStore(MemoryStore())
+    await begin(store, worker, fragments=1)
+    stranger = BusyStranger(store.inner)
+    store.on("any", faults.call(stranger.go_on), times=200)
+    end = await seal(URL, store=store)
+    assert store._plans  # it did not have to wait for the end of the writer
+    for _ in range(20):
+        await stranger.go_on()
+    found = await stored(store)
+    assert found.is_sealed
+    assert found.next_offset == end
+    assert await cloud_values(store.inner) == [b"a", b"b"] + [b"stranger"] * (end - 3)
+    assert len(stranger.acknowledged) <= end - 3
+    assert (await store.inner.get(layout.fragment_path(found.next_seq_no))).data == blocker(end)
 
 
 async def test_beside_a_writer_that_does_not_know_the_mark(worker) -> None:
