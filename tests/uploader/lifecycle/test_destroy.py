@@ -11,6 +11,7 @@ import pytest
 from tests.cloud import FAST, SMALL, URL, cloud_log, put_fragment, snapshot, tier
 from tests.uploader.documents import rolled_up
 from uploader import CloudTier, CloudWriter, layout
+from uploader.fragments.fragment_reader import FragmentReader
 from uploader.lifecycle.destroy import Destroyed, destroy
 from uploader.lifecycle.seal import seal
 from uploader.manifests.manifest import Manifest
@@ -304,6 +305,21 @@ async def test_a_local_log_that_is_open_keeps_what_it_cannot_ship(tmp_path: Path
             await wal.append(b"late", durability="cloud")
         assert told.value.outcome == "durable"
         assert (wal.uploaded_limit, wal.tail) == (2, 3)
+
+
+@pytest.mark.parametrize("layout_name", ["swap", "chain"])
+async def test_a_tier_that_is_read_is_not_called_damaged(
+    store, worker, layout_name: Layout
+) -> None:
+    """By whoever reads fragments without a manifest at hand."""
+    async with CloudWriter.open(URL, store=store.inner, retry=FAST, layout=layout_name) as log:
+        await log.append(b"v")
+        (entry,) = log.manifest.fragments
+    await destroy(URL, store=store.inner, confirm=True)
+    reader = FragmentReader(store=store, worker=worker, cache_bytes=0)
+    with pytest.raises(LogNotFoundError, match="destroyed"):
+        await reader.read(entry)
+    await reader.aclose()
 
 
 # -- faults ----------------------------------------------------------------------------------
