@@ -25,7 +25,7 @@ from uploader.writing.noting import Note, noting
 from uploader.writing.ownership import check_direct, direct_writer_name
 from uploader.writing.parcel_shipper import ParcelShipper
 from uploader.writing.patience import Patience
-from uploader.writing.writable import check_unsealed, has_records
+from uploader.writing.writable import check_exists, check_unsealed, has_records
 from uploader.writing.writer_settings import WriterSettings, WriterStatistics
 from walstore.clock import SystemClock
 from walstore.draft import Group
@@ -52,11 +52,12 @@ class CloudWriter:
         layout: Layout | None = None,
         chain: ChainSettings | None = None,
         note: Note | None = None,
+        create: bool = True,
         store: ObjectStore | None = None,
         retry: RetryPolicy | None = None,
         clock: Clock | None = None,
     ) -> Opening[CloudWriter]:
-        """Open the log under ``url`` for appending, creating it if there is none.
+        """Open the log under ``url`` for appending, creating it if there is none and ``create`` is true.
 
         Use as ``async with CloudWriter.open(url) as log`` or ``log = await CloudWriter.open(url)`` with a
         later ``await log.aclose()``. Fragments that a writer put and did not live to publish are published
@@ -67,8 +68,8 @@ class CloudWriter:
         repeated.
 
         Raises ContentionError if a local log ships to that place, InvalidSettingsError if the log has the
-        other layout than ``layout``, LogSealedError, LogNotFoundError if it
-        was destroyed, CorruptionError for damaged objects, UnsupportedStoreError, and
+        other layout than ``layout``, LogSealedError, LogNotFoundError if it was destroyed, or there is none
+        and ``create`` is false, CorruptionError for damaged objects, UnsupportedStoreError, and
         StorageUnavailableError once the store did nothing for ``patience_seconds``.
         """
         found = store if store is not None else open_store(url)
@@ -87,6 +88,8 @@ class CloudWriter:
                     chain=chain,
                     roll_up=chosen.roll_up,
                 )
+                if not create:
+                    await check_exists(found, root)
                 await require_conditional_puts(
                     found, with_swaps=needs_swaps(root), is_new=not root.is_known, retry=policy
                 )

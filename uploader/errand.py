@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from uploader import cas
+from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.roots import find_root
 from uploader.stores import open_store
@@ -31,7 +32,16 @@ class Errand:
     def check_found(self) -> None:
         """Raise LogNotFoundError if there is no log."""
         if not self.root.is_known:
-            raise LogNotFoundError(f"there is no log at {self.store.url}", location=self.store.url)
+            raise self._missing()
+
+    async def newest(self) -> Manifest:
+        """Read the root again; LogNotFoundError if the log is gone, else the errors of reading it."""
+        if not await self.root.load():
+            raise self._missing()
+        return self.root.manifest
+
+    def _missing(self) -> LogNotFoundError:
+        return LogNotFoundError(f"there is no log at {self.store.url}", location=self.store.url)
 
 
 @asynccontextmanager

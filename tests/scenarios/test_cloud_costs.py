@@ -50,12 +50,13 @@ async def test_an_idle_log_makes_no_request(log_directory: Path, store, clock: M
 
 async def test_what_opening_and_closing_cost(log_directory: Path, store) -> None:
     """A look at the manifest and one behind its end, and one for a tombstone as long as it is empty; at
-    first, the probe, the manifest, two looks for a log of the other layout."""
+    first, the probe, the manifest, two looks for a log of the other layout, and two more for a tombstone,
+    before and after it."""
     async with Wal.open(log_directory, tier=tier(store)) as wal:
         await until(lambda: store.count("get").requests == 4)
         await turns(100)
     probe = Counter({"put_if_absent": 2, "put_if_match": 3, "get": 1, "delete": 1})
-    first = probe + Counter({"get": 3, "list": 3, "put_if_absent": 1, "head": 2})
+    first = probe + Counter({"get": 3, "list": 3, "put_if_absent": 1, "head": 3})
     assert requests(store) == first
     again = RecordingStore(store.inner)
     async with Wal.open(log_directory, tier=tier(again)) as wal:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cloud import FAST, LOG_ID, URL, cloud_log, put_fragment, tier
+from tests.cloud import FAST, LOG_ID, URL, cloud_log, put_fragment, snapshot, tier
 from tests.local import turns
 from tests.waiting import until
 from uploader import layout
 from uploader.cloud_writer import CloudWriter
 from uploader.manifests.manifest import Manifest
+from uploader.manifests.roots import Layout
 from uploader.stores.memory import MemoryStore
 from uploader.testing import FaultyStore
 from uploader.testing.faults import hang
@@ -25,6 +26,8 @@ from walstore.errors import (
     ContentionError,
     CorruptionError,
     InvalidSettingsError,
+    LogNotFoundError,
+    OutcomeUnknownError,
     RecordTooLargeError,
     WalClosedError,
 )
@@ -191,6 +194,32 @@ async def test_bad_appends(store, call, error) -> None:
 
 
 # -- opening ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout_name", [None, "swap", "chain"])
+async def test_only_a_log_that_exists(layout_name: Layout | None) -> None:
+    """Nothing is made where there is none, and one that is there is written as always."""
+    store = MemoryStore()
+    with pytest.raises(LogNotFoundError, match="no log"):
+        await open_writer(store, create=False, layout=layout_name)
+    assert await snapshot(store) == {}
+    async with open_writer(store, layout=layout_name) as log:
+        assert await log.append(b"one") == 1
+    async with open_writer(store, create=False) as log:
+        assert await log.append(b"two") == 2
+    assert [record.value for record in await records(store)] == [b"one", b"two"]
+
+
+async def test_a_writer_begins_no_other_log_in_the_place_of_its_own(store) -> None:
+    """Somebody deleted the manifest while it was open."""
+    async with open_writer(store) as log:
+        await log.append(b"one")
+        await store.inner.delete([layout.MANIFEST])
+        with pytest.raises(OutcomeUnknownError, match="gone"):
+            await log.append(b"two")
+        with pytest.raises(LogNotFoundError, match="gone"):
+            await log.append(b"three")
+    assert await store.inner.head(layout.MANIFEST) is None
 
 
 async def test_a_fragment_that_nobody_published(store) -> None:

@@ -143,10 +143,15 @@ async def test_destroyed_and_killed_at_every_call(worker, fault: type[Fault]) ->
         with contextlib.suppress(StoreKilled, BaseExceptionGroup):
             await destroy(URL, store=store, confirm=True)
         await destroy(URL, store=store.inner, confirm=True)
-        assert list(await snapshot(store.inner)) == [layout.TOMBSTONE]
+        left = await snapshot(store.inner)
+        assert left.pop(layout.TOMBSTONE)
+        assert all(key.startswith(MANIFEST_PREFIX) for key in left)
+        assert len(left) < 6
         with pytest.raises(LogNotFoundError, match="destroyed"):
             await ChainLog(store.inner, FAST, worker).load_or_create("another")
         await destroy(URL, store=store.inner)
+        with pytest.raises(LogNotFoundError):
+            await cloud_values(store.inner)
         if store._plans:
             assert nth > 10
             return

@@ -38,7 +38,7 @@ from uploader.manifests.root import Change
 from uploader.setsum import Setsum
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.writing.writable import check_not_destroyed
+from uploader.writing.writable import check_creatable, check_not_destroyed, destroyed
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -79,6 +79,8 @@ class ChainLog:
         self._reader = ChainReader(store, worker, self._clock)
         self._window = Window(alpha=self._settings.alpha, make_id=make_id)
         self._reading = asyncio.Lock()
+        # Whether the newest manifest, when it was read last, was the last one of a destroyed log.
+        self._is_ended = False
         self._roller = Roller(store, retry, worker, roll_up or RollUpSettings())
         self._pruner = Pruner(store, self._reader)
         self._maker = Maker(store, worker, self._roller)
@@ -123,16 +125,18 @@ class ChainLog:
             yield listed
 
     async def load(self) -> bool:
-        """Read the newest manifest; return False if there is none.
+        """Read the newest manifest; return False if there is none, or the log was destroyed.
 
         One request if there is nothing new. CorruptionError if it is damaged, or older than the one known
         before. The store's errors are passed on: how often a read is repeated is the store's affair.
         """
-        async with self._reading:
-            found = await self._reader.find_head(self._window.head)
-        if found is not None and self._window.is_idle:
+        found = await self._find_head(self._window.head)
+        self._is_ended = found is not None and found.link.manifest.is_destroyed
+        if found is None or self._is_ended:
+            return False
+        if self._window.is_idle:
             self._take(found)
-        return found is not None
+        return True
 
     async def may_have_changed(self) -> bool:
         """Return False if nothing follows the head, as one look at the slot behind it tells, most times."""
@@ -142,10 +146,12 @@ class ChainLog:
     async def load_or_create(self, writer: str) -> None:
         """Read the newest manifest, creating an empty one if there is none. Several may try: one creates.
 
-        LogNotFoundError if a log was destroyed here, InvalidSettingsError if there is one of the other
-        layout. OutcomeUnknownError if the store does not answer; call again.
+        LogNotFoundError if a log was destroyed here, or the one known before is gone, InvalidSettingsError
+        if there is one of the other layout. OutcomeUnknownError if the store does not answer; call again.
         """
         if not await self.load():
+            self._check_not_ended()
+            await check_creatable(self._store, is_gone=self.is_known)
             await self._create(writer)
         await check_not_destroyed(self._store)
 
@@ -167,7 +173,8 @@ class ChainLog:
     async def change(self, make: Change) -> bool:
         """Put a manifest that ``make`` makes of the newest one; again, if another writer was quicker.
 
-        CorruptionError, and nothing is written, if that is no sound successor.
+        CorruptionError, and nothing is written, if that is no sound successor. LogNotFoundError if the log
+        was destroyed.
         """
         if not self.is_known and not await self.load():
             self._current()
@@ -218,6 +225,8 @@ class ChainLog:
                 continue
             if manifest is None:
                 return False
+            if tip.manifest.is_destroyed:
+                raise destroyed(self._store.url)
             link = tip.successor(
                 manifest,
                 author=self._window.author,
@@ -303,8 +312,7 @@ class ChainLog:
     async def _reload(self, step: Step) -> bool:
         """Read the head again; return whether the step is part of the chain after all."""
         before = self._current()
-        async with self._reading:
-            found = await self._reader.find_head(before)
+        found = await self._find_head(before)
         if found is None:
             raise ContentionError(f"somebody deleted the manifests of {self._store.url}")
         self._take(found, must=True)
@@ -331,6 +339,19 @@ class ChainLog:
             )
         return self._window.head
 
+    async def _find_head(self, known: Link | None) -> Head | None:
+        """Return the head; LogNotFoundError if what is missing was destroyed."""
+        try:
+            async with self._reading:
+                return await self._reader.find_head(known)
+        except CorruptionError:
+            await check_not_destroyed(self._store)
+            raise
+
+    def _check_not_ended(self) -> None:
+        if self._is_ended:
+            raise destroyed(self._store.url)
+
     def _take(self, found: Head, *, must: bool = False) -> None:
         known = self._window.head
         is_newer = known is None or found.link.slot >= known.slot
@@ -349,6 +370,7 @@ class ChainLog:
                 f"delete {layout.MANIFEST} or {link.key}, whichever is empty"
             )
         if not await self.load():
+            self._check_not_ended()
             await check_not_destroyed(self._store)
             raise ContentionError(f"somebody deleted the manifest of {self._store.url}")
 

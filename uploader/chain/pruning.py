@@ -1,4 +1,4 @@
-"""Pruning: which manifests of a chain nobody needs any more. Pure."""
+"""Pruning: which manifests of a chain nobody needs any more, also once its log was destroyed. Pure."""
 
 from __future__ import annotations
 
@@ -24,3 +24,12 @@ def doomed(head: Link, slots: Iterable[int]) -> list[int]:
         if (slot < head.slot - KEPT_SLOTS and not head.is_kept(slot))
         or head.slot < slot < head.next
     ]
+
+
+def outlives(end: Link, slot: int) -> bool:
+    """Return whether a slot stays taken though the log was destroyed, given its last link.
+
+    Whoever still writes there then finds the slot taken that he believes to be free, as in a log that goes
+    on; or looks for the head, which is ``end``. It is found through the slots from its base on.
+    """
+    return end.base <= slot <= end.slot or end.is_kept(slot)

@@ -29,6 +29,7 @@ from uploader.manifests.tree import ManifestTree
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.writing.writable import check_not_destroyed
 from walstore.batch import Batch
 from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
 from walstore.threads import Worker
@@ -284,6 +285,7 @@ class FragmentReader:
     async def _load_newest(self) -> Manifest:
         root = await find_root(self._store, retry=RetryPolicy(), worker=self._worker)
         if not root.is_known:
+            await check_not_destroyed(self._store)
             raise CorruptionError("the manifest is missing", path=layout.MANIFEST)
         return root.manifest
 

@@ -166,6 +166,8 @@ class ScrubObjects:
         if seq_no >= manifest.next_seq_no:
             if manifest.is_sealed and key == layout.fragment_path(manifest.next_seq_no):
                 return None  # what the seal put there
+            if manifest.is_sealed:
+                return "an object behind the end of a sealed log", "delete it"
             what = "a fragment that was put and not published, or not yet"
             return what, "nothing: the next writer takes it up, or puts its own there"
         if key.startswith(layout.FRAGMENT_FOLDER) or await self._is_named(key, manifest):

@@ -66,9 +66,10 @@ class ScrubRoot:
         try:
             if self._root is None:
                 self._root = await find_root(self._store, retry=self._retry, worker=self._worker)
+                is_there = self._root.is_known
             else:
-                await self._root.load()
-            if not self._root.is_known:
+                is_there = await self._root.load()
+            if not is_there:
                 raise self._missing()
             self._known = self._root.manifest
         except FormatVersionError as error:

@@ -6,22 +6,28 @@ goes on, and what each step rests on still holds then:
   1. The log is sealed: from now on no append commits (``seal.py``).
   2. A tombstone is put beside it. From now on no writer begins a log here, not even one whose request
      to create the manifest is still on its way: it looks for the tombstone afterwards (``writable.py``).
-  3. The manifest drops all it names, as a collector would do it: readers are told that the records were
-     collected, and do not take what follows for damage.
-  4. Fragments, snapshots, cursors and the rest are removed, the manifest last of all.
+  3. The manifest drops all it names, as a collector would do it, and says that the log was destroyed:
+     readers do not take what follows for damage.
+  4. Fragments, snapshots, cursors and the rest are removed; then the manifest; then what the seal put
+     where the next fragment would lie, so that no writer of wal3 goes on as long as there is a manifest.
 
-The tombstone stays. Nothing is removed whose key is not one of a log's own.
+The tombstone stays. Of a chain there stay the last manifest and those in slots that a writer may believe to
+be free (``chain/pruning.py``): nobody else could tell it that its put came too late. Nothing is removed
+whose key is not one of a log's own.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
 from uploader import cas, layout
+from uploader.chain.chain_reader import ChainReader
+from uploader.chain.names import MANIFEST_PREFIX, parse_manifest_key
+from uploader.chain.pruning import outlives
 from uploader.errand import Errand, errand
 from uploader.inventory import FOLDERS, Part, part_of
 from uploader.lifecycle.seal import seal_root
@@ -30,7 +36,12 @@ from uploader.manifests.manifest import Manifest
 from uploader.stores import open_store
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import CorruptionError, InvalidSettingsError, OutcomeUnknownError
+from walstore.errors import (
+    CorruptionError,
+    InvalidSettingsError,
+    LogNotFoundError,
+    OutcomeUnknownError,
+)
 from walstore.ports import Clock
 
 _AT_ONCE: Final = 200
@@ -57,10 +68,11 @@ async def destroy(
     retry: RetryPolicy | None = None,
     clock: Clock | None = None,
 ) -> Destroyed:
-    """Remove the log under ``url`` for good. Only its tombstone stays.
+    """Remove the log under ``url`` for good. Only its tombstone stays, and the last manifests of a chain.
 
-    Where a log was destroyed no writer begins one again: that raises LogNotFoundError. Calling again
-    removes what came late, or what an interrupted call left.
+    No append commits any more, not even of a writer that is open or was away for an hour. Where a log was
+    destroyed no writer begins one again: that raises LogNotFoundError. Calling again removes what came
+    late, or what an interrupted call left.
 
     Raises InvalidSettingsError if the log is not sealed, and so may be in use, unless ``confirm`` is
     true. Raises LogNotFoundError if there is no log and none was destroyed here, CorruptionError if its
@@ -78,23 +90,27 @@ async def destroy(
     used = store if store is not None else open_store(url)
     try:
         is_buried = await used.head(layout.TOMBSTONE) is not None
+        last: AbstractSet[str] = frozenset()
+        kept: AbstractSet[str] = frozenset()
         try:
             async with errand(url, store=used, retry=retry, clock=clock) as found:
                 if not is_buried:
                     found.check_found()
                 if found.root.is_known:
                     await _end(found, confirm=confirm or is_buried)
-        except CorruptionError:
+                    last = {layout.fragment_path(found.root.manifest.next_seq_no)}
+                kept = await _outliving(found)
+        except (CorruptionError, LogNotFoundError):
             if not is_buried:
                 raise
-        return await _remove_all(used, progress)
+        return await _remove_all(used, progress, last=last, kept=kept)
     finally:
         if store is None:
             await used.aclose()
 
 
 async def _end(found: Errand, *, confirm: bool) -> None:
-    """Seal the log, put the tombstone, and let the manifest name nothing any more."""
+    """Seal the log, put the tombstone, and let the manifest name nothing and say what happened."""
     manifest = found.root.manifest
     if not (manifest.is_sealed or confirm):
         raise InvalidSettingsError(
@@ -103,7 +119,7 @@ async def _end(found: Errand, *, confirm: bool) -> None:
         )
     await seal_root(found)
     await _bury(found, found.root.manifest)
-    await found.root.change(_emptied)
+    await found.root.change(_destroyed)
 
 
 async def _bury(found: Errand, manifest: Manifest) -> None:
@@ -126,37 +142,50 @@ async def _bury(found: Errand, manifest: Manifest) -> None:
         ) from result.cause
 
 
-def _emptied(manifest: Manifest) -> Manifest | None:
-    if not (manifest.snapshots or manifest.fragments):
-        return None
-    return dataclasses.replace(
-        manifest,
-        collected=manifest.setsum,
-        snapshots=(),
-        fragments=(),
-        initial_offset=manifest.next_offset,
-        initial_seq_no=manifest.next_seq_no,
-    )
+def _destroyed(manifest: Manifest) -> Manifest | None:
+    return None if manifest.is_destroyed else manifest.destroy()
+
+
+async def _outliving(found: Errand) -> AbstractSet[str]:
+    """Return the manifests of a destroyed chain that stay; none if it is no chain."""
+    head = await ChainReader(found.store, found.worker, found.clock).find_head()
+    if head is None or not head.link.manifest.is_destroyed:
+        return frozenset()
+    return {
+        listed.key
+        async for listed in found.store.list(MANIFEST_PREFIX)
+        if part_of(listed.key) is Part.MANIFEST
+        and outlives(head.link, parse_manifest_key(listed.key))
+    }
 
 
 async def _remove_all(
-    store: ObjectStore, progress: Callable[[Destroyed], None] | None
+    store: ObjectStore,
+    progress: Callable[[Destroyed], None] | None,
+    *,
+    last: AbstractSet[str],
+    kept: AbstractSet[str],
 ) -> Destroyed:
+    """Remove all but ``kept``, then the manifests, then what ``last`` names."""
     removed = Destroyed()
     manifests: list[ListedObject] = []
+    late: list[ListedObject] = []
     for folder, part in FOLDERS.items():
         async with aclosing(_batches(store, folder)) as batches:
             async for batch in batches:
                 if part is Part.MANIFEST:
-                    manifests += batch
+                    manifests += [listed for listed in batch if listed.key not in kept]
                     continue
-                removed = await _remove(store, batch, removed)
+                late += [listed for listed in batch if listed.key in last]
+                removed = await _remove(
+                    store, [listed for listed in batch if listed.key not in last], removed
+                )
                 if progress is not None:
                     progress(removed)
-    # The newest manifest of a chain has the first key, and must be the last to go: those before it do not
-    # say that the log is sealed. With the default layout there is one.
+    # What an earlier version left of a chain may lack its last manifest: then the newest, which has the first
+    # key, says at least that the log is sealed.
     manifests.sort(key=lambda listed: listed.key)
-    for some in (manifests[1:], manifests[:1]):
+    for some in (manifests[1:], manifests[:1], late):
         removed = await _remove(store, some, removed)
         if progress is not None:
             progress(removed)
@@ -174,7 +203,9 @@ async def _batches(store: ObjectStore, folder: str) -> AsyncGenerator[list[Liste
         yield batch
 
 
-async def _remove(store: ObjectStore, batch: list[ListedObject], removed: Destroyed) -> Destroyed:
+async def _remove(
+    store: ObjectStore, batch: Sequence[ListedObject], removed: Destroyed
+) -> Destroyed:
     parts = {listed: part_of(listed.key) for listed in batch}
     doomed = [listed for listed, part in parts.items() if part not in {None, Part.TOMBSTONE}]
     if doomed:

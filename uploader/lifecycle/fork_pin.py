@@ -65,5 +65,4 @@ class ForkPin:
         await self._cursors.delete(self._name)
 
     async def _newest(self) -> Manifest:
-        await self._source.root.load()
-        return self._source.root.manifest
+        return await self._source.newest()

@@ -125,8 +125,7 @@ class Forking:
 
     async def _newest(self) -> Manifest:
         async with self._reading:
-            await self._source.root.load()
-            return self._source.root.manifest
+            return await self._source.newest()
 
     async def _number_at(self, held: Manifest, offset: int) -> int:
         """Return the number of the fragment that holds an offset, or of the next one at the end."""

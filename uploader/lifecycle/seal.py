@@ -1,29 +1,43 @@
 """seal: a log that takes no more records, from nobody and never again.
 
-The seal is a swap of the manifest like any other: the next manifest is the same log with a mark in it
-(``sealing.py``). Every append commits by a swap of the manifest it knew, so it comes either before that
-swap, and is in the sealed log, or after it: then the store refuses it, however long the request was on
+The seal is a change of the root like any other: the next manifest is the same log with a mark in it
+(``sealing.py``). Every append commits by a change of the manifest it knew, so it comes either before that
+one, and is in the sealed log, or after it: then the store refuses it, however long the request was on
 its way, since it names a manifest that is there no more and never comes back. The writer reads the newer
 one and finds the mark. There is no flag that could be looked at too early.
 
-Between two calls to the store the sealer may die: before the swap nothing happened, after it the log is
-sealed. Calling again finishes the rest.
-
 wal3's own writers do not know the mark. What keeps them out is an object that is no fragment where their
-next one belongs: their put fails, and opening fails on it. It takes the place of a fragment that somebody
-put there and that no manifest names; since the log is sealed, none ever will.
+next one belongs, the blocker: their put fails, and opening fails on it. It comes first, and only into a
+place that is free. What lies there already may be a fragment that its writer is about to publish: it is
+published, as any other writer would do, and the next place is tried. So once the blocker is put nobody
+publishes anything behind it, whether he knows the mark or not, and the mark follows. Only what no manifest
+can ever name is replaced. A writer that puts several fragments at once may have been in each next place
+before: then a blocker further ahead stops it, and what lies before that is published.
+
+Between any two calls to the store the sealer may die. Before the blocker nothing happened. Between blocker
+and mark no append commits; writers are told that the log is sealed, readers are not yet. Calling again
+finishes the rest.
 """
 
 from __future__ import annotations
 
-from uploader import layout
-from uploader.errand import Errand, errand, put_anyhow
+from functools import partial
+from typing import Final
+
+from uploader import cas, layout
+from uploader.errand import Errand, errand
+from uploader.fragments.fragment import inspect_fragment
+from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.manifest_log import ManifestLog
-from uploader.manifests.sealing import blocker
+from uploader.manifests.sealing import blocker, is_blocker
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from walstore.errors import ContentionError, CorruptionError, LogSealedError
 from walstore.ports import Clock
+
+_PATIENT_TRIES: Final = 2
+"""Places that are tried one after the other before a blocker is put further ahead."""
 
 
 async def seal(
@@ -56,13 +70,80 @@ async def seal(
 async def seal_root(found: Errand) -> int:
     """Seal the log of an errand; see :func:`seal`."""
     found.check_found()
-    await found.root.change(_sealed)
-    manifest = found.root.manifest
     if isinstance(found.root, ManifestLog):
-        key, data = layout.fragment_path(manifest.next_seq_no), blocker(manifest.next_offset)
-        await put_anyhow(found.store, key, data, retry=found.retry)
-    return manifest.next_offset
+        await _seal_swapped(found)
+    else:
+        await found.root.change(_sealed)
+    return found.root.manifest.next_offset
+
+
+async def _seal_swapped(found: Errand) -> None:
+    """Put the blocker, then the mark. Begins again if the log went on in between, behind the blocker."""
+    root = found.root
+    while True:
+        blocked = await _block(found)
+        await root.change(partial(_sealed_at, seq_no=blocked))
+        if root.manifest.is_sealed and root.manifest.next_seq_no == blocked:
+            return
+
+
+async def _block(found: Errand) -> int:
+    """Put the blocker where the log goes on, after publishing what lies there; return that number."""
+    is_walled, lost = False, 0
+    while True:
+        manifest = found.root.manifest
+        seq_no, limit = manifest.next_seq_no, manifest.next_offset
+        result = await _put_blocker(found, seq_no, limit)
+        if result.outcome is cas.Outcome.COMMITTED:
+            return seq_no
+        await _make_way(found, manifest, result)
+        lost += 1
+        if lost >= _PATIENT_TRIES and not is_walled:
+            ahead = 1 << (lost - _PATIENT_TRIES)
+            result = await _put_blocker(found, found.root.manifest.next_seq_no + ahead, limit)
+            is_walled = result.data is None or is_blocker(result.data)
+
+
+async def _put_blocker(found: Errand, seq_no: int, limit: int) -> cas.PutResult:
+    """Put the blocker in a place, if nothing is there."""
+    key = layout.fragment_path(seq_no)
+    result = await cas.create(found.store, key, blocker(limit), retry=found.retry)
+    return result.decided(found.store.url, f"{key} was put; call again")
+
+
+async def _make_way(found: Errand, seen: Manifest, taken: cas.PutResult) -> None:
+    """Publish what lies where ``seen`` goes on, or replace what can never be published by the blocker.
+
+    Also a blocker that was put before it was known where the log ends.
+    """
+    key = layout.fragment_path(seen.next_seq_no)
+    assert taken.data is not None
+    assert taken.etag is not None
+    entry = await found.worker.run(_fragment, taken.data, key)
+    if entry is not None and entry.start == seen.next_offset and not seen.is_sealed:
+        try:
+            await found.root.publish([entry], seen.writer)
+        except (ContentionError, LogSealedError):
+            await found.newest()  # another was quicker
+        return
+    if (await found.newest()).next_seq_no == seen.next_seq_no:
+        data = blocker(seen.next_offset)
+        result = await cas.swap(found.store, key, data, taken.etag, retry=found.retry)
+        result.decided(found.store.url, f"{key} was put; call again")
+
+
+def _fragment(data: bytes, key: str) -> Fragment | None:
+    """Return what an object holds; None if it is no fragment."""
+    try:
+        return inspect_fragment(data, key)
+    except CorruptionError:
+        return None
 
 
 def _sealed(manifest: Manifest) -> Manifest | None:
     return None if manifest.is_sealed else manifest.seal()
+
+
+def _sealed_at(manifest: Manifest, *, seq_no: int) -> Manifest | None:
+    """Return the sealed manifest if the log still goes on at ``seq_no``."""
+    return _sealed(manifest) if manifest.next_seq_no == seq_no else None

@@ -22,7 +22,7 @@ from uploader.manifests.document import (
     serialise,
 )
 from uploader.manifests.entries import Entry, Fragment, SnapshotPointer, scrub_fragments, scrub_run
-from uploader.manifests.sealing import is_sealed_by, seal_writer
+from uploader.manifests.sealing import end_writer, is_ended_by, is_sealed_by, seal_writer
 from uploader.manifests.snapshot import Snapshot
 from uploader.setsum import Setsum
 from walstore.errors import CorruptionError, LogSealedError
@@ -139,6 +139,23 @@ class Manifest:
     def seal(self) -> Manifest:
         """Return the manifest of the same log, sealed. What it holds stays as it is."""
         return dataclasses.replace(self, writer=seal_writer(self.writer))
+
+    @property
+    def is_destroyed(self) -> bool:
+        """Whether it is the last manifest of a destroyed log, which is sealed, too, and names nothing."""
+        return is_ended_by(self.writer)
+
+    def destroy(self) -> Manifest:
+        """Return the last manifest of the same log: sealed, and all that it held counts as collected."""
+        return dataclasses.replace(
+            self,
+            collected=self.setsum,
+            writer=end_writer(self.writer),
+            snapshots=(),
+            fragments=(),
+            initial_offset=self.next_offset,
+            initial_seq_no=self.next_seq_no,
+        )
 
     def apply_fragments(self, fragments: Iterable[Fragment], writer: str) -> Manifest:
         """Return the manifest with more fragments at its end.

@@ -29,7 +29,7 @@ from uploader.setsum import Setsum
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.writing.writable import check_not_destroyed, check_unsealed
+from uploader.writing.writable import check_creatable, check_not_destroyed, check_unsealed
 from walstore.errors import (
     ContentionError,
     InvalidSettingsError,
@@ -134,11 +134,12 @@ class ManifestLog:
     async def load_or_create(self, writer: str) -> None:
         """Read the manifest, creating an empty one if there is none. Several may try: one creates.
 
-        LogNotFoundError if a log was destroyed here. OutcomeUnknownError if the store does not answer;
-        call again.
+        LogNotFoundError if a log was destroyed here, or the one known before is gone. OutcomeUnknownError
+        if the store does not answer; call again.
         """
         async with self._turn:
             if not await self._load():
+                await check_creatable(self._store, is_gone=self.is_known)
                 await self._create(writer)
         await check_not_destroyed(self._store)
 

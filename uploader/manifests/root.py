@@ -45,7 +45,7 @@ class Root(Protocol):
         """Yield the objects that lie where fragments behind the manifest's end belong, by number."""
 
     async def load(self) -> bool:
-        """Read the newest manifest; return False if there is none.
+        """Read the newest manifest; return False if there is none, or none any more.
 
         CorruptionError if it is damaged, or older than the one known before; else the store's errors.
         """
@@ -59,8 +59,9 @@ class Root(Protocol):
     async def load_or_create(self, writer: str) -> None:
         """Read the newest manifest, creating an empty one if there is none.
 
-        Several may try: one creates. LogNotFoundError if a log was destroyed there (``writable.py``).
-        OutcomeUnknownError if the store does not answer; call again.
+        Several may try: one creates. A root that has known a log never creates one. LogNotFoundError if
+        that is gone, or a log was destroyed there (``writable.py``). OutcomeUnknownError if the store does
+        not answer; call again.
         """
 
     async def publish(self, fragments: Sequence[Fragment], writer: str) -> None:

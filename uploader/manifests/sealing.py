@@ -1,8 +1,9 @@
-"""How a manifest says that its log is sealed. Pure.
+"""How a manifest says that its log is sealed, or destroyed. Pure.
 
 The mark stands before the name of the writer who wrote the manifest last. That field is one that wal3's
 programs keep when they rewrite a manifest to drop what was collected, and every manifest has it. So the
-mark goes in with one swap, like everything else that is decided about a log; ``seal.py`` makes it.
+mark goes in with one change of the root, like everything else that is decided about a log; ``seal.py`` and
+``destroy.py`` make it. A program that knows the first mark only takes a destroyed log for a sealed one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 _MARK: Final = "walstore sealed, was: "
+_LAST_MARK: Final = _MARK + "walstore destroyed, was: "
 _BLOCKER: Final = b'{"sealed":true,'
 
 
@@ -23,10 +25,22 @@ def is_sealed_by(writer: str) -> bool:
     return writer.startswith(_MARK)
 
 
+def end_writer(writer: str) -> str:
+    """Return the writer's name with the marks of a sealed and destroyed log before it; once is enough."""
+    sealed = seal_writer(writer)
+    return sealed if is_ended_by(sealed) else _LAST_MARK + sealed.removeprefix(_MARK)
+
+
+def is_ended_by(writer: str) -> bool:
+    """Return whether a manifest with that writer is the last one of a destroyed log."""
+    return writer.startswith(_LAST_MARK)
+
+
 def blocker(limit: int) -> bytes:
     """Return the object that lies where the next fragment of a sealed log would: no fragment at all.
 
-    wal3's writers look there, and cannot go on. ``limit`` is where the log ends.
+    wal3's writers look there, and cannot go on. It is put before the mark (``seal.py``). ``limit`` is
+    where the log ends.
     """
     return b'%s"limit":{"offset":%d}}' % (_BLOCKER, limit)
 

@@ -1,20 +1,28 @@
 """Whether a log may be written at all: not once it is sealed, nor where one was destroyed.
 
-Two things say so. The manifest of a sealed log carries a mark (``sealing.py``), which no writer's swap
-gets past. A destroyed log has no manifest that could carry one, so a tombstone stays behind; whoever
-creates a manifest looks for it afterwards, and so does whoever opens a log for writing.
+Two things say so. The manifest of a sealed log carries a mark (``sealing.py``), which no writer's change
+of the root gets past. Where a log was destroyed, a tombstone stays behind: who creates a manifest looks for
+it before and afterwards, and who opens a log for writing looks, too. A destroyed chain also keeps its last
+manifest, which carries a mark of its own (docs/chain.md, "The end").
 """
 
 from __future__ import annotations
 
 from uploader import layout
 from uploader.manifests.manifest import Manifest
+from uploader.manifests.root import Root
 from uploader.stores.port import ObjectStore
 from walstore.errors import LogNotFoundError, LogSealedError
 
 
 def check_unsealed(manifest: Manifest, *, url: str) -> None:
     """Raise LogSealedError if the log takes no more records."""
+    if manifest.is_destroyed:
+        raise LogSealedError(
+            f"{url} was sealed at offset {manifest.next_offset} and destroyed; begin another log at another "
+            "prefix",
+            location=url,
+        )
     if manifest.is_sealed:
         raise LogSealedError(
             f"{url} is sealed at offset {manifest.next_offset}; begin another log, or fork this one",
@@ -25,13 +33,30 @@ def check_unsealed(manifest: Manifest, *, url: str) -> None:
 async def check_not_destroyed(store: ObjectStore) -> None:
     """Raise LogNotFoundError if a log was destroyed here: nothing may begin in its place.
 
-    A writer that creates a manifest asks afterwards, not before: a destroyer puts the tombstone before it
-    removes anything, so one of the two sees what the other did.
+    Who creates a manifest asks before it, so that nothing is created in vain, and afterwards: a destroyer
+    puts the tombstone before it removes anything, so one of the two sees what the other did.
     """
     if await store.head(layout.TOMBSTONE) is not None:
+        raise destroyed(store.url)
+
+
+async def check_exists(store: ObjectStore, root: Root) -> None:
+    """Raise LogNotFoundError if the root, which is loaded, has found no log."""
+    if not root.is_known:
+        await check_not_destroyed(store)
+        raise LogNotFoundError(f"there is no log at {store.url}", location=store.url)
+
+
+async def check_creatable(store: ObjectStore, *, is_gone: bool) -> None:
+    """Raise LogNotFoundError unless a manifest may be created where there is none.
+
+    Not where a log was destroyed, nor by who has seen one that ``is_gone`` now: another one in its place
+    would take what belongs to the first for its own.
+    """
+    await check_not_destroyed(store)
+    if is_gone:
         raise LogNotFoundError(
-            f"the log at {store.url} was destroyed; begin a new one at another prefix",
-            location=store.url,
+            f"the log at {store.url} is gone: somebody deleted its manifest", location=store.url
         )
 
 
@@ -43,3 +68,10 @@ def has_records(manifest: Manifest) -> bool:
     log's place, by a program that died before it looked.
     """
     return manifest.next_offset > layout.FIRST_OFFSET
+
+
+def destroyed(url: str) -> LogNotFoundError:
+    """Return the error for a log that was destroyed."""
+    return LogNotFoundError(
+        f"the log at {url} was destroyed; begin a new one at another prefix", location=url
+    )

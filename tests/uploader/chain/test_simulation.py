@@ -1,7 +1,8 @@
 """Writers, readers and collectors in a world where answers are lost, puts come late and programs die.
 
 Whatever happens: what was acknowledged is in the log, for every reader who looks afterwards, once and in its
-place; and all readers see links of one and the same chain.
+place; and all readers see links of one and the same chain. If the log is destroyed meanwhile, what was
+acknowledged is in it when it ends, and nobody begins it again.
 """
 
 from __future__ import annotations
@@ -17,16 +18,31 @@ import pytest
 
 from tests.uploader.chain.chains import InlineWorker, run
 from tests.uploader.chain.virtual import NetworkStore, VirtualClock, VirtualLoop, Weather, World
+from uploader import layout
 from uploader.chain import ChainLog, ChainSettings, pruner, pruning
 from uploader.chain.link import Link
 from uploader.chain.names import parse_manifest_key
+from uploader.lifecycle.destroy import destroy
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.rollup import RollUpSettings
+from uploader.manifests.sealing import seal_writer
 from uploader.stores import RetryPolicy
-from walstore.errors import ContentionError, OutcomeUnknownError, StorageUnavailableError
+from walstore.errors import (
+    ContentionError,
+    LogNotFoundError,
+    LogSealedError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+)
 
-EXPECTED_ERRORS = (ContentionError, OutcomeUnknownError, StorageUnavailableError)
+EXPECTED_ERRORS = (
+    ContentionError,
+    LogNotFoundError,
+    LogSealedError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+)
 
 
 class Simulation:
@@ -124,6 +140,15 @@ class Simulation:
         finally:
             await log.aclose()
 
+    async def destroy(self) -> None:
+        """Destroy the log, and call again whenever that fails; it may be killed in between."""
+        clock = VirtualClock(self.random.uniform(-300, 300))
+        retry = RetryPolicy(clock=clock, attempts=3, jitter=lambda: 0.0)
+        store = NetworkStore(self.world)
+        await self.patiently(
+            lambda: destroy(store.url, confirm=True, store=store, retry=retry, clock=clock)
+        )
+
     async def read(self) -> None:
         """Follow the log for a while."""
         log = self.log(1)
@@ -150,19 +175,7 @@ class Simulation:
     # -- all of it ---------------------------------------------------------------------------
 
     async def run(self, writers: int) -> None:
-        random = self.random
-        async with asyncio.TaskGroup() as group:
-            for _ in range(writers):
-                alpha = random.choice([1, 2, 3, 8])
-                life = random.choice([None, None, None, 0.3, 1.0, 3.0, 600.0])
-                writing = self.live(self.write(alpha, random.randint(1, 30)), life)
-                group.create_task(writing)
-                for _ in range(random.randint(0, 2)):
-                    group.create_task(self.read())
-                if random.random() < 0.3:
-                    group.create_task(self.live(self.collect(), random.choice([None, 0.5])))
-                await asyncio.sleep(random.choice([0, 0.2, 1, 5, 100, 4000, 9000]))
-        await asyncio.sleep(20_000)  # all that was sent has arrived
+        await self.act(writers)
         self.world.weather = Weather(lost=0, unanswered=0, late=0)
         log = self.log(4)
         await log.load_or_create("w")
@@ -176,8 +189,50 @@ class Simulation:
         self.check_chain(log)
         await log.aclose()
 
+    async def run_to_the_end(self, writers: int) -> None:
+        """Somebody destroys the log while others write, read and collect."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.act(writers))
+            for _ in range(3):
+                await asyncio.sleep(self.random.choice([0.2, 2, 100, 3000, 9000]))
+                group.create_task(self.live(self.destroy(), self.random.choice([None, 1.0])))
+        self.world.weather = Weather(lost=0, unanswered=0, late=0)
+        await self.destroy()
+        sealed = next(link for link in self.chain() if link.manifest.is_sealed)
+        self.must_hold(sealed.manifest, self.acknowledged)
+        log = self.log(4)
+        assert not await log.load()
+        with pytest.raises(LogNotFoundError):
+            await log.load_or_create("w")
+        assert layout.TOMBSTONE in self.world.objects
+
+    async def act(self, writers: int) -> None:
+        random = self.random
+        async with asyncio.TaskGroup() as group:
+            for _ in range(writers):
+                alpha = random.choice([1, 2, 3, 8])
+                life = random.choice([None, None, None, 0.3, 1.0, 3.0, 600.0])
+                writing = self.live(self.write(alpha, random.randint(1, 30)), life)
+                group.create_task(writing)
+                for _ in range(random.randint(0, 2)):
+                    group.create_task(self.read())
+                if random.random() < 0.3:
+                    group.create_task(self.live(self.collect(), random.choice([None, 0.5])))
+                await asyncio.sleep(random.choice([0, 0.2, 1, 5, 100, 4000, 9000]))
+        await asyncio.sleep(20_000)  # all that was sent has arrived
+
     def check_chain(self, log: ChainLog) -> None:
-        """Follow the chain from its anchor through all that was ever put: every head seen lies on it."""
+        """Every head that was seen lies on the chain."""
+        chain = self.chain()
+        assert chain[-1] == log.head
+        places = {link.slot: link for link in chain}
+        for slot, head in self.heads.items():
+            assert places[slot] == head
+        for before, after in itertools.pairwise(chain):
+            before.manifest.scrub_successor(after.manifest)
+
+    def chain(self) -> list[Link]:
+        """Follow the chain from its anchor through all that was ever put."""
         links = {}
         for key, data in self.world.first.items():
             if key.startswith("manifest/"):
@@ -189,12 +244,7 @@ class Simulation:
             if not after.follows(chain[-1]):
                 break
             chain.append(after)
-        assert chain[-1] == log.head
-        places = {link.slot: link for link in chain}
-        for slot, head in self.heads.items():
-            assert places[slot] == head
-        for before, after in itertools.pairwise(chain):
-            before.manifest.scrub_successor(after.manifest)
+        return chain
 
 
 def _collect_one(manifest: Manifest) -> Manifest | None:
@@ -203,7 +253,7 @@ def _collect_one(manifest: Manifest) -> Manifest | None:
     first = manifest.fragments[0]
     return dataclasses.replace(
         manifest,
-        writer="gc",
+        writer=seal_writer("gc") if manifest.is_sealed else "gc",
         collected=manifest.collected + first.setsum,
         fragments=manifest.fragments[1:],
         initial_offset=first.limit,
@@ -238,6 +288,35 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_what_was_acknowledged_is_there(seed: int, weather: str, tight: None) -> None:
     simulate(seed, WEATHERS[weather], writers=6)
+
+
+def destroyed(seed: int, weather: Weather, *, writers: int = 6) -> Simulation:
+    simulation = Simulation(seed, weather)
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(simulation.run_to_the_end(writers))
+    return simulation
+
+
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a destroyer do its work on the event loop, whose time is not that of threads."""
+    monkeypatch.setattr("uploader.errand.Worker", lambda *_args, **_options: InlineWorker())
+
+
+@pytest.mark.parametrize("weather", WEATHERS)
+@pytest.mark.parametrize("seed", range(2))
+def test_what_was_acknowledged_was_there_when_the_log_ended(
+    seed: int, weather: str, tight: None, inline: None
+) -> None:
+    destroyed(seed, WEATHERS[weather])
+
+
+@pytest.mark.slow
+def test_many_ends(tight: None, inline: None) -> None:
+    worlds = [destroyed(seed, weather) for seed in range(200, 210) for weather in WEATHERS.values()]
+    assert sum(world.reads for world in worlds)
+    assert sum(world.contentions for world in worlds)
+    assert sum(world.world.late_puts for world in worlds)
 
 
 @pytest.mark.slow

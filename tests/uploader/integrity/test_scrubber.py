@@ -20,6 +20,7 @@ from uploader.fragments.fragment_file import FILE_SCHEMA, STREAMS_KEY
 from uploader.integrity.findings import Finding, Severity
 from uploader.integrity.scrub_report import ScrubReport, ScrubTally
 from uploader.integrity.scrubber import Scrubber
+from uploader.lifecycle.destroy import destroy
 from uploader.lifecycle.fork import fork
 from uploader.lifecycle.seal import seal
 from uploader.manifests.manifest_log import ManifestLog
@@ -113,6 +114,19 @@ async def test_logs_that_were_collected_sealed_or_forked(store, worker) -> None:
         report = await scrub(one)
         assert report.findings == ()
         assert report.records == 6
+
+
+async def test_what_lies_behind_the_end_of_a_sealed_log_is_of_no_use(store, worker) -> None:
+    """Put too late, or ahead by the seal itself, to stop a writer that never pauses."""
+    await begin(store, worker, 2)
+    await seal(URL, store=store)
+    late = await put_fragment(store, 5, 9, [b"late"])
+    (finding,) = (await scrub(store)).findings
+    assert (finding.severity, finding.key, finding.advice) == (
+        Severity.NOTE,
+        late.path,
+        "delete it",
+    )
 
 
 async def test_no_log(store) -> None:
@@ -522,6 +536,17 @@ async def test_a_cursor_that_moves_meanwhile(store, worker) -> None:
     scrubbed = FaultyStore(store.inner)
     scrubbed.on("get", faults.call(append), key_prefix=key)
     assert (await scrub(scrubbed)).findings == ()
+
+
+async def test_a_log_that_is_destroyed_meanwhile_is_not_called_damaged(store, worker) -> None:
+    await begin(store, worker, 5)
+
+    async def end() -> None:
+        await destroy(URL, store=store.inner, confirm=True)
+
+    store.on("any", faults.call(end), key_prefix=layout.FRAGMENT_FOLDER, nth=2)
+    with pytest.raises(LogNotFoundError):
+        await scrub(store)
 
 
 # -- a store that fails ------------------------------------------------------------------------

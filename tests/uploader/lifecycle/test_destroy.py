@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cloud import FAST, URL, cloud_log, put_fragment, snapshot, tier
+from tests.cloud import FAST, SMALL, URL, cloud_log, put_fragment, snapshot, tier
 from tests.uploader.documents import rolled_up
-from uploader import layout
+from uploader import CloudTier, CloudWriter, layout
+from uploader.fragments.fragment_reader import FragmentReader
 from uploader.lifecycle.destroy import Destroyed, destroy
 from uploader.lifecycle.seal import seal
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.manifest_log import ManifestLog
+from uploader.manifests.roots import Layout
 from uploader.stores import MemoryStore, PreconditionFailedError
 from uploader.stores.local import LocalStore
 from uploader.stores.port import ObjectStore
@@ -30,6 +32,7 @@ from walstore import (
     Wal,
 )
 from walstore.errors import WalError
+from walstore.testing import ManualClock
 from walstore.threads import Worker
 
 
@@ -215,6 +218,69 @@ async def test_fragments_that_come_late_are_removed_by_calling_again(store, work
     assert (await destroy(URL, store=store)).objects == 0
 
 
+@pytest.mark.parametrize("layout_name", ["swap", "chain"])
+async def test_a_writer_that_is_refused_leaves_nothing(store, layout_name: Layout) -> None:
+    """It looks for the tombstone before it creates anything."""
+    async with CloudWriter.open(URL, store=store.inner, retry=FAST, layout=layout_name) as log:
+        await log.append(b"v")
+    await destroy(URL, store=store.inner, confirm=True)
+    before = await snapshot(store.inner)
+    for chosen in (None, "swap", "chain"):
+        with pytest.raises(LogNotFoundError, match="destroyed"):
+            await CloudWriter.open(URL, store=store.inner, retry=FAST, layout=chosen)
+        assert await snapshot(store.inner) == before
+    with pytest.raises(LogNotFoundError):
+        await cloud_log(store.inner)
+
+
+@pytest.mark.parametrize("layout_name", ["swap", "chain"])
+async def test_an_append_of_a_writer_that_is_open_is_refused(store, layout_name: Layout) -> None:
+    """It begins no other log in the place of the one that was destroyed."""
+    async with CloudWriter.open(URL, store=store.inner, retry=FAST, layout=layout_name) as log:
+        assert await log.append(b"in") == 1
+        await destroy(URL, store=store.inner, confirm=True)
+        for _ in range(2):
+            with pytest.raises((LogSealedError, LogNotFoundError, OutcomeUnknownError)):
+                await log.append(b"late")
+        assert log.tail == 2
+    with pytest.raises(LogNotFoundError):
+        await cloud_log(store.inner)
+
+
+@pytest.mark.parametrize("layout_name", ["swap", "chain"])
+async def test_a_follower_is_told_that_the_log_is_gone(
+    store, layout_name: Layout, clock: ManualClock
+) -> None:
+    async with CloudWriter.open(URL, store=store.inner, retry=FAST, layout=layout_name) as log:
+        await log.append(b"in")
+    async with cloud_log(store.inner, clock) as reading:
+        reader = reading.reader(follow=True)
+        assert (await anext(reader)).value == b"in"
+        following = asyncio.create_task(anext(reader))
+        await clock.wait_for_sleepers(1)
+        await destroy(URL, store=store.inner, confirm=True)
+        clock.advance(2.0)
+        with pytest.raises(LogNotFoundError):
+            await following
+
+
+async def test_wal3_is_kept_out_as_long_as_there_is_a_manifest(store, worker) -> None:
+    """What lies where its next fragment belongs goes after the manifest."""
+    await begin(store, worker)
+    seen: list[tuple[bool, bool]] = []
+
+    async def look() -> None:
+        found = await keys(store)
+        seen.append((layout.MANIFEST in found, layout.fragment_path(5) in found))
+
+    destroyer = FaultyStore(store.inner)
+    destroyer.on("delete", faults.call(look), times=100)
+    await destroy(URL, store=destroyer, confirm=True)
+    assert seen[0] == (True, True)
+    assert seen[-1] == (False, True)
+    assert (True, False) not in seen
+
+
 async def test_no_local_log_ships_there_any_more(tmp_path: Path) -> None:
     """Neither the one that did, nor a new one; what is on disk stays there."""
     store = MemoryStore()
@@ -226,6 +292,34 @@ async def test_no_local_log_ships_there_any_more(tmp_path: Path) -> None:
             await Wal.open(tmp_path / name, tier=tier(store))
     async with Wal.open(tmp_path / "log") as wal:
         assert wal.tail == 2
+
+
+async def test_a_local_log_that_is_open_keeps_what_it_cannot_ship(tmp_path: Path) -> None:
+    """Nothing is taken for shipped that came after the end, so retention deletes nothing of it."""
+    store = MemoryStore()
+    cloud = CloudTier(URL, store=store, settings=SMALL, retry=FAST, layout="chain")
+    async with Wal.open(tmp_path / "log", tier=cloud) as wal:
+        await wal.append(b"in", durability="cloud")
+        await destroy(URL, store=store, confirm=True)
+        with pytest.raises(LogSealedError) as told:
+            await wal.append(b"late", durability="cloud")
+        assert told.value.outcome == "durable"
+        assert (wal.uploaded_limit, wal.tail) == (2, 3)
+
+
+@pytest.mark.parametrize("layout_name", ["swap", "chain"])
+async def test_a_tier_that_is_read_is_not_called_damaged(
+    store, worker, layout_name: Layout
+) -> None:
+    """By whoever reads fragments without a manifest at hand."""
+    async with CloudWriter.open(URL, store=store.inner, retry=FAST, layout=layout_name) as log:
+        await log.append(b"v")
+        (entry,) = log.manifest.fragments
+    await destroy(URL, store=store.inner, confirm=True)
+    reader = FragmentReader(store=store, worker=worker, cache_bytes=0)
+    with pytest.raises(LogNotFoundError, match="destroyed"):
+        await reader.read(entry)
+    await reader.aclose()
 
 
 # -- faults ----------------------------------------------------------------------------------

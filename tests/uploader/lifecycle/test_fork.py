@@ -400,6 +400,19 @@ async def test_a_collector_that_takes_what_was_asked_for(source, target, worker)
         await copy(source, target, start=3)
 
 
+async def test_a_source_that_is_destroyed_meanwhile_is_not_called_damaged(
+    source, target, worker
+) -> None:
+    await begin(source, worker)
+
+    async def end() -> None:
+        await destroy(URL, store=source.inner, confirm=True)
+
+    source.on("get_range", faults.call(end), key_prefix=layout.FRAGMENT_FOLDER)
+    with pytest.raises(LogNotFoundError):
+        await copy(source, target)
+
+
 # -- faults ----------------------------------------------------------------------------------
 
 

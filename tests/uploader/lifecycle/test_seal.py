@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,11 +25,13 @@ from tests.waiting import until
 from uploader import layout
 from uploader.cloud_log import CloudLog
 from uploader.cloud_writer import CloudWriter
+from uploader.fragments.fragment import inspect_fragment
 from uploader.lifecycle.seal import seal
+from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.manifest_log import ManifestLog
 from uploader.manifests.roots import Layout
-from uploader.manifests.sealing import blocker
+from uploader.manifests.sealing import blocker, is_blocker
 from uploader.stores import MemoryStore, PreconditionFailedError
 from uploader.stores.local import LocalStore
 from uploader.stores.port import ObjectStore
@@ -131,9 +134,9 @@ async def test_a_writer_that_is_open_is_told(store, worker) -> None:
 
 
 async def test_a_swap_under_way_is_refused_when_it_arrives(store, worker) -> None:
-    """It was sent before the log was sealed, and is an hour on its way."""
+    """It was sent before the log was sealed, and is an hour on its way; its fragment is, too."""
     log = await begin(store, worker)
-    entry = await put_fragment(store, 3, 5, [b"late"])
+    entry = await put_fragment(MemoryStore(), 3, 5, [b"late"])
     release, reached = asyncio.Event(), asyncio.Event()
     store.on("put_if_match", hang(release, reached), key_prefix="manifest/")
     async with asyncio.TaskGroup() as group:
@@ -143,6 +146,23 @@ async def test_a_swap_under_way_is_refused_when_it_arrives(store, worker) -> Non
         release.set()
         assert isinstance(await publishing, LogSealedError)
     assert (await stored(store)).next_offset == 5
+
+
+async def test_a_swap_under_way_whose_fragment_is_there_is_not_needed_any_more(
+    store, worker
+) -> None:
+    """The fragment is published by the seal, and its writer learns that."""
+    log = await begin(store, worker)
+    entry = await put_fragment(store, 3, 5, [b"in"])
+    release, reached = asyncio.Event(), asyncio.Event()
+    store.on("put_if_match", hang(release, reached), key_prefix="manifest/")
+    async with asyncio.TaskGroup() as group:
+        publishing = group.create_task(_error(log.publish([entry], "writer")))
+        await reached.wait()
+        assert await seal(URL, store=store.inner) == 6
+        release.set()
+        assert await publishing is None
+    assert await cloud_values(store.inner) == [b"a", b"b"] * 2 + [b"in"]
 
 
 async def test_no_manifest_of_before_can_come_back(store, worker) -> None:
@@ -360,12 +380,27 @@ async def test_the_key_of_the_next_fragment_is_taken(store, worker) -> None:
         await store.inner.put_if_absent(key, b"a late fragment")
 
 
-async def test_a_fragment_that_was_never_published_gives_way(store, worker) -> None:
-    """It would be adopted by wal3's next writer, which would then go on."""
+async def test_a_fragment_that_was_put_and_not_published_is_published_first(store, worker) -> None:
+    """Its writer may be about to: it must not be told that its records are in the log, and lose them."""
+    before = (await begin(store, worker)).manifest
+    await put_fragment(store, 3, 5, [b"one"])
+    await put_fragment(store, 4, 6, [b"two"])
+    assert await seal(URL, store=store) == 7
+    assert (await store.inner.get(layout.fragment_path(5))).data == blocker(7)
+    assert (await stored(store)).writer.endswith(before.writer)
+    assert await cloud_values(store.inner) == [b"a", b"b"] * 2 + [b"one", b"two"]
+
+
+@pytest.mark.parametrize("is_fragment", [True, False])
+async def test_what_can_never_be_published_gives_way(store, worker, is_fragment: bool) -> None:
     await begin(store, worker)
-    await put_fragment(store, 3, 5, [b"orphan"])
+    key = layout.fragment_path(3)
+    if is_fragment:
+        await put_fragment(store, 3, 90, [b"of nowhere"])
+    else:
+        await store.put_if_absent(key, b"PAR1")
     assert await seal(URL, store=store) == 5
-    assert (await store.inner.get(layout.fragment_path(3))).data == blocker(5)
+    assert (await store.inner.get(key)).data == blocker(5)
 
 
 async def test_it_gives_way_also_if_it_is_put_or_deleted_meanwhile(store, worker) -> None:
@@ -373,7 +408,7 @@ async def test_it_gives_way_also_if_it_is_put_or_deleted_meanwhile(store, worker
     key = layout.fragment_path(3)
 
     async def put() -> None:
-        await put_fragment(store.inner, 3, 5, [b"orphan"])
+        await put_fragment(store.inner, 3, 90, [b"of nowhere"])
 
     async def remove() -> None:
         await store.inner.delete([key])
@@ -382,6 +417,133 @@ async def test_it_gives_way_also_if_it_is_put_or_deleted_meanwhile(store, worker
     store.on("put_if_match", faults.call(remove), key_prefix=key)
     assert await seal(URL, store=store, retry=FAST) == 5
     assert (await store.inner.get(key)).data == blocker(5)
+
+
+async def test_a_mark_without_a_blocker_gets_one(store, worker) -> None:
+    """As an earlier version left it that died in between."""
+    log = await begin(store, worker)
+    await log.change(Manifest.seal)
+    await put_fragment(store, 3, 5, [b"orphan"])
+    assert await seal(URL, store=store) == 5
+    assert (await store.inner.get(layout.fragment_path(3))).data == blocker(5)
+
+
+async def test_a_blocker_without_a_mark_stops_our_writers_too(worker) -> None:
+    """The sealer died in between. Whoever writes is told, and calling again ends it."""
+    store = FaultyStore(MemoryStore())
+    await begin(store, worker, fragments=0)
+    store.on("put_if_match", faults.kill(), key_prefix=layout.MANIFEST)
+    with pytest.raises(StoreKilled):
+        await seal(URL, store=store)
+    assert not (await stored(store)).is_sealed
+    with pytest.raises(LogSealedError):
+        await CloudWriter.open(URL, store=store.inner, retry=FAST)
+    assert await seal(URL, store=store.inner) == 1
+    assert (await stored(store)).is_sealed
+
+
+class Stranger:
+    """A writer that does not know the mark, as wal3's: it puts, and swaps whatever manifest is there."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._entry: Fragment | None = None
+        self.acknowledged: list[bytes] = []
+
+    async def put(self) -> None:
+        """Put a fragment, unless something lies there."""
+        _, manifest = await self._newest()
+        with contextlib.suppress(PreconditionFailedError):
+            self._entry = await put_fragment(
+                self._store, manifest.next_seq_no, manifest.next_offset, [b"stranger"]
+            )
+
+    async def publish(self) -> None:
+        """Let the manifest name the fragment; acknowledge it if that succeeds or has been done."""
+        while self._entry is not None:
+            etag, manifest = await self._newest()
+            if self._entry in manifest.fragments:
+                self._acknowledge()
+            elif manifest.next_seq_no != self._entry.seq_no:
+                self._entry = None
+            else:
+                unmarked = dataclasses.replace(manifest, writer="wal3")
+                grown = unmarked.apply_fragments([self._entry], "wal3")
+                with contextlib.suppress(PreconditionFailedError):
+                    await self._store.put_if_match(layout.MANIFEST, grown.serialise(), etag)
+                    self._acknowledge()
+
+    async def append(self) -> None:
+        await self.put()
+        await self.publish()
+
+    def _acknowledge(self) -> None:
+        self._entry = None
+        self.acknowledged.append(b"stranger")
+
+    async def _newest(self) -> tuple[str, Manifest]:
+        found = await self._store.get(layout.MANIFEST)
+        return found.etag, Manifest.parse(found.data)
+
+
+class BusyStranger(Stranger):
+    """One with eight fragments under way, which puts the next ones before anybody else can."""
+
+    async def go_on(self) -> None:
+        """Put as many fragments as may be under way, and publish the oldest."""
+        _, manifest = await self._newest()
+        for ahead in range(8):
+            with contextlib.suppress(PreconditionFailedError):
+                seq_no, start = manifest.next_seq_no + ahead, manifest.next_offset + ahead
+                await self._store.put_if_absent(
+                    layout.fragment_path(seq_no), await self._made(start)
+                )
+        found = await self._store.get(layout.fragment_path(manifest.next_seq_no))
+        if not is_blocker(found.data):
+            self._entry = inspect_fragment(found.data, layout.fragment_path(manifest.next_seq_no))
+            await self.publish()
+
+    async def _made(self, start: int) -> bytes:
+        elsewhere = MemoryStore()
+        made = await put_fragment(elsewhere, 1, start, [b"stranger"])
+        return (await elsewhere.get(made.path)).data
+
+
+async def test_beside_a_writer_that_never_pauses(worker) -> None:
+    """Before each call of the sealer it has put what comes next, and has published something."""
+    store = FaultyStore(MemoryStore())
+    await begin(store, worker, fragments=1)
+    stranger = BusyStranger(store.inner)
+    store.on("any", faults.call(stranger.go_on), times=200)
+    end = await seal(URL, store=store)
+    assert store._plans  # it did not have to wait for the end of the writer
+    for _ in range(20):
+        await stranger.go_on()
+    found = await stored(store)
+    assert found.is_sealed
+    assert found.next_offset == end
+    assert await cloud_values(store.inner) == [b"a", b"b"] + [b"stranger"] * (end - 3)
+    assert len(stranger.acknowledged) <= end - 3
+    assert (await store.inner.get(layout.fragment_path(found.next_seq_no))).data == blocker(end)
+
+
+async def test_beside_a_writer_that_does_not_know_the_mark(worker) -> None:
+    """It puts before one call of the sealer, and swaps before the same one or a later one."""
+    for puts_at, swaps_at in itertools.combinations_with_replacement(range(1, 10), 2):
+        store = FaultyStore(MemoryStore())
+        await begin(store, worker, fragments=1)
+        stranger = Stranger(store.inner)
+        store.on("any", faults.call(stranger.put), nth=puts_at)
+        store.on("any", faults.call(stranger.publish), nth=swaps_at)
+        end = await seal(URL, store=store)
+        await stranger.publish()
+        await stranger.append()
+        found = await stored(store)
+        assert found.is_sealed
+        assert found.next_offset == end
+        assert await cloud_values(store.inner) == [b"a", b"b", *stranger.acknowledged]
+        key = layout.fragment_path(found.next_seq_no)
+        assert (await store.inner.get(key)).data == blocker(end)
 
 
 # -- faults ----------------------------------------------------------------------------------
@@ -393,15 +555,16 @@ async def test_killed_at_every_call_and_called_again(worker, fault: type[Fault])
         store = FaultyStore(MemoryStore())
         await begin(store, worker)
         await put_fragment(store, 3, 5, [b"orphan"])
+        await put_fragment(store, 4, 90, [b"of nowhere"])
         store.on("any", fault(), nth=nth)
         with contextlib.suppress(StoreKilled):
-            assert await seal(URL, store=store) == 5
+            assert await seal(URL, store=store) == 6
         if store._plans:
-            assert nth > 4
+            assert nth > 6
             return
-        assert await seal(URL, store=store.inner) == 5
+        assert await seal(URL, store=store.inner) == 6
         assert (await stored(store)).is_sealed
-        assert (await store.inner.get(layout.fragment_path(3))).data == blocker(5)
+        assert (await store.inner.get(layout.fragment_path(4))).data == blocker(6)
     pytest.fail("it never got to its end")
 
 

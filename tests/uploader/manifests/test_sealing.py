@@ -9,7 +9,14 @@ from hypothesis import given
 
 from tests.uploader.documents import TEXT, fragments, manifest_of
 from uploader.manifests.manifest import Manifest
-from uploader.manifests.sealing import blocker, is_blocker, is_sealed_by, seal_writer
+from uploader.manifests.sealing import (
+    blocker,
+    end_writer,
+    is_blocker,
+    is_ended_by,
+    is_sealed_by,
+    seal_writer,
+)
 from walstore.errors import LogSealedError
 
 
@@ -21,6 +28,29 @@ def test_the_mark_is_put_once_and_keeps_the_name(writer: str) -> None:
     assert sealed.endswith(writer)
     assert sealed != writer
     assert seal_writer(sealed) == sealed
+
+
+@given(TEXT)
+def test_the_mark_of_a_destroyed_log_is_one_of_a_sealed_log_too(writer: str) -> None:
+    """So a program that does not know it appends nothing either."""
+    ended = end_writer(writer)
+    assert is_ended_by(ended)
+    assert is_sealed_by(ended)
+    assert not is_ended_by(seal_writer(writer))
+    assert ended.endswith(writer)
+    assert end_writer(ended) == end_writer(seal_writer(writer)) == seal_writer(ended) == ended
+
+
+def test_the_last_manifest_names_nothing_and_adds_up() -> None:
+    manifest = manifest_of(2, 3)
+    last = manifest.seal().destroy()
+    assert last.is_sealed
+    assert last.is_destroyed
+    assert not manifest.seal().is_destroyed
+    assert last.oldest_offset == last.next_offset == manifest.next_offset
+    last.scrub()
+    manifest.scrub_successor(last)
+    assert Manifest.parse(last.serialise()) == last
 
 
 def test_it_survives_being_written_and_read() -> None:
