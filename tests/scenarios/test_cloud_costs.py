@@ -72,7 +72,7 @@ async def test_what_opening_and_closing_cost(log_directory: Path, store) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "most_to_create", "most_to_open"), [("swap", 15, 3), ("chain", 12, 17)]
+    ("kind", "most_to_create", "most_to_open"), [("swap", 16, 3), ("chain", 13, 17)]
 )
 async def test_what_opening_a_writer_costs(
     store, kind, most_to_create: int, most_to_open: int
