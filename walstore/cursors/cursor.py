@@ -115,8 +115,8 @@ class Cursor:
         Cancelled, the move may happen all the same. Raises CursorMovedError if somebody else committed
         since (see :meth:`refresh`) or the cursor is gone, ValueError if ``offset`` lies before the
         position (see :meth:`rewind`), OffsetNotWrittenError beyond what readers see,
-        OffsetTrimmedError below the head, WalLockedError if another process holds the cursors for
-        half a minute, DiskFullError, StorageUnavailableError, and OutcomeUnknownError. After the last
+        OffsetTrimmedError if a commit whose outcome was unknown let the head pass ``offset``,
+        WalLockedError if another process holds the cursors for half a minute, DiskFullError, StorageUnavailableError, and OutcomeUnknownError. After the last
         four the commit may simply be tried again.
         """
         offset = self._check(offset)
@@ -224,7 +224,9 @@ class Cursor:
     def _write(self, held: HeldCursors, move: _Move, tier_head: int | None) -> CursorState:
         found = self._known(held)
         now_us = self._desk.clock.now_us()
-        if move.is_checked or found.is_expired(now_us):
+        # A commit goes back, too, if one before it ended without an answer and has moved the cursor.
+        goes_back = move.is_checked or move.position < found.position
+        if goes_back or found.is_expired(now_us):
             check_retained(held, self.name, move.position, tier_head)
         made = dataclasses.replace(
             found.renewed(now_us, self._desk.owner),

@@ -22,6 +22,7 @@ from walstore import (
     OffsetTrimmedError,
     OutcomeUnknownError,
     StorageUnavailableError,
+    Wal,
     WalClosedError,
     WalError,
 )
@@ -368,6 +369,23 @@ async def test_after_an_unknown_outcome_a_lower_commit_is_no_rewind(
         assert (cursor.position, cursor.target) == (1, 1)
         await cursor.commit(1)  # not written, as far as the handle knows; but it must not be at 50
         assert cursor.position == on_disk(log) == 1
+
+
+async def test_after_an_unknown_outcome_a_lower_commit_asks_for_what_was_removed(
+    log_directory: Path, faulty: FaultyFileSystem
+) -> None:
+    """Retention may have believed the one whose outcome is unknown."""
+    async with Wal.open(log_directory, fs=faulty) as wal:
+        await wal.append_many([b"x"] * 10)
+        cursor = await wal.cursor("c")
+        faulty.fail("sync_directory", name="cursors")
+        with pytest.raises(OutcomeUnknownError):
+            await cursor.commit(8)
+        assert await wal.trim(11) == 8
+        with pytest.raises(OffsetTrimmedError):
+            await cursor.commit(3)
+        await cursor.commit(8)
+        assert (await wal.cursor("c")).position == 8
 
 
 async def test_after_an_unknown_outcome_others_still_count(
