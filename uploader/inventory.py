@@ -58,6 +58,11 @@ def part_of(key: str) -> Part | None:
     return None
 
 
+def goes_with_its_log(key: str) -> bool:
+    """Return whether the object goes when its log is destroyed: all that is one's own but the tombstone."""
+    return part_of(key) not in {None, Part.TOMBSTONE}
+
+
 def fragment_number(key: str) -> int:
     """Return the number in a fragment's key, of either layout; ValueError if there is none."""
     if key.startswith(layout.FRAGMENT_FOLDER):

@@ -158,7 +158,7 @@ class Collected:
     cutoff: Cutoff
     """From where on the log had to be kept."""
     deleted: tuple[Deleted, ...] = ()
-    """What was removed, in this order; objects that were gone already are listed too."""
+    """What was removed, in this order; fragments that were gone already are listed too."""
     due_us: int | None = None
     """If it did not wait until it could delete: when a later call may."""
     is_superseded: bool = False

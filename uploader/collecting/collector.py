@@ -23,6 +23,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import aclosing
 from typing import Final
 
+from uploader.collecting.collectable import Collectable
 from uploader.collecting.collection import (
     AuditCallback,
     Collected,
@@ -142,12 +143,12 @@ class GarbageCollector:
             interval_seconds=settings.interval_seconds,
         )
         self._execution = Execution(
-            url=store.url,
             file=file,
             heads=self._heads,
             dropping=dropping,
             deleter=self._deleter,
-            tree=self._tree,
+            store=store,
+            worker=worker,
             newest=self._newest,
             settings=settings,
             clock=clock,
@@ -229,17 +230,19 @@ class GarbageCollector:
         if head is None or head.offset > manifest.oldest_offset:
             return ()
         key = self._root.fragment_key(FIRST_SEQ_NO, start=1, limit=2, setsum=Setsum())
+        collectable = Collectable(self._store, self._worker, manifest, head)
         leaks = find_leaks(
             self._store,
             self._tree,
-            self._worker,
             manifest,
             head,
+            collectable,
             is_sharded=key != fragment_path(FIRST_SEQ_NO),
         )
         async with aclosing(leaks):
             return await self._deleter.delete(
                 _first(leaks, self._max_fragments),
+                collectable,
                 phase="sweep",
                 total=0,
                 progress=progress,

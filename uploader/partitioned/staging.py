@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from uploader.partitioned.write_id import parse_staged
+from uploader.partitioned.write_id import is_passing, parse_staged
+from uploader.removal import remove
 from uploader.stores.port import ObjectStore
 
 _BATCH = 1000
@@ -22,9 +23,8 @@ async def delete_staged(store: ObjectStore, prefix: str, *, most_epoch: int | No
             break
         doomed.append(listed.key)
         if len(doomed) == _BATCH:
-            await store.delete(doomed)
+            await remove(store, doomed, rule=is_passing)
             count += len(doomed)
             doomed = []
-    if doomed:
-        await store.delete(doomed)
+    await remove(store, doomed, rule=is_passing)
     return count + len(doomed)

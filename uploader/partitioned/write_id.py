@@ -69,6 +69,17 @@ class WriteId:
         return f"{staging_of(self.query)}{self.epoch:016x}/{self.job}/"
 
 
+def is_passing(key: str) -> bool:
+    """Return whether an object under the common prefix may be deleted once its write is over.
+
+    What was staged, and the records of jobs that are run once. Records of queries that have a name stay:
+    they say which epochs are in the logs.
+    """
+    if key.startswith(JOBS):
+        return _JOB.fullmatch(key.removeprefix(JOBS)) is not None
+    return key.startswith(STAGING)
+
+
 def check_query(query: str) -> str:
     """Return the name of a query; InvalidSettingsError if it cannot be one."""
     if not _QUERY.fullmatch(query) or _JOB.fullmatch(query):
