@@ -6,8 +6,9 @@ Owns the order of the steps; each may be the last one of this process, and any c
   2. Put what remains of snapshots that are kept in part. Nothing names it yet.
   3. Announce: swap ``gc/GARBAGE`` from empty to the plan. From here on no cursor can be made below its end
      unnoticed, and no other collection can begin.
-  4. Look at the cursors again. One that came before the announcement is seen now.
-  5. Drop: swap the manifest for one without the garbage, on top of whatever writers did meanwhile.
+  4. Look at the cursors again. One that came before the announcement is seen now. Say so in ``gc/GARBAGE``.
+  5. Drop: swap the manifest for one without the garbage, on top of whatever writers did meanwhile; or find
+     that a writer who publishes all the time has done it (``announced.py``).
   6. Note when that was, and wait until no reader can still go by an older manifest.
   7. Check that the manifest still does not name it, delete it slowly, and swap ``gc/GARBAGE`` to empty.
 
@@ -58,7 +59,7 @@ from walstore.threads import Worker
 
 logger = logging.getLogger("walstore")
 
-_ATTEMPTS: Final = 5
+_ATTEMPTS: Final = 7
 
 
 class GarbageCollector:
@@ -265,12 +266,16 @@ class GarbageCollector:
     async def _collect(
         self, progress: ProgressCallback | None, audit: AuditCallback | None
     ) -> Collected:
-        for _ in range(_ATTEMPTS - 1):
+        for attempt in range(_ATTEMPTS):
+            # A writer that rolls up all the time makes a plan void that takes what it rolls up.
+            plan = await self._planner.plan(rolled_up_only=attempt % 2 == 1)
             try:
-                return await self.apply(await self.plan(), progress=progress, audit=audit)
+                return await self.apply(plan, progress=progress, audit=audit)
             except ContentionError as error:
+                if attempt == _ATTEMPTS - 1:
+                    raise
                 logger.info("%s: %s", self.url, error)
-        return await self.apply(await self.plan(), progress=progress, audit=audit)
+        raise AssertionError("unreachable")
 
 
 async def _first(items: AsyncIterable[Leak], count: int) -> AsyncIterator[Leak]:

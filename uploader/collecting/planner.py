@@ -45,8 +45,11 @@ class Planner:
     clock: Clock
     worker: Worker
 
-    async def plan(self) -> Plan:
+    async def plan(self, *, rolled_up_only: bool = False) -> Plan:
         """Return what a collection would do now.
+
+        With ``rolled_up_only`` the fragments outside the snapshots stay, if there are snapshots: they may be
+        rolled up before the plan is carried out, which makes it void.
 
         CorruptionError if the log, a cursor or the announced collection is damaged; ContentionError if
         cursors keep going back.
@@ -56,10 +59,10 @@ class Planner:
         if not garbage.is_empty:
             cutoff = Cutoff(garbage.first_to_keep, ANNOUNCED)
             return await self._describe(garbage, etag, manifest, cursors, cutoff, has_more=True)
-        manifest, cut, cutoff = await self._cut(manifest, cursors)
+        manifest, cut, cutoff = await self._cut(manifest, cursors, rolled_up_only=rolled_up_only)
         has_more = (
             cut is not None
-            and len(cut.fragments) == self.settings.max_fragments
+            and (rolled_up_only or len(cut.fragments) == self.settings.max_fragments)
             and cut.limit < cutoff.offset
         )
         garbage = Garbage() if cut is None else cut.garbage
@@ -79,12 +82,13 @@ class Planner:
         raise ContentionError("cursors keep going back; collect later", retriable=True)
 
     async def _cut(
-        self, manifest: Manifest, cursors: Sequence[CloudCursor]
+        self, manifest: Manifest, cursors: Sequence[CloudCursor], *, rolled_up_only: bool
     ) -> tuple[Manifest, Cut | None, Cutoff]:
         """Return what could go of the manifest, or of a newer one, which is returned as well."""
         while True:
             try:
-                return manifest, *await self._cut_one(manifest, cursors)
+                cut = await self._cut_one(manifest, cursors, rolled_up_only=rolled_up_only)
+                return manifest, *cut
             except CorruptionError:
                 # A collector that does not wait may have deleted what this manifest still names.
                 newer = await self.newest()
@@ -93,7 +97,7 @@ class Planner:
                 manifest = newer
 
     async def _cut_one(
-        self, manifest: Manifest, cursors: Sequence[CloudCursor]
+        self, manifest: Manifest, cursors: Sequence[CloudCursor], *, rolled_up_only: bool
     ) -> tuple[Cut | None, Cutoff]:
         now_us = self.clock.now_us()
         cutoff = await find_cutoff(
@@ -104,9 +108,11 @@ class Planner:
             offset_at=partial(self.offset_at, manifest),
             now_us=now_us,
         )
-        most = self.settings.max_fragments
-        snapshots = await load_beginning(self.tree, manifest, cutoff.offset, most)
-        plan = partial(plan_garbage, manifest, cutoff.offset, snapshots, max_fragments=most)
+        most, end = self.settings.max_fragments, cutoff.offset
+        if rolled_up_only and manifest.snapshots:
+            end = min(end, manifest.snapshots[-1].limit)
+        snapshots = await load_beginning(self.tree, manifest, end, most)
+        plan = partial(plan_garbage, manifest, end, snapshots, max_fragments=most)
         return await self.worker.run(plan), cutoff
 
     async def _describe(
