@@ -16,7 +16,7 @@ from uploader.chain.pruning import KEPT_SLOTS, prunable
 from uploader.inventory import goes_with_its_log
 from uploader.manifests.manifest import Manifest
 from uploader.partitioned.partitions import PARTITIONS
-from uploader.partitioned.write_id import WriteId, is_passing, job_name
+from uploader.partitioned.write_id import WriteId, hold_of, is_passing, job_name
 from uploader.removal import remove
 from uploader.setsum import Setsum
 from uploader.stores import MemoryStore
@@ -92,11 +92,18 @@ def test_what_pruning_may_take() -> None:
 def test_what_is_over_with_a_write() -> None:
     once = WriteId.once(JOB)
     assert is_passing(once.record_key)
-    assert is_passing(once.staging + "0-0.parquet")
+    staged = once.staging + "0-0/12-3.parquet"
+    assert is_passing(staged)
+    assert hold_of(staged) == "12/" + layout.hold_path(JOB)
+    assert is_passing("12/" + layout.hold_path(JOB))
+    assert hold_of(once.record_key) is None
+    assert hold_of(once.staging + "0-0/x") is None
     for key in (
         WriteId("query", 3, JOB).record_key,
         "sink/jobs/query",
         PARTITIONS,
         "0/" + layout.MANIFEST,
+        layout.hold_path(JOB),
+        "0/" + layout.hold_path("x"),
     ):
         assert not is_passing(key)

@@ -72,8 +72,8 @@ class Cutoff:
     offset: int
     """First offset to keep."""
     held_by: str
-    """What keeps it: ``cursor NAME``, ``keep_bytes``, ``keep_seconds``, ``no cursor``, ``end of the log``,
-    ``announcement``."""
+    """What keeps it: ``cursor NAME``, ``write NAME`` (one that is not finished), ``keep_bytes``,
+    ``keep_seconds``, ``no cursor``, ``end of the log``, ``announcement``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Plan:
     cutoff: Cutoff
     """Of a pending collection: where it ends."""
     cursors: tuple[CloudCursor, ...]
-    """All cursors there are, expired pins included."""
+    """All cursors there are, and holds of writes that are not finished; expired ones included."""
     head: int
     """First offset of the log as it is."""
     tail: int

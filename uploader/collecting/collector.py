@@ -38,6 +38,7 @@ from uploader.collecting.deleter import Deleter
 from uploader.collecting.dropping import Dropping
 from uploader.collecting.execution import Execution
 from uploader.collecting.garbage_file import GarbageFile
+from uploader.collecting.holds import Holds, Keepers
 from uploader.collecting.leaks import Leak, find_leaks
 from uploader.collecting.planner import Planner
 from uploader.cursors.cloud_cursors import CloudCursors
@@ -132,12 +133,13 @@ class GarbageCollector:
         self._cursors = CloudCursors(
             store, newest=self._newest, retry=retry, clock=clock, writer="walstore collector"
         )
+        keepers = Keepers(self._cursors, Holds(store, retry=retry))
         self._deleter = Deleter(store=store, settings=settings, clock=clock)
         dropping = Dropping(
             store=store,
             root=root,
             file=file,
-            cursors=self._cursors,
+            keepers=keepers,
             retry=retry,
             clock=clock,
             worker=worker,
@@ -158,7 +160,7 @@ class GarbageCollector:
         self._planner = Planner(
             file=file,
             heads=self._heads,
-            cursors=self._cursors,
+            keepers=keepers,
             newest=self._newest,
             tree=self._tree,
             offset_at=fragments.offset_at,

@@ -9,8 +9,8 @@ from uploader import cas
 from uploader.collecting.cutoff import lowest_cursor
 from uploader.collecting.garbage import Garbage, StaleGarbageError, apply_garbage
 from uploader.collecting.garbage_file import GarbageFile
+from uploader.collecting.holds import Keepers
 from uploader.cursors.cloud_cursor import CloudCursor
-from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.snapshot import Snapshot
@@ -36,7 +36,7 @@ class Dropping:
     store: ObjectStore
     root: Root
     file: GarbageFile
-    cursors: CloudCursors
+    keepers: Keepers
     retry: RetryPolicy
     clock: Clock
     worker: Worker
@@ -65,7 +65,7 @@ class Dropping:
         found, etag = await self.file.load()
         if found != garbage or etag is None:
             raise ContentionError("another collector has finished or given it up", retriable=True)
-        cursors = await self.cursors.list(strict=True)
+        cursors = await self.keepers.list()
         lowest = lowest_cursor(cursors, self.clock.now_us())
         if lowest is None or lowest.position < garbage.first_to_keep:
             await self._mark(found, etag, cursors_checked=False)

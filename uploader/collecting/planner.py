@@ -13,8 +13,8 @@ from uploader.collecting.cutoff import find_cutoff, load_beginning, lowest_curso
 from uploader.collecting.garbage import Garbage, StaleGarbageError, apply_garbage, is_dropped
 from uploader.collecting.garbage_file import GarbageFile
 from uploader.collecting.garbage_plan import Cut, plan_garbage
+from uploader.collecting.holds import Keepers
 from uploader.cursors.cloud_cursor import CloudCursor
-from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.manifests.entries import Entry
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.tree import ManifestTree
@@ -37,7 +37,7 @@ class Planner:
 
     file: GarbageFile
     heads: HeadFile
-    cursors: CloudCursors
+    keepers: Keepers
     newest: Callable[[], Awaitable[Manifest]]
     tree: ManifestTree
     offset_at: OffsetAt
@@ -70,10 +70,10 @@ class Planner:
 
     async def _read(self) -> tuple[Sequence[CloudCursor], Manifest]:
         """Return cursors and a manifest such that no cursor lies below those when it was read."""
-        before = await self.cursors.list(strict=True)
+        before = await self.keepers.list()
         for _ in range(_ATTEMPTS):
             manifest = await self.newest()
-            after = await self.cursors.list(strict=True)
+            after = await self.keepers.list()
             now_us = self.clock.now_us()
             first, last = lowest_cursor(before, now_us), lowest_cursor(after, now_us)
             if last is None or (first is not None and first.position <= last.position):

@@ -142,7 +142,8 @@ class Committer:
                 f"the write was begun {age_seconds / 86_400:.0f} days ago, and what was staged may have "
                 "been swept up; run it again in smaller parts"
             )
-        plans = await self._publisher.plan({at: found for at, found in staged.items() if found})
+        wanted = {at: found for at, found in staged.items() if found}
+        plans = await self._publisher.plan(write.job, wanted)
         record = CommitRecord(
             source=write.source,
             generation=1 if known is None else known.record.generation + 1,

@@ -48,8 +48,10 @@ class Publisher:
         self._worker = worker
         self._writer = direct_writer_name(secrets.token_hex(8))
 
-    async def plan(self, staged: Mapping[int, Sequence[StagedFragment]]) -> dict[int, LogPlan]:
-        """Return where staged fragments go, by partition; creates logs that are not there.
+    async def plan(
+        self, job: str, staged: Mapping[int, Sequence[StagedFragment]]
+    ) -> dict[int, LogPlan]:
+        """Return where a job's staged fragments go, by partition; creates logs that are not there.
 
         Raises what :meth:`LogPublisher.find_end` raises.
         """
@@ -57,7 +59,7 @@ class Publisher:
 
         async def plan_one(partition: int) -> None:
             async with slots, self._open(partition) as publisher:
-                plans[partition] = LogPlan(tuple(staged[partition]), await publisher.find_end())
+                plans[partition] = LogPlan(tuple(staged[partition]), await publisher.find_end(job))
 
         slots = asyncio.Semaphore(self._settings.parallel_logs)
         async with together() as tasks:

@@ -13,15 +13,14 @@ from typing import Final
 
 from uploader.partitioned.committer import STALE_SECONDS, Committer
 from uploader.partitioned.sink_settings import SinkSettings
+from uploader.partitioned.staging import forget_staged
 from uploader.partitioned.write_id import (
     JOBS,
     QUERIES,
     STAGING,
-    is_passing,
     job_time_us,
     parse_staged,
 )
-from uploader.removal import remove
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -95,9 +94,9 @@ async def sweep_staging(
                 objects += 1
                 size_bytes += listed.size_bytes
                 if len(doomed) == _BATCH:
-                    await remove(place, doomed, rule=is_passing)
+                    await forget_staged(place, doomed)
                     doomed = []
-        await remove(place, doomed, rule=is_passing)
+        await forget_staged(place, doomed)
         return Swept(finished, objects, size_bytes)
 
 

@@ -1,0 +1,104 @@
+"""Holds: places from which on a log is not collected, as long as somebody must find out what became of them.
+
+A hold is a pin that is no cursor: it can keep records, but never lets any go, as the first cursor of a log
+does. Owns the objects under ``hold/``, which wal3 does not know. As with a new cursor it is put first, and
+then a look is taken for a collection, while a collector announces first and looks for holds afterwards: one
+of the two sees the other (docs/collection.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from uploader import cas, layout
+from uploader.collecting.garbage import Garbage
+from uploader.cursors.cloud_cursor import CloudCursor
+from uploader.cursors.cloud_cursors import CloudCursors
+from uploader.manifests.document import Fields
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+
+logger = logging.getLogger("walstore")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold(CloudCursor):
+    """What one hold said when it was read; its fields are those of a pin."""
+
+    @classmethod
+    def parse(cls, data: bytes, *, name: str, etag: str | None = None) -> Hold:
+        """Read the object of hold ``name``; CorruptionError for a bad shape."""
+        fields = Fields.parse(data, path=layout.hold_path(name))
+        return cls(
+            name=name,
+            position=fields.position("position"),
+            epoch_us=fields.number("epoch_us"),
+            writer=fields.text("writer"),
+            expires_us=fields.number("expires_us"),
+            etag=etag,
+        )
+
+
+class Holds:
+    """The holds of one log. Any number of tasks may call it; all methods pass on the store's errors."""
+
+    def __init__(self, store: ObjectStore, *, retry: RetryPolicy) -> None:
+        self._store = store
+        self._retry = retry
+
+    async def list(self) -> list[Hold]:
+        """Return all, expired ones included. CorruptionError for a damaged one, which may be wanted."""
+        found: list[Hold] = []
+        async for listed in self._store.list(layout.HOLD_FOLDER):
+            try:
+                name = layout.parse_hold_path(listed.key)
+                stored = await self._store.get(listed.key)
+            except ValueError:
+                logger.warning("%s is not a hold", listed.key)
+            except ObjectNotFoundError:
+                continue
+            else:
+                found.append(Hold.parse(stored.data, name=name, etag=stored.etag))
+        return found
+
+    async def put(self, hold: Hold) -> None:
+        """Keep everything from its position on, or from a lower one if it has stood there before.
+
+        OutcomeUnknownError if the store does not say whether it was put; call again.
+        """
+        key, data, etag = layout.hold_path(hold.name), hold.serialise(), None
+        while True:
+            result = await cas.put(self._store, key, data, etag, retry=self._retry)
+            result.decided(self._store.url, f"{key} was put; call again")
+            if result.outcome is cas.Outcome.COMMITTED:
+                return
+            etag = result.etag
+            if result.data is not None:
+                before = Hold.parse(result.data, name=hold.name)
+                if before.position <= hold.position and before.expires_us == hold.expires_us:
+                    return
+
+    async def announced_head(self) -> int:
+        """Return where the log is going to begin, if a collection is announced; else its first offset."""
+        try:
+            stored = await self._store.get(layout.GARBAGE)
+        except ObjectNotFoundError:
+            return layout.FIRST_OFFSET
+        return Garbage.parse(stored.data).first_to_keep
+
+
+@dataclass(frozen=True, slots=True)
+class Keepers:
+    """All that keeps records from being collected."""
+
+    cursors: CloudCursors
+    holds: Holds
+
+    async def list(self) -> Sequence[CloudCursor]:
+        """Return all cursors and holds, expired ones included; CorruptionError if one is damaged."""
+        cursors, holds = await asyncio.gather(self.cursors.list(strict=True), self.holds.list())
+        return [*cursors, *holds]
