@@ -4,8 +4,9 @@ A collector swaps the manifest on top of what writers publish. Behind one that p
 always too late, so such a writer looks for an announcement now and then, beside publishing, and what it
 appends next it appends to a manifest without the garbage. wal3's writers do the same when they are told to.
 
-Only what its collector has looked at cursors for is taken (``Garbage.cursors_checked``), and only right after
-it was read: a collection may be given up. All else is as if the collector had dropped it, who finds it so.
+Only what its collector asks for is taken (``Garbage.cursors_checked``). The document may be forged, so the writer
+looks at the cursors itself; and only what it saw a moment ago counts, for a collection may be given up. All
+else is as if the collector had dropped it, who finds it so.
 """
 
 from __future__ import annotations
@@ -17,19 +18,22 @@ from typing import Final
 from uploader import layout
 from uploader.beside import Beside
 from uploader.chain.moment import Moment
+from uploader.collecting.cutoff import lowest_cursor
 from uploader.collecting.garbage import Garbage, StaleGarbageError, apply_garbage
+from uploader.collecting.holds import Keepers
 from uploader.manifests.manifest import Manifest
+from uploader.manifests.tree import ManifestTree
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from walstore.errors import CorruptionError, WalError
 from walstore.ports import Clock
-from walstore.threads import Lane
+from walstore.threads import Worker
 
 logger = logging.getLogger("walstore")
 
 LOOK_SECONDS: Final = 2.0
-"""How often a writer looks that publishes without such a pause; one request each time. Others never do,
-since a collector gets in between."""
+"""How often a writer looks that publishes without such a pause; one request, if nothing is announced. Others
+never do, since a collector gets in between."""
 TRUSTED_SECONDS: Final = 2 * LOOK_SECONDS
 """How long after a look what was seen may be dropped."""
 
@@ -45,7 +49,7 @@ class _Seen:
 class Announced:
     """What one writer of a log knows of announced collections. Belongs to one event loop."""
 
-    def __init__(self, store: ObjectStore, worker: Lane, clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, worker: Worker, clock: Clock) -> None:
         self._store = store
         self._worker = worker
         self._clock = clock
@@ -113,7 +117,15 @@ class Announced:
         except ObjectNotFoundError:
             return None
         garbage = await self._worker.run(_parse, stored.data)
-        return _Seen(garbage, asked) if garbage.cursors_checked else None
+        if not garbage.cursors_checked:
+            return None
+        lowest = lowest_cursor(await Keepers(self._store).list(), self._clock.now_us())
+        if lowest is None or lowest.position < garbage.first_to_keep:
+            return None
+        if garbage.snapshot_for_root is not None:
+            tree = ManifestTree(self._store, self._worker, cache_bytes=0)
+            await tree.snapshot(garbage.snapshot_for_root)
+        return _Seen(garbage, asked)
 
 
 def _parse(data: bytes) -> Garbage:

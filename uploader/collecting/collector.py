@@ -38,7 +38,7 @@ from uploader.collecting.deleter import Deleter
 from uploader.collecting.dropping import Dropping
 from uploader.collecting.execution import Execution
 from uploader.collecting.garbage_file import GarbageFile
-from uploader.collecting.holds import Holds, Keepers
+from uploader.collecting.holds import Keepers
 from uploader.collecting.leaks import Leak, find_leaks
 from uploader.collecting.planner import Planner
 from uploader.cursors.cloud_cursors import CloudCursors
@@ -133,7 +133,7 @@ class GarbageCollector:
         self._cursors = CloudCursors(
             store, newest=self._newest, retry=retry, clock=clock, writer="walstore collector"
         )
-        keepers = Keepers(self._cursors, Holds(store, retry=retry))
+        keepers = Keepers(store)
         self._deleter = Deleter(store=store, settings=settings, clock=clock)
         dropping = Dropping(
             store=store,

@@ -14,6 +14,7 @@ from uploader.cursors.cloud_cursor import CloudCursor
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.snapshot import Snapshot
+from uploader.manifests.tree import ManifestTree
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, CorruptionError, WalError
@@ -95,10 +96,21 @@ class Dropping:
                     f"the garbage does not fit the manifest: {error}"
                 ) from error
 
-        # One that does not fit any more is not handed to writers.
+        # One that does not fit any more, or never did, is not handed to writers.
+        await self._check_root(garbage)
         make(self.root.manifest)
         await self._mark(found, etag, cursors_checked=True)
         await self.root.change(make)
+
+    async def _check_root(self, garbage: Garbage) -> None:
+        """Raise StaleGarbageError unless the snapshot is there that the manifest is to name instead."""
+        if garbage.snapshot_for_root is None:
+            return
+        try:
+            tree = ManifestTree(self.store, self.worker, cache_bytes=0)
+            await tree.snapshot(garbage.snapshot_for_root)
+        except CorruptionError as error:
+            raise StaleGarbageError(f"what is to stand for the rest is missing: {error}") from error
 
     async def _mark(self, found: Garbage, etag: str, *, cursors_checked: bool) -> None:
         """Say in the announcement whether writers may drop it; ContentionError if it is another one now."""

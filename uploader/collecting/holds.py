@@ -9,20 +9,24 @@ of the two sees the other (docs/collection.md).
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, Protocol
 
 from uploader import cas, layout
 from uploader.collecting.garbage import Garbage
 from uploader.cursors.cloud_cursor import CloudCursor
-from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.manifests.document import Fields
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from walstore.errors import CorruptionError
 
-logger = logging.getLogger("walstore")
+_AT_ONCE: Final = 10
+
+
+class _Parse(Protocol):
+    def __call__(self, data: bytes, *, name: str, etag: str | None = None) -> CloudCursor: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,21 +54,6 @@ class Holds:
         self._store = store
         self._retry = retry
 
-    async def list(self) -> list[Hold]:
-        """Return all, expired ones included. CorruptionError for a damaged one, which may be wanted."""
-        found: list[Hold] = []
-        async for listed in self._store.list(layout.HOLD_FOLDER):
-            try:
-                name = layout.parse_hold_path(listed.key)
-                stored = await self._store.get(listed.key)
-            except ValueError:
-                logger.warning("%s is not a hold", listed.key)
-            except ObjectNotFoundError:
-                continue
-            else:
-                found.append(Hold.parse(stored.data, name=name, etag=stored.etag))
-        return found
-
     async def put(self, hold: Hold) -> None:
         """Keep everything from its position on, or from a lower one if it has stood there before.
 
@@ -91,14 +80,44 @@ class Holds:
         return Garbage.parse(stored.data).first_to_keep
 
 
-@dataclass(frozen=True, slots=True)
 class Keepers:
-    """All that keeps records from being collected."""
+    """All that keeps records of one log from being collected: cursors and holds."""
 
-    cursors: CloudCursors
-    holds: Holds
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
 
-    async def list(self) -> Sequence[CloudCursor]:
-        """Return all cursors and holds, expired ones included; CorruptionError if one is damaged."""
-        cursors, holds = await asyncio.gather(self.cursors.list(strict=True), self.holds.list())
+    async def list(self) -> list[CloudCursor]:
+        """Return them, expired ones included.
+
+        CorruptionError for one that is damaged, and for other objects there, as in wal3: one of them might
+        be what somebody relies on. The store's errors.
+        """
+        cursors = await self._read(
+            layout.CURSOR_FOLDER, layout.parse_cursor_path, CloudCursor.parse, "cursor"
+        )
+        holds = await self._read(layout.HOLD_FOLDER, layout.parse_hold_path, Hold.parse, "hold")
         return [*cursors, *holds]
+
+    async def _read(
+        self, folder: str, name_in: Callable[[str], str], parse: _Parse, what: str
+    ) -> list[CloudCursor]:
+        names: dict[str, str] = {}
+        async for listed in self._store.list(folder):
+            try:
+                names[listed.key] = name_in(listed.key)
+            except ValueError as error:
+                raise CorruptionError(
+                    f"this is not the key of a {what}; remove the object", path=listed.key
+                ) from error
+        found: list[CloudCursor] = []
+        keys = list(names)
+        for low in range(0, len(keys), _AT_ONCE):
+            some = keys[low : low + _AT_ONCE]
+            read = await asyncio.gather(*map(self._store.get, some), return_exceptions=True)
+            for key, stored in zip(some, read, strict=True):
+                if isinstance(stored, ObjectNotFoundError):
+                    continue  # deleted meanwhile
+                if isinstance(stored, BaseException):
+                    raise stored
+                found.append(parse(stored.data, name=names[key], etag=stored.etag))
+        return found

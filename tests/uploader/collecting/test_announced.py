@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.uploader.documents import snapshot_of
 from uploader import layout as layouts
 from uploader.chain.names import MANIFEST_PREFIX
 from uploader.collecting.announced import LOOK_SECONDS, TRUSTED_SECONDS
 from uploader.collecting.garbage import Garbage
 from uploader.collecting.garbage_plan import plan_garbage
+from uploader.cursors.cloud_cursor import CloudCursor
 from uploader.manifests.entries import Fragment
 from uploader.manifests.root import Root
 from uploader.manifests.roots import find_root
@@ -58,7 +60,14 @@ class Writing:
         assert cut is not None
         garbage = dataclasses.replace(cut.garbage, cursors_checked=cursors_checked)
         await self.store.inner.put_if_absent(layouts.GARBAGE, garbage.serialise())
+        await self.stand(cutoff)
         return garbage
+
+    async def stand(self, position: int, name: str = "reader") -> None:
+        """Put a cursor, as a program does that looks for nothing."""
+        cursor = CloudCursor(name=name, position=position, epoch_us=1, writer="w")
+        key = layouts.cursor_path(name)
+        await self.store.inner.put_if_absent(key, cursor.serialise())
 
     @property
     def looks(self) -> int:
@@ -98,6 +107,40 @@ async def test_it_is_dropped_with_the_next_manifest(writing):
 async def test_nothing_that_no_collector_vouches_for(writing):
     """Its cursors were not looked at since it was announced; wal3's never are."""
     await writing.announce(3, cursors_checked=False)
+    await writing.look()
+    await writing.look()
+    writing.check(1)
+
+
+async def test_what_a_cursor_holds_whatever_is_said(writing):
+    """The word of the document is not enough: anybody may have put it."""
+    await writing.announce(3)
+    await writing.stand(2, "late")
+    await writing.look()
+    await writing.look()
+    writing.check(1)
+
+
+async def test_nothing_goes_without_a_cursor(writing):
+    await writing.announce(3)
+    await writing.store.inner.delete([layouts.cursor_path("reader")])
+    await writing.look()
+    await writing.look()
+    writing.check(1)
+
+
+async def test_a_rest_that_is_not_there(writing):
+    """No manifest comes to name a snapshot that nobody has put."""
+    garbage = await writing.announce(3)
+    rest = snapshot_of(writing.root.manifest.fragments[1:2]).pointer()
+    balanced = dataclasses.replace(
+        garbage,
+        snapshot_for_root=rest,
+        first_to_keep=2,
+        setsum_to_discard=garbage.setsum_to_discard - rest.setsum,
+    )
+    etag = (await writing.store.inner.get(layouts.GARBAGE)).etag
+    await writing.store.inner.put_if_match(layouts.GARBAGE, balanced.serialise(), etag)
     await writing.look()
     await writing.look()
     writing.check(1)

@@ -89,6 +89,15 @@ async def test_numbers_above_the_head(place: Place) -> None:
     await place.check_collected(8)
 
 
+async def test_a_rest_that_is_not_there(place: Place) -> None:
+    """No manifest comes to name a snapshot that nobody has put; the announcement is given up."""
+    garbage = garbage_below(place, 8)
+    assert garbage.snapshot_for_root is not None
+    await forge(place, replace(garbage, snapshots_to_make=()))
+    await collect(place)
+    await place.check_collected(8)
+
+
 async def test_numbers_without_end(place: Place) -> None:
     """They are not listed."""
     await forge(place, Garbage(start_seq_no=1, limit_seq_no=1 << 62))

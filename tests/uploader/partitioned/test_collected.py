@@ -21,7 +21,7 @@ from tests.uploader.partitioned.writes import (
     write_epoch,
 )
 from uploader import CloudLog, CollectorSettings, GarbageCollector, layout
-from uploader.collecting.holds import Hold, Holds
+from uploader.collecting.holds import Hold, Holds, Keepers
 from uploader.partitioned import WriteId, finish_commits, sweep_staging
 from uploader.partitioned.sub_store import SubStore
 from uploader.partitioned.write_id import HOLD_SECONDS
@@ -205,9 +205,9 @@ async def test_a_hold_never_moves_on_while_its_job_lives(store):
     first = Hold(name=new_job(), position=4, epoch_us=1, writer="w", expires_us=9)
     await holds.put(first)
     await holds.put(dataclasses.replace(first, position=6))
-    assert await holds.list() == [first]
+    assert await Keepers(store).list() == [first]
     await holds.put(dataclasses.replace(first, position=2))
-    assert [hold.position for hold in await holds.list()] == [2]
+    assert [hold.position for hold in await Keepers(store).list()] == [2]
 
 
 async def test_a_damaged_hold_stops_a_collection(store):
