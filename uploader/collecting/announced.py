@@ -4,9 +4,9 @@ A collector swaps the manifest on top of what writers publish. Behind one that p
 always too late, so such a writer looks for an announcement now and then, beside publishing, and what it
 appends next it appends to a manifest without the garbage. wal3's writers do the same when they are told to.
 
-Only what its collector asks for is taken (``Garbage.cursors_checked``). The document may be forged, so the writer
-looks at the cursors itself; and only what it saw a moment ago counts, for a collection may be given up. All
-else is as if the collector had dropped it, who finds it so.
+Only what its collector asks for is taken (``Garbage.cursors_checked``). The document may be forged, so the
+writer looks at the cursors itself; and only what it saw a moment ago counts, for a collection may be given
+up. All else is as if the collector had dropped it, who finds it so.
 """
 
 from __future__ import annotations

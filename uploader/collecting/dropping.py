@@ -62,10 +62,11 @@ class Dropping:
         StaleGarbageError if the manifest cannot drop it; ContentionError if it is announced no more, or if
         that took so long that the cursors have to be looked at again; else what changing the manifest raises.
         """
-        looked_at = self.clock.monotonic()
+        await self._check_root(garbage)
         found, etag = await self.file.load()
         if found != garbage or etag is None:
             raise ContentionError("another collector has finished or given it up", retriable=True)
+        looked_at = self.clock.monotonic()
         cursors = await self.keepers.list()
         lowest = lowest_cursor(cursors, self.clock.now_us())
         if lowest is None or lowest.position < garbage.first_to_keep:
@@ -97,7 +98,6 @@ class Dropping:
                 ) from error
 
         # One that does not fit any more, or never did, is not handed to writers.
-        await self._check_root(garbage)
         make(self.root.manifest)
         await self._mark(found, etag, cursors_checked=True)
         await self.root.change(make)

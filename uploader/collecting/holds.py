@@ -9,7 +9,7 @@ of the two sees the other (docs/collection.md).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -20,6 +20,7 @@ from uploader.manifests.document import Fields
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.together import together
 from walstore.errors import CorruptionError
 
 _AT_ONCE: Final = 10
@@ -86,21 +87,26 @@ class Keepers:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    async def list(self) -> list[CloudCursor]:
+    async def list(self) -> Sequence[CloudCursor]:
         """Return them, expired ones included.
 
         CorruptionError for one that is damaged, and for other objects there, as in wal3: one of them might
         be what somebody relies on. The store's errors.
         """
-        cursors = await self._read(
-            layout.CURSOR_FOLDER, layout.parse_cursor_path, CloudCursor.parse, "cursor"
-        )
-        holds = await self._read(layout.HOLD_FOLDER, layout.parse_hold_path, Hold.parse, "hold")
-        return [*cursors, *holds]
+        async with together() as tasks:
+            cursors = tasks.create_task(
+                self._read(
+                    layout.CURSOR_FOLDER, layout.parse_cursor_path, CloudCursor.parse, "cursor"
+                )
+            )
+            holds = tasks.create_task(
+                self._read(layout.HOLD_FOLDER, layout.parse_hold_path, Hold.parse, "hold")
+            )
+        return [*cursors.result(), *holds.result()]
 
     async def _read(
         self, folder: str, name_in: Callable[[str], str], parse: _Parse, what: str
-    ) -> list[CloudCursor]:
+    ) -> Sequence[CloudCursor]:
         names: dict[str, str] = {}
         async for listed in self._store.list(folder):
             try:
