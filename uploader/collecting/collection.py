@@ -93,7 +93,7 @@ class Plan:
     cutoff: Cutoff
     """Of a pending collection: where it ends."""
     cursors: tuple[CloudCursor, ...]
-    """All cursors there are, and holds of writes that are not finished; expired ones included."""
+    """All cursors there are, expired pins included; not the holds of writes."""
     head: int
     """First offset of the log as it is."""
     tail: int

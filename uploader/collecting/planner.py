@@ -13,7 +13,7 @@ from uploader.collecting.cutoff import find_cutoff, load_beginning, lowest_curso
 from uploader.collecting.garbage import Garbage, StaleGarbageError, apply_garbage, is_dropped
 from uploader.collecting.garbage_file import GarbageFile
 from uploader.collecting.garbage_plan import Cut, plan_garbage
-from uploader.collecting.holds import Keepers
+from uploader.collecting.holds import Hold, Keepers
 from uploader.cursors.cloud_cursor import CloudCursor
 from uploader.manifests.entries import Entry
 from uploader.manifests.manifest import Manifest
@@ -136,7 +136,7 @@ class Planner:
             is_dropped=is_dropped(manifest, garbage),
             due_us=await self._due_us(manifest, garbage),
             cutoff=cutoff,
-            cursors=tuple(cursors),
+            cursors=tuple(one for one in cursors if not isinstance(one, Hold)),
             head=manifest.oldest_offset,
             tail=manifest.next_offset,
             live_bytes=live,

@@ -178,6 +178,7 @@ async def test_a_write_alone_lets_nothing_go(store):
     async with GarbageCollector.open(
         "memory://x", store=log, settings=EAGER, retry=FAST, clock=StillClock()
     ) as collector:
+        assert (await collector.plan()).cursors == ()
         assert (await collector.collect()).cutoff.held_by == "no cursor"
     assert await bounds(store.inner) == (1, 4)
 
