@@ -8,35 +8,47 @@ What it rests on: the same bytes under the same condition may be put any number 
 one of these puts takes effect before the condition fails; and an object that holds exactly our bytes is
 our put (or one that nobody can tell from it).
 
+That ends where keys are removed: an object that was put, used by somebody and then collected leaves its key
+free, and the store takes the same put once more. So what a create says holds for the object that lies there
+now, and one that was asked for long before is called late (:attr:`PutResult.is_late`): it proves nothing of
+what the earlier attempts did. An append is never acknowledged by it, but by the manifest that names it.
+
 Cancellation: a cancelled call says nothing about the put it had under way. It may have happened, or
 happen still; the caller must treat it as unknown and call again, or read.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt
 
+from uploader.chain.moment import Moment
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import OutcomeUnknownError, StorageUnavailableError, WalError
+
+TRUSTED_SECONDS: Final = 600.0
+"""For so long no key is taken for one that was used and removed; collectors wait much longer."""
 
 
 class Outcome(Enum):
     """What became of a conditional put."""
 
     COMMITTED = "committed"
-    """The object holds our bytes; the store calls them durable."""
+    """The object holds our bytes now; the store calls them durable. See :attr:`PutResult.is_late`."""
 
     LOST = "lost"
     """The object is there with other bytes, or is gone. See :class:`PutResult`."""
 
     UNKNOWN = "unknown"
-    """The put may have happened, or happen still. Call again with the same arguments, or read."""
+    """The put may have happened, or happen still. Read; or call again with the same arguments, a create with
+    this result as ``again``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +71,14 @@ class PutResult:
     cause: WalError | None = None
     """UNKNOWN: the last error. Otherwise None."""
 
+    is_late: bool = False
+    """COMMITTED by a create: it is there now, but what earlier attempts did was left open, by an earlier call
+    or for :data:`TRUSTED_SECONDS`. If such keys are ever removed, ours may have been there before, have been
+    used, and be gone; or another one was. What names the object tells."""
+
     def decided(self, url: str, question: str) -> PutResult:
-        """Return the result; OutcomeUnknownError, saying what ``url`` left open, if it is UNKNOWN."""
-        if self.outcome is Outcome.UNKNOWN:
+        """Return the result; OutcomeUnknownError, saying what ``url`` left open, if it is UNKNOWN or late."""
+        if self.outcome is Outcome.UNKNOWN or self.is_late:
             raise OutcomeUnknownError(
                 f"{url} did not say whether {question}", retriable=True
             ) from self.cause
@@ -69,15 +86,22 @@ class PutResult:
 
 
 async def create(
-    store: ObjectStore, key: str, data: bytes, *, retry: RetryPolicy | None = None
+    store: ObjectStore,
+    key: str,
+    data: bytes,
+    *,
+    retry: RetryPolicy | None = None,
+    again: PutResult | None = None,
 ) -> PutResult:
     """Put an object if there is none; committed also if exactly these bytes are there already.
+
+    ``again`` is what an earlier call with the same arguments returned that ended UNKNOWN.
 
     Raises the store's error when nothing was written and trying again would not help (permissions, a
     missing bucket, a full disk), or did not help until the attempts were used up. When an attempt may
     have been obeyed, the outcome is UNKNOWN instead.
     """
-    attempt = _Attempts(store, key, data, expected=None)
+    attempt = _Attempts(store, key, data, expected=None, again=again)
     return await attempt.run(lambda: store.put_if_absent(key, data), retry or RetryPolicy())
 
 
@@ -104,12 +128,22 @@ async def put(
 class _Attempts:
     """The state of one call: what its attempts so far leave open."""
 
-    def __init__(self, store: ObjectStore, key: str, data: bytes, *, expected: str | None) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        key: str,
+        data: bytes,
+        *,
+        expected: str | None,
+        again: PutResult | None = None,
+    ) -> None:
         self._store = store
         self._key = key
         self._data = data
         self._expected = expected
-        self._may_have_happened = False
+        # Whether an earlier call left it open, and whether an attempt of this one did.
+        self._was_open = again is not None
+        self._may_have_happened = self._was_open
         self._cause: WalError | None = None
 
     async def run(self, put: Callable[[], Awaitable[str]], policy: RetryPolicy) -> PutResult:
@@ -128,17 +162,26 @@ class _Attempts:
             retry_error_callback=_give_up,
             sleep=policy.clock.sleep,
         )
+        began = Moment.now(policy.clock)
         result: PutResult | None = None
         try:
             result = await retrying(attempt)
         except WalError as error:
             self._cause = error
         if result is not None:
-            return result
+            is_old = began.age_seconds(policy.clock) >= TRUSTED_SECONDS
+            return self._judged(result, is_old=is_old)
         assert self._cause is not None  # every undecided attempt leaves its reason
         if not self._may_have_happened:
             raise self._cause
         return PutResult(outcome=Outcome.UNKNOWN, cause=self._cause)
+
+    def _judged(self, result: PutResult, *, is_old: bool) -> PutResult:
+        """Return the result of a create as late, if its key may have been used and removed meanwhile."""
+        is_late = self._was_open or (self._may_have_happened and is_old)
+        if self._expected is not None or result.outcome is not Outcome.COMMITTED or not is_late:
+            return result
+        return dataclasses.replace(result, is_late=True)
 
     async def _attempt(self, put: Callable[[], Awaitable[str]]) -> PutResult | None:
         """Put once. None: not decided, and worth another attempt."""

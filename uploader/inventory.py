@@ -21,6 +21,8 @@ class Part(Enum):
     """An inner node of the manifest's tree."""
     CURSOR = "cursor"
     """A reader's place."""
+    HOLD = "hold"
+    """From where on nothing is collected while a write is not finished."""
     GARBAGE = "garbage"
     """What a collector is about to drop."""
     HEADS = "heads"
@@ -42,6 +44,7 @@ FOLDERS: Final = {
     **{names.shard_folder(1 + at): Part.FRAGMENT for at in range(names.MOST_SHARDS)},
     layout.SNAPSHOT_FOLDER: Part.SNAPSHOT,
     layout.CURSOR_FOLDER: Part.CURSOR,
+    layout.HOLD_FOLDER: Part.HOLD,
     layout.GARBAGE.rpartition("/")[0] + "/": Part.GARBAGE,
     layout.HEADS.rpartition("/")[0] + "/": Part.HEADS,
     f"{PROBE_FOLDER}/": Part.PROBE,
@@ -59,6 +62,11 @@ def part_of(key: str) -> Part | None:
         if key.startswith(folder):
             return part if _fits(part, key) else None
     return None
+
+
+def goes_with_its_log(key: str) -> bool:
+    """Return whether the object goes when its log is destroyed: all that is one's own but the tombstone."""
+    return part_of(key) not in {None, Part.TOMBSTONE}
 
 
 def fragment_number(key: str) -> int:
@@ -85,6 +93,7 @@ _PARSERS: Final[dict[Part, Callable[[str], object]]] = {
     Part.FRAGMENT: fragment_number,
     Part.SNAPSHOT: layout.parse_snapshot_path,
     Part.CURSOR: layout.parse_cursor_path,
+    Part.HOLD: layout.parse_hold_path,
     Part.MANIFEST: names.parse_manifest_key,
     Part.PROBE: parse_probe_key,
     Part.MARK: parse_probe_key,

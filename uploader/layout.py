@@ -27,6 +27,8 @@ GARBAGE: Final = "gc/GARBAGE"
 FRAGMENT_FOLDER: Final = "log/"
 SNAPSHOT_FOLDER: Final = "snapshot/"
 CURSOR_FOLDER: Final = "cursor/"
+HOLD_FOLDER: Final = "hold/"
+"""Ours: from where on nothing is collected as long as a write is not finished."""
 FORK_NOTE: Final = "fork/SOURCE"
 """Ours: this log begins with what another one holds, or is going to."""
 TOMBSTONE: Final = "tombstone/DESTROYED"
@@ -40,6 +42,7 @@ _SHARD_FRAGMENT_NAME: Final = re.compile(r"([0-9a-f]{16})_[0-9]+_[0-9]+_[0-9a-f]
 _SNAPSHOT_PREFIX: Final = SNAPSHOT_FOLDER + "SNAPSHOT."
 _CURSOR_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
 _CURSOR_SUFFIX: Final = ".json"
+_HOLD_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def fragment_path(seq_no: int) -> str:
@@ -112,4 +115,21 @@ def parse_cursor_path(path: str) -> str:
     name = path.removeprefix(CURSOR_FOLDER).removesuffix(_CURSOR_SUFFIX)
     if not _CURSOR_NAME.fullmatch(name) or cursor_path(name) != path:
         raise ValueError(f"not the key of a cursor: {path!r}")
+    return name
+
+
+def hold_path(name: str) -> str:
+    """Return the key of a hold; InvalidSettingsError unless its name is of letters, digits, _ and -."""
+    if not _HOLD_NAME.fullmatch(name):
+        raise InvalidSettingsError(
+            f"a hold's name is made of letters A to Z, digits, '_' and '-', not {name!r}"
+        )
+    return f"{HOLD_FOLDER}{name}.json"
+
+
+def parse_hold_path(path: str) -> str:
+    """Return the name in a hold's key; ValueError if it is none."""
+    name = path.removeprefix(HOLD_FOLDER).removesuffix(".json")
+    if not _HOLD_NAME.fullmatch(name) or hold_path(name) != path:
+        raise ValueError(f"not the key of a hold: {path!r}")
     return name

@@ -10,10 +10,15 @@ import os
 import pytest
 
 from tests.uploader.answers import refusal
-from uploader.cas import Outcome, create, swap
+from uploader.cas import TRUSTED_SECONDS, Outcome, create, swap
 from uploader.stores import LocalStore, MemoryStore, PreconditionFailedError, RetryPolicy
 from uploader.testing import FaultyStore, StoreKilled, faults
-from walstore.errors import DiskFullError, LogNotFoundError, StorageUnavailableError
+from walstore.errors import (
+    DiskFullError,
+    LogNotFoundError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+)
 
 KEY = "manifest/MANIFEST"
 OLD, OURS, THEIRS = b"old", b"ours", b"theirs"
@@ -313,3 +318,61 @@ async def test_an_unsynced_directory_is_unknown_although_the_object_can_be_seen(
 async def test_contents_are_not_in_a_repr(put, store):
     await put.rival()
     assert "theirs" not in repr(await put.run())
+
+
+async def left_open(store: FaultyStore, retry: RetryPolicy):
+    """Return the result of a create that happened, and whose answers were all lost."""
+    store.on("put_if_absent", faults.happen_then_fail(faults.timeout()), times=5)
+    store.on("get", faults.fail(faults.timeout("not_written")), times=5)
+    result = await create(store, KEY, OURS, retry=retry)
+    assert result.outcome is Outcome.UNKNOWN
+    return result
+
+
+@pytest.mark.parametrize("arrives_late", [False, True])
+async def test_a_key_that_was_collected_before_it_was_asked_for_again(
+    store, impatient, arrives_late
+):
+    """Ours was there, was used and removed; that the store takes it once more says nothing of that.
+
+    Nor does an object that an earlier attempt put when the key was free again.
+    """
+    open_result = await left_open(store, impatient)
+    await store.inner.delete([KEY])
+    if arrives_late:
+        await store.inner.put_if_absent(KEY, OURS)
+    result = await create(store, KEY, OURS, retry=impatient, again=open_result)
+    assert (result.outcome, result.is_late) == (Outcome.COMMITTED, True)
+    with pytest.raises(OutcomeUnknownError, match="whether it was put"):
+        result.decided(store.url, "it was put")
+
+
+async def test_a_key_of_another_is_lost_however_late(store, impatient):
+    open_result = await left_open(store, impatient)
+    await store.inner.delete([KEY])
+    await store.inner.put_if_absent(KEY, THEIRS)
+    result = await create(store, KEY, OURS, retry=impatient, again=open_result)
+    assert (result.outcome, result.is_late) == (Outcome.LOST, False)
+
+
+async def test_an_attempt_that_hung_for_long_makes_a_create_late(store, instant_clock, impatient):
+    """A process that was stopped between two attempts: collectors may have come and gone."""
+
+    async def stop(_request: faults.Request) -> object:
+        instant_clock.waits.append(TRUSTED_SECONDS)
+        raise faults.timeout()
+
+    store.on("put_if_absent", stop)
+    result = await create(store, KEY, OURS, retry=impatient)
+    assert (result.outcome, result.is_late) == (Outcome.COMMITTED, True)
+
+
+async def test_one_attempt_is_never_late(store, instant_clock, impatient):
+    async def stop(request: faults.Request) -> object:
+        instant_clock.waits.append(TRUSTED_SECONDS)
+        return await request()
+
+    store.on("put_if_absent", stop)
+    result = await create(store, KEY, OURS, retry=impatient)
+    assert (result.outcome, result.is_late) == (Outcome.COMMITTED, False)
+    assert result.decided(store.url, "it was put") is result

@@ -30,6 +30,7 @@ from uploader.chain.pruner import Pruner
 from uploader.chain.shards import list_behind
 from uploader.chain.step import Ground, Step, WaitForDurableError
 from uploader.chain.window import Window
+from uploader.collecting.announced import Announced
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.roller import Roller
@@ -83,7 +84,8 @@ class ChainLog:
         self._is_ended = False
         self._roller = Roller(store, retry, worker, roll_up or RollUpSettings())
         self._pruner = Pruner(store, self._reader)
-        self._maker = Maker(store, worker, self._roller)
+        self._announced = Announced(store, worker, self._clock)
+        self._maker = Maker(store, worker, self._roller, self._announced)
 
     @property
     def manifest(self) -> Manifest:
@@ -169,6 +171,7 @@ class ChainLog:
         self._current()
         await self._do(Step(make, is_append=True))
         self._roller.begin(self.manifest)
+        self._announced.begin()
 
     async def change(self, make: Change) -> bool:
         """Put a manifest that ``make`` makes of the newest one; again, if another writer was quicker.
@@ -183,11 +186,13 @@ class ChainLog:
     async def settle(self) -> None:
         """Return when nothing goes on behind publishing: no snapshot is put, no manifest pruned."""
         await self._roller.wait()
+        await self._announced.wait()
         await self._pruner.wait()
 
     async def aclose(self) -> None:
         """Give up what goes on behind publishing, which stays harmless; twice is allowed."""
         await self._roller.aclose()
+        await self._announced.aclose()
         await self._pruner.aclose()
 
     # -- how it gets there -------------------------------------------------------------------

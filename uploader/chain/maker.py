@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from uploader.chain.names import FragmentName
 from uploader.chain.step import Ground, Make, WaitForDurableError
+from uploader.collecting.announced import Announced
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.published import is_published
@@ -21,14 +22,18 @@ from walstore.threads import Worker
 class Maker:
     """Makes the manifests of one chain. What it returns may be called again, each time with a newer one."""
 
-    def __init__(self, store: ObjectStore, worker: Worker, roller: Roller) -> None:
+    def __init__(
+        self, store: ObjectStore, worker: Worker, roller: Roller, announced: Announced
+    ) -> None:
         self._store = store
         self._worker = worker
         self._roller = roller
+        self._announced = announced
         self._tree = ManifestTree(store, worker, cache_bytes=0)
 
     def append(self, fragments: Sequence[Fragment], writer: str) -> Make:
-        """Return what appends fragments, and rolls up what is ready; None if they are published already.
+        """Return what appends fragments, rolls up what is ready and drops what is announced as garbage; None
+        if they are published already.
 
         ValueError for a key that does not say what the entry says. What is returned raises ContentionError
         if they do not continue the log, LogSealedError if it is sealed.
@@ -45,7 +50,8 @@ class Maker:
             check_unsealed(manifest, url=self._store.url)
             first = fragments[0]
             if (manifest.next_seq_no, manifest.next_offset) == (first.seq_no, first.start):
-                return self._roller.fold(manifest.apply_fragments(fragments, writer))
+                grown = manifest.apply_fragments(fragments, writer)
+                return self._roller.fold(self._announced.take_out(grown))
             if not ground.is_durable:
                 raise WaitForDurableError
             raise ContentionError(

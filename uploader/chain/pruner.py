@@ -15,7 +15,8 @@ from uploader.beside import Beside
 from uploader.chain.chain_reader import ChainReader
 from uploader.chain.link import Link
 from uploader.chain.names import manifest_key
-from uploader.chain.pruning import KEPT_SLOTS, doomed
+from uploader.chain.pruning import KEPT_SLOTS, doomed, prunable
+from uploader.removal import remove
 from uploader.stores.port import ObjectStore
 from walstore.errors import WalError
 
@@ -69,19 +70,18 @@ class Pruner:
         try:
             if takeover is not None:
                 slots = await self._reader.list_slots()
-                await self._delete(doomed(takeover, slots))
+                await self._delete(doomed(takeover, slots), takeover)
                 if self._takeover is takeover:
                     self._takeover = None
             while self._own and self._own[0] < head.slot - KEPT_SLOTS:
                 batch = [slot for slot in self._own if slot < head.slot - KEPT_SLOTS]
                 del batch[_BATCH:]
-                await self._delete([slot for slot in batch if not head.is_kept(slot)])
+                await self._delete(doomed(head, batch), head)
                 for _ in batch:
                     self._own.popleft()
         except WalError as error:
             self._resume_at = head.slot + _BATCH  # not behind every link again
             logger.warning("%s: pruning manifests failed: %s", self._store.url, error)
 
-    async def _delete(self, slots: list[int]) -> None:
-        if slots:
-            await self._store.delete(map(manifest_key, slots))
+    async def _delete(self, slots: list[int], behind: Link) -> None:
+        await remove(self._store, map(manifest_key, slots), rule=prunable(behind))

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from uploader.chain.link import Link
+from uploader.chain.names import parse_manifest_key
+from uploader.removal import Rule
 
 KEPT_SLOTS: Final = 512
 """Slots below the head that are left alone, so that recovery finds a base, and slow readers what they
@@ -18,12 +20,26 @@ def doomed(head: Link, slots: Iterable[int]) -> list[int]:
     Old links, but not those that must be kept; and above the head what can never be linked, since the head
     names a slot behind it as the next. Right at any later time, too: no such slot is ever used again.
     """
-    return [
-        slot
-        for slot in slots
-        if (slot < head.slot - KEPT_SLOTS and not head.is_kept(slot))
-        or head.slot < slot < head.next
-    ]
+    return [slot for slot in slots if is_doomed(head, slot)]
+
+
+def is_doomed(head: Link, slot: int) -> bool:
+    """Return whether :func:`doomed` names a slot; never that of a link that recovery may need."""
+    if head.slot < slot < head.next:
+        return True
+    return slot < head.slot - KEPT_SLOTS and not head.is_kept(slot)
+
+
+def prunable(head: Link) -> Rule:
+    """Return the rule that admits the manifests in doomed slots, and nothing else."""
+
+    def rule(key: str) -> bool:
+        try:
+            return is_doomed(head, parse_manifest_key(key))
+        except ValueError:
+            return False
+
+    return rule
 
 
 def outlives(end: Link, slot: int) -> bool:

@@ -72,8 +72,8 @@ class Cutoff:
     offset: int
     """First offset to keep."""
     held_by: str
-    """What keeps it: ``cursor NAME``, ``keep_bytes``, ``keep_seconds``, ``no cursor``, ``end of the log``,
-    ``announcement``."""
+    """What keeps it: ``cursor NAME``, ``write NAME`` (one that is not finished), ``keep_bytes``,
+    ``keep_seconds``, ``no cursor``, ``end of the log``, ``announcement``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Plan:
     cutoff: Cutoff
     """Of a pending collection: where it ends."""
     cursors: tuple[CloudCursor, ...]
-    """All cursors there are, expired pins included."""
+    """All cursors there are, expired pins included; not the holds of writes."""
     head: int
     """First offset of the log as it is."""
     tail: int
@@ -158,7 +158,7 @@ class Collected:
     cutoff: Cutoff
     """From where on the log had to be kept."""
     deleted: tuple[Deleted, ...] = ()
-    """What was removed, in this order; objects that were gone already are listed too."""
+    """What was removed, in this order; fragments that were gone already are listed too."""
     due_us: int | None = None
     """If it did not wait until it could delete: when a later call may."""
     is_superseded: bool = False

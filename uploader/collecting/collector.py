@@ -6,8 +6,9 @@ Owns the order of the steps; each may be the last one of this process, and any c
   2. Put what remains of snapshots that are kept in part. Nothing names it yet.
   3. Announce: swap ``gc/GARBAGE`` from empty to the plan. From here on no cursor can be made below its end
      unnoticed, and no other collection can begin.
-  4. Look at the cursors again. One that came before the announcement is seen now.
-  5. Drop: swap the manifest for one without the garbage, on top of whatever writers did meanwhile.
+  4. Look at the cursors again. One that came before the announcement is seen now. Say so in ``gc/GARBAGE``.
+  5. Drop: swap the manifest for one without the garbage, on top of whatever writers did meanwhile; or find
+     that a writer who publishes all the time has done it (``announced.py``).
   6. Note when that was, and wait until no reader can still go by an older manifest.
   7. Check that the manifest still does not name it, delete it slowly, and swap ``gc/GARBAGE`` to empty.
 
@@ -23,6 +24,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import aclosing
 from typing import Final
 
+from uploader.collecting.collectable import Collectable
 from uploader.collecting.collection import (
     AuditCallback,
     Collected,
@@ -36,6 +38,7 @@ from uploader.collecting.deleter import Deleter
 from uploader.collecting.dropping import Dropping
 from uploader.collecting.execution import Execution
 from uploader.collecting.garbage_file import GarbageFile
+from uploader.collecting.holds import Keepers
 from uploader.collecting.leaks import Leak, find_leaks
 from uploader.collecting.planner import Planner
 from uploader.cursors.cloud_cursors import CloudCursors
@@ -57,7 +60,7 @@ from walstore.threads import Worker
 
 logger = logging.getLogger("walstore")
 
-_ATTEMPTS: Final = 5
+_ATTEMPTS: Final = 7
 
 
 class GarbageCollector:
@@ -130,24 +133,25 @@ class GarbageCollector:
         self._cursors = CloudCursors(
             store, newest=self._newest, retry=retry, clock=clock, writer="walstore collector"
         )
+        keepers = Keepers(store)
         self._deleter = Deleter(store=store, settings=settings, clock=clock)
         dropping = Dropping(
             store=store,
             root=root,
             file=file,
-            cursors=self._cursors,
+            keepers=keepers,
             retry=retry,
             clock=clock,
             worker=worker,
             interval_seconds=settings.interval_seconds,
         )
         self._execution = Execution(
-            url=store.url,
             file=file,
             heads=self._heads,
             dropping=dropping,
             deleter=self._deleter,
-            tree=self._tree,
+            store=store,
+            worker=worker,
             newest=self._newest,
             settings=settings,
             clock=clock,
@@ -156,7 +160,7 @@ class GarbageCollector:
         self._planner = Planner(
             file=file,
             heads=self._heads,
-            cursors=self._cursors,
+            keepers=keepers,
             newest=self._newest,
             tree=self._tree,
             offset_at=fragments.offset_at,
@@ -229,17 +233,19 @@ class GarbageCollector:
         if head is None or head.offset > manifest.oldest_offset:
             return ()
         key = self._root.fragment_key(FIRST_SEQ_NO, start=1, limit=2, setsum=Setsum())
+        collectable = Collectable(self._store, self._worker, manifest, head)
         leaks = find_leaks(
             self._store,
             self._tree,
-            self._worker,
             manifest,
             head,
+            collectable,
             is_sharded=key != fragment_path(FIRST_SEQ_NO),
         )
         async with aclosing(leaks):
             return await self._deleter.delete(
                 _first(leaks, self._max_fragments),
+                collectable,
                 phase="sweep",
                 total=0,
                 progress=progress,
@@ -262,12 +268,16 @@ class GarbageCollector:
     async def _collect(
         self, progress: ProgressCallback | None, audit: AuditCallback | None
     ) -> Collected:
-        for _ in range(_ATTEMPTS - 1):
+        for attempt in range(_ATTEMPTS):
+            # A writer that rolls up all the time makes a plan void that takes what it rolls up.
+            plan = await self._planner.plan(rolled_up_only=attempt % 2 == 1)
             try:
-                return await self.apply(await self.plan(), progress=progress, audit=audit)
+                return await self.apply(plan, progress=progress, audit=audit)
             except ContentionError as error:
+                if attempt == _ATTEMPTS - 1:
+                    raise
                 logger.info("%s: %s", self.url, error)
-        return await self.apply(await self.plan(), progress=progress, audit=audit)
+        raise AssertionError("unreachable")
 
 
 async def _first(items: AsyncIterable[Leak], count: int) -> AsyncIterator[Leak]:

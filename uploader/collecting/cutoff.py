@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from uploader.collecting.collection import CollectorSettings, Cutoff
 from uploader.collecting.collection_heads import MICROSECONDS
 from uploader.collecting.garbage_plan import count_dropped
+from uploader.collecting.holds import Hold
 from uploader.cursors.cloud_cursor import CloudCursor
 from uploader.manifests.entries import Entry, Fragment
 from uploader.manifests.manifest import Manifest
@@ -15,8 +16,13 @@ from uploader.manifests.tree import ManifestTree
 
 
 def lowest_cursor(cursors: Iterable[CloudCursor], now_us: int) -> CloudCursor | None:
-    """Return the cursor that holds most, or None if there is none; expired pins hold nothing."""
+    """Return the cursor or hold that keeps most; expired ones keep nothing.
+
+    None if there is no cursor: holds alone let nothing go.
+    """
     holding = [cursor for cursor in cursors if not cursor.is_expired(now_us)]
+    if all(isinstance(cursor, Hold) for cursor in holding):
+        return None
     return min(holding, key=lambda cursor: cursor.position, default=None)
 
 
@@ -38,7 +44,8 @@ async def find_cutoff(
         return Cutoff(manifest.oldest_offset, "no cursor")
     found = Cutoff(manifest.next_offset, "end of the log")
     if lowest.position < found.offset:
-        found = Cutoff(lowest.position, f"cursor {lowest.name}")
+        kind = "write" if isinstance(lowest, Hold) else "cursor"
+        found = Cutoff(lowest.position, f"{kind} {lowest.name}")
     if settings.keep_bytes and found.offset > manifest.oldest_offset:
         offset = await _offset_before_bytes(tree, manifest, settings.keep_bytes)
         if offset < found.offset:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable
 from dataclasses import dataclass
 
+from uploader.collecting.collectable import Collectable
 from uploader.collecting.collection import (
     AuditCallback,
     CollectorSettings,
@@ -14,6 +15,7 @@ from uploader.collecting.collection import (
     ProgressCallback,
 )
 from uploader.collecting.leaks import Leak
+from uploader.removal import remove
 from uploader.stores.port import ObjectStore
 from walstore.ports import Clock
 
@@ -29,6 +31,7 @@ class Deleter:
     async def delete(
         self,
         doomed: AsyncIterable[Leak],
+        collectable: Collectable,
         *,
         phase: Phase,
         total: int,
@@ -37,29 +40,36 @@ class Deleter:
     ) -> tuple[Deleted, ...]:
         """Delete all, and return what was deleted; ``total`` is for ``progress``, 0 if it is unknown.
 
-        Passes on the store's errors; what was deleted before one has been told to ``audit``.
+        Snapshots that are gone, or cannot be read, are left out. CollectionRefusedError for what must stay,
+        and the store's errors; what was deleted before one has been told to ``audit``.
         """
         found: list[Deleted] = []
         batch: list[Leak] = []
         async for item in doomed:
+            if item.kind == "snapshot" and await collectable.read(item.key) is None:
+                continue
             batch.append(item)
             if len(batch) == self.settings.delete_batch:
-                await self._delete(batch, found, audit)
+                await self._delete(batch, collectable, found, audit)
                 batch.clear()
                 if progress is not None:
                     progress(Progress(phase, len(found), total))
         if batch:
-            await self._delete(batch, found, audit)
+            await self._delete(batch, collectable, found, audit)
         if progress is not None:
             progress(Progress(phase, len(found), len(found)))
         return tuple(found)
 
     async def _delete(
-        self, batch: list[Leak], found: list[Deleted], audit: AuditCallback | None
+        self,
+        batch: list[Leak],
+        collectable: Collectable,
+        found: list[Deleted],
+        audit: AuditCallback | None,
     ) -> None:
         if found:
             await self.clock.sleep(self.settings.delete_pause_seconds)
-        await self.store.delete([item.key for item in batch])
+        await remove(self.store, [item.key for item in batch], rule=collectable.admits)
         now_us = self.clock.now_us()
         for item in batch:
             deleted = Deleted(item.key, item.kind, item.reason, now_us)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from uploader import cas
 from uploader.collecting.cutoff import lowest_cursor
 from uploader.collecting.garbage import Garbage, StaleGarbageError, apply_garbage
 from uploader.collecting.garbage_file import GarbageFile
+from uploader.collecting.holds import Keepers
 from uploader.cursors.cloud_cursor import CloudCursor
-from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.snapshot import Snapshot
+from uploader.manifests.tree import ManifestTree
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, CorruptionError, WalError
@@ -35,7 +37,7 @@ class Dropping:
     store: ObjectStore
     root: Root
     file: GarbageFile
-    cursors: CloudCursors
+    keepers: Keepers
     retry: RetryPolicy
     clock: Clock
     worker: Worker
@@ -54,18 +56,21 @@ class Dropping:
                 await self.worker.run(_check_same, snapshot, result.data)
 
     async def drop(self, garbage: Garbage) -> None:
-        """Look at the cursors, and swap the manifest for one without the garbage.
+        """Look at the cursors, tell writers so, and swap the manifest for one without the garbage.
 
-        Returns also if it was dropped before. HeldError if a cursor keeps it; StaleGarbageError if the
-        manifest cannot drop it; ContentionError if it is announced no more, or if that took so long that
-        the cursors have to be looked at again; else what changing the manifest raises.
+        Returns also if it was dropped before, or a writer does it. HeldError if a cursor keeps it;
+        StaleGarbageError if the manifest cannot drop it; ContentionError if it is announced no more, or if
+        that took so long that the cursors have to be looked at again; else what changing the manifest raises.
         """
-        looked_at = self.clock.monotonic()
-        found, _ = await self.file.load()
-        if found != garbage:
+        await self._check_root(garbage)
+        found, etag = await self.file.load()
+        if found != garbage or etag is None:
             raise ContentionError("another collector has finished or given it up", retriable=True)
-        cursors = await self.cursors.list(strict=True)
+        looked_at = self.clock.monotonic()
+        cursors = await self.keepers.list()
         lowest = lowest_cursor(cursors, self.clock.now_us())
+        if lowest is None or lowest.position < garbage.first_to_keep:
+            await self._mark(found, etag, cursors_checked=False)
         if lowest is None:
             raise HeldError("all cursors are gone, so nothing may be collected", cursor=None)
         if lowest.position < garbage.first_to_keep:
@@ -75,13 +80,16 @@ class Dropping:
                 cursor=lowest,
             )
 
-        def make(manifest: Manifest) -> Manifest | None:
+        def check_in_time() -> None:
             took = self.clock.monotonic() - looked_at
             if took > self.interval_seconds / 2 > 0:
                 raise ContentionError(
                     f"it took {took:.0f} s from the cursors to the manifest; collect again",
                     retriable=True,
                 )
+
+        def make(manifest: Manifest) -> Manifest | None:
+            check_in_time()
             try:
                 return apply_garbage(manifest, garbage)
             except CorruptionError as error:
@@ -89,7 +97,28 @@ class Dropping:
                     f"the garbage does not fit the manifest: {error}"
                 ) from error
 
+        # One that does not fit any more, or never did, is not handed to writers.
+        make(self.root.manifest)
+        await self._mark(found, etag, cursors_checked=True)
         await self.root.change(make)
+
+    async def _check_root(self, garbage: Garbage) -> None:
+        """Raise StaleGarbageError unless the snapshot is there that the manifest is to name instead."""
+        if garbage.snapshot_for_root is None:
+            return
+        try:
+            tree = ManifestTree(self.store, self.worker, cache_bytes=0)
+            await tree.snapshot(garbage.snapshot_for_root)
+        except CorruptionError as error:
+            raise StaleGarbageError(f"what is to stand for the rest is missing: {error}") from error
+
+    async def _mark(self, found: Garbage, etag: str, *, cursors_checked: bool) -> None:
+        """Say in the announcement whether writers may drop it; ContentionError if it is another one now."""
+        if found.cursors_checked == cursors_checked:
+            return
+        marked = dataclasses.replace(found, cursors_checked=cursors_checked)
+        if await self.file.swap(marked, etag) is None:
+            raise ContentionError("another collector was quicker", retriable=True)
 
 
 def _check_same(made: Snapshot, data: bytes | None) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
+from uploader.collecting.collectable import Collectable
 from uploader.collecting.collection import (
     AuditCallback,
     Collected,
@@ -21,9 +22,10 @@ from uploader.collecting.garbage import Garbage, StaleGarbageError, is_dropped
 from uploader.collecting.garbage_file import GarbageFile
 from uploader.collecting.leaks import Leak
 from uploader.manifests.manifest import Manifest
-from uploader.manifests.tree import ManifestTree
+from uploader.stores.port import ObjectStore
 from walstore.errors import CollectionRefusedError, ContentionError
 from walstore.ports import Clock
+from walstore.threads import Worker
 
 logger = logging.getLogger("walstore")
 
@@ -32,12 +34,12 @@ logger = logging.getLogger("walstore")
 class Execution:
     """Carries out collections of one log. One task at a time."""
 
-    url: str
+    store: ObjectStore
     file: GarbageFile
     heads: HeadFile
     dropping: Dropping
     deleter: Deleter
-    tree: ManifestTree
+    worker: Worker
     newest: Callable[[], Awaitable[Manifest]]
     settings: CollectorSettings
     clock: Clock
@@ -47,13 +49,12 @@ class Execution:
     ) -> Collected:
         """Do what was planned, from wherever it stopped; see :meth:`GarbageCollector.apply`."""
         garbage = plan.garbage
-        etag = await self._announce(plan)
+        await self._announce(plan)
         manifest = await self.newest()
         if not is_dropped(manifest, garbage):
             if plan.is_pending:
                 await self.dropping.put_snapshots(garbage)
-            await self._drop(garbage, etag)
-            manifest = await self.newest()
+            manifest = await self._drop(garbage)
         if progress is not None:
             progress(Progress("drop", 1, 1))
         due_us = await self._wait(await self.heads.note(manifest), progress)
@@ -61,36 +62,49 @@ class Execution:
             return Collected(head=manifest.oldest_offset, cutoff=plan.cutoff, due_us=due_us)
         return await self._finish(plan, progress, audit)
 
+    @property
+    def url(self) -> str:
+        """Where the log lies."""
+        return self.store.url
+
     # -- inside ------------------------------------------------------------------------------
 
-    async def _announce(self, plan: Plan) -> str:
-        """Swap the announcement from empty to the plan, unless it says so already; return its ETag."""
+    async def _announce(self, plan: Plan) -> None:
+        """Swap the announcement from empty to the plan, unless it says so already."""
         found, etag = await self.file.load()
         if found == plan.garbage:
-            assert etag is not None
-            return etag
+            return
         if found.is_empty and etag == plan.etag:
             await self.dropping.put_snapshots(plan.garbage)
-            announced = await self.file.swap(plan.garbage, etag)
-            if announced is not None:
-                return announced
+            if await self.file.swap(plan.garbage, etag) is not None:
+                return
         raise ContentionError(
             f"another collector of {self.url} was quicker; plan again", retriable=True
         )
 
-    async def _drop(self, garbage: Garbage, etag: str) -> None:
-        """Drop the garbage from the manifest, or give it up and raise ContentionError."""
+    async def _drop(self, garbage: Garbage) -> Manifest:
+        """Drop the garbage from the manifest, which is returned, or give it up and raise ContentionError."""
         try:
             try:
                 await self.dropping.drop(garbage)
             except HeldError as held:
                 logger.warning("%s: %s; waiting before it is given up", self.url, held)
                 await self._outwait(garbage, held)
+            manifest = await self.newest()
+            if not is_dropped(manifest, garbage):
+                raise StaleGarbageError("the log begins there, but not with that fragment")
+            return manifest
         except (StaleGarbageError, HeldError) as error:
-            await self.file.clear(etag)
+            await self._give_up(garbage)
             raise ContentionError(
                 f"the announced collection of {self.url} was given up: {error}", retriable=True
             ) from error
+
+    async def _give_up(self, garbage: Garbage) -> None:
+        """Say that no collection is under way, unless the announcement is another one by now."""
+        found, etag = await self.file.load()
+        if found == garbage and etag is not None:
+            await self.file.clear(etag)
 
     async def _outwait(self, garbage: Garbage, held: HeldError) -> None:
         """Try once more when no other collector can be about to drop it.
@@ -134,27 +148,23 @@ class Execution:
         found, etag = await self.file.load()
         if found != garbage or etag is None:
             return Collected(head=manifest.oldest_offset, cutoff=plan.cutoff, is_superseded=True)
-        doomed = [Leak(key, kind, _reason(plan)) for key, kind in garbage.objects()]
-        named = await self._named_at_head(manifest)
-        if not is_dropped(manifest, garbage) or any(item.key in named for item in doomed):
+        if not is_dropped(manifest, garbage):
             raise CollectionRefusedError(
                 f"the manifest of {self.url} names what was announced as garbage; verify the log"
             )
+        collectable = Collectable(self.store, self.worker, manifest)
+        snapshots = [pointer.path_to_snapshot for pointer in garbage.snapshots_to_drop]
+        await collectable.check(snapshots)
         deleted = await self.deleter.delete(
-            _each(doomed), phase="delete", total=len(doomed), progress=progress, audit=audit
+            _each(garbage, _reason(plan)),
+            collectable,
+            phase="delete",
+            total=plan.fragments + len(set(snapshots)),
+            progress=progress,
+            audit=audit,
         )
         await self.file.clear(etag)
         return Collected(head=manifest.oldest_offset, cutoff=plan.cutoff, deleted=deleted)
-
-    async def _named_at_head(self, manifest: Manifest) -> set[str]:
-        """Return the keys of the snapshots that hold the log's first record: the only ones that could be
-        those of dropped ones."""
-        named: set[str] = set()
-        pointers = manifest.snapshots
-        while pointers:
-            named.add(pointers[0].path_to_snapshot)
-            pointers = (await self.tree.snapshot(pointers[0])).snapshots
-        return named
 
 
 def _reason(plan: Plan) -> str:
@@ -162,6 +172,6 @@ def _reason(plan: Plan) -> str:
     return reason if plan.is_pending else f"{reason}, held by {plan.cutoff.held_by}"
 
 
-async def _each(items: Iterable[Leak]) -> AsyncIterator[Leak]:
-    for item in items:
-        yield item
+async def _each(garbage: Garbage, reason: str) -> AsyncIterator[Leak]:
+    for key, kind in garbage.objects():
+        yield Leak(key, kind, reason)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from uploader import layout
+from uploader.inventory import Part, fragment_number, part_of
 from uploader.layout import FIRST_OFFSET, FIRST_SEQ_NO
 from uploader.manifests.document import (
     Fields,
@@ -34,6 +35,7 @@ from uploader.setsum import Setsum
 from walstore.errors import CorruptionError, FormatVersionError, WalError
 
 _KEYS: Final = "fragment_keys"
+_CHECKED: Final = "cursors_checked"
 
 
 class StaleGarbageError(WalError):
@@ -64,6 +66,9 @@ class Garbage:
     fragment_keys: tuple[str, ...] = ()
     """Keys of all fragments that go, if they cannot be told from the numbers; of no use to wal3, whose own
     logs never need it."""
+    cursors_checked: bool = dataclasses.field(default=False, compare=False)
+    """Whether its collector has looked at the cursors since it was announced, and none holds it: from then on
+    writers may drop it, too (``announced.py``). Of no use to wal3. The same garbage without it is equal."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that do not fit 64 bits; ValueError."""
@@ -102,6 +107,7 @@ class Garbage:
             setsum_to_discard=fields.setsum("setsum_to_discard"),
             first_to_keep=fields.position("first_to_keep"),
             fragment_keys=tuple(keys),
+            cursors_checked=fields.raw(_CHECKED) is True,
         )
 
     def serialise(self) -> bytes:
@@ -119,7 +125,26 @@ class Garbage:
         }
         if self.fragment_keys:
             document[_KEYS] = serialise(list(self.fragment_keys))
+        if self.cursors_checked:
+            document[_CHECKED] = serialise(value=True)
         return join_object(document)
+
+    def scrub(self, *, path: str = layout.GARBAGE) -> None:
+        """Check that it names nothing but fragments and snapshots of a log, each by its own key.
+
+        CorruptionError if not: somebody has put there what no collector makes.
+        """
+        self._scrub_fragments(path)
+        pointers = self.snapshots_to_drop
+        if self.snapshot_for_root is not None:
+            pointers = (*pointers, self.snapshot_for_root)
+        for pointer in pointers:
+            if pointer.path_to_snapshot != layout.snapshot_path(pointer.setsum):
+                raise CorruptionError(
+                    f"a snapshot is said to be at {pointer.path_to_snapshot!r}", path=path
+                )
+        for snapshot in self.snapshots_to_make:
+            snapshot.scrub()
 
     @property
     def is_empty(self) -> bool:
@@ -135,6 +160,22 @@ class Garbage:
             yield key, "fragment"
         for key in dict.fromkeys(pointer.path_to_snapshot for pointer in self.snapshots_to_drop):
             yield key, "snapshot"
+
+    def _scrub_fragments(self, path: str) -> None:
+        if self.start_seq_no > self.limit_seq_no:
+            raise CorruptionError(
+                f"it ends at fragment {self.limit_seq_no}, before {self.start_seq_no}", path=path
+            )
+        if not self.fragment_keys:
+            return
+        numbers = range(self.start_seq_no, self.limit_seq_no)
+        if len(self.fragment_keys) != len(numbers):
+            raise CorruptionError(
+                f"it has {len(self.fragment_keys)} keys for {len(numbers)} fragments", path=path
+            )
+        for key, number in zip(self.fragment_keys, numbers, strict=True):
+            if part_of(key) is not Part.FRAGMENT or fragment_number(key) != number:
+                raise CorruptionError(f"fragment {number} is said to be at {key!r}", path=path)
 
 
 _NONE: Final = Garbage()

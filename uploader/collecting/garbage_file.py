@@ -25,13 +25,13 @@ class GarbageFile:
     async def load(self) -> tuple[Garbage, str | None]:
         """Return the announced garbage, empty if there is none, and the ETag, None without an object.
 
-        CorruptionError if the document is damaged.
+        CorruptionError if the document is damaged, or names what no collector may take.
         """
         try:
             stored = await self._store.get(layout.GARBAGE)
         except ObjectNotFoundError:
             return Garbage(), None
-        return await self._worker.run(Garbage.parse, stored.data), stored.etag
+        return await self._worker.run(_parse, stored.data), stored.etag
 
     async def swap(self, garbage: Garbage, etag: str | None) -> str | None:
         """Announce garbage in the place of what ``etag`` names; return the new ETag.
@@ -46,3 +46,9 @@ class GarbageFile:
     async def clear(self, etag: str) -> bool:
         """Say that what ``etag`` names is done with; return False if somebody else did."""
         return await self.swap(Garbage(), etag) is not None
+
+
+def _parse(data: bytes) -> Garbage:
+    garbage = Garbage.parse(data)
+    garbage.scrub()
+    return garbage

@@ -10,26 +10,20 @@ given again. Readers of older manifests are waited for by the head's age (``coll
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from uploader import layout
 from uploader.chain.names import MOST_SHARDS, shard_folder
+from uploader.collecting.collectable import Collectable
 from uploader.collecting.collection import Kind
 from uploader.collecting.collection_heads import Head
 from uploader.inventory import fragment_number
 from uploader.manifests.entries import SnapshotPointer
 from uploader.manifests.manifest import Manifest
-from uploader.manifests.snapshot import Snapshot
 from uploader.manifests.tree import ManifestTree
-from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ListingOrder, ObjectStore
-from walstore.errors import WalError
-from walstore.threads import Worker
-
-logger = logging.getLogger("walstore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +38,9 @@ class Leak:
 async def find_leaks(
     store: ObjectStore,
     tree: ManifestTree,
-    worker: Worker,
     manifest: Manifest,
     head: Head,
+    collectable: Collectable,
     *,
     is_sharded: bool = False,
 ) -> AsyncGenerator[Leak, None]:
@@ -54,22 +48,22 @@ async def find_leaks(
 
     Lists the fragments up to the head (in shards, if the log has those), and all snapshots; reads those
     of them that the manifest, which is the newest, does not name. Objects that are neither are left alone.
+    ``collectable`` is of both.
     """
     shards = [shard_folder(1 + at) for at in range(MOST_SHARDS)] if is_sharded else []
     for folder in shards or [layout.FRAGMENT_FOLDER]:
-        async with aclosing(_fragments(store, folder, head)) as found:
+        async with aclosing(_fragments(store, folder, head, collectable)) as found:
             async for leak in found:
                 yield leak
     named = await _named_snapshots(tree, manifest)
     async for listed in store.list(layout.SNAPSHOT_FOLDER):
-        if listed.key in named:
-            continue
-        snapshot = await _read(store, worker, listed.key)
-        if snapshot is not None and snapshot.pointer().start < head.offset:
+        if listed.key not in named and await collectable.read(listed.key):
             yield Leak(listed.key, "snapshot", _reason(head))
 
 
-async def _fragments(store: ObjectStore, folder: str, head: Head) -> AsyncGenerator[Leak, None]:
+async def _fragments(
+    store: ObjectStore, folder: str, head: Head, collectable: Collectable
+) -> AsyncGenerator[Leak, None]:
     order = ListingOrder()
     async for listed in store.list(folder):
         order.note(listed.key)
@@ -77,7 +71,7 @@ async def _fragments(store: ObjectStore, folder: str, head: Head) -> AsyncGenera
             number = fragment_number(listed.key)
         except ValueError:
             continue
-        if number < head.seq_no:
+        if number < collectable.limit_seq_no:
             yield Leak(listed.key, "fragment", _reason(head))
         elif order.is_proven:
             return  # keys are in the order of their numbers
@@ -93,28 +87,6 @@ async def _named_snapshots(tree: ManifestTree, manifest: Manifest) -> set[str]:
         if pointer.depth > 1:
             waiting += (await tree.snapshot(pointer)).snapshots
     return named
-
-
-async def _read(store: ObjectStore, worker: Worker, key: str) -> Snapshot | None:
-    """Return a sound snapshot, or None if it is none or gone."""
-    try:
-        stored = await store.get(key)
-        return await worker.run(_parse, stored.data, key)
-    except ObjectNotFoundError:
-        return None
-    except WalError as error:
-        if error.retriable:
-            raise
-        logger.warning("%s is left alone: %s", key, error)
-        return None
-
-
-def _parse(data: bytes, key: str) -> Snapshot:
-    snapshot = Snapshot.parse(data, path=key)
-    snapshot.scrub()
-    if snapshot.path != key:
-        raise WalError(f"it says that it is {snapshot.path}")
-    return snapshot
 
 
 def _reason(head: Head) -> str:

@@ -13,8 +13,8 @@ from uploader.collecting.cutoff import find_cutoff, load_beginning, lowest_curso
 from uploader.collecting.garbage import Garbage, StaleGarbageError, apply_garbage, is_dropped
 from uploader.collecting.garbage_file import GarbageFile
 from uploader.collecting.garbage_plan import Cut, plan_garbage
+from uploader.collecting.holds import Hold, Keepers
 from uploader.cursors.cloud_cursor import CloudCursor
-from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.manifests.entries import Entry
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.tree import ManifestTree
@@ -37,7 +37,7 @@ class Planner:
 
     file: GarbageFile
     heads: HeadFile
-    cursors: CloudCursors
+    keepers: Keepers
     newest: Callable[[], Awaitable[Manifest]]
     tree: ManifestTree
     offset_at: OffsetAt
@@ -45,8 +45,11 @@ class Planner:
     clock: Clock
     worker: Worker
 
-    async def plan(self) -> Plan:
+    async def plan(self, *, rolled_up_only: bool = False) -> Plan:
         """Return what a collection would do now.
+
+        With ``rolled_up_only`` the fragments outside the snapshots stay, if there are snapshots: they may be
+        rolled up before the plan is carried out, which makes it void.
 
         CorruptionError if the log, a cursor or the announced collection is damaged; ContentionError if
         cursors keep going back.
@@ -56,10 +59,10 @@ class Planner:
         if not garbage.is_empty:
             cutoff = Cutoff(garbage.first_to_keep, ANNOUNCED)
             return await self._describe(garbage, etag, manifest, cursors, cutoff, has_more=True)
-        manifest, cut, cutoff = await self._cut(manifest, cursors)
+        manifest, cut, cutoff = await self._cut(manifest, cursors, rolled_up_only=rolled_up_only)
         has_more = (
             cut is not None
-            and len(cut.fragments) == self.settings.max_fragments
+            and (rolled_up_only or len(cut.fragments) == self.settings.max_fragments)
             and cut.limit < cutoff.offset
         )
         garbage = Garbage() if cut is None else cut.garbage
@@ -67,10 +70,10 @@ class Planner:
 
     async def _read(self) -> tuple[Sequence[CloudCursor], Manifest]:
         """Return cursors and a manifest such that no cursor lies below those when it was read."""
-        before = await self.cursors.list(strict=True)
+        before = await self.keepers.list()
         for _ in range(_ATTEMPTS):
             manifest = await self.newest()
-            after = await self.cursors.list(strict=True)
+            after = await self.keepers.list()
             now_us = self.clock.now_us()
             first, last = lowest_cursor(before, now_us), lowest_cursor(after, now_us)
             if last is None or (first is not None and first.position <= last.position):
@@ -79,12 +82,13 @@ class Planner:
         raise ContentionError("cursors keep going back; collect later", retriable=True)
 
     async def _cut(
-        self, manifest: Manifest, cursors: Sequence[CloudCursor]
+        self, manifest: Manifest, cursors: Sequence[CloudCursor], *, rolled_up_only: bool
     ) -> tuple[Manifest, Cut | None, Cutoff]:
         """Return what could go of the manifest, or of a newer one, which is returned as well."""
         while True:
             try:
-                return manifest, *await self._cut_one(manifest, cursors)
+                cut = await self._cut_one(manifest, cursors, rolled_up_only=rolled_up_only)
+                return manifest, *cut
             except CorruptionError:
                 # A collector that does not wait may have deleted what this manifest still names.
                 newer = await self.newest()
@@ -93,7 +97,7 @@ class Planner:
                 manifest = newer
 
     async def _cut_one(
-        self, manifest: Manifest, cursors: Sequence[CloudCursor]
+        self, manifest: Manifest, cursors: Sequence[CloudCursor], *, rolled_up_only: bool
     ) -> tuple[Cut | None, Cutoff]:
         now_us = self.clock.now_us()
         cutoff = await find_cutoff(
@@ -104,9 +108,11 @@ class Planner:
             offset_at=partial(self.offset_at, manifest),
             now_us=now_us,
         )
-        most = self.settings.max_fragments
-        snapshots = await load_beginning(self.tree, manifest, cutoff.offset, most)
-        plan = partial(plan_garbage, manifest, cutoff.offset, snapshots, max_fragments=most)
+        most, end = self.settings.max_fragments, cutoff.offset
+        if rolled_up_only and manifest.snapshots:
+            end = min(end, manifest.snapshots[-1].limit)
+        snapshots = await load_beginning(self.tree, manifest, end, most)
+        plan = partial(plan_garbage, manifest, end, snapshots, max_fragments=most)
         return await self.worker.run(plan), cutoff
 
     async def _describe(
@@ -130,7 +136,7 @@ class Planner:
             is_dropped=is_dropped(manifest, garbage),
             due_us=await self._due_us(manifest, garbage),
             cutoff=cutoff,
-            cursors=tuple(cursors),
+            cursors=tuple(one for one in cursors if not isinstance(one, Hold)),
             head=manifest.oldest_offset,
             tail=manifest.next_offset,
             live_bytes=live,

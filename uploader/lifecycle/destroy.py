@@ -29,10 +29,11 @@ from uploader.chain.chain_reader import ChainReader
 from uploader.chain.names import MANIFEST_PREFIX, parse_manifest_key
 from uploader.chain.pruning import outlives
 from uploader.errand import Errand, errand
-from uploader.inventory import FOLDERS, Part, part_of
+from uploader.inventory import FOLDERS, Part, goes_with_its_log, part_of
 from uploader.lifecycle.seal import seal_root
 from uploader.manifests.document import position, serialise
 from uploader.manifests.manifest import Manifest
+from uploader.removal import remove
 from uploader.stores import open_store
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -207,9 +208,8 @@ async def _remove(
     store: ObjectStore, batch: Sequence[ListedObject], removed: Destroyed
 ) -> Destroyed:
     parts = {listed: part_of(listed.key) for listed in batch}
-    doomed = [listed for listed, part in parts.items() if part not in {None, Part.TOMBSTONE}]
-    if doomed:
-        await store.delete([listed.key for listed in doomed])
+    doomed = [listed for listed in batch if goes_with_its_log(listed.key)]
+    await remove(store, [listed.key for listed in doomed], rule=goes_with_its_log)
     left = [listed.key for listed, part in parts.items() if part is None]
     return Destroyed(
         objects=removed.objects + len(doomed),

@@ -1,7 +1,8 @@
 """ManifestLog: the manifest's compare-and-swap protocol. The manifest is the truth about what is shipped.
 
 Owns the current manifest and its ETag; every change is one swap. What has been rolled up beside publishing
-is named by the swap that publishes anyway. Never touches fragments.
+is named by the swap that publishes anyway, and what a collector has announced is dropped by it. Never touches
+fragments.
 
 What may go wrong, and what follows:
   * another writer appended: ContentionError, nothing of ours was published;
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from uploader import cas, layout
+from uploader.collecting.announced import Announced
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.published import is_published
@@ -72,6 +74,7 @@ class ManifestLog:
         self._may_ask_cheaply = False
         self._turn = asyncio.Lock()
         self._roller = Roller(store, retry, worker, roll_up or RollUpSettings())
+        self._announced = Announced(store, worker, retry.clock)
         self._tree = ManifestTree(store, worker, cache_bytes=0)
 
     @property
@@ -167,8 +170,9 @@ class ManifestLog:
                         f"{self._store.url}; only one log may ship to a prefix"
                     )
                 grown = known.manifest.apply_fragments(fragments, writer)
-                await self._swap(known, self._roller.fold(grown))
+                await self._swap(known, self._roller.fold(self._announced.take_out(grown)))
             self._roller.begin(self.manifest)
+            self._announced.begin()
 
     async def change(self, make: Change) -> bool:
         """Swap the manifest for what ``make`` makes of it; again, if another writer was quicker.
@@ -191,10 +195,12 @@ class ManifestLog:
     async def settle(self) -> None:
         """Return when no snapshot is being put. The next :meth:`publish` names those that were."""
         await self._roller.wait()
+        await self._announced.wait()
 
     async def aclose(self) -> None:
         """Give up what goes on behind publishing, which stays harmless; twice is allowed."""
         await self._roller.aclose()
+        await self._announced.aclose()
 
     # -- inside ------------------------------------------------------------------------------
 

@@ -24,7 +24,8 @@ from uploader.partitioned.record_file import Known, RecordFile
 from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.staged import StagedFragment
 from uploader.partitioned.staging import delete_staged
-from uploader.partitioned.write_id import JOBS, WriteId, job_time_us, staging_of
+from uploader.partitioned.write_id import JOBS, WriteId, is_passing, job_time_us, staging_of
+from uploader.removal import remove
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.together import together
@@ -141,7 +142,8 @@ class Committer:
                 f"the write was begun {age_seconds / 86_400:.0f} days ago, and what was staged may have "
                 "been swept up; run it again in smaller parts"
             )
-        plans = await self._publisher.plan({at: found for at, found in staged.items() if found})
+        wanted = {at: found for at, found in staged.items() if found}
+        plans = await self._publisher.plan(write.job, wanted)
         record = CommitRecord(
             source=write.source,
             generation=1 if known is None else known.record.generation + 1,
@@ -192,7 +194,7 @@ class Committer:
         try:
             await delete_staged(self._store, staging_of(query), most_epoch=epoch)
             if file.key.startswith(JOBS):
-                await self._store.delete([file.key])
+                await remove(self._store, [file.key], rule=is_passing)
         except WalError as error:
             logger.warning("what was staged for %s was not removed: %s", query, error)
 

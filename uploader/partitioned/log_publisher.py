@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from uploader.collecting.holds import Hold, Holds
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.tree import ManifestTree
@@ -25,6 +26,7 @@ from uploader.partitioned.commit_record import LogPlan, Place
 from uploader.partitioned.staged import StagedFragment, placed, setsum_at
 from uploader.partitioned.stager import writer_of
 from uploader.partitioned.sub_store import SubStore
+from uploader.partitioned.write_id import HOLD_SECONDS, job_time_us
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -80,14 +82,21 @@ class LogPublisher:
             writer=writer,
             worker=worker,
         )
+        self._holds = Holds(log, retry=retry)
         self._tree = ManifestTree(log, worker, newest=self._newest, cache_bytes=0)
 
-    async def find_end(self) -> Place:
+    async def find_end(self, job: str) -> Place:
         """Return where the log goes on, after publishing what others left there; create it if need be.
 
-        ContentionError if a local log ships there, LogSealedError, LogNotFoundError if it was destroyed.
+        From there on nothing is collected until the job is over: whoever finishes it must be able to tell
+        what became of its fragments. ContentionError if a local log ships there, LogSealedError,
+        LogNotFoundError if it was destroyed.
         """
-        await self._end.load()
+        if not self._root.is_known:
+            await self._end.load()
+        check_unsealed(self._root.manifest, url=self._log.url)
+        while await self._is_collected_from(await self._hold(job)):
+            pass
         check_unsealed(self._root.manifest, url=self._log.url)
         await self._end.adopt_orphans()
         return self._place(0)
@@ -109,6 +118,29 @@ class LogPublisher:
                 index, seq_no, start = plan.base
 
     # -- inside ------------------------------------------------------------------------------
+
+    async def _hold(self, job: str) -> int:
+        """Let nothing be collected from the log's end on, as it is known; return that."""
+        position, began_us = self._root.manifest.next_offset, job_time_us(job)
+        hold = Hold(
+            name=job,
+            position=position,
+            epoch_us=began_us,
+            writer="walstore sink",
+            expires_us=began_us + round(HOLD_SECONDS * 1e6),
+        )
+        await self._patience.call(partial(self._holds.put, hold))
+        return position
+
+    async def _is_collected_from(self, position: int) -> bool:
+        """Return whether a hold came too late, since the log has gone on, and is collected further on.
+
+        The announced collection first, then the manifest: one that is finished in between shows there.
+        """
+        head = await self._patience.call(self._holds.announced_head)
+        await self._end.load()
+        manifest = self._root.manifest
+        return manifest.next_offset > position < max(head, manifest.oldest_offset)
 
     def _place(self, index: int) -> Place:
         manifest = self._root.manifest

@@ -16,7 +16,8 @@ from uploader.partitioned.record_file import Known, RecordFile
 from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.staged import StagedFragment
 from uploader.partitioned.sub_store import SubStore
-from uploader.partitioned.write_id import JOBS
+from uploader.partitioned.write_id import JOBS, is_passing
+from uploader.removal import remove
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.together import together
@@ -47,8 +48,10 @@ class Publisher:
         self._worker = worker
         self._writer = direct_writer_name(secrets.token_hex(8))
 
-    async def plan(self, staged: Mapping[int, Sequence[StagedFragment]]) -> dict[int, LogPlan]:
-        """Return where staged fragments go, by partition; creates logs that are not there.
+    async def plan(
+        self, job: str, staged: Mapping[int, Sequence[StagedFragment]]
+    ) -> dict[int, LogPlan]:
+        """Return where a job's staged fragments go, by partition; creates logs that are not there.
 
         Raises what :meth:`LogPublisher.find_end` raises.
         """
@@ -56,7 +59,7 @@ class Publisher:
 
         async def plan_one(partition: int) -> None:
             async with slots, self._open(partition) as publisher:
-                plans[partition] = LogPlan(tuple(staged[partition]), await publisher.find_end())
+                plans[partition] = LogPlan(tuple(staged[partition]), await publisher.find_end(job))
 
         slots = asyncio.Semaphore(self._settings.parallel_logs)
         async with together() as tasks:
@@ -97,7 +100,7 @@ class Publisher:
             # Such a record is deleted when all is done, and a put of it that was on its way for long may
             # bring it back. What is staged is deleted first, and only then.
             logger.warning("%s was finished before and is removed: %s", file.key, error)
-            await self._store.delete([file.key])
+            await remove(self._store, [file.key], rule=is_passing)
             return
         raise CorruptionError(
             "a committed row is lost: somebody deleted what was staged", path=error.key

@@ -22,7 +22,8 @@ from uploader.manifests.roots import find_root
 from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.staged import StagedFragment, encode, raised
 from uploader.partitioned.sub_store import SubStore
-from uploader.partitioned.write_id import WriteId
+from uploader.partitioned.write_id import WriteId, is_passing
+from uploader.removal import remove
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.together import together
@@ -89,7 +90,7 @@ class Stager:
         finally:
             if not self._is_finished:
                 with contextlib.suppress(WalError):
-                    await self._store.delete(self._put)
+                    await remove(self._store, self._put, rule=is_passing)
 
     async def add(self, partition: int, records: pa.Table) -> None:
         """Take records, in the columns of ``RECORDS``, for one log. Waits while too much is under way.

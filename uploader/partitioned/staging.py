@@ -1,8 +1,11 @@
-"""Deleting what was staged."""
+"""Deleting what was staged, and with it what kept logs from being collected meanwhile."""
 
 from __future__ import annotations
 
-from uploader.partitioned.write_id import parse_staged
+from collections.abc import Sequence
+
+from uploader.partitioned.write_id import hold_of, is_passing, parse_staged
+from uploader.removal import remove
 from uploader.stores.port import ObjectStore
 
 _BATCH = 1000
@@ -22,9 +25,15 @@ async def delete_staged(store: ObjectStore, prefix: str, *, most_epoch: int | No
             break
         doomed.append(listed.key)
         if len(doomed) == _BATCH:
-            await store.delete(doomed)
+            await forget_staged(store, doomed)
             count += len(doomed)
             doomed = []
-    if doomed:
-        await store.delete(doomed)
+    await forget_staged(store, doomed)
     return count + len(doomed)
+
+
+async def forget_staged(store: ObjectStore, keys: Sequence[str]) -> None:
+    """Delete staged objects of jobs that are over. Their holds go first, for the keys tell of them."""
+    holds = dict.fromkeys(hold for hold in map(hold_of, keys) if hold is not None)
+    await remove(store, holds, rule=is_passing)
+    await remove(store, keys, rule=is_passing)

@@ -13,7 +13,14 @@ from typing import Final
 
 from uploader.partitioned.committer import STALE_SECONDS, Committer
 from uploader.partitioned.sink_settings import SinkSettings
-from uploader.partitioned.write_id import JOBS, QUERIES, STAGING, job_time_us, parse_staged
+from uploader.partitioned.staging import forget_staged
+from uploader.partitioned.write_id import (
+    JOBS,
+    QUERIES,
+    STAGING,
+    job_time_us,
+    parse_staged,
+)
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -87,10 +94,9 @@ async def sweep_staging(
                 objects += 1
                 size_bytes += listed.size_bytes
                 if len(doomed) == _BATCH:
-                    await place.delete(doomed)
+                    await forget_staged(place, doomed)
                     doomed = []
-        if doomed:
-            await place.delete(doomed)
+        await forget_staged(place, doomed)
         return Swept(finished, objects, size_bytes)
 
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from uploader.layout import MAX_U64
+from uploader.layout import HOLD_FOLDER, MAX_U64, hold_path
 from walstore.errors import InvalidSettingsError
 
 STAGING: Final = "sink/staging/"
@@ -23,8 +23,13 @@ JOBS: Final = "sink/jobs/"
 BATCH: Final = "batch"
 """Source of the writes that are no stream's."""
 
+HOLD_SECONDS: Final = 7 * 86_400.0
+"""How long after it began a job keeps its logs from being collected, unless it is over before."""
+
 _QUERY: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _JOB: Final = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}")
+_STAGED: Final = re.compile(r"(0|[1-9][0-9]*)-[0-9]+\.parquet")
+_HOLD: Final = re.compile(r"(?:0|[1-9][0-9]*)/" + HOLD_FOLDER + _JOB.pattern + r"\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,30 @@ class WriteId:
     def staging(self) -> str:
         """Folder of what the tasks of this run put."""
         return f"{staging_of(self.query)}{self.epoch:016x}/{self.job}/"
+
+
+def is_passing(key: str) -> bool:
+    """Return whether an object under the common prefix may be deleted once its write is over.
+
+    What was staged, holds of jobs, and the records of jobs that are run once. Records of queries that have a
+    name stay: they say which epochs are in the logs.
+    """
+    if _HOLD.fullmatch(key):
+        return True
+    if key.startswith(JOBS):
+        return _JOB.fullmatch(key.removeprefix(JOBS)) is not None
+    return key.startswith(STAGING)
+
+
+def hold_of(key: str) -> str | None:
+    """Return the key of what keeps a log from being collected until the job is over that staged an object.
+
+    None if the object is not staged for a log.
+    """
+    staged, found = parse_staged(key), _STAGED.fullmatch(key.rpartition("/")[2])
+    if staged is None or found is None:
+        return None
+    return f"{found[1]}/{hold_path(staged[2])}"
 
 
 def check_query(query: str) -> str:

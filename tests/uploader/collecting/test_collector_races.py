@@ -12,6 +12,7 @@ from tests.uploader.documents import fragments, rolled_up
 from tests.uploader.places import INTERVAL_SECONDS, SETTINGS, Place
 from uploader import layout
 from uploader.collecting.garbage import Garbage
+from uploader.cursors.cloud_cursor import CloudCursor
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.testing import FaultyStore
 from uploader.testing.faults import (
@@ -273,3 +274,50 @@ async def test_what_the_manifest_names_is_never_deleted(place: Place) -> None:
     with pytest.raises(CollectionRefusedError):
         await collect(place)
     assert await place.named() == place.above(8)
+
+
+async def test_what_a_cursor_holds_is_not_left_to_writers(place: Place) -> None:
+    """A collector that finds one takes back what another has said of the cursors, before it waits."""
+    garbage = replace(garbage_below(place, 6), cursors_checked=True)
+    await announce(place, garbage)
+    early = place.tree.manifest.oldest_offset
+    held = CloudCursor(name="late", position=early, epoch_us=1, writer="wal3")  # wal3 does not look
+    await place.inner.put_if_absent(layout.cursor_path("late"), held.serialise())
+    seen: list[bool] = []
+
+    async def look() -> None:
+        seen.append((await place.garbage()).cursors_checked)
+
+    place.store.on("list", call(look), nth=5, key_prefix=layout.CURSOR_FOLDER)
+    place.store.on("list", call(look), nth=3, key_prefix=layout.CURSOR_FOLDER)
+    await collect(place)
+    assert seen == [True, False]
+    assert await place.named() == place.live
+
+
+async def test_writers_are_told_once_the_cursors_were_looked_at(place: Place) -> None:
+    """Not with the announcement itself, which cursors may not have seen yet."""
+    seen: list[bool] = []
+
+    async def look() -> None:
+        seen.append((await place.garbage()).cursors_checked)
+
+    place.store.on("put_if_match", call(look), key_prefix=layout.GARBAGE)
+    place.store.on("put_if_match", call(look), key_prefix=layout.MANIFEST)
+    await collect(place)
+    assert seen == [False, True]
+    await place.check_collected(8)
+
+
+async def test_a_writer_drops_it_while_the_collector_waits(place: Place) -> None:
+    """It finds it done, and waits for readers as if it had done it."""
+    garbage = garbage_below(place, 8)
+
+    async def drop_it() -> None:
+        await drop(place, garbage)
+
+    place.store.on("put_if_match", call(drop_it), key_prefix=layout.MANIFEST)
+    before = place.clock.seconds
+    await collect(place)
+    await place.check_collected(8)
+    assert place.clock.seconds - before >= INTERVAL_SECONDS

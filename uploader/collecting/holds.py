@@ -1,0 +1,129 @@
+"""Holds: places from which on a log is not collected, as long as somebody must find out what became of them.
+
+A hold is a pin that is no cursor: it can keep records, but never lets any go, as the first cursor of a log
+does. Owns the objects under ``hold/``, which wal3 does not know. As with a new cursor it is put first, and
+then a look is taken for a collection, while a collector announces first and looks for holds afterwards: one
+of the two sees the other (docs/collection.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from uploader import cas, layout
+from uploader.collecting.garbage import Garbage
+from uploader.cursors.cloud_cursor import CloudCursor
+from uploader.manifests.document import Fields
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.together import together
+from walstore.errors import CorruptionError
+
+_AT_ONCE: Final = 10
+
+
+class _Parse(Protocol):
+    def __call__(self, data: bytes, *, name: str, etag: str | None = None) -> CloudCursor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold(CloudCursor):
+    """What one hold said when it was read; its fields are those of a pin."""
+
+    @classmethod
+    def parse(cls, data: bytes, *, name: str, etag: str | None = None) -> Hold:
+        """Read the object of hold ``name``; CorruptionError for a bad shape."""
+        fields = Fields.parse(data, path=layout.hold_path(name))
+        return cls(
+            name=name,
+            position=fields.position("position"),
+            epoch_us=fields.number("epoch_us"),
+            writer=fields.text("writer"),
+            expires_us=fields.number("expires_us"),
+            etag=etag,
+        )
+
+
+class Holds:
+    """The holds of one log. Any number of tasks may call it; all methods pass on the store's errors."""
+
+    def __init__(self, store: ObjectStore, *, retry: RetryPolicy) -> None:
+        self._store = store
+        self._retry = retry
+
+    async def put(self, hold: Hold) -> None:
+        """Keep everything from its position on, or from a lower one if it has stood there before.
+
+        OutcomeUnknownError if the store does not say whether it was put; call again.
+        """
+        key, data, etag = layout.hold_path(hold.name), hold.serialise(), None
+        while True:
+            result = await cas.put(self._store, key, data, etag, retry=self._retry)
+            result.decided(self._store.url, f"{key} was put; call again")
+            if result.outcome is cas.Outcome.COMMITTED:
+                return
+            etag = result.etag
+            if result.data is not None:
+                before = Hold.parse(result.data, name=hold.name)
+                if before.position <= hold.position and before.expires_us == hold.expires_us:
+                    return
+
+    async def announced_head(self) -> int:
+        """Return where the log is going to begin, if a collection is announced; else its first offset."""
+        try:
+            stored = await self._store.get(layout.GARBAGE)
+        except ObjectNotFoundError:
+            return layout.FIRST_OFFSET
+        return Garbage.parse(stored.data).first_to_keep
+
+
+class Keepers:
+    """All that keeps records of one log from being collected: cursors and holds."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    async def list(self) -> Sequence[CloudCursor]:
+        """Return them, expired ones included.
+
+        CorruptionError for one that is damaged, and for other objects there, as in wal3: one of them might
+        be what somebody relies on. The store's errors.
+        """
+        async with together() as tasks:
+            cursors = tasks.create_task(
+                self._read(
+                    layout.CURSOR_FOLDER, layout.parse_cursor_path, CloudCursor.parse, "cursor"
+                )
+            )
+            holds = tasks.create_task(
+                self._read(layout.HOLD_FOLDER, layout.parse_hold_path, Hold.parse, "hold")
+            )
+        return [*cursors.result(), *holds.result()]
+
+    async def _read(
+        self, folder: str, name_in: Callable[[str], str], parse: _Parse, what: str
+    ) -> Sequence[CloudCursor]:
+        names: dict[str, str] = {}
+        async for listed in self._store.list(folder):
+            try:
+                names[listed.key] = name_in(listed.key)
+            except ValueError as error:
+                raise CorruptionError(
+                    f"this is not the key of a {what}; remove the object", path=listed.key
+                ) from error
+        found: list[CloudCursor] = []
+        keys = list(names)
+        for low in range(0, len(keys), _AT_ONCE):
+            some = keys[low : low + _AT_ONCE]
+            read = await asyncio.gather(*map(self._store.get, some), return_exceptions=True)
+            for key, stored in zip(some, read, strict=True):
+                if isinstance(stored, ObjectNotFoundError):
+                    continue  # deleted meanwhile
+                if isinstance(stored, BaseException):
+                    raise stored
+                found.append(parse(stored.data, name=names[key], etag=stored.etag))
+        return found
