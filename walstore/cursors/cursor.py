@@ -116,8 +116,9 @@ class Cursor:
         since (see :meth:`refresh`) or the cursor is gone, ValueError if ``offset`` lies before the
         position (see :meth:`rewind`), OffsetNotWrittenError beyond what readers see,
         OffsetTrimmedError if a commit whose outcome was unknown let the head pass ``offset``,
-        WalLockedError if another process holds the cursors for half a minute, DiskFullError, StorageUnavailableError, and OutcomeUnknownError. After the last
-        four the commit may simply be tried again.
+        WalLockedError if another process holds the cursors for half a minute, DiskFullError,
+        StorageUnavailableError, and OutcomeUnknownError. After the last four the commit may simply be
+        tried again.
         """
         offset = self._check(offset)
         target = self.target
