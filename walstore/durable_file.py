@@ -58,6 +58,10 @@ def _overwrite(fs: FileSystem, path: Path, data: bytes) -> bool:
         file.pwrite([data], 0)
         file.truncate(len(data))
         file.datasync()
+    except OSError:
+        with contextlib.suppress(OSError):  # none is better than half of one
+            fs.remove(path)
+        raise
     finally:
         file.close()
     return True

@@ -225,3 +225,19 @@ async def test_S16_a_real_file_system_without_a_free_block(small_disk: Path, how
     with pytest.raises(WalError):
         await wal.append(b"no")
     await go_through(directory, None, acknowledged, (small_disk / "ballast").unlink)
+
+
+async def test_S16_a_hint_that_cannot_be_overwritten_is_removed(
+    log_directory: Path, faulty: FaultyFileSystem
+) -> None:
+    """Half of a checkpoint would be called damage."""
+    wal = await Wal.open(log_directory, settings=SETTINGS, fs=faulty)
+    await wal.append(b"kept")
+    faulty.fail("open", errno.ENOSPC, name="CHECKPOINT.tmp", times=None)
+    faulty.fail("pwrite", errno.ENOSPC, name="CHECKPOINT", written_bytes=100)
+    await wal.aclose()
+    assert ("pwrite", "CHECKPOINT") in {(call.kind, call.path.name) for call in faulty.calls}
+    report = await asyncio.to_thread(verify_directory, log_directory)
+    assert report.problems == ()
+    async with Wal.open(log_directory, settings=SETTINGS) as wal:
+        await check_all(wal, {1: b"kept"})
