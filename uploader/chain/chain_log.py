@@ -125,8 +125,8 @@ class ChainLog:
     async def load(self) -> bool:
         """Read the newest manifest; return False if there is none.
 
-        One request if there is nothing new. CorruptionError if it is damaged, or older than the one known
-        before. The store's errors are passed on: how often a read is repeated is the store's affair.
+        One request if there is nothing new. CorruptionError if it is damaged, or does not go on from the one
+        known before. The store's errors are passed on: how often a read is repeated is the store's affair.
         """
         async with self._reading:
             found = await self._reader.find_head(self._window.head)
