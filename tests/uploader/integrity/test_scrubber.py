@@ -14,6 +14,7 @@ from tests.uploader.logs import TINY, begin, collect, extend, replace, roll_up
 from uploader import layout
 from uploader.cloud_writer import CloudWriter
 from uploader.collecting.garbage import Garbage
+from uploader.cursors.cloud_cursor import CloudCursor
 from uploader.fragments.bloom import StreamSet
 from uploader.fragments.fragment import inspect_fragment
 from uploader.fragments.fragment_file import FILE_SCHEMA, STREAMS_KEY
@@ -317,6 +318,24 @@ async def test_cursors(store, worker) -> None:
         ("warning", "cursor/behind.json"),
         ("warning", "cursor/notes.txt"),
     ]
+
+
+async def test_cursors_that_hold_nothing(store, worker) -> None:
+    """Pins whose time is over, and what is left of cursors that were removed, may stand anywhere."""
+    log = await begin(store, worker, 4)
+    await collect(log, store, 2)
+    now_us = FAST.clock.now_us()
+    for name, offset, expires_us in (
+        ("expired", 4, now_us - 1),
+        ("far", 10, now_us - 1),
+        ("removed", 4, 0),
+        ("pin", 4, now_us + 10**9),
+    ):
+        cursor = CloudCursor(
+            name=name, position=offset, epoch_us=1, writer="w", expires_us=expires_us
+        )
+        await store.inner.put_if_absent(layout.cursor_path(name), cursor.serialise())
+    assert told(await scrub(store)) == [("warning", "cursor/pin.json")]
 
 
 async def test_a_collection_that_is_under_way(store, worker) -> None:
