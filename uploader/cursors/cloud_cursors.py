@@ -288,20 +288,25 @@ class CloudCursors:
         made = dataclasses.replace(made, etag=etag)
         return await self._check(made) if made.is_unchecked else made
 
-    async def _check(self, made: CloudCursor) -> CloudCursor:
-        """Look for a collection; undo the change and raise OffsetTrimmedError if it comes too late."""
+    async def _check(self, made: CloudCursor) -> CloudCursor | None:
+        """Look for a collection, then say in the object that somebody has; None to begin again.
+
+        OffsetTrimmedError, and the change is undone, if a collection came first. None if another program has
+        ended the change meanwhile, or made one of its own: then the object alone tells what became of this
+        one, since what was found here may be older than what that program found.
+        """
         head, tail = await self._kept_from()
-        if made.position < head:
-            await self._undo(made, head)
-            raise OffsetTrimmedError(
-                f"what cursor {made.name!r} asks for is being collected, or was",
-                requested=made.position,
-                head=head,
-                tail=tail,
-            )
-        etag = await self._put(made.etag, made.checked())
-        # If it was moved or removed since, then from where it was found to be kept.
-        return dataclasses.replace(made.checked(), etag=etag or made.etag)
+        if made.position >= head:
+            etag = await self._put(made.etag, made.checked())
+            return None if etag is None else dataclasses.replace(made.checked(), etag=etag)
+        if not await self._undo(made, head):
+            return None
+        raise OffsetTrimmedError(
+            f"what cursor {made.name!r} asks for is being collected, or was",
+            requested=made.position,
+            head=head,
+            tail=tail,
+        )
 
     async def _kept_from(self) -> tuple[int, int]:
         """Return the first offset that no collection takes, as far as any was announced, and the tail.
@@ -319,9 +324,10 @@ class CloudCursors:
             return layout.FIRST_OFFSET
         return Garbage.parse(stored.data).first_to_keep
 
-    async def _undo(self, made: CloudCursor, head: int) -> None:
-        """Put back what was there before, unless somebody has changed it since."""
-        await self._put(made.etag, made.before or self._removed(made.name, head))
+    async def _undo(self, made: CloudCursor, head: int) -> bool:
+        """Put back what was there before; False if somebody has changed it since."""
+        before = made.before or self._removed(made.name, head)
+        return await self._put(made.etag, before) is not None
 
     async def _put(self, etag: str | None, made: CloudCursor) -> str | None:
         """Put a cursor in the place of the object that has this ETag, or of none; None if that is not there.

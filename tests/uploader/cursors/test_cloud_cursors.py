@@ -364,7 +364,7 @@ async def test_forward_asks_for_no_collection(place: Place) -> None:
 async def test_an_undo_leaves_alone_what_somebody_else_did(place: Place) -> None:
     place.drop(21)
     place.store.on("put_if_match", call(lambda: place.other.commit("billing", 25)))
-    with pytest.raises(OffsetTrimmedError):
+    with pytest.raises(ValueError, match="back from 25"):
         await place.cursors.commit("billing", 5)
     found = await place.other.load("billing")
     assert found is not None
@@ -544,6 +544,33 @@ async def test_one_that_came_in_time_is_taken_over(place: Place) -> None:
     found = await place.other.load("billing")
     assert found is not None
     assert not found.is_unchecked
+
+
+async def test_one_that_another_program_took_back_is_not_acknowledged(place: Place) -> None:
+    """It looked in time, but a collection was announced since, and somebody else saw that first."""
+
+    async def others() -> None:
+        await place.announce(21)
+        with pytest.raises(OffsetTrimmedError):
+            await place.other.commit("billing", 6)
+
+    place.store.on("put_if_match", call(others))
+    with pytest.raises(OffsetTrimmedError):
+        await place.cursors.commit("billing", 5)
+    assert await place.other.load("billing") is None
+
+
+async def test_one_that_another_program_looked_at_in_time_is_held(place: Place) -> None:
+    """Its maker finds a collection that was announced since, which will find the cursor."""
+
+    async def others() -> None:
+        await place.other.create("billing", 9)
+        await place.announce(21)
+
+    place.store.on("get", call(others), key_prefix=layout.GARBAGE)
+    made = await place.cursors.commit("billing", 5)
+    assert made == await place.other.load("billing")
+    assert (made.position, made.is_unchecked) == (5, False)
 
 
 # -- made once ---------------------------------------------------------------------------------
