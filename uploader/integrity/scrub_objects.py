@@ -83,7 +83,9 @@ class ScrubObjects:
             except ObjectNotFoundError:
                 continue
             except CorruptionError as error:
-                advice = "delete it or commit it anew; until then nothing can be collected"
+                advice = (
+                    "delete it, then commit it again if it is wanted; nothing is collected before"
+                )
                 self._report(of_error(error, advice=advice))
                 continue
             # One that holds nothing, removed or a pin whose time is over, may stand anywhere.
