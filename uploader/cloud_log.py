@@ -162,7 +162,8 @@ class CloudLog:
     async def refresh(self) -> None:
         """Read the manifest again.
 
-        LogNotFoundError if there is none, CorruptionError if it is damaged or went back.
+        LogNotFoundError if there is none, CorruptionError if it is damaged, or does not go on from the one
+        that was read before: it went back, or names other records where both can be compared.
         """
         async with self._refreshing:
             await self._refresh()
@@ -247,7 +248,8 @@ class CloudLog:
     async def verify(self) -> Verified:
         """Read every fragment, one at a time, and check all that its entry and the manifest say.
 
-        Length, offsets, contiguity, setsum, times and streams of each, and that the setsums add up.
+        Offsets, contiguity, setsum, times and streams of each, and that the setsums add up, also to what
+        older manifests said. A fragment of another length than its entry says is warned of.
         Raises CorruptionError naming the object.
         """
         self.check_open()
@@ -313,6 +315,10 @@ class CloudLog:
 
     async def _refresh(self) -> None:
         self.check_open()
+        before = self.manifest
         if await self._root.may_have_changed() and not await self._root.load():
             raise LogNotFoundError(f"there is no log at {self.url}", location=self.url)
+        end, now = before.next_offset, self.manifest
+        if now is not before and end > now.oldest_offset and end not in now.bounds:
+            self._fragments.tree.expect(end, before.setsum)
         self._refreshed_at = self._clock.monotonic()

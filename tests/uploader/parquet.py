@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 import arro3.io
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from uploader.fragments.fragment import fragment_timestamp, verify_fragment
+from uploader.manifests.manifest import Fragment, Manifest
+from uploader.stores.port import ObjectStore
 
 WAL3_SCHEMA = pa.schema(
     [
@@ -45,3 +50,27 @@ def by_pyarrow(table: pa.Table, **options: Any) -> bytes:
 def read_by_arrow_rs(data: bytes) -> pa.Table:
     """Return what arrow-rs makes of a file."""
     return pa.table(arro3.io.read_parquet(io.BytesIO(data)))
+
+
+async def copy_as_wal3(
+    store: ObjectStore, manifest: Manifest, *, is_longer: bool = False, changed_us: int = 0
+) -> None:
+    """Write all fragments anew, as wal3's copy of a log does: the entries stay, the lengths are others.
+
+    Keeps the records' values; their times become the fragments'. ``is_longer`` makes all objects longer than
+    their entries say, else all are shorter. ``changed_us`` makes other records of them.
+    """
+    for entry in manifest.fragments:
+        data = (await store.get(entry.path)).data
+        made = await asyncio.to_thread(_by_wal3, data, entry, is_longer, changed_us)
+        assert (len(made) > len(data)) == is_longer
+        await store.delete([entry.path])
+        await store.put_if_absent(entry.path, made)
+
+
+def _by_wal3(data: bytes, entry: Fragment, is_longer: bool, changed_us: int) -> bytes:
+    time_us = fragment_timestamp(data, path=entry.path) + changed_us
+    table = wal3_table(entry.start, time_us, list(verify_fragment(data, entry).values))
+    if is_longer:
+        return by_pyarrow(table.replace_schema_metadata({"padding": "x" * len(data)}))
+    return by_arrow_rs(table)

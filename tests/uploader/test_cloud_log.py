@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,11 +15,11 @@ from hypothesis import strategies as st
 
 from tests.cloud import cloud_log, copy_store, put_fragment, values
 from tests.local import turns
-from tests.uploader.documents import snapshot_of
+from tests.uploader.documents import rolled_up, snapshot_of
 from tests.waiting import until
 from uploader import CloudLog, CloudTier, layout
 from uploader.manifests.manifest import Manifest
-from uploader.stores import MemoryStore, ObjectNotFoundError
+from uploader.stores import MemoryStore, ObjectNotFoundError, PreconditionFailedError
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
 from walstore import Wal
@@ -373,6 +375,60 @@ async def test_a_manifest_that_went_back(log, store) -> None:
     with pytest.raises(CorruptionError, match="went back"):
         await log.refresh()
     assert log.tail == 31
+
+
+async def rewrite(
+    store: FaultyStore, content: Sequence[bytes], count: int, *, roll_up: int = 0
+) -> None:
+    """Put a log of so many fragments of ten in the place of the one that is there."""
+    entries = []
+    for number in range(1, count + 1):
+        await store.inner.delete([layout.fragment_path(number)])
+        part = content[10 * number - 10 : 10 * number]
+        entries.append(await put_fragment(store.inner, number, 10 * number - 9, part))
+    manifest = Manifest.initial("somebody").apply_fragments(entries, "somebody")
+    if roll_up:
+        manifest, snapshot = rolled_up(manifest, roll_up)
+        with contextlib.suppress(PreconditionFailedError):
+            await store.inner.put_if_absent(snapshot.path, snapshot.serialise())
+    await replace_manifest(store.inner, manifest)
+
+
+OTHER = [value[::-1] for value in CONTENT[:10]] + CONTENT[10:]
+"""The same, but for the records of the first fragment."""
+
+
+async def test_a_log_whose_history_was_rewritten(log, store) -> None:
+    """It is longer than what was read, and sound in itself."""
+    await rewrite(store, OTHER, 5)
+    requests = store.requests
+    with pytest.raises(CorruptionError, match=r"records \[1, 11\) are not those") as told:
+        await log.refresh()
+    assert told.value.path == layout.MANIFEST
+    assert "open the log again" in str(told.value)
+    assert store.requests == requests + 1
+    assert log.tail == 31
+    async with cloud_log(store) as again:
+        assert await contents(again) == OTHER[:50]
+
+
+@pytest.mark.parametrize("content", [CONTENT, OTHER])
+async def test_a_rewritten_history_behind_a_snapshot(log, store, content) -> None:
+    """The manifest does not show what lies below; whoever reads on from what was known is told."""
+    await rewrite(store, content, 6, roll_up=5)
+    requests = store.requests
+    await log.refresh()
+    assert log.tail == 61
+    assert store.requests == requests + 1
+    if content is CONTENT:
+        assert await contents(log, 31) == CONTENT[30:]
+        await log.verify()
+        return
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match="before offset 31 are not those"):
+            await contents(log, 31)
+        with pytest.raises(CorruptionError, match="before offset 31 are not those"):
+            await log.verify()
 
 
 async def test_a_log_that_was_deleted(log, store) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.cloud import FAST, LOG_ID, URL, cloud_log, put_fragment, snapshot, tier
 from tests.local import turns
+from tests.uploader.parquet import copy_as_wal3
 from tests.waiting import until
 from uploader import layout
 from uploader.cloud_writer import CloudWriter
@@ -231,6 +232,20 @@ async def test_a_fragment_that_nobody_published(store) -> None:
         assert log.statistics().adopted_fragments == 1
         assert await log.append(b"3") == 3
     assert [item.value for item in await records(store.inner)] == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("is_longer", [False, True])
+async def test_a_log_whose_fragments_have_other_lengths(store, is_longer) -> None:
+    """wal3's copy of one of ours; time goes on behind its last record."""
+    async with open_writer(store) as log:
+        await log.append(b"1")
+    async with cloud_log(store.inner) as log:
+        await copy_as_wal3(store.inner, log.manifest, is_longer=is_longer)
+    async with open_writer(store) as log:
+        assert await log.append(b"2") == 2
+    found = await records(store.inner)
+    assert [item.value for item in found] == [b"1", b"2"]
+    assert found[0].timestamp_us <= found[1].timestamp_us
 
 
 async def test_something_else_lies_there(store) -> None:

@@ -8,6 +8,7 @@ its end. Any number of tasks may call it. Never writes.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -69,8 +70,9 @@ class ChainReader:
     async def find_head(self, known: Link | None = None) -> Head | None:
         """Return the head; None if there is no manifest.
 
-        ``known`` was the head once; what was read then is not read again. CorruptionError if the head
-        is damaged or the chain ends before ``known``; else the store's errors.
+        ``known`` was the head once; what was read then is not read again. CorruptionError if a manifest on
+        the way to the head is damaged, or does not go on from the one before it, or if the chain ends before
+        ``known``; else the store's errors.
         """
         missing: int | None = None
         for _ in range(_ATTEMPTS):
@@ -89,7 +91,7 @@ class ChainReader:
             chain = await self._chain(slots, known)
             if chain is not None:
                 if chain[-1] is not known:
-                    await self._worker.run(partial(_scrub, chain[-1], known))
+                    await self._worker.run(partial(_scrub, chain, known))
                 return Head(chain, asked)
             if missing == slots[0]:
                 raise CorruptionError(
@@ -151,10 +153,15 @@ class ChainReader:
         return await self._worker.run(partial(Link.parse, stored.data, slot=slot))
 
 
-def _scrub(link: Link, known: Link | None) -> None:
-    link.manifest.scrub(path=link.key)
-    if known is not None:
-        known.manifest.scrub_successor(link.manifest, path=link.key)
+def _scrub(chain: Sequence[Link], known: Link | None) -> None:
+    """Check each manifest behind ``known``, and that it goes on from the one before it."""
+    before = known
+    for link in chain:
+        if link is not known:
+            link.manifest.scrub(path=link.key)
+            if before is not None:
+                before.manifest.scrub_successor(link.manifest, path=link.key)
+        before = link
 
 
 def _path(link: Link | None) -> str:

@@ -1,12 +1,19 @@
 """CloudCursors: the named cursors and pins of a log in object storage. A cursor keeps what lies behind it.
 
 Owns the objects under ``cursor/``: created if absent, swapped by ETag, read back when an answer is lost.
-Never reads records and never touches the manifest.
+Never deletes one, reads records or touches the manifest.
 
 A cursor that is new, that goes back, or that may have expired asks for records that a collector may be about
 to drop. So it is written first and looks for a collection afterwards, while a collector announces a
 collection first and looks for cursors afterwards: one of the two sees the other (docs/collection.md). If it
 came too late the change is undone and the caller is told.
+
+Until then the object says that nobody has looked, and what was there before. So a process that dies in
+between leaves nothing that others would rely upon: whoever changes the cursor next looks first, and undoes it
+if need be.
+
+Every change, an undo and a removal too, is a swap of what was read. One that arrives late finds something
+else there, and does nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +30,7 @@ from uploader.cursors.cloud_cursor import CloudCursor
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.roots import find_root
 from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectStore, StoredObject
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import (
     CorruptionError,
@@ -46,8 +53,7 @@ class CloudCursors:
     """The cursors of one log, as one program sees them. Any number of tasks may call it.
 
     All methods pass on the store's errors. When one that changes a cursor is cancelled, the change may
-    happen all the same, without the look for a collection: a reader from there may then be told that
-    its records are gone.
+    happen all the same. The next call that changes it looks for a collection then, and may take it back.
     """
 
     def __init__(
@@ -65,8 +71,6 @@ class CloudCursors:
         self._retry = retry
         self._clock = clock
         self._writer = writer
-        # Cursors that were written, maybe, and did not look for a collection yet.
-        self._unchecked: set[str] = set()
 
     @classmethod
     def of_store(
@@ -87,11 +91,8 @@ class CloudCursors:
 
         InvalidSettingsError for a name that none can have, CorruptionError if the object is damaged.
         """
-        try:
-            stored = await self._store.get(layout.cursor_path(name))
-        except ObjectNotFoundError:
-            return None
-        return CloudCursor.parse(stored.data, name=name, etag=stored.etag)
+        found = await self._find(name)
+        return None if found is None or found.is_removed else found
 
     async def list(self, *, strict: bool = False) -> list[CloudCursor]:
         """Return all cursors, by name.
@@ -132,11 +133,11 @@ class CloudCursors:
         """
         _check_position(position)
         while True:
-            found = await self.load(name)
-            if found is not None:
+            found = await self._settled(name)
+            if found is not None and not found.is_removed:
                 return found
             made = CloudCursor(name=name, position=position, epoch_us=0, writer=self._writer)
-            written = await self._write(None, made)
+            written = await self._write(found, made)
             if written is not None:
                 return written
 
@@ -175,8 +176,8 @@ class CloudCursors:
         """
         expires_us = self._expiry(seconds)
         while True:
-            found = await self.load(name)
-            if found is None:
+            found = await self._settled(name)
+            if found is None or found.is_removed:
                 raise _moved(name, expected=None, found=None)
             if found.expires_us is None:
                 raise InvalidSettingsError(f"cursor {name!r} holds for good; it is no pin")
@@ -186,11 +187,46 @@ class CloudCursors:
                 return written
 
     async def delete(self, name: str) -> None:
-        """Remove a cursor, so that it holds nothing any more; no error if there is none."""
-        await self._store.delete([layout.cursor_path(name)])
-        self._unchecked.discard(name)
+        """Remove a cursor, so that it holds nothing any more; no error if there is none, or if it is damaged.
+
+        Its object stays, as that of a pin which has expired. OutcomeUnknownError if the store does not say
+        what became of it; call again.
+        """
+        key = layout.cursor_path(name)
+        while True:
+            try:
+                stored = await self._store.get(key)
+            except ObjectNotFoundError:
+                return
+            found = _parse_or_none(stored, name)
+            if found is not None and found.is_removed:
+                return
+            position = layout.FIRST_OFFSET if found is None else found.position
+            removed = self._removed(name, position)
+            if await self._put(stored.etag, removed) is not None:
+                return
 
     # -- inside ------------------------------------------------------------------------------
+
+    async def _find(self, name: str) -> CloudCursor | None:
+        """Return what the object says, also of a cursor that was removed; None if there is no object."""
+        try:
+            stored = await self._store.get(layout.cursor_path(name))
+        except ObjectNotFoundError:
+            return None
+        return CloudCursor.parse(stored.data, name=name, etag=stored.etag)
+
+    async def _settled(self, name: str) -> CloudCursor | None:
+        """Return what :meth:`_find` does, after ending what another call left unchecked, if it did."""
+        while True:
+            found = await self._find(name)
+            if found is None or not found.is_unchecked:
+                return found
+            head, _ = await self._kept_from()
+            if found.position >= head:
+                await self._put(found.etag, found.checked())
+            else:
+                await self._undo(found, head)
 
     async def _load_listed(self, name: str, *, strict: bool) -> CloudCursor | None:
         try:
@@ -217,8 +253,9 @@ class CloudCursors:
     ) -> CloudCursor:
         _check_position(position)
         while True:
-            found = await self.load(name)
-            if seen is not None and (found is None or found.etag != seen.etag):
+            left = await self._settled(name)
+            found = None if left is None or left.is_removed else left
+            if seen is not None and not _is_as_seen(found, seen):
                 raise _moved(name, expected=seen, found=found)
             if found is not None and position < found.position and not is_rewind:
                 raise ValueError(
@@ -236,53 +273,53 @@ class CloudCursors:
                 writer=self._writer,
                 expires_us=found.expires_us if found and expires_us is None else expires_us,
             )
-            written = await self._write(found, made)
+            written = await self._write(left, made)
             if written is not None:
                 return written
 
-    async def _write(self, found: CloudCursor | None, made: CloudCursor) -> CloudCursor | None:
-        """Put a cursor in the place of ``found``; None if another one was quicker."""
-        now_us = self._clock.now_us()
-        if found is None or made.position < found.position or found.expires_us is not None:
-            self._unchecked.add(made.name)
-        elif _is_same(found, made) and made.name not in self._unchecked:
-            return found
-        made = dataclasses.replace(made, epoch_us=now_us, writer=self._writer)
-        etag = await self._put(found, made)
+    async def _write(self, left: CloudCursor | None, made: CloudCursor) -> CloudCursor | None:
+        """Put a cursor in the place of ``left``, which is settled; None if another one was quicker."""
+        before = None if left is None or left.is_removed else left
+        if before is not None and _holds(before, made):
+            if (before.position, before.expires_us) == (made.position, made.expires_us):
+                return before
+            made = self._signed(made)
+        else:
+            made = dataclasses.replace(self._signed(made), is_unchecked=True, before=before)
+        etag = await self._put(None if left is None else left.etag, made)
         if etag is None:
             return None
         made = dataclasses.replace(made, etag=etag)
-        if made.name in self._unchecked:
-            await self._check_kept(found, made)
-            self._unchecked.discard(made.name)
-        return made
+        return await self._check(made) if made.is_unchecked else made
 
-    async def _put(self, found: CloudCursor | None, made: CloudCursor) -> str | None:
-        key, data = layout.cursor_path(made.name), made.serialise()
-        etag = None if found is None else found.etag
-        assert found is None or etag is not None
-        result = await cas.put(self._store, key, data, etag, retry=self._retry)
-        result.decided(self._store.url, f"cursor {made.name!r} was written; call again")
-        return result.etag if result.outcome is cas.Outcome.COMMITTED else None
+    async def _check(self, made: CloudCursor) -> CloudCursor | None:
+        """Look for a collection, then say in the object that somebody has; None to begin again.
 
-    async def _check_kept(self, before: CloudCursor | None, made: CloudCursor) -> None:
-        """Look for a collection; undo the change and raise OffsetTrimmedError if it comes too late.
-
-        The announced one first, then the manifest: one that is finished in between shows there.
+        OffsetTrimmedError, and the change is undone, if a collection came first. None if another program has
+        ended the change meanwhile, or made one of its own: then the object alone tells what became of this
+        one, since what was found here may be older than what that program found.
         """
-        head = await self._announced_head()
-        manifest = await self._newest()
-        head = max(head, manifest.oldest_offset)
+        head, tail = await self._kept_from()
         if made.position >= head:
-            return
-        await self._undo(before, made)
-        self._unchecked.discard(made.name)
+            etag = await self._put(made.etag, made.checked())
+            return None if etag is None else dataclasses.replace(made.checked(), etag=etag)
+        if not await self._undo(made, head):
+            return None
         raise OffsetTrimmedError(
             f"what cursor {made.name!r} asks for is being collected, or was",
             requested=made.position,
             head=head,
-            tail=manifest.next_offset,
+            tail=tail,
         )
+
+    async def _kept_from(self) -> tuple[int, int]:
+        """Return the first offset that no collection takes, as far as any was announced, and the tail.
+
+        The announcement is read first, then the manifest: one that is carried out in between shows there.
+        """
+        head = await self._announced_head()
+        manifest = await self._newest()
+        return max(head, manifest.oldest_offset), manifest.next_offset
 
     async def _announced_head(self) -> int:
         try:
@@ -291,15 +328,27 @@ class CloudCursors:
             return layout.FIRST_OFFSET
         return Garbage.parse(stored.data).first_to_keep
 
-    async def _undo(self, before: CloudCursor | None, made: CloudCursor) -> None:
-        """Put back what was there, unless somebody else has changed it since."""
-        if before is not None:
-            await self._put(dataclasses.replace(before, etag=made.etag), before)
-            return
+    async def _undo(self, made: CloudCursor, head: int) -> bool:
+        """Put back what was there before; False if somebody has changed it since."""
+        before = made.before or self._removed(made.name, head)
+        return await self._put(made.etag, before) is not None
+
+    async def _put(self, etag: str | None, made: CloudCursor) -> str | None:
+        """Put a cursor in the place of the object that has this ETag, or of none; None if that is not there.
+
+        OutcomeUnknownError if the store does not say.
+        """
         key = layout.cursor_path(made.name)
-        info = await self._store.head(key)
-        if info is not None and info.etag == made.etag:
-            await self._store.delete([key])
+        result = await cas.put(self._store, key, made.serialise(), etag, retry=self._retry)
+        result.decided(self._store.url, f"cursor {made.name!r} was written; call again")
+        return result.etag if result.outcome is cas.Outcome.COMMITTED else None
+
+    def _signed(self, made: CloudCursor) -> CloudCursor:
+        return dataclasses.replace(made, epoch_us=self._clock.now_us(), writer=self._writer)
+
+    def _removed(self, name: str, position: int) -> CloudCursor:
+        now_us = self._clock.now_us()
+        return CloudCursor.removed(name, position, epoch_us=now_us, writer=self._writer)
 
 
 def _check_position(position: int) -> None:
@@ -309,11 +358,21 @@ def _check_position(position: int) -> None:
         raise ValueError(f"a cursor stands at offset 1 or behind, not at {position}")
 
 
-def _is_same(found: CloudCursor | None, made: CloudCursor) -> bool:
-    return found is not None and (found.position, found.expires_us) == (
-        made.position,
-        made.expires_us,
-    )
+def _parse_or_none(stored: StoredObject, name: str) -> CloudCursor | None:
+    try:
+        return CloudCursor.parse(stored.data, name=name, etag=stored.etag)
+    except CorruptionError:
+        return None
+
+
+def _holds(before: CloudCursor, made: CloudCursor) -> bool:
+    """Return whether a cursor that was checked holds what another one asks for, whatever time it is."""
+    return before.expires_us is None and made.position >= before.position
+
+
+def _is_as_seen(found: CloudCursor | None, seen: CloudCursor) -> bool:
+    """Return whether a cursor is the one that was read earlier; that it was checked since is no move."""
+    return found is not None and (found.etag == seen.etag or found == seen.checked())
 
 
 def _moved(

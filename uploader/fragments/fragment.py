@@ -3,6 +3,10 @@
 Owns what a fragment means: which records it holds, their setsum, and whether it is the one its manifest
 entry speaks of. How it is stored is in
 ``fragment_file.py``, how one is made in ``fragment_builder.py``.
+
+The length in an entry says how much to ask for, and tells a torn object at once. It does not say what the
+records are: wal3's copy of a log keeps the entries and writes the objects anew, with other lengths. So an
+object of another length is taken if all its records, hashed, are those of the entry.
 """
 
 from __future__ import annotations
@@ -21,10 +25,12 @@ from walstore.errors import CorruptionError
 def decode_fragment(data: bytes, entry: Fragment) -> FragmentBatch:
     """Return the records of the object that ``entry`` names.
 
-    CorruptionError unless its length and its offsets are those of the entry, and all that
-    :func:`uploader.fragments.fragment_file.read` checks. The setsum is not: see :func:`verify_fragment`.
+    CorruptionError unless its offsets are those of the entry, its length or else its setsum too, and all that
+    :func:`uploader.fragments.fragment_file.read` checks. See :func:`verify_fragment`.
     """
-    return _batch(_read(data, entry))
+    if has_length(data, entry):
+        return _batch(_read(data, entry))
+    return verify_fragment(data, entry)
 
 
 def decode_columns(
@@ -33,15 +39,28 @@ def decode_columns(
     """As :func:`decode_fragment`, with only the columns ``names`` of ``walstore.arrow.SCHEMA`` and offsets.
 
     The others are null, times the fragment's; what lies where they are stored is not looked at.
+    CorruptionError if the length is not that of the entry.
     """
+    if not has_length(data, entry):
+        raise _differs("length", entry, entry.num_bytes, len(data))
     return _batch(_read(data, entry, only=names))
 
 
 def verify_fragment(data: bytes, entry: Fragment) -> FragmentBatch:
-    """As :func:`decode_fragment`, and hash every record: CorruptionError if the setsum differs too."""
-    content = _read(data, entry)
+    """As :func:`decode_fragment`, and hash every record: CorruptionError if the setsum differs."""
+    try:
+        content = _read(data, entry)
+    except CorruptionError as error:
+        if has_length(data, entry):
+            raise
+        raise _differs("length", entry, entry.num_bytes, len(data)) from error
     _same("setsum", entry, entry.setsum, _setsum(content))
     return _batch(content)
+
+
+def has_length(data: bytes | bytearray, entry: Fragment) -> bool:
+    """Return whether an object is as long as its entry says."""
+    return len(data) == entry.num_bytes
 
 
 def inspect_fragment(data: bytes, path: str) -> Fragment:
@@ -87,7 +106,6 @@ def fragment_timestamp(data: bytes, *, path: str = "fragment") -> int:
 def _read(
     data: bytes | bytearray, entry: Fragment, *, only: Collection[str] | None = None
 ) -> Content:
-    _same("length", entry, entry.num_bytes, len(data))
     content = fragment_file.read(data, path=entry.path, only=only)
     _same("first offset", entry, entry.start, content.start)
     _same("limit", entry, entry.limit, content.limit)
@@ -96,12 +114,16 @@ def _read(
 
 def _same(what: str, entry: Fragment, expected: object, found: object) -> None:
     if found != expected:
-        raise CorruptionError(
-            f"a fragment's {what} is {found}, but the manifest says {expected}",
-            path=entry.path,
-            expected=expected,
-            found=found,
-        )
+        raise _differs(what, entry, expected, found)
+
+
+def _differs(what: str, entry: Fragment, expected: object, found: object) -> CorruptionError:
+    return CorruptionError(
+        f"a fragment's {what} is {found}, but the manifest says {expected}",
+        path=entry.path,
+        expected=expected,
+        found=found,
+    )
 
 
 def _batch(content: Content) -> FragmentBatch:

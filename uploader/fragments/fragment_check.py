@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -14,6 +15,10 @@ from uploader.manifests.entries import Fragment
 from uploader.setsum import Setsum
 from walstore.errors import CorruptionError, FormatVersionError
 
+_OTHER_LENGTH: Final = (
+    "nothing is lost; reading it takes a request more, and sizes that are shown are wrong; "
+    "fork the log to mend it"
+)
 _REWRITE: Final = "nothing is lost, but searches go wrong; fork the log with a writer of records"
 
 
@@ -54,19 +59,20 @@ def check_fragment(data: bytes, entry: Fragment) -> Checked:
         footer = fragment_file.read_footer(data, path=entry.path)
     except (CorruptionError, FormatVersionError) as error:
         if len(data) != entry.num_bytes:
-            found.append(_differs(entry, "length", entry.num_bytes, len(data)))
+            found.append(_of_length(entry, len(data), is_sound=False))
         return Checked(entry, (*found, of_error(error)))
     setsum = fragment_columns.setsum_of_column(
         content.records.column("value"), content.start, content.timestamp_us
     )
     for title, stated, held in (
-        ("length", entry.num_bytes, len(data)),
         ("first offset", entry.start, content.start),
         ("limit", entry.limit, content.limit),
         ("setsum", entry.setsum.hexdigest(), setsum.hexdigest()),
     ):
         if stated != held:
             found.append(_differs(entry, title, stated, held))
+    if len(data) != entry.num_bytes:
+        found.insert(0, _of_length(entry, len(data), is_sound=not found))
     bounds = pc.min_max(content.records.column("timestamp_us"))
     times = int(bounds["min"].as_py()), int(bounds["max"].as_py())
     if footer.times_us not in {None, times}:
@@ -82,6 +88,14 @@ def check_fragment(data: bytes, entry: Fragment) -> Checked:
 def _differs(entry: Fragment, title: str, expected: object, found: object) -> Finding:
     what = f"its {title} is not what the manifest says"
     return Finding(Severity.ERROR, entry.path, what, RESTORE, expected, found)
+
+
+def _of_length(entry: Fragment, size_bytes: int, *, is_sound: bool) -> Finding:
+    """Another length is damage only if the records are others, too."""
+    found = _differs(entry, "length", entry.num_bytes, size_bytes)
+    if not is_sound:
+        return found
+    return dataclasses.replace(found, severity=Severity.WARNING, advice=_OTHER_LENGTH)
 
 
 def _misleads(entry: Fragment, what: str, expected: object, found: object) -> Finding:

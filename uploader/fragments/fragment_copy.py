@@ -1,11 +1,13 @@
 """FragmentCopier: takes fragments of one log over into another, byte for byte, and proves each.
 
-What arrives is what the source's manifest promises: length, offsets, and the hash of every record. The
-last fragment may be cut, so that it ends earlier. Copying what is there already puts nothing.
+What arrives is what the source's manifest promises: offsets, and the hash of every record. The entry of a
+copy says how long it is, also where that of the source does not. The last fragment may be cut, so that it
+ends earlier. Copying what is there already puts nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 from uploader.errand import put_anyhow
@@ -51,22 +53,31 @@ class FragmentCopier:
             num_bytes=entry.num_bytes,
             setsum=entry.setsum,
         )
-        if stop >= entry.limit and self._is_resumed and await self._is_there(whole):
-            return whole
-        data = await self._source.get_range(entry.path, 0, entry.num_bytes + 1)
+        if stop >= entry.limit and self._is_resumed:
+            there = await self._copied(whole)
+            if there is not None:
+                return there
+        data = await _read_whole(self._source, entry)
         await self._worker.run(verify_fragment, data, entry)
         if stop < entry.limit:
             data, whole = await self._worker.run(partial(_cut, data, entry, stop))
         await put_anyhow(self._target, whole.path, data, retry=self._retry)
-        return whole
+        return dataclasses.replace(whole, num_bytes=len(data))
 
-    async def _is_there(self, entry: Fragment) -> bool:
+    async def _copied(self, entry: Fragment) -> Fragment | None:
+        """Return the entry of a copy that is there already; None if there is none, or another object."""
         try:
-            data = await self._target.get_range(entry.path, 0, entry.num_bytes + 1)
+            data = await _read_whole(self._target, entry)
             await self._worker.run(verify_fragment, data, entry)
         except (ObjectNotFoundError, CorruptionError):
-            return False
-        return True
+            return None
+        return dataclasses.replace(entry, num_bytes=len(data))
+
+
+async def _read_whole(store: ObjectStore, entry: Fragment) -> bytes:
+    """Return all of an object. A range costs less than a get, which may have to hash it for its ETag."""
+    data = await store.get_range(entry.path, 0, entry.num_bytes + 1)
+    return data if len(data) <= entry.num_bytes else (await store.get(entry.path)).data
 
 
 def _cut(data: bytes, entry: Fragment, stop: int) -> tuple[bytes, Fragment]:

@@ -39,15 +39,25 @@ FetchRange = Callable[[Fragment, int, int], Awaitable[bytes]]
 class FragmentFooters:
     """Footers of one log's fragments. Belongs to one event loop; any number of tasks may call it."""
 
-    def __init__(self, fetch: FetchRange, worker: Worker) -> None:
-        """``fetch`` asks the store, and describes what is missing."""
+    def __init__(
+        self,
+        fetch: FetchRange,
+        fetch_other: Callable[[Fragment], Awaitable[bytes]],
+        worker: Worker,
+    ) -> None:
+        """Both ways to fetch ask the store, and describe what is missing.
+
+        ``fetch_other`` returns all of a fragment of another length than its entry says, if its records are
+        the right ones.
+        """
         self._fetch = fetch
+        self._fetch_other = fetch_other
         self._worker = worker
         self._cached: OrderedDict[str, tuple[int, Footer]] = OrderedDict()
         self._cached_bytes = 0
         # Who wants the same footer at the same time asks for it once.
         self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._wholes: OrderedDict[str, bytes] = OrderedDict()
+        self._wholes: OrderedDict[str, tuple[Fragment, bytes]] = OrderedDict()
         self._wholes_bytes = 0
         self._guess_bytes = _FIRST_BYTES
 
@@ -59,7 +69,8 @@ class FragmentFooters:
     async def get(self, entry: Fragment) -> Footer:
         """Return a fragment's footer; one request, or two if it is unusually long.
 
-        CorruptionError if there is none, else the store's errors.
+        A fragment of another length than its entry says is fetched whole, and its records are hashed.
+        CorruptionError if there is no footer, or if these are not the records; else the store's errors.
         """
         lock = self._fetching.setdefault(entry.path, asyncio.Lock())
         async with lock:
@@ -68,6 +79,9 @@ class FragmentFooters:
                 self._cached.move_to_end(entry.path)
                 return cached[1]
             end = await self.end(entry)
+            if end is None:
+                end = await self._fetch_other(entry)
+                self._keep_whole(entry, end)
             footer = await self._worker.run(partial(read_footer, end, path=entry.path))
             self._keep(entry, footer)
             return footer
@@ -100,14 +114,19 @@ class FragmentFooters:
                 low += len(window)
                 at_once = min(2 * at_once, PARALLEL)
 
-    async def end(self, entry: Fragment) -> bytes:
-        """Return the last part of a fragment, the whole footer included; one request or two. Not kept."""
+    async def end(self, entry: Fragment) -> bytes | None:
+        """Return the last part of a fragment, the whole footer included; one request or two. Not kept.
+
+        None if the object does not have the length that its entry says: nobody knows where it ends then.
+        """
         size = entry.num_bytes
         length = min(size, self._guess_bytes)
         # One byte more is asked for than there should be, so that a longer object shows too.
         end = await self._fetch(entry, size - length, size + 1)
+        if len(end) != length:
+            return None
         needed = footer_bytes(end[-FOOTER_END_BYTES:], path=entry.path)
-        if len(end) != length or needed > size:
+        if needed > size:
             raise CorruptionError(
                 "a fragment's footer does not fit its length", path=entry.path, expected=size
             )
@@ -115,16 +134,16 @@ class FragmentFooters:
             self._guess_bytes = min(_MOST_BYTES, -(-needed // _GRAIN_BYTES) * _GRAIN_BYTES)
             return await self._fetch(entry, size - needed, size)
         if length == size:
-            self._keep_whole(entry.path, end)
+            self._keep_whole(entry, end)
         return end
 
     def take_whole(self, entry: Fragment) -> bytes | None:
         """Return the bytes of a fragment if asking for its end has fetched all of it; once."""
-        data = self._wholes.pop(entry.path, None)
-        if data is None:
+        found = self._wholes.pop(entry.path, None)
+        if found is None:
             return None
-        self._wholes_bytes -= len(data)
-        return data if len(data) == entry.num_bytes else None
+        self._wholes_bytes -= len(found[1])
+        return found[1] if found[0] == entry else None
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -146,10 +165,10 @@ class FragmentFooters:
             _, (_, oldest) = self._cached.popitem(last=False)
             self._cached_bytes -= oldest.streams.nbytes
 
-    def _keep_whole(self, path: str, data: bytes) -> None:
-        before = self._wholes.pop(path, b"")
-        self._wholes[path] = data
-        self._wholes_bytes += len(data) - len(before)
+    def _keep_whole(self, entry: Fragment, data: bytes) -> None:
+        before = self._wholes.pop(entry.path, None)
+        self._wholes[entry.path] = entry, data
+        self._wholes_bytes += len(data) - (0 if before is None else len(before[1]))
         while self._wholes_bytes > _WHOLES_BYTES:
-            _, oldest = self._wholes.popitem(last=False)
+            _, (_, oldest) = self._wholes.popitem(last=False)
             self._wholes_bytes -= len(oldest)

@@ -8,6 +8,7 @@ the tree of snapshots (``tree.py``) and, if there is one, the cache on disk (``f
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine
@@ -17,7 +18,7 @@ from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from uploader import layout
-from uploader.fragments.fragment import decode_fragment, verify_fragment
+from uploader.fragments.fragment import decode_fragment, has_length, verify_fragment
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.fragments.fragment_cache import FragmentCache
 from uploader.fragments.fragment_footers import FragmentFooters
@@ -33,6 +34,8 @@ from uploader.writing.writable import check_not_destroyed
 from walstore.batch import Batch
 from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
 from walstore.threads import Worker
+
+logger = logging.getLogger("walstore")
 
 _T = TypeVar("_T")
 
@@ -74,11 +77,12 @@ class FragmentReader:
         # Readers that want the same fragment at the same time fetch it once.
         self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._has_warned = False
         self.expansion = _FIRST_EXPANSION
         """How many bytes of memory each stored byte of the fragment read last became."""
         self.tree = ManifestTree(store, worker, newest=self._newest)
         """Which fragments there are."""
-        self.footers = FragmentFooters(self._range, worker)
+        self.footers = FragmentFooters(self._range, self._fetch_other, worker)
         """What fragments say of themselves at their ends."""
 
     async def entries(self, manifest: Manifest, start: int, limit: int) -> list[Fragment]:
@@ -112,8 +116,8 @@ class FragmentReader:
         return pieces(batch, position, limit, max_bytes)
 
     async def read(self, entry: Fragment, *, verify: bool = False) -> FragmentBatch:
-        """Return a fragment's records, checked against its entry (length, offsets; with ``verify`` the
-        setsum, too).
+        """Return a fragment's records, checked against its entry (length, offsets; with ``verify``, or if the
+        object has another length, the setsum, too).
 
         If the object is gone: OffsetTrimmedError if it was collected since the manifest was read, else
         CorruptionError.
@@ -129,6 +133,7 @@ class FragmentReader:
             if batch is None:
                 data = self.footers.take_whole(entry) or await self.fetch(entry)
                 batch = await self._worker.run(check, data, entry)
+                self.note_length(entry, data)
                 self._write_to_disk(entry, data)
             self._keep(entry, batch, is_verified=verify)
             return batch
@@ -140,15 +145,37 @@ class FragmentReader:
         object, if that spares half of it or more; the others are then null.
         """
         end = await self.footers.end(entry)
+        if end is None:
+            return await self.read(entry)
         found = await read_columns(entry, end, names, fetch=self._range, worker=self._worker)
         return await self.read(entry) if found is None else found
 
     async def fetch(self, entry: Fragment) -> bytes:
-        """Return the bytes of a fragment, unchecked and uncached; errors as :meth:`read`.
+        """Return all bytes of a fragment, unchecked and uncached; errors as :meth:`read`.
 
-        One byte more is asked for than there should be, so that a longer object shows too.
+        One request; one more if the object is longer than its entry says.
         """
-        return await self._range(entry, 0, entry.num_bytes + 1)
+        data = await self._range(entry, 0, entry.num_bytes + 1)
+        if len(data) <= entry.num_bytes:
+            return data
+        return (await self._or_describe(entry, self._store.get(entry.path))).data
+
+    def note_length(self, entry: Fragment, data: bytes) -> None:
+        """Warn in the program's log, once, of fragments with other lengths than their entries say.
+
+        ``data`` is that of a fragment whose records are those of its entry.
+        """
+        if self._has_warned or has_length(data, entry):
+            return
+        self._has_warned = True
+        logger.warning(
+            "%s: %s is %d bytes long, but the manifest says %d; its records are right, so it is read, as any "
+            "others like it; scrub the log to see which",
+            self._store.url,
+            entry.path,
+            len(data),
+            entry.num_bytes,
+        )
 
     async def offset_at(self, manifest: Manifest, timestamp_us: int) -> int | None:
         """Return the first offset at or after a time, or None if all records are older.
@@ -265,8 +292,18 @@ class FragmentReader:
 
     async def _range(self, entry: Fragment, start: int, limit: int) -> bytes:
         """Read a part by its range: an ETag is not needed, and may cost a hash."""
+        return await self._or_describe(entry, self._store.get_range(entry.path, start, limit))
+
+    async def _fetch_other(self, entry: Fragment) -> bytes:
+        """Return the bytes of a fragment of another length than its entry says, its records hashed."""
+        data = await self.fetch(entry)
+        await self._worker.run(verify_fragment, data, entry)
+        self.note_length(entry, data)
+        return data
+
+    async def _or_describe(self, entry: Fragment, reading: Awaitable[_T]) -> _T:
         try:
-            return await self._store.get_range(entry.path, start, limit)
+            return await reading
         except ObjectNotFoundError as error:
             raise await self._describe_missing(entry) from error
 

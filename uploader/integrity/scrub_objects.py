@@ -29,6 +29,7 @@ from uploader.manifests.tree import ManifestTree
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from walstore.errors import CorruptionError, FormatVersionError, OffsetTrimmedError
+from walstore.ports import Clock
 from walstore.threads import Worker
 
 MOST_LISTED: Final = 1000
@@ -46,12 +47,14 @@ class ScrubObjects:
         *,
         newest: Callable[[], Awaitable[Manifest]],
         report: Callable[[Finding], None],
+        clock: Clock,
     ) -> None:
-        """``newest`` reads the manifest again; ``report`` is told what is found."""
+        """``newest`` reads the manifest again; ``report`` is told what is found; ``clock`` ends pins."""
         self._store = store
         self._worker = worker
         self._newest = newest
         self._report = report
+        self._clock = clock
         self._tree = ManifestTree(store, worker)
         self._counts: Counter[str] = Counter()
 
@@ -80,10 +83,14 @@ class ScrubObjects:
             except ObjectNotFoundError:
                 continue
             except CorruptionError as error:
-                advice = "delete it or commit it anew; until then nothing can be collected"
+                advice = (
+                    "delete it, then commit it again if it is wanted; nothing is collected before"
+                )
                 self._report(of_error(error, advice=advice))
                 continue
-            await self._check_cursor(listed.key, cursor, manifest)
+            # One that holds nothing, removed or a pin whose time is over, may stand anywhere.
+            if not cursor.is_expired(self._clock.now_us()):
+                await self._check_cursor(listed.key, cursor, manifest)
 
     async def _check_cursor(self, key: str, cursor: CloudCursor, manifest: Manifest) -> None:
         if cursor.position < manifest.oldest_offset:

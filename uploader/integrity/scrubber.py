@@ -64,7 +64,7 @@ class Scrubber:
                 as many. 1 to 64.
             store: Replaces the store that the URL names; closed with the scrubber all the same.
             retry: How reading the root is repeated.
-            clock: Sleeps between attempts.
+            clock: Sleeps between attempts, and says which pins are over.
         """
         if not 1 <= max_in_flight <= 64:
             raise InvalidSettingsError(f"max_in_flight must be 1 to 64, not {max_in_flight}")
@@ -134,7 +134,11 @@ class Scrubber:
             next_start = await self._walk(root, manifest, tally, max_fragments, progress)
             if next_start is None:
                 await ScrubObjects(
-                    self._store, self._worker, newest=root.newest, report=tally.add
+                    self._store,
+                    self._worker,
+                    newest=root.newest,
+                    report=tally.add,
+                    clock=self._retry.clock,
                 ).check()
         except StorageUnavailableError as error:
             tally.add(of_unavailable("", error))

@@ -29,8 +29,8 @@ async def verify_log(
 ) -> Verified:
     """Read every fragment and check all that its entry and the manifest say.
 
-    Length, offsets, contiguity, setsum, times and streams of each, and that the setsums add up. Raises
-    CorruptionError naming the object.
+    Offsets, contiguity, setsum, times and streams of each, and that the setsums add up, also to what older
+    manifests of this reader said. Warns of a length that differs. Raises CorruptionError naming the object.
     """
     await worker.run(manifest.scrub)
     total = manifest.collected
@@ -39,6 +39,7 @@ async def verify_log(
         async for entry in entries:
             data = await fragments.fetch(entry)
             await worker.run(_verify, data, entry)
+            fragments.note_length(entry, data)
             total += entry.setsum
             records += entry.limit - entry.start
             size += len(data)

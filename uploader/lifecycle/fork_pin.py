@@ -3,13 +3,19 @@
 A pin that expires, so that nothing is held for good by a fork that nobody finishes. It stands at the
 log's first record whatever is copied: cursors hold what lies behind them, so in a log without any other
 a pin further on would give all before it free.
+
+A pin's name is used once. So it can be deleted, without the condition that stores do not have for that: a
+delete that arrives late takes no other attempt's pin. Left to expire, it would hold the log for ever
+in the eyes of wal3's collectors, who do not know that pins do.
 """
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 from typing import Final
 
+from uploader import layout
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.errand import Errand
 from uploader.manifests.manifest import Manifest
@@ -23,9 +29,10 @@ class ForkPin:
     """The pin of one fork on its source. Belongs to one task."""
 
     def __init__(self, source: Errand, target_url: str) -> None:
-        """Name the pin after the target, so that calling again finds it."""
+        """Name the pin after the target, so that the attempt that succeeds finds those of all others."""
         self._source = source
-        self._name = f"fork_{hashlib.sha256(target_url.encode()).hexdigest()[:16]}"
+        self._prefix = f"fork_{hashlib.sha256(target_url.encode()).hexdigest()[:16]}_"
+        self._name = self._prefix + secrets.token_hex(8)
         self._held_at = 0.0
         self._cursors = CloudCursors(
             source.store,
@@ -47,6 +54,7 @@ class ForkPin:
                 await self._cursors.pin(self._name, position, seconds=_HOLD_SECONDS)
             except OffsetTrimmedError as error:
                 if start is not None and start < error.head:
+                    await self.release()
                     raise
                 position = max(error.head, position)
                 continue
@@ -61,8 +69,10 @@ class ForkPin:
             self._held_at = self._source.clock.monotonic()
 
     async def release(self) -> None:
-        """Remove the pin; no error if there is none."""
-        await self._cursors.delete(self._name)
+        """Remove the pin, and those of earlier attempts; no error if there is none."""
+        folder = self._source.store.list(f"{layout.CURSOR_FOLDER}{self._prefix}")
+        if keys := [listed.key async for listed in folder]:
+            await self._source.store.delete(keys)
 
     async def _newest(self) -> Manifest:
         return await self._source.newest()

@@ -7,7 +7,8 @@ I/O: ``manifest_log.py`` swaps it, ``cloud_log.py`` follows its snapshots.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +31,11 @@ from walstore.errors import CorruptionError, LogSealedError
 __all__ = ["Fragment", "Manifest", "Snapshot", "SnapshotPointer"]
 
 SHORT_ENTRIES: Final = 256
+REWRITTEN: Final = (
+    "the log was replaced, or its history rewritten; stop its writers, find out which history is the right "
+    "one, then open the log again"
+)
+"""What it means that records which were named are not any more, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,14 @@ class Manifest:
         return FIRST_SEQ_NO if self.initial_seq_no is None else self.initial_seq_no
 
     @property
+    def bounds(self) -> dict[int, int]:
+        """Offsets at which an entry begins, and the next one, in order; how many entries come before each."""
+        entries: tuple[Entry, ...] = (*self.snapshots, *self.fragments)
+        found = {entry.start: at for at, entry in enumerate(entries)}
+        found[self.next_offset] = len(entries)
+        return found
+
+    @property
     def is_sealed(self) -> bool:
         """Whether the log takes no more records, for good."""
         return is_sealed_by(self.writer)
@@ -213,9 +227,12 @@ class Manifest:
             )
 
     def scrub_successor(self, successor: Manifest, *, path: str = layout.MANIFEST) -> None:
-        """Check that ``successor`` may have replaced this one: nothing that only grows went back.
+        """Check that ``successor``, which is sound, may have replaced this one.
 
-        CorruptionError if it did; then something other than a writer of this log put it there.
+        Nothing that only grows went back, and every record that was named before is named still, or counted
+        as collected. Snapshots are not read: where the end of this manifest is inside a snapshot of the
+        successor, whoever reads that compares (:meth:`ManifestTree.expect`). CorruptionError if it is no
+        successor; then something other than a writer or collector of this log put it there.
         """
         for name in ("acc_bytes", "oldest_offset", "next_offset", "next_seq_no"):
             before, after = getattr(self, name), getattr(successor, name)
@@ -226,6 +243,7 @@ class Manifest:
                     expected=before,
                     found=after,
                 )
+        _scrub_history(self, successor, path)
 
     def _scrub_beginning(self, path: str) -> None:
         if self.initial_offset is not None and self.initial_offset != self.oldest_offset:
@@ -256,3 +274,55 @@ def _scrub_pointer(snapshot: SnapshotPointer, path: str) -> None:
         )
     if not snapshot.depth:
         raise CorruptionError("a snapshot has depth 0", path=path)
+
+
+def _scrub_history(before: Manifest, after: Manifest, path: str) -> None:
+    """Raise CorruptionError unless two manifests agree on all records of which both speak.
+
+    Wherever an entry begins in both, the records before it must have the same sum, collected ones included.
+    Fragments never change, so none of either may reach over such a place of the other.
+    """
+    old, new = before.bounds, after.bounds
+    for fragments, offsets in ((before.fragments, [*new]), (after.fragments, [*old])):
+        for fragment in fragments:
+            at = bisect_right(offsets, fragment.start)
+            if at < len(offsets) and offsets[at] < fragment.limit:
+                raise _rewritten(fragment.start, fragment.limit, path)
+    held: tuple[Sequence[Entry], ...] = (
+        (*before.snapshots, *before.fragments),
+        (*after.snapshots, *after.fragments),
+    )
+    sums, low = [before.collected, after.collected], (0, 0)
+    start = layout.FIRST_OFFSET
+    for offset in (offset for offset in old if offset in new):
+        high = old[offset], new[offset]
+        for side in (0, 1):
+            sums[side] = _sum_of(sums[side], held[side][low[side] : high[side]])
+        if sums[0] != sums[1]:
+            raise _rewritten(start, offset, path, expected=sums[0], found=sums[1])
+        sums, low, start = [_ZERO, _ZERO], high, offset
+
+
+def _sum_of(base: Setsum, entries: Sequence[Entry]) -> Setsum:
+    if base is _ZERO and len(entries) == 1:
+        return entries[0].setsum  # most are compared one by one
+    return Setsum.total((base, *(entry.setsum for entry in entries)))
+
+
+def _rewritten(
+    start: int,
+    limit: int,
+    path: str,
+    *,
+    expected: Setsum | None = None,
+    found: Setsum | None = None,
+) -> CorruptionError:
+    return CorruptionError(
+        f"records [{start}, {limit}) are not those that were there before: {REWRITTEN}",
+        path=path,
+        expected=None if expected is None else expected.hexdigest(),
+        found=None if found is None else found.hexdigest(),
+    )
+
+
+_ZERO: Final = Setsum()

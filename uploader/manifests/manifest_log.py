@@ -121,7 +121,7 @@ class ManifestLog:
     async def load(self) -> bool:
         """Read the manifest; return False if there is none.
 
-        CorruptionError if it is damaged, or older than the one known before. The store's errors are
+        CorruptionError if it is damaged, or does not go on from the one known before. The store's errors are
         passed on: how often a read is repeated is the store's affair.
 
         Once a long manifest was found unchanged, its ETag alone is asked for first, so that following a
@@ -219,9 +219,8 @@ class ManifestLog:
         is_same = self._known is not None and stored.etag == self._known.etag
         self._may_ask_cheaply = is_same and len(stored.data) >= _LONG_BYTES
         if self._known is None or not is_same:
-            manifest = await self._worker.run(_parse, stored.data)
-            if self._known is not None:
-                self._known.manifest.scrub_successor(manifest)
+            before = None if self._known is None else self._known.manifest
+            manifest = await self._worker.run(_parse, stored.data, before)
             self._known = _Known(manifest, stored.etag)
         return True
 
@@ -260,9 +259,11 @@ class ManifestLog:
         return False
 
 
-def _parse(data: bytes) -> Manifest:
+def _parse(data: bytes, before: Manifest | None) -> Manifest:
     manifest = Manifest.parse(data)
     manifest.scrub()
+    if before is not None:
+        before.scrub_successor(manifest)
     return manifest
 
 

@@ -47,7 +47,8 @@ class Root(Protocol):
     async def load(self) -> bool:
         """Read the newest manifest; return False if there is none, or none any more.
 
-        CorruptionError if it is damaged, or older than the one known before; else the store's errors.
+        CorruptionError if it is damaged, or does not go on from the one known before (it is older, or names
+        other records); else the store's errors.
         """
 
     async def may_have_changed(self) -> bool:

@@ -13,17 +13,20 @@ from operator import attrgetter
 from typing import Final, TypeVar
 
 from uploader.manifests.entries import Entry, Fragment, SnapshotPointer
-from uploader.manifests.manifest import Manifest
+from uploader.manifests.manifest import REWRITTEN, Manifest
 from uploader.manifests.snapshot import Snapshot
 from uploader.manifests.snapshot_reader import SnapshotMissingError, SnapshotReader
+from uploader.setsum import Setsum
 from uploader.stores.port import ObjectStore
-from walstore.errors import OffsetTrimmedError
+from walstore.errors import CorruptionError, OffsetTrimmedError
 from walstore.threads import Worker
 
 _Entry = TypeVar("_Entry", bound=Entry)
 
 DEFAULT_CACHE_BYTES: Final = 16 << 20
 """Memory for snapshots that were read and may be wanted again."""
+_MOST_EXPECTED: Final = 64
+"""Ends of older manifests that are remembered; of more, the newest."""
 
 
 class ManifestTree:
@@ -59,6 +62,17 @@ class ManifestTree:
         self._newest = newest
         self._parallel = parallel
         self._snapshots = SnapshotReader(store, worker, cache_bytes=cache_bytes)
+        self._expected: dict[int, Setsum] = {}
+
+    def expect(self, offset: int, setsum: Setsum) -> None:
+        """Take note that all records before ``offset``, collected ones included, add up to ``setsum``.
+
+        An older manifest ended there, and a newer one hides the place in a snapshot. Whoever reads that
+        snapshot on the way to fragments gets CorruptionError if it says otherwise: nobody reads it for this.
+        """
+        self._expected[offset] = setsum
+        while len(self._expected) > _MOST_EXPECTED:
+            del self._expected[next(iter(self._expected))]
 
     @property
     def cached_bytes(self) -> int:
@@ -140,25 +154,51 @@ class ManifestTree:
     async def _walk(
         self, manifest: Manifest, start: int, limit: int
     ) -> AsyncGenerator[Sequence[Fragment], None]:
-        async with aclosing(self._below(manifest.snapshots, start, limit)) as found:
+        before = manifest.collected if self._expected else None
+        below = self._below(manifest.snapshots, before, start, limit)
+        async with aclosing(below) as found:
             async for run in found:
                 yield run
         if run := overlapping(manifest.fragments, start, limit):
             yield run
 
     async def _below(
-        self, pointers: Sequence[SnapshotPointer], start: int, limit: int
+        self, pointers: Sequence[SnapshotPointer], before: Setsum | None, start: int, limit: int
     ) -> AsyncGenerator[Sequence[Fragment], None]:
+        """``before`` is the sum of all records before the first pointer; None if nothing is expected."""
         wanted = overlapping(pointers, start, limit)
+        if before is not None and wanted:
+            before = _sum(before, pointers[: pointers.index(wanted[0])])
         low, step = 0, 1
         while low < len(wanted):
             for snapshot in await self._snapshots.get_all(wanted[low : low + step]):
+                if before is not None:
+                    self._check(snapshot, before)
                 if run := overlapping(snapshot.fragments, start, limit):
                     yield run
-                async with aclosing(self._below(snapshot.snapshots, start, limit)) as found:
+                below = self._below(snapshot.snapshots, before, start, limit)
+                async with aclosing(below) as found:
                     async for run in found:
                         yield run
+                if before is not None:
+                    before += snapshot.setsum
             low, step = low + step, min(2 * step, self._parallel)
+
+    def _check(self, snapshot: Snapshot, before: Setsum) -> None:
+        """Compare a snapshot with the ends of older manifests inside it; those it shows are done with."""
+        children: Sequence[Entry] = snapshot.snapshots or snapshot.fragments
+        low, high = children[0].start, children[-1].limit
+        for offset in [offset for offset in self._expected if low < offset < high]:
+            at = bisect_left(children, offset, key=_start_of)
+            last = children[at - 1]
+            if last.limit > offset and not isinstance(last, Fragment):
+                continue  # a deeper snapshot shows it
+            if last.limit != offset or _sum(before, children[:at]) != self._expected[offset]:
+                raise CorruptionError(
+                    f"the records before offset {offset} are not those that were there before: {REWRITTEN}",
+                    path=snapshot.path,
+                )
+            del self._expected[offset]
 
     async def _first(
         self, manifest: Manifest, reaches: Callable[[Fragment], Awaitable[bool]]
@@ -207,6 +247,10 @@ class ManifestTree:
 
 _start_of = attrgetter("start")
 _limit_of = attrgetter("limit")
+
+
+def _sum(before: Setsum, entries: Sequence[Entry]) -> Setsum:
+    return Setsum.total((before, *(entry.setsum for entry in entries)))
 
 
 def overlapping(entries: Sequence[_Entry], start: int, limit: int) -> Sequence[_Entry]:

@@ -13,6 +13,7 @@ from tests.uploader.chain.chains import run
 from uploader.chain.link import Link
 from uploader.chain.names import manifest_key
 from uploader.manifests.manifest import Manifest
+from uploader.testing import FaultyStore
 from uploader.testing.faults import fail
 from walstore.errors import (
     ContentionError,
@@ -135,6 +136,36 @@ async def test_a_manifest_that_belongs_to_no_chain_is_named(store, opened) -> No
     await store.inner.put_if_absent(foreign.key, foreign.serialise())
     with pytest.raises(CorruptionError):
         await log.publish(run(3), "w")
+
+
+async def put_behind(store: FaultyStore, link: Link, *salts: str) -> Link:
+    """Put a link behind another one, whose log has a fragment of each salt, and is sound in itself."""
+    entries = [
+        run(3, seq_no=number, start=3 * number - 2, salt=salt)[0]
+        for number, salt in enumerate(salts, 1)
+    ]
+    manifest = Manifest.initial("x").apply_fragments(entries, "x")
+    made = link.successor(manifest, author=link.author, alpha=link.alpha, base=0, now_us=0)
+    await store.inner.put_if_absent(made.key, made.serialise())
+    return made
+
+
+async def test_each_manifest_goes_on_from_the_one_before(store, opened) -> None:
+    """Also one in the middle: what follows it may name the right records again."""
+    writer, reader = opened(), opened()
+    await writer.load_or_create("w")
+    await writer.publish(run(3), "w")
+    await reader.load()
+    assert reader.head is not None
+    forged = await put_behind(store, reader.head, "other", "")
+    for _ in range(2):
+        for log in (reader, opened()):
+            with pytest.raises(CorruptionError, match="not those that were there") as told:
+                await log.load()
+            assert told.value.path == forged.key
+        if await store.inner.head(manifest_key(forged.next)) is None:
+            await put_behind(store, forged, "", "", "")
+    assert reader.manifest == writer.manifest
 
 
 async def test_the_manifests_are_deleted_under_us(store, opened) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -53,11 +56,13 @@ async def test_a_cursor_after_the_announcement(place: Place) -> None:
     await place.check_collected(8)
 
 
-async def accepted(cursors: CloudCursors) -> bool:
-    """Try to make a cursor at 3; return whether it may stand."""
+async def accepted(cursors: CloudCursors, position: int = 3) -> bool:
+    """Try to make a cursor, or to move it forward; return whether it may stand."""
     try:
-        await cursors.commit("late", 3)
+        await cursors.commit("late", position)
     except OffsetTrimmedError:
+        return False
+    except ValueError:  # it stands further on
         return False
     return True
 
@@ -102,6 +107,79 @@ async def test_a_new_cursor_however_its_calls_and_the_collectors_interleave(paus
         if place.store.requests < nth:
             # Until it is put, nobody can see it.
             assert outcomes == ({False} if pauses_at < 3 else {True, False})
+            return
+    pytest.fail("it never got to its end")
+
+
+async def begun(
+    group: asyncio.TaskGroup, work: Coroutine[Any, Any, Any], reached: asyncio.Event
+) -> asyncio.Task[Any]:
+    """Start some work, and return when it has paused or ended."""
+    task = group.create_task(work)
+    task.add_done_callback(lambda _: reached.set())
+    await reached.wait()
+    return task
+
+
+async def halt(go_on: asyncio.Event, *reached: asyncio.Event) -> None:
+    """Pause until told to go on, and say so."""
+    for event in reached:
+        event.set()
+    await go_on.wait()
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+@pytest.mark.parametrize("when", ["early", "announced", "ended"])
+@pytest.mark.parametrize("pauses_at", range(1, 6))
+async def test_two_programs_and_a_collector_however_they_interleave(
+    pauses_at: int, when: str, is_late: bool
+) -> None:
+    """Whoever is told that its cursor stands finds its records, though the other may have ended its change.
+
+    The collector pauses before its nth call, a cursor before a call of its own, having begun before the
+    collector or then. Another program moves the same cursor before the collector goes on, when it is about to
+    look at the cursors once more, or when it has ended. The first one goes on at last.
+    """
+    for nth in range(1, 200):
+        place = await Place.make((1,) * 6, fragments=100)
+        await place.cursors.commit("billing", 6)
+        store = FaultyStore(place.inner)
+        late = CloudCursors(
+            store, newest=place.manifest, retry=place.retry, clock=place.clock, writer="late"
+        )
+        go_on, paused, finish, halfway = (asyncio.Event() for _ in range(4))
+        look, announced = asyncio.Event(), asyncio.Event()
+        place.store.on("any", hang(go_on, paused), nth=nth)
+        place.store.on(
+            "list", call(partial(halt, look, announced, paused)), nth=3, key_prefix="cursor/"
+        )
+        store.on("any", hang(finish, halfway), nth=pauses_at)
+        other = False
+        async with asyncio.TaskGroup() as group:
+            if is_late:
+                collecting = await begun(group, collect(place), paused)
+            committing = await begun(group, accepted(late), halfway)
+            if not is_late:
+                collecting = await begun(group, collect(place), paused)
+            if when == "early":
+                other = await accepted(place.cursors, 4)
+            go_on.set()
+            collecting.add_done_callback(lambda _, announced=announced: announced.set())
+            await announced.wait()
+            if when == "announced":
+                other = await accepted(place.cursors, 4)
+            look.set()
+            await collecting
+            if when == "ended":
+                other = await accepted(place.cursors, 4)
+            finish.set()
+        first = (await place.named())[0].start
+        cursor = await place.cursors.load("late")
+        assert not committing.result() or first <= (4 if other else 3)
+        assert not other or first <= 4
+        assert (cursor is not None) == (committing.result() or other)
+        assert cursor is None or (cursor.position >= first and not cursor.is_unchecked)
+        if place.store.requests < nth:
             return
     pytest.fail("it never got to its end")
 

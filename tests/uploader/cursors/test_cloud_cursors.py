@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import dataclasses
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -23,9 +26,11 @@ from uploader.testing.faults import (
     call,
     conflict,
     fail,
+    hang,
     happen_then_fail,
     happen_then_kill,
     kill,
+    postpone,
     timeout,
 )
 from walstore.errors import (
@@ -35,6 +40,7 @@ from walstore.errors import (
     OffsetTrimmedError,
     OutcomeUnknownError,
     StorageUnavailableError,
+    WalError,
 )
 from walstore.testing import ManualClock
 
@@ -103,6 +109,29 @@ def test_a_pin_has_one_field_more() -> None:
     assert not rewritten.is_expired(1 << 60)
 
 
+def test_one_that_nobody_checked_says_so_and_what_was_there() -> None:
+    """Behind wal3's fields, too; theirs go on reading it."""
+    before = CloudCursor(name="a", position=7, epoch_us=4, writer="v", expires_us=9)
+    made = CloudCursor(name="a", position=3, epoch_us=5, writer="w", is_unchecked=True)
+    data = made.serialise()
+    assert (
+        data == b'{"position":{"offset":3},"epoch_us":5,"writer":"w","unchecked":{"before":null}}'
+    )
+    assert CloudCursor.parse(data, name="a") == made
+    made = dataclasses.replace(made, before=before)
+    assert json.loads(made.serialise())["unchecked"]["before"] == json.loads(before.serialise())
+    assert CloudCursor.parse(made.serialise(), name="a") == made
+    assert made.checked() == CloudCursor(name="a", position=3, epoch_us=5, writer="w")
+
+
+def test_one_that_was_removed_is_a_pin_that_expired() -> None:
+    """Also for programs that know pins and no removals."""
+    gone = CloudCursor.removed("a", 3, epoch_us=5, writer="w")
+    assert gone.is_removed
+    assert gone.is_expired(1)
+    assert CloudCursor.parse(gone.serialise(), name="a") == gone
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -112,6 +141,8 @@ def test_a_pin_has_one_field_more() -> None:
         b'{"position":{"offset":3},"epoch_us":-5,"writer":"w"}',
         b'{"position":{"offset":3},"epoch_us":5}',
         b'{"position":{"offset":3},"epoch_us":5,"writer":"w","expires_us":"x"}',
+        b'{"position":{"offset":3},"epoch_us":5,"writer":"w","unchecked":true}',
+        b'{"position":{"offset":3},"epoch_us":5,"writer":"w","unchecked":{"before":{"epoch_us":5}}}',
     ],
 )
 def test_bad_shapes(data: bytes) -> None:
@@ -340,8 +371,8 @@ async def test_forward_asks_for_no_collection(place: Place) -> None:
 
 async def test_an_undo_leaves_alone_what_somebody_else_did(place: Place) -> None:
     place.drop(21)
-    place.store.on("head", call(lambda: place.other.commit("billing", 25)))
-    with pytest.raises(OffsetTrimmedError):
+    place.store.on("put_if_match", call(lambda: place.other.commit("billing", 25)))
+    with pytest.raises(ValueError, match="back from 25"):
         await place.cursors.commit("billing", 5)
     found = await place.other.load("billing")
     assert found is not None
@@ -379,6 +410,175 @@ async def test_killed_at_every_call(
         if not place.store.is_killed:
             return
     pytest.fail("it never got to its end")
+
+
+# -- what arrives late, and what nobody checked ------------------------------------------------
+
+
+def on_its_way(place: Place) -> None:
+    """Let whatever changes an object that is there arrive only when it is delivered."""
+    for kind in ("put_if_match", "delete"):
+        place.store.on(kind, postpone(place.store.late), times=99)
+
+
+async def test_a_removal_that_arrives_late_leaves_the_next_cursor_alone(place: Place) -> None:
+    await place.cursors.commit("billing", 5)
+    on_its_way(place)
+    with pytest.raises(WalError) as told:
+        await place.cursors.delete("billing")
+    assert told.value.outcome == "unknown"
+    await place.other.delete("billing")
+    made = await place.other.commit("billing", 7)
+    await place.store.deliver()
+    assert await place.other.load("billing") == made
+
+
+async def test_an_undo_that_arrives_late_leaves_the_next_cursor_alone(place: Place) -> None:
+    place.drop(21)
+    on_its_way(place)
+    with pytest.raises(WalError):
+        await place.cursors.create("billing", 5)
+    made = await place.other.commit("billing", 25)
+    await place.store.deliver()
+    assert await place.other.load("billing") == made
+
+
+async def test_an_undo_takes_nothing_that_came_right_before_it(impatient: RetryPolicy) -> None:
+    """Whatever it looks at first, another program may be quicker than what it does then."""
+    for nth in range(1, 10):
+        place = Place(impatient)
+        place.drop(21)
+        place.store.on("any", call(lambda place=place: place.other.commit("billing", 25)), nth=nth)
+        with contextlib.suppress(OffsetTrimmedError, ValueError):
+            await place.cursors.commit("billing", 5)
+        if place.store.requests < nth:
+            return
+        found = await place.other.load("billing")
+        assert found is not None
+        assert found.position == 25
+    pytest.fail("it never got to its end")
+
+
+async def test_nothing_is_ever_deleted(place: Place) -> None:
+    """Stores cannot delete on a condition."""
+    await place.announce(21)
+    with pytest.raises(OffsetTrimmedError):
+        await place.cursors.commit("billing", 5)
+    await place.cursors.commit("billing", 25)
+    await place.cursors.pin("report", 25, seconds=1)
+    for name in ("billing", "report", "nobody"):
+        await place.cursors.delete(name)
+    assert await place.other.list(strict=True) == []
+    assert place.store.count("delete").requests == 0
+    assert (await place.cursors.create("billing", 22)).position == 22
+
+
+async def test_a_removed_cursor_holds_nothing_wherever_it_stood(place: Place) -> None:
+    await place.cursors.commit("billing", 5)
+    await place.cursors.delete("billing")
+    data = json.loads((await place.inner.get(PATH)).data)
+    assert (data["position"], data["expires_us"], data["writer"]) == ({"offset": 5}, 0, "me")
+    with pytest.raises(CursorMovedError, match="deleted"):
+        await place.cursors.renew("billing", seconds=1)
+    assert (await place.cursors.pin("billing", 3, seconds=1)).position == 3
+
+
+async def test_a_damaged_cursor_can_be_removed(place: Place) -> None:
+    await place.inner.put_if_absent(PATH, b"{")
+    await place.cursors.delete("billing")
+    assert await place.cursors.list(strict=True) == []
+    assert (await place.cursors.commit("billing", 5)).position == 5
+
+
+@pytest.mark.parametrize("act", ["commit", "create", "pin"])
+async def test_a_cursor_whose_maker_died_is_looked_at_by_the_next(place: Place, act: str) -> None:
+    """It was put too late, and nobody was told that it holds anything."""
+    makes: dict[str, Callable[[CloudCursors], Awaitable[object]]] = {
+        "commit": lambda cursors: cursors.commit("billing", 5),
+        "create": lambda cursors: cursors.create("billing", 5),
+        "pin": lambda cursors: cursors.pin("billing", 5, seconds=60),
+    }
+    place.store.on("get", kill(), key_prefix=layout.GARBAGE)
+    with pytest.raises(StoreKilled):
+        await makes[act](place.cursors)
+    place.drop(21)
+    with pytest.raises(OffsetTrimmedError) as told:
+        await place.other.commit("billing", 9)
+    assert (told.value.requested, told.value.head) == (9, 21)
+    assert await place.other.load("billing") is None
+    made = await place.other.create("billing", 25)
+    assert made == await place.other.load("billing")
+    assert (made.position, made.expires_us, made.is_unchecked) == (25, None, False)
+
+
+async def test_a_cursor_whose_maker_was_cancelled_is_looked_at_by_the_next(place: Place) -> None:
+    never, reached = asyncio.Event(), asyncio.Event()
+    place.store.on("get", hang(never, reached), key_prefix=layout.GARBAGE)
+    making = asyncio.create_task(place.cursors.commit("billing", 5))
+    await reached.wait()
+    making.cancel()
+    await asyncio.wait([making])
+    place.drop(21)
+    for cursors in (place.other, place.cursors):
+        with pytest.raises(OffsetTrimmedError):
+            await cursors.commit("billing", 9)
+
+
+async def test_a_step_back_whose_process_died_is_taken_back_by_the_next(place: Place) -> None:
+    """To where it stood, which somebody relies upon."""
+    before = await place.other.commit("billing", 25)
+    place.store.on("get", kill(), key_prefix=layout.GARBAGE)
+    with pytest.raises(StoreKilled):
+        await place.cursors.rewind("billing", 15)
+    held = await place.other.load("billing")
+    assert held is not None
+    assert (held.position, held.is_unchecked) == (15, True)  # as long as nobody knows, it holds
+    place.drop(21)
+    with pytest.raises(ValueError, match="back from 25"):
+        await place.other.commit("billing", 22)
+    assert await place.other.load("billing") == before
+    assert await place.other.create("billing", 30) == before
+
+
+async def test_one_that_came_in_time_is_taken_over(place: Place) -> None:
+    place.store.on("get", kill(), key_prefix=layout.GARBAGE)
+    with pytest.raises(StoreKilled):
+        await place.cursors.create("billing", 5)
+    seen = await place.other.load("billing")
+    assert seen is not None
+    assert (await place.other.create("billing", 9)).position == 5
+    # That it was checked since is no move.
+    assert (await place.other.commit("billing", 9, seen=seen)).position == 9
+    found = await place.other.load("billing")
+    assert found is not None
+    assert not found.is_unchecked
+
+
+async def test_one_that_another_program_took_back_is_not_acknowledged(place: Place) -> None:
+    """It looked in time, but a collection was announced since, and somebody else saw that first."""
+
+    async def others() -> None:
+        await place.announce(21)
+        with pytest.raises(OffsetTrimmedError):
+            await place.other.commit("billing", 6)
+
+    place.store.on("put_if_match", call(others))
+    with pytest.raises(OffsetTrimmedError):
+        await place.cursors.commit("billing", 5)
+    assert await place.other.load("billing") is None
+
+
+async def test_one_that_another_program_looked_at_in_time_is_held(place: Place) -> None:
+    """Its maker finds a collection that was announced since, which will find the cursor."""
+
+    async def others() -> None:
+        await place.other.create("billing", 9)
+        await place.announce(21)
+
+    place.store.on("get", call(others), key_prefix=layout.GARBAGE)
+    made = await place.cursors.commit("billing", 5)
+    assert made == await place.other.load("billing")
+    assert (made.position, made.is_unchecked) == (5, False)
 
 
 # -- made once ---------------------------------------------------------------------------------

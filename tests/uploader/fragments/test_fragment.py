@@ -17,6 +17,7 @@ from tests.golden.wal3.regenerate import setsum_hex
 from tests.uploader.parquet import by_arrow_rs, by_pyarrow, read_by_arrow_rs, wal3_table
 from uploader import layout
 from uploader.fragments.fragment import (
+    decode_columns,
     decode_fragment,
     fragment_time_bounds,
     fragment_timestamp,
@@ -284,7 +285,6 @@ def test_a_foreign_key_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_bytes": 1}, "length"),
         ({"start": 2}, "first offset is 1"),
         ({"limit": 5}, "limit is 4"),
     ],
@@ -296,6 +296,24 @@ def test_the_object_is_what_its_entry_says(changes: dict[str, int], message: str
         with pytest.raises(CorruptionError, match=message) as caught:
             read(encoded.data, entry)
         assert caught.value.path == PATH
+
+
+@pytest.mark.parametrize("more", [-100, 100])
+def test_another_length_is_no_other_content(more: int) -> None:
+    """wal3's copy of a log has the entries of the original. The setsum says whether these are the records."""
+    encoded = encode(values_only(*BODIES))
+    entry = encoded.entry(7)
+    entry = dataclasses.replace(entry, num_bytes=entry.num_bytes + more)
+    for read in (decode_fragment, verify_fragment):
+        assert list(read(encoded.data, entry).values) == BODIES
+        with pytest.raises(CorruptionError, match="setsum"):
+            read(encoded.data, dataclasses.replace(entry, setsum=Setsum()))
+        with pytest.raises(CorruptionError, match="length") as caught:
+            read(encoded.data[:-1], entry)
+        assert caught.value.expected == entry.num_bytes
+        assert caught.value.found == len(encoded.data) - 1
+    with pytest.raises(CorruptionError, match="length"):
+        decode_columns(encoded.data, entry, ["value"])
 
 
 def test_only_verifying_looks_at_the_setsum() -> None:

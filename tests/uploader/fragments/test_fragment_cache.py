@@ -12,6 +12,7 @@ import pytest
 
 from tests.cloud import FAST, URL
 from tests.uploader.cloud_streams import put_log
+from tests.uploader.parquet import copy_as_wal3
 from tests.waiting import until
 from uploader import CloudLog, CloudTier
 from uploader.fragments.fragment_cache import SUFFIX, FragmentCache
@@ -241,6 +242,18 @@ async def test_a_damaged_copy_is_fetched_again(store, directory) -> None:
         before = store.requests
         assert await read_all(log) == list(range(1, 11))
         assert store.requests == before + 1
+
+
+@pytest.mark.parametrize("is_longer", [False, True])
+async def test_a_fragment_of_another_length_is_kept_too(store, directory, is_longer) -> None:
+    manifest = await put_log(store.inner, 1, lambda _: None)
+    await copy_as_wal3(store.inner, manifest, is_longer=is_longer)
+    for count in (3 if is_longer else 2, 1):
+        before = store.requests
+        async with open_log(store, directory) as log:
+            assert await read_all(log) == list(range(1, 11))
+            await until(lambda: len(files(directory)) == 1)
+        assert store.requests - before == count
 
 
 async def test_another_log_of_the_same_name_is_another_log(store, directory) -> None:

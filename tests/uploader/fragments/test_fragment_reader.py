@@ -11,7 +11,7 @@ import pytest
 
 from tests.cloud import put_fragment, values
 from tests.frames import batch_of, build
-from tests.uploader.parquet import by_pyarrow, wal3_table
+from tests.uploader.parquet import by_pyarrow, copy_as_wal3, wal3_table
 from uploader import layout
 from uploader.fragments.fragment import inspect_fragment
 from uploader.fragments.fragment_builder import encode_fragment
@@ -223,6 +223,55 @@ async def test_a_damaged_fragment_is_named(store, reader, spoil) -> None:
     with pytest.raises(CorruptionError) as told:
         await reader.read(manifest.fragments[2])
     assert told.value.path == path
+
+
+# -- of another length -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_longer", [False, True])
+async def test_fragments_of_another_length_are_read(store, make, caplog, is_longer) -> None:
+    """wal3's copy of a log has other objects under the same entries; wal3 does not look at the length."""
+    manifest = await write(store, 3, 30)
+    await copy_as_wal3(store.inner, manifest, is_longer=is_longer)
+    reader = make()
+    for at, entry in enumerate(manifest.fragments):
+        for verify in (False, True):
+            batch = await reader.read(entry, verify=verify)
+            assert list(batch.values) == CONTENT[30 * at : 30 * at + 30]
+    assert await make().offset_at(manifest, 7) == 1
+    assert await make().offset_at(manifest, 8) is None
+    assert await make().skip_stream(manifest, "a", 1, 91) == 91
+    columns = await make().read_columns(manifest.fragments[1], ["value"])
+    assert list(columns.values) == CONTENT[30:60]
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 5  # once for each reader
+    assert manifest.fragments[0].path in warnings[0]
+    assert str(manifest.fragments[0].num_bytes) in warnings[0]
+
+
+@pytest.mark.parametrize("is_longer", [False, True])
+async def test_other_records_of_another_length_are_damage(store, make, is_longer) -> None:
+    manifest = await write(store, 1, 30)
+    (entry,) = manifest.fragments
+    await copy_as_wal3(store.inner, manifest, is_longer=is_longer, changed_us=1)
+    for read in (
+        lambda reader: reader.read(entry),
+        lambda reader: reader.footers.get(entry),
+        lambda reader: reader.read_columns(entry, ["value"]),
+        lambda reader: reader.offset_at(manifest, 5),
+    ):
+        with pytest.raises(CorruptionError, match="setsum") as told:
+            await read(make())
+        assert told.value.path == entry.path
+
+
+@pytest.mark.parametrize("is_longer", [False, True])
+async def test_what_another_length_costs(store, make, is_longer) -> None:
+    manifest = await write(store, 1, 30)
+    (entry,) = manifest.fragments
+    await copy_as_wal3(store.inner, manifest, is_longer=is_longer)
+    await make().read(entry)
+    assert store.requests == (2 if is_longer else 1)
 
 
 # -- by time ---------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from tests.cloud import (
     values,
 )
 from tests.uploader.logs import begin, collect, extend, manifest_in, numbers, roll_up
+from tests.uploader.parquet import copy_as_wal3
 from uploader import layout
 from uploader.lifecycle.destroy import destroy
 from uploader.lifecycle.fork import fork
@@ -344,6 +345,24 @@ async def test_damage_is_not_copied(source, target, worker) -> None:
         await copy(source, target)
     assert told.value.path == key
     assert layout.MANIFEST not in await snapshot(target.inner)
+
+
+@pytest.mark.parametrize("is_longer", [False, True])
+@pytest.mark.parametrize("stop", [9, 8])
+async def test_fragments_of_another_length_are_copied(
+    source, target, worker, is_longer, stop
+) -> None:
+    """As wal3's copy leaves them; the fork's manifest says how long they are. Called again, it finds them."""
+    log = await begin(source, worker, 4)
+    await copy_as_wal3(source.inner, log.manifest, is_longer=is_longer)
+    target.on("put_if_absent", fail(timeout()), key_prefix="manifest/", times=2)
+    with pytest.raises(OutcomeUnknownError):
+        await copy(source, target, stop=stop)
+    await copy(source, target, stop=stop)
+    assert await cloud_values(target) == numbers(1, stop)
+    for entry in (await manifest_in(target)).fragments:
+        assert len((await target.get(entry.path)).data) == entry.num_bytes
+    assert max(target.attempts.values()) <= 2
 
 
 async def test_a_missing_fragment_is_damage(source, target, worker) -> None:

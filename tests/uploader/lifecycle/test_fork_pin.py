@@ -12,7 +12,9 @@ from uploader.cursors.cloud_cursor import CloudCursor
 from uploader.errand import errand
 from uploader.lifecycle.fork_pin import ForkPin
 from uploader.stores import MemoryStore
-from walstore.errors import OffsetTrimmedError
+from uploader.testing import FaultyStore
+from uploader.testing.faults import postpone
+from walstore.errors import OffsetTrimmedError, StorageUnavailableError
 from walstore.testing import ManualClock
 from walstore.threads import Worker
 
@@ -74,3 +76,27 @@ async def test_a_collection_that_is_announced_goes_first(store, clock) -> None:
         assert await pin.hold(7) == 7
         assert await pin.hold(None) == 5
         assert {found.position for found in await pins(store)} == {5}
+        with pytest.raises(OffsetTrimmedError):
+            await ForkPin(source, "memory://other").hold(4)
+        assert [found.position for found in await pins(store)] == [5]
+
+
+async def test_a_release_that_arrives_late_leaves_the_next_attempt_alone(store, clock) -> None:
+    """No two attempts use one name; the one that succeeds removes what is left of the others."""
+    slow = FaultyStore(store)
+    slow.on("delete", postpone(slow.late))
+    async with (
+        errand(URL, store=slow, retry=FAST, clock=clock) as late,
+        errand(URL, store=store, retry=FAST, clock=clock) as source,
+    ):
+        first = ForkPin(late, "memory://target")
+        await first.hold(None)
+        with pytest.raises(StorageUnavailableError):
+            await first.release()
+        second = ForkPin(source, "memory://target")
+        await second.hold(None)
+        await slow.deliver()
+        assert len(await pins(store)) == 1
+        await first.hold(None)
+        await second.release()
+        assert await pins(store) == []

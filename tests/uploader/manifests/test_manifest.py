@@ -389,8 +389,99 @@ def test_nothing_that_only_grows_may_go_back(successor: Manifest, what: str) -> 
         LOG.scrub_successor(successor)
 
 
+def without(manifest: Manifest, count: int) -> Manifest:
+    """Return the manifest after a collection of so many fragments; it has no snapshots."""
+    kept = manifest.fragments[count:]
+    return changed(
+        manifest,
+        collected=Setsum.total(entry.setsum for entry in manifest.fragments[:count]),
+        fragments=kept,
+        initial_offset=kept[0].start,
+        initial_seq_no=kept[0].seq_no,
+    )
+
+
 def test_the_oldest_offset_may_not_go_back() -> None:
-    trimmed = balanced(LOG, fragments=(TWO, THREE), initial_offset=11, initial_seq_no=2)
+    trimmed = without(LOG, 1)
     LOG.scrub_successor(trimmed)
     with pytest.raises(CorruptionError, match="oldest_offset went back from 11 to 1"):
         trimmed.scrub_successor(LOG)
+
+
+def other(entry: Fragment) -> Fragment:
+    """Return an entry of the same place for other records."""
+    return changed(entry, setsum=Setsum.of_items([b"other", b"%d" % entry.seq_no]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_records_that_were_named_are_not_replaced(at: int) -> None:
+    """Though everything that only grows has grown, and the successor is sound in itself."""
+    rewritten = [
+        other(entry) if place >= at else entry for place, entry in enumerate(LOG.fragments)
+    ]
+    longer = [*rewritten, *fragments(5, seq_no=LOG.next_seq_no, start=LOG.next_offset)]
+    successor = Manifest.initial("somebody").apply_fragments(longer, "somebody")
+    successor.scrub()
+    first = LOG.fragments[at]
+    with pytest.raises(CorruptionError, match="not those that were there before") as told:
+        LOG.scrub_successor(successor)
+    assert f"[{first.start}, {first.limit})" in str(told.value)
+    assert "open the log again" in str(told.value)
+
+
+def test_what_was_collected_is_what_was_named() -> None:
+    LOG.scrub_successor(without(LOG, 2))
+    forged = without(Manifest.initial("w").apply_fragments([other(ONE), TWO, THREE], "w"), 1)
+    forged.scrub()
+    with pytest.raises(CorruptionError, match="not those"):
+        LOG.scrub_successor(forged)
+
+
+def test_fragments_are_never_divided_otherwise() -> None:
+    """Neither by a manifest with more of them nor by one with fewer."""
+    few = manifest_of(10, 20)
+    many = manifest_of(10, 5, 15, 1)
+    for before, after in ((few, many), (many, manifest_of(10, 20, 1, 1))):
+        with pytest.raises(CorruptionError, match="not those"):
+            before.scrub_successor(after)
+
+
+@given(st.data())
+def test_one_changed_record_shows_wherever_both_manifests_tell(data: st.DataObject) -> None:
+    """However they are rolled up and collected; and a log that only grew is always believed."""
+    sizes = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=12))
+    known = data.draw(st.integers(0, len(sizes)))
+    runs = fragments(*sizes)
+    before = shaped(data, runs[:known])
+    after = shaped(data, runs)
+    if before.oldest_offset <= after.oldest_offset:
+        before.scrub_successor(after)
+    changed_at = data.draw(st.integers(0, len(sizes) - 1))
+    forged = shaped(data, [other(e) if at == changed_at else e for at, e in enumerate(runs)])
+    shared = [offset for offset in before.bounds if offset in forged.bounds]
+    shows = changed_at < known and any(offset > runs[changed_at].start for offset in shared)
+    if before.oldest_offset > forged.oldest_offset:
+        return
+    if shows:
+        with pytest.raises(CorruptionError, match="not those"):
+            before.scrub_successor(forged)
+    else:
+        before.scrub_successor(forged)
+
+
+def shaped(data: st.DataObject, entries: list[Fragment]) -> Manifest:
+    """Return a manifest of these fragments, the oldest collected, others rolled up, as drawn."""
+    manifest = Manifest.initial("w").apply_fragments(entries, "w")
+    count = data.draw(st.integers(0, max(0, len(entries) - 1)))
+    if count:
+        manifest = without(manifest, count)
+    for _ in range(data.draw(st.integers(0, 2))):
+        rolled = data.draw(st.integers(0, max(0, len(manifest.fragments) - 1)))
+        if rolled:
+            beginning = {
+                "initial_offset": manifest.initial_offset,
+                "initial_seq_no": manifest.initial_seq_no,
+            }
+            manifest = changed(rolled_up(manifest, rolled)[0], **beginning)
+    manifest.scrub()
+    return manifest

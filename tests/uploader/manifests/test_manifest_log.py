@@ -127,6 +127,26 @@ async def test_it_never_goes_back(store, opened) -> None:
     assert log.manifest == manifest_of(3, 4)
 
 
+async def test_it_never_names_other_records(store, opened) -> None:
+    """A longer log was put in its place, sound in itself. Seen without a request more."""
+    await write(store, manifest_of(3, 4))
+    log = opened()
+    await log.load()
+    other = dataclasses.replace(fragment(2, 4, 8), setsum=Setsum.of_items([b"other"]))
+    longer = [*fragments(3), other, *fragments(5, seq_no=3, start=8)]
+    await write(store, Manifest.initial("somebody").apply_fragments(longer, "somebody"))
+    before = store.requests
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match=r"records \[4, 8\) are not those") as told:
+            await log.load()
+        assert told.value.path == KEY
+    assert log.manifest == manifest_of(3, 4)
+    assert store.requests == before + 2
+    with pytest.raises(CorruptionError):
+        await log.publish([fragment(3, 8, 9)], "w")
+    assert (await stored(store)).writer == "somebody"
+
+
 async def test_an_unchanged_one_is_not_taken_apart_again(store, opened) -> None:
     await write(store, manifest_of(3, 4))
     log = opened()

@@ -549,3 +549,41 @@ async def test_damage_is_not_taken_for_collection(store, make) -> None:
 
     with pytest.raises(CorruptionError, match="snapshot is missing"):
         await make(newest=newest).entries(manifest)
+
+
+# -- ends of older manifests -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", range(1, 20))
+async def test_the_end_of_an_older_manifest_is_found_on_the_way(store, make, known: int) -> None:
+    """It lies in a snapshot that is read anyway; a sum that is another one shows there."""
+    manifest = await grown(store, 20)
+    end = 10 * known + 1
+    await make().entries(manifest, end)
+    requests = store.requests
+    tree = make()
+    tree.expect(end, manifest_of(*[10] * known).setsum)
+    assert numbers(await tree.entries(manifest, end)) == list(range(known + 1, 21))
+    assert store.requests == 2 * requests
+    tree.expect(end, Setsum.of_items([b"other"]))
+    if end in manifest.bounds:
+        await tree.entries(manifest, end)  # told by the manifests alone
+        return
+    for start in (0, end):
+        with pytest.raises(CorruptionError, match=f"before offset {end} are not those"):
+            await tree.entries(manifest, start)
+
+
+async def test_an_end_inside_a_fragment_is_none(store, tree) -> None:
+    manifest = await grown(store, 20)
+    tree.expect(15, manifest_of(10, 4).setsum)
+    with pytest.raises(CorruptionError, match="before offset 15"):
+        await tree.entries(manifest, 15)
+
+
+async def test_ends_of_older_manifests_are_bounded(store, tree) -> None:
+    manifest = await grown(store, 20)
+    tree.expect(11, Setsum.of_items([b"other"]))
+    for number in range(64):
+        tree.expect(1000 + number, Setsum())
+    await tree.entries(manifest)

@@ -238,7 +238,7 @@ async def test_a_committed_write_is_not_given_up(store):
 async def test_a_commit_that_arrives_after_it_was_given_up(store, is_named):
     write = epoch(0) if is_named else WriteId.once(new_job())
     staged = await stage(store, write, {0: A})
-    settings = dataclasses.replace(SMALL, patience_seconds=0.01)
+    settings = dataclasses.replace(SMALL, patience_seconds=0.3)
     store.on("put_if_absent", postpone(store.late), key_prefix="sink/", times=10**9)
     with pytest.raises(WalError):
         async with driver(store, settings) as committer:

@@ -1,6 +1,7 @@
 """Reading the footers of the fragments that the JVM is going to scan. Blocking I/O, many at a time.
 
-Costs a small ranged request for each fragment. Their lengths are checked with that, too.
+Costs a small ranged request for each fragment. Their lengths are checked with that, too; the records of one
+with another length are hashed.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def look_at(url: str, parts: Sequence[FragmentPart], stream: str | None) -> list
 
     Without those that deny holding records of ``stream``, if one is named. Raises what
     :func:`walstore.spark.fast_path.kinds.kind_of` does, OffsetTrimmedError for a fragment that was
-    collected since the manifest was read, CorruptionError for one that is missing or longer or shorter
-    than it should be, and the store's errors.
+    collected since the manifest was read, CorruptionError for one that is missing or has other records, and
+    the store's errors.
     """
     loop = Loop()
     try:

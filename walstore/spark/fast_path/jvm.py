@@ -101,7 +101,7 @@ def scan(
     if seen_bytes != size_bytes:
         raise FastPathError(
             f"Spark finds {seen_bytes} bytes in the fragments under {place.base}, this process"
-            f" {size_bytes}: they do not look at the same store"
+            f" {size_bytes}: they do not look at the same store, or wal3 has written the objects anew"
         )
     return found
 
