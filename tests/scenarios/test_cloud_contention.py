@@ -69,8 +69,8 @@ async def test_both_open_before_either_has_made_the_manifest(
     await fill(tmp_path / "second", theirs)
     release, reached = asyncio.Event(), asyncio.Event()
     store = FaultyStore(inner)
-    # The third read is the one before the manifest is made: after the probe's, and the opening's.
-    store.on("get", faults.hang(release, reached), nth=3)
+    # The second look at it is the one before the manifest is made, after the opening's.
+    store.on("get", faults.hang(release, reached), nth=2, key_prefix=layout.MANIFEST)
     second = await Wal.open(tmp_path / "second", settings=settings, tier=tier(store))
     await reached.wait()
     async with Wal.open(tmp_path / "first", settings=SEGMENTS, tier=tier(inner)) as first:
@@ -101,7 +101,8 @@ async def test_six_begin_at_the_same_moment(tmp_path: Path, inner: MemoryStore) 
         path, content = tmp_path / str(number), [b"%d" % number] * 30
         await fill(path, content)
         store = FaultyStore(inner)
-        store.on("get", faults.hang(go), nth=3)  # the one before the manifest is made
+        # The look before the manifest is made.
+        store.on("get", faults.hang(go), nth=2, key_prefix=layout.MANIFEST)
         try:
             async with Wal.open(path, settings=SEGMENTS, tier=tier(store)) as wal:
                 await opened.wait()

@@ -1,8 +1,8 @@
 """ChainReader: finds the head of a chain in a store.
 
 One listing, the newest manifest that it names, and those behind its base at once. Stores name the newest
-manifests first, and the listing is read no further than that takes; where they keep no order, it is read to
-its end. Any number of tasks may call it. Never writes.
+manifests first, and the listing is read no further than that takes; then the slot behind the head is looked
+at. Where they keep no order, it is read to its end. Any number of tasks may call it. Never writes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from uploader.chain.link import Link
+from uploader.chain.link import MOST_ALPHA, Link
 from uploader.chain.moment import Moment
 from uploader.chain.names import MANIFEST_PREFIX, manifest_key
 from uploader.chain.recovery import WINDOW_SLOTS, slots_of, to_read, walk
@@ -52,6 +52,8 @@ class ChainReader:
         self._store = store
         self._worker = worker
         self._clock = clock
+        # Whether the last listing that was read to its end came in no order, or is suspected of that.
+        self._reads_all = False
         # When the store was last asked for a listing that named nothing new.
         self._unchanged: Moment | None = None
 
@@ -77,27 +79,35 @@ class ChainReader:
         missing: int | None = None
         for _ in range(_ATTEMPTS):
             asked = Moment.now(self._clock)
-            slots = await self._newest_slots()
-            is_same = known is not None and bool(slots) and slots[0] == known.slot
+            slots, is_whole = await self._newest_slots()
+            newest = slots[0] if slots else None
+            is_same = known is not None and newest == known.slot
             self._unchanged = asked if is_same else None
-            if not slots and known is None:
+            if newest is None and known is None:
                 return None
-            if not slots or (known is not None and slots[0] < known.slot):
+            is_behind = newest is None or (known is not None and newest < known.slot)
+            if is_behind and is_whole:
                 raise CorruptionError(
                     "a manifest was deleted that may be the newest", path=_path(known)
                 )
-            if known is not None and slots[0] == known.slot:
-                return Head([known], asked)
-            chain = await self._chain(slots, known)
-            if chain is not None:
+            chain = None
+            if not is_behind:
+                chain = (
+                    [known] if is_same and known is not None else await self._chain(slots, known)
+                )
+            if chain is not None and (is_whole or await self._go_on(chain)):
                 if chain[-1] is not known:
                     await self._worker.run(partial(_scrub, chain, known))
                 return Head(chain, asked)
-            if missing == slots[0]:
+            if not is_whole:
+                self._reads_all = True
+                continue
+            if missing == newest:
+                assert newest is not None
                 raise CorruptionError(
-                    "the manifests before it are missing", path=manifest_key(slots[0])
+                    "the manifests before it are missing", path=manifest_key(newest)
                 )
-            missing = slots[0]
+            missing = newest
         raise StorageUnavailableError(
             f"the manifests at {self._store.url} are pruned faster than they can be read"
         )
@@ -108,7 +118,7 @@ class ChainReader:
         The one before it was durable. One listing, if it is still the newest; False if the chain went on so
         far that it cannot be told.
         """
-        slots = await self._newest_slots()
+        slots = await self.list_slots()
         if slots and slots[0] == link.slot:
             return True  # nothing ever followed another one in this slot, or it would be there
         found = await self.find_head()
@@ -119,20 +129,38 @@ class ChainReader:
         keys = [listed.key async for listed in self._store.list(MANIFEST_PREFIX)]
         return sorted(slots_of(keys), reverse=True)
 
-    async def _newest_slots(self) -> list[int]:
+    async def _newest_slots(self) -> tuple[list[int], bool]:
         """Return the slots that recovery may need, from the newest down, whatever the listing's order.
 
-        Only a listing that has proven its order is left before its end.
+        Only a listing that has proven its order is left before its end. Returns also whether this one was
+        read to its end.
         """
         slots: list[int] = []
         order = ListingOrder()
+        is_whole = True
         async for listed in self._store.list(MANIFEST_PREFIX):
             order.note(listed.key)
             slots += slots_of([listed.key])
-            if order.is_proven and slots and slots[-1] < slots[0] - WINDOW_SLOTS:
+            if order.is_proven and not self._reads_all and slots[-1] < slots[0] - WINDOW_SLOTS:
+                is_whole = False
                 break
+        else:
+            self._reads_all = not order.is_proven
         newest = max(slots, default=0)
-        return sorted((slot for slot in slots if slot >= newest - WINDOW_SLOTS), reverse=True)
+        wanted = (slot for slot in slots if slot >= newest - WINDOW_SLOTS)
+        return sorted(wanted, reverse=True), is_whole
+
+    async def _go_on(self, chain: list[Link]) -> bool:
+        """Add what follows, slot by slot; return False if there is too much of it.
+
+        Little may have been put since the listing. Much says that its keys come in order by parts only.
+        """
+        for _ in range(MOST_ALPHA):
+            after = await self._read(chain[-1].next)
+            if after is None or not after.follows(chain[-1]):
+                return True
+            chain.append(after)
+        return False
 
     async def _chain(self, slots: list[int], known: Link | None) -> list[Link] | None:
         """Return the chain up to its head; None if a link was pruned before it could be read."""

@@ -255,3 +255,18 @@ async def test_a_mark_that_cannot_be_read_or_put_is_done_without(kind, impatient
     store.on(kind, faults.fail(StorageUnavailableError("no right to", retriable=False)), nth=nth)
     await require_conditional_puts(store, retry=impatient)
     assert store.count("put_if_match").requests == 3
+
+
+async def test_a_probe_that_is_given_up_leaves_the_next_one_to_probe():
+    memory = MemoryStore()
+    store, reached = FaultyStore(memory), asyncio.Event()
+    store.on("put_if_match", faults.hang(asyncio.Event(), reached))
+    probing = asyncio.create_task(require_conditional_puts(store))
+    await reached.wait()
+    other = FaultyStore(memory)
+    waiting = asyncio.create_task(require_conditional_puts(other))
+    probing.cancel()
+    await waiting
+    assert asked(other) == PROBE
+    with pytest.raises(asyncio.CancelledError):
+        await probing
