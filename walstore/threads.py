@@ -351,3 +351,4 @@ def _tell(
         future.set_result(result)
     else:
         future.set_exception(error)
+        future.exception()  # a caller cancelled at this moment never looks

@@ -16,7 +16,7 @@ import pytest
 from tests.local import turns
 from tests.waiting import until
 from walstore.errors import WalClosedError
-from walstore.threads import Lane, Pool, Worker
+from walstore.threads import Lane, Pool, Worker, _tell
 
 
 @pytest.fixture
@@ -300,6 +300,14 @@ async def test_a_call_that_has_a_sequel_runs_though_it_was_cancelled_in_the_queu
     gate.opened.set()
     await asyncio.wait((first, second, third, last))
     assert seen == [1]
+
+
+async def test_a_caller_cancelled_as_its_call_fails_leaves_nothing_to_complain_about() -> None:
+    """The error is there, and the caller, who had not run yet, never looks."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    _tell(future, None, None, ZeroDivisionError())
+    del future  # asyncio would log it as an error that nobody saw
+    gc.collect()
 
 
 async def test_raises_what_follows_a_call_and_fails(pool: Pool) -> None:
