@@ -28,7 +28,11 @@ from walstore import ContentionError, Settings, StorageUnavailableError, Wal
 from walstore.errors import WalClosedError, WalError
 
 SMALL = UploadSettings(
-    fragment_bytes=4096, fragment_age_seconds=0.01, max_in_flight=4, drain_seconds=30
+    fragment_bytes=4096,
+    fragment_age_seconds=0.01,
+    max_in_flight=4,
+    drain_seconds=30,
+    parallel_puts=True,
 )
 GIVES_UP = UploadSettings(fragment_bytes=4096, fragment_age_seconds=0.01, drain_seconds=0.05)
 FAST = RetryPolicy(attempts=2, first_wait_seconds=0.001, longest_wait_seconds=0.001)
