@@ -19,13 +19,17 @@ from uploader.testing import FaultyStore
 from walstore import Settings
 from walstore.batch import Batch
 from walstore.clock import SystemClock
-from walstore.errors import OffsetTrimmedError
+from walstore.errors import OffsetTrimmedError, WalError
 from walstore.ports import Clock
 
 URL = "memory://ignored"
 LOG_ID = "0123456789abcdef0123456789abcdef"
-SMALL = UploadSettings(fragment_bytes=4096, fragment_age_seconds=0.01, max_in_flight=4)
-"""Little fragments. Closing waits for the store as long as a program would, however busy this machine is."""
+SMALL = UploadSettings(
+    fragment_bytes=4096, fragment_age_seconds=0.01, max_in_flight=4, parallel_puts=True
+)
+"""Little fragments, several at once.
+
+Closing waits for the store as long as a program would, however busy this machine is."""
 GIVES_UP = dataclasses.replace(SMALL, drain_seconds=0.05)
 """For a store that never answers again, so that it does not matter how soon closing gives up."""
 FAST = RetryPolicy(attempts=2, first_wait_seconds=0.001, longest_wait_seconds=0.001)
@@ -149,6 +153,8 @@ class MemorySource:
         self.appended_bytes = 0
         self.faults: list[Exception] = []
         """Errors for the next reads."""
+        self.refusals: list[WalError] = []
+        """What callers that wait for the cloud were told."""
         self._batches: list[Batch] = []
         self._changed = asyncio.Event()
 
@@ -197,6 +203,9 @@ class MemorySource:
         assert limit >= self.uploaded_limit
         self.uploaded_limit = limit
         self._notify()
+
+    def refuse_cloud(self, error: WalError) -> None:
+        self.refusals.append(error)
 
     def _notify(self) -> None:
         self._changed.set()

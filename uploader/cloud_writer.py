@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from uploader.chain.chain_settings import ChainSettings
 from uploader.cursors.cloud_cursors import CloudCursors
@@ -20,7 +21,8 @@ from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
-from uploader.writing.fragment_puts import FragmentPuts
+from uploader.together import first_of
+from uploader.writing.fragment_puts import FragmentPuts, puts_at_once
 from uploader.writing.noting import Note, noting
 from uploader.writing.ownership import check_direct, direct_writer_name
 from uploader.writing.parcel_shipper import ParcelShipper
@@ -29,7 +31,7 @@ from uploader.writing.writable import check_exists, check_unsealed, has_records
 from uploader.writing.writer_settings import WriterSettings, WriterStatistics
 from walstore.clock import SystemClock
 from walstore.draft import Group
-from walstore.errors import OffsetMismatchError, OutcomeUnknownError, WalClosedError
+from walstore.errors import OffsetMismatchError, WalClosedError
 from walstore.group import make_group, make_record
 from walstore.ports import Clock
 from walstore.resource import Opening
@@ -79,7 +81,11 @@ class CloudWriter:
 
         async def open_it() -> CloudWriter:
             worker = SharedWorker("cloud", 2)
-            try:
+            patience = Patience(
+                url=found.url, retry=policy, clock=time, silent_seconds=chosen.patience_seconds
+            )
+
+            async def find() -> Root:
                 root = await find_root(
                     found,
                     retry=policy,
@@ -93,7 +99,11 @@ class CloudWriter:
                 await require_conditional_puts(
                     found, with_swaps=needs_swaps(root), is_new=not root.is_known, retry=policy
                 )
-                log = cls(found, noting(root, note), worker, chosen, policy, time)
+                return root
+
+            try:
+                root = await patience.guard(partial(patience.call, find))
+                log = cls(found, noting(root, note), worker, chosen, policy, time, patience)
             except BaseException:
                 worker.close()
                 await found.aclose()
@@ -115,6 +125,7 @@ class CloudWriter:
         settings: WriterSettings,
         retry: RetryPolicy,
         clock: Clock,
+        patience: Patience,
     ) -> None:
         """Not for callers; see :meth:`open`."""
         self.settings = settings
@@ -126,11 +137,15 @@ class CloudWriter:
         self._clock = clock
         self._lead_us = int(settings.max_timestamp_lead_seconds * 1e6)
         self._cursors = CloudCursors.of_store(store, retry=retry, clock=clock, worker=worker)
-        patience = Patience(
-            url=store.url, retry=retry, clock=clock, silent_seconds=settings.patience_seconds
-        )
         self._puts = FragmentPuts(
-            store=store, root=root, patience=patience, retry=retry, worker=worker
+            store=store,
+            root=root,
+            patience=patience,
+            retry=retry,
+            worker=worker,
+            max_at_once=puts_at_once(
+                root, most=settings.max_in_flight, is_parallel=settings.parallel_puts
+            ),
         )
         self._shipper = ParcelShipper(
             store=store,
@@ -267,8 +282,7 @@ class CloudWriter:
         ``patience_seconds`` is given up; the appends are told.
         """
         assert self._supervisor is not None
-        self._intake.close(WalClosedError("the log is closed"))
-        self._shipper.close()
+        self._shipper.close(WalClosedError("the log is closed"))
         await asyncio.shield(self._supervisor)
 
     def __repr__(self) -> str:
@@ -284,15 +298,23 @@ class CloudWriter:
         self._supervisor = loop.create_task(self._supervise(), name=f"walstore {self.url}")
 
     async def _supervise(self) -> None:
-        """Own the writer's tasks until it is closed. Never cancelled by us."""
+        """Own the writer's tasks until it is closed. Never cancelled by us.
+
+        A defect is told as WalClosedError, to the appends and to whoever closes the writer.
+        """
         try:
             await self._shipper.run()
-        finally:
-            closed = WalClosedError("the log is closed")
-            self._intake.close(closed)
-            self._shipper.fail_all(
-                OutcomeUnknownError("the writer failed; read the log before appending again")
+        except Exception as found:  # noqa: BLE001 - whatever it is, appends are told and it is raised
+            cause = first_of(found) if isinstance(found, ExceptionGroup) else found
+            failure = WalClosedError(
+                f"the writer of {self.url} failed, open it again: {cause!r}", reason="failed"
             )
+            failure.__cause__ = cause
+            self._shipper.fail(failure)
+            raise failure from cause
+        finally:
+            # Whatever ended it, a cancellation or the end of the program too, nobody waits for ever.
+            self._shipper.fail(WalClosedError("the log is closed"))
             await self._release()
 
     async def _release(self) -> None:

@@ -82,6 +82,10 @@ class Limit:
     def fail(self, failure: Callable[[int], BaseException]) -> None:
         """Fail all waiters, now and later, with ``failure(target)``."""
         self._failure = failure
+        self.fail_waiting(failure)
+
+    def fail_waiting(self, failure: Callable[[int], BaseException]) -> None:
+        """Fail those who wait now with ``failure(target)``; who comes later waits."""
         for target, future in [*self._queue, *((t, f) for t, _, f in self._others)]:
             if not future.done():
                 _fail(future, failure(target))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from walstore.batch import Batch
+from walstore.errors import WalError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -195,6 +196,13 @@ class TierSource(Protocol):
 
     def advance_uploaded(self, limit: int) -> None:
         """Tell the log that a manifest now names every offset below ``limit``."""
+
+    def refuse_cloud(self, error: WalError) -> None:
+        """Tell callers that wait for the cloud why they should not: somebody has to act first.
+
+        Shipping is tried again all the same; callers that come later wait until it succeeds, or until the
+        next time that this is called.
+        """
 
 
 class Tier(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from walstore.batch import Batch
+from walstore.errors import WalError
 from walstore.state import LogState
 from walstore.tiered import TieredSource
 from walstore.writer import Writer
@@ -77,3 +78,7 @@ class Shipping:
         """Tell the log that a manifest now names every offset below ``limit``."""
         self._writer.note_uploaded(limit)
         self._state.advance_uploaded(limit)
+
+    def refuse_cloud(self, error: WalError) -> None:
+        """Tell callers that wait for the cloud why they should not; see the port."""
+        self._state.refuse_cloud(error)

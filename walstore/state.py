@@ -65,6 +65,8 @@ class LogState:
         self._due: asyncio.Future[None] | None = None
         self._due_bytes = 0
         self._sealed_since_due = False
+        self.tier_trouble: WalError | None = None
+        """Why nothing is shipped until somebody has acted, if so; shipping goes on by itself then."""
         self.is_draining = False
         self.draining: asyncio.Future[None] = loop.create_future()
         """Resolves when the log begins to drain."""
@@ -204,8 +206,22 @@ class LogState:
 
     def advance_uploaded(self, limit: int) -> None:
         """Note that a manifest names every offset below ``limit``."""
+        self.tier_trouble = None
         self.uploaded.advance(limit)
         self.shrinkable.set()
+
+    def refuse_cloud(self, error: WalError) -> None:
+        """Tell those who wait for the cloud that somebody has to act first; who comes later waits."""
+        if self.tier_trouble is None:
+            self.errors.count(error)
+        self.tier_trouble = error
+
+        def make_error(_: int) -> WalError:
+            twin = fresh(error)
+            twin.outcome = "durable"  # callers wait for the disk first
+            return twin
+
+        self.uploaded.fail_waiting(make_error)
 
     def drain(self) -> None:
         """Ask the tier to ship what is durable and return."""

@@ -88,7 +88,8 @@ class Statistics:
     failure: str | None = None
     """Why the log failed and must be opened again; None while all is well."""
     tier_failure: str | None
-    """Why shipping to the cloud ended before the log was closed; None while all is well."""
+    """Why shipping to the cloud ended before the log was closed, or what somebody has to do before it can go
+    on by itself (credentials that are refused, say); None while all is well."""
 
 
 class ErrorCounts:

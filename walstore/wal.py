@@ -468,6 +468,7 @@ class Wal(Cursored):
         """Return a snapshot of the log's counters. May be called on any thread, also after closing."""
         engine = self._engine
         source, failure = engine.source, engine.writer.failure
+        trouble = engine.tier_failure or self._state.tier_trouble
         readers, reader_lag = self._followers.look(self.visible_limit)
         state, cache, (waiting_bytes, waiting) = (
             self._state,
@@ -510,7 +511,7 @@ class Wal(Cursored):
             transactions_committed=engine.transactions_committed,
             transactions_rolled_back=engine.transactions_rolled_back,
             spilled_bytes=engine.spilled_bytes,
-            tier_failure=str(engine.tier_failure) if engine.tier_failure else None,
+            tier_failure=str(trouble) if trouble else None,
         )
 
     # -- closing -----------------------------------------------------------------------------

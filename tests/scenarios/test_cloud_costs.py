@@ -140,7 +140,10 @@ async def test_fragments_under_way_are_bounded(
 ) -> None:
     """With a store that hangs, no more than these are read, built and held."""
     settings = UploadSettings(
-        fragment_bytes=64 << 10, fragment_age_seconds=0, max_in_flight=max_in_flight
+        fragment_bytes=64 << 10,
+        fragment_age_seconds=0,
+        max_in_flight=max_in_flight,
+        parallel_puts=True,
     )
     log_settings = Settings(cache_bytes=0, batch_bytes=16 << 10)
     async with Wal.open(log_directory, settings=log_settings) as wal:

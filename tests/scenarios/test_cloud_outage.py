@@ -109,9 +109,7 @@ async def test_local_appends_go_on_and_cloud_appends_wait(log_directory: Path, s
 @pytest.mark.parametrize(
     "error",
     [
-        StorageUnavailableError("the token expired", retriable=False),
         LogNotFoundError("there is no such bucket", location="s3://b"),
-        DiskFullError("no space is left"),
         ContentionError("somebody else"),
         CorruptionError("damaged", path="x"),
         ValueError("a defect"),
@@ -143,6 +141,55 @@ async def test_a_tier_that_fails_for_good_leaves_the_log_alone(
         pass
     assert await cloud_values(store.inner) == [b"1", b"2", b"2", b"2", b"3", b"4"]
     assert await unreferenced(store.inner) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StorageUnavailableError("the token expired", retriable=False),
+        DiskFullError("no space is left"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["put_if_absent", "put_if_match"])
+async def test_what_somebody_has_to_end_is_waited_out(
+    log_directory: Path, store, caplog, error, kind
+) -> None:
+    """Callers that wait for the cloud are told at once; shipping goes on by itself, without reopening."""
+    async with Wal.open(log_directory, tier=tier(store, LAZY)) as wal:
+        await wal.append(b"1", durability="cloud")
+        is_refusing = True
+
+        async def refuse(request: faults.Request) -> object:
+            if is_refusing:
+                raise error
+            return await request()
+
+        store.on(kind, refuse, times=10**9)
+        for value in (b"2", b"3"):
+            with pytest.raises(type(error)) as told:
+                await wal.append(value, durability="cloud")
+            assert told.value.outcome == "durable"
+            assert wal.statistics().tier_failure == str(error)
+        is_refusing = False
+        await until(lambda: wal.statistics().tier_failure is None)
+        assert await wal.append(b"4", durability="cloud") == 4
+        assert wal.statistics().errors == {type(error).__name__: 1}
+    assert [one for one in caplog.messages if "trying again" in one]
+    assert await cloud_values(store.inner) == [b"1", b"2", b"3", b"4"]
+    assert await unreferenced(store.inner) == []
+
+
+async def test_a_store_that_refuses_until_the_log_is_closed(log_directory: Path, store) -> None:
+    """Closing gives up as for one that does not answer; the next opening ships the rest."""
+    async with Wal.open(log_directory, tier=tier(store, GIVES_UP)) as wal:
+        await wal.append(b"1", durability="cloud")
+        refused = StorageUnavailableError("forbidden", retriable=False)
+        store.on("any", fail(refused), times=10**9)
+        await wal.append(b"2")
+    assert "fulfilled no request" in (wal.statistics().tier_failure or "")
+    async with Wal.open(log_directory, tier=tier(RecordingStore(store.inner))):
+        pass
+    assert await cloud_values(store.inner) == [b"1", b"2"]
 
 
 async def test_a_cancelled_waiter_stops_nothing(log_directory: Path, store) -> None:

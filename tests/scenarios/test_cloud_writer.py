@@ -46,7 +46,10 @@ from walstore.threads import Worker
 
 LAYOUTS = ["swap", "chain"]
 FRAGMENTS = {"swap": "log/", "chain": "shard"}
-SMALL = WriterSettings(fragment_bytes=4096, interval_seconds=0, pending_bytes=1 << 20)
+SMALL = WriterSettings(
+    fragment_bytes=4096, interval_seconds=0, pending_bytes=1 << 20, parallel_puts=True
+)
+"""What one fragment at a time is like: test_wal3_next_to_us.py."""
 
 
 def open_writer(
@@ -190,7 +193,11 @@ async def test_killed_at_every_call(kind: str, fault: Callable[[], Fault]) -> No
 @pytest.mark.parametrize("kind", LAYOUTS)
 @pytest.mark.parametrize("seed", range(12))
 async def test_writers_that_contend(kind: str, seed: int) -> None:
-    """Three writers, one log: each append is told the truth, and most are committed."""
+    """Three writers, one log: each append is told the truth, and most are committed.
+
+    Half of the histories put one fragment at a time.
+    """
+    settings = dataclasses.replace(SMALL, parallel_puts=bool(seed % 2))
     chance = random.Random(seed)
     inner = MemoryStore()
     ledger = Ledger()
@@ -198,7 +205,10 @@ async def test_writers_that_contend(kind: str, seed: int) -> None:
 
     async def write(who: str) -> None:
         store = stores[who]
-        async with open_writer(store, kind=kind) as log, asyncio.TaskGroup() as tasks:
+        async with (
+            open_writer(store, settings, kind=kind) as log,
+            asyncio.TaskGroup() as tasks,
+        ):
             store.faults = 0.05
             for value in values(30, who, chance.randrange(100, 1500)):
                 tasks.create_task(ledger.append(log, value))

@@ -18,8 +18,9 @@ from uploader.cloud_writer import CloudWriter
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.roots import Layout
 from uploader.stores.memory import MemoryStore
+from uploader.stores.retry import RetryPolicy
 from uploader.testing import FaultyStore
-from uploader.testing.faults import hang
+from uploader.testing.faults import fail, hang, timeout
 from uploader.writing.ownership import writer_name
 from uploader.writing.writer_settings import WriterSettings
 from walstore import Wal
@@ -27,9 +28,11 @@ from walstore.errors import (
     ContentionError,
     CorruptionError,
     InvalidSettingsError,
+    LimitExceededError,
     LogNotFoundError,
     OutcomeUnknownError,
     RecordTooLargeError,
+    StorageUnavailableError,
     WalClosedError,
 )
 from walstore.testing import ManualClock
@@ -94,7 +97,7 @@ async def test_appends_at_once_go_together(store) -> None:
 
 async def test_the_interval_between_fragments(store, clock: ManualClock) -> None:
     """While one is under way the next one gathers company; flush, a full one and closing do not wait."""
-    settings = WriterSettings(interval_seconds=10, fragment_bytes=4096)
+    settings = WriterSettings(interval_seconds=10, fragment_bytes=4096, parallel_puts=True)
     release, reached = asyncio.Event(), asyncio.Event()
     async with open_writer(store, settings=settings, clock=clock) as log:
         store.on("put_if_absent", hang(release, reached), key_prefix="log/")
@@ -114,6 +117,21 @@ async def test_the_interval_between_fragments(store, clock: ManualClock) -> None
             await until(lambda: log.statistics().put_fragments == 3)
             release.set()
     assert len(await records(store.inner)) == 4
+
+
+async def test_records_that_never_fill_a_fragment_exactly_are_cut_at_once(
+    store, clock: ManualClock
+) -> None:
+    """What comes next does not fit: the fragment is whole, and waits for no interval."""
+    settings = WriterSettings(interval_seconds=10, fragment_bytes=64 << 10, parallel_puts=True)
+    release = asyncio.Event()
+    store.on("put_if_absent", hang(release), key_prefix="log/", times=9)
+    async with open_writer(store, settings=settings, clock=clock) as log:
+        appends = [asyncio.create_task(log.append(bytes(1000))) for _ in range(65 * 8 + 1)]
+        await until(lambda: log.statistics().fragments_under_way == 8)
+        assert clock.monotonic() == 0
+        release.set()
+        assert await asyncio.gather(*appends) == list(range(1, 65 * 8 + 2))
 
 
 async def test_too_much_is_held_back(store) -> None:
@@ -175,6 +193,97 @@ async def test_closing_ships_what_was_accepted(store) -> None:
     with pytest.raises(WalClosedError):
         await log.append(b"late")
     assert repr(log) == f"<CloudWriter {store.url}>"
+
+
+async def test_an_append_at_an_offset_ends_though_the_writer_is_closed(store) -> None:
+    """It waits for those before it, to look where the log ends; meanwhile the last look was taken."""
+    release, reached = asyncio.Event(), asyncio.Event()
+    log = await open_writer(store)
+    store.on("put_if_absent", hang(release, reached), key_prefix="log/")
+    # So many that the writer has ended before the last of them is told.
+    first = asyncio.gather(*(log.append(b"%d" % number) for number in range(6400)))
+    await reached.wait()
+    waiting = asyncio.create_task(log.append(b"at an offset", expect_offset=9))
+    await turns()
+    closing = asyncio.create_task(log.aclose())
+    await turns()
+    release.set()
+    await closing
+    async with asyncio.timeout(5):
+        with pytest.raises(WalClosedError) as told:
+            await waiting
+        with pytest.raises(WalClosedError):
+            await log.append(b"late", expect_offset=9)
+    assert told.value.outcome == "not_written"
+    assert await first == list(range(1, 6401))
+
+
+async def test_the_last_offset(store) -> None:
+    """What has no offset is refused; nothing else is, and closing is as ever."""
+    last = layout.MAX_U64 - 3
+    manifest = dataclasses.replace(
+        Manifest.initial("x"), initial_offset=last, initial_seq_no=layout.FIRST_SEQ_NO
+    )
+    await store.inner.put_if_absent(layout.MANIFEST, manifest.serialise())
+    async with open_writer(store) as log:
+        assert await log.append(b"1") == last
+        with pytest.raises(LimitExceededError, match="no offsets") as told:
+            await log.append_many([b"2", b"3", b"4"])
+        assert told.value.outcome == "not_written"
+        assert await log.append_many([b"2", b"3"]) == range(last + 1, last + 3)
+        with pytest.raises(LimitExceededError):
+            await log.append(b"4")
+    assert [item.offset for item in await records(store.inner)] == [last, last + 1, last + 2]
+
+
+async def test_the_last_offset_was_taken_by_another_writer(store) -> None:
+    last = layout.MAX_U64 - 1
+    manifest = dataclasses.replace(
+        Manifest.initial("x"), initial_offset=last, initial_seq_no=layout.FIRST_SEQ_NO
+    )
+    await store.inner.put_if_absent(layout.MANIFEST, manifest.serialise())
+    async with open_writer(store) as log, open_writer(store.inner) as other:
+        assert await other.append(b"theirs") == last
+        with pytest.raises(LimitExceededError):
+            await log.append(b"ours")
+        assert log.statistics().waiting_records == 0
+    assert [item.value for item in await records(store.inner)] == [b"theirs"]
+
+
+async def test_a_defect_is_told_by_a_typed_error(store) -> None:
+    """Appends that were not put learn that they are not written; who closes learns why."""
+    log = await open_writer(store)
+    store.on("put_if_match", fail(ZeroDivisionError("a defect")), key_prefix=layout.MANIFEST)
+    first = asyncio.create_task(log.append(b"exposed"))
+    with pytest.raises(OutcomeUnknownError) as told:
+        await first
+    assert isinstance(told.value.__cause__, WalClosedError)
+    with pytest.raises(WalClosedError) as late:
+        await log.append(b"late")
+    assert (late.value.reason, late.value.outcome) == ("failed", "not_written")
+    with pytest.raises(WalClosedError, match="a defect") as closed:
+        await log.aclose()
+    assert isinstance(closed.value.__cause__, ZeroDivisionError)
+
+
+async def test_an_append_that_was_never_put_is_not_in_doubt(store) -> None:
+    """Whatever befalls one that was: the type of the error says as much as its outcome."""
+    release, reached = asyncio.Event(), asyncio.Event()
+    log = await open_writer(store, settings=WriterSettings(fragment_bytes=4096))
+    store.on("put_if_absent", hang(release, reached), key_prefix="log/")
+    store.on("put_if_match", fail(ZeroDivisionError("a defect")), key_prefix=layout.MANIFEST)
+    exposed = asyncio.create_task(log.append(bytes(5000)))
+    await reached.wait()
+    kept = asyncio.create_task(log.append(bytes(5000)))
+    await turns()
+    log._shipper.fail(OutcomeUnknownError("in doubt"))
+    told = await asyncio.gather(exposed, kept, return_exceptions=True)
+    assert [type(error) for error in told] == [OutcomeUnknownError, ContentionError]
+    assert [error.outcome for error in told] == ["unknown", "not_written"]
+    assert told[1].retriable
+    release.set()
+    with pytest.raises(WalClosedError):
+        await log.aclose()
 
 
 @pytest.mark.parametrize(
@@ -288,6 +397,31 @@ async def test_the_log_of_another_program(store) -> None:
     await store.inner.put_if_absent(layout.MANIFEST, theirs.serialise())
     async with open_writer(store) as log:
         assert await log.append(b"ours") == 2
+
+
+@pytest.mark.parametrize("hangs", [True, False], ids=["hangs", "fails"])
+@pytest.mark.parametrize("kind", ["get", "put_if_absent"])
+async def test_opening_gives_up_a_store_that_does_nothing(
+    store, clock: ManualClock, kind, hangs
+) -> None:
+    """Once it did nothing for ``patience_seconds``; not sooner."""
+    fault = hang(asyncio.Event()) if hangs else fail(timeout("not_written"))
+    store.on(kind, fault, times=10**9)
+    retry = RetryPolicy(clock=clock, longest_wait_seconds=1)
+    settings = WriterSettings(patience_seconds=20)
+    opening = asyncio.ensure_future(
+        CloudWriter.open(URL, store=store, settings=settings, clock=clock, retry=retry).__aenter__()
+    )
+    while clock.monotonic() < 19.5:
+        await turns(20)
+        clock.advance(0.5)
+    assert not opening.done()
+    while not opening.done() and clock.monotonic() < 25:
+        clock.advance(0.5)
+        await turns(20)
+    error = opening.exception()
+    assert isinstance(error, StorageUnavailableError)
+    assert "fulfilled no request for 20 s" in str(error)
 
 
 async def test_nothing_is_left_open_if_opening_fails(store) -> None:

@@ -20,6 +20,7 @@ from uploader import layout
 from uploader.chain.names import FragmentName
 from uploader.collecting.garbage import Garbage, first_seq_no
 from uploader.cursors.cloud_cursor import CloudCursor
+from uploader.fragments.fragment import inspect_fragment
 from uploader.integrity.findings import Finding, Severity, of_error
 from uploader.inventory import FOLDERS, Part, fragment_number, part_of
 from uploader.manifests.entries import SnapshotPointer
@@ -157,10 +158,11 @@ class ScrubObjects:
         for place, count in outside.items():
             self._note(place, f"{count} objects that are no part of the log", "see whose they are")
         manifest = await self._newest()
+        misfits = await self._misfits(fragments, manifest)
         for key in fragments:
-            why = await self._why_unnamed(key, manifest)
+            why = _MISFIT if key in misfits else await self._why_unnamed(key, manifest)
             if why is not None:
-                self._note(key, *why)
+                self._tell(Severity.WARNING if key in misfits else Severity.NOTE, key, *why)
         if snapshots:
             await self._tell_snapshots(snapshots, manifest)
 
@@ -181,6 +183,25 @@ class ScrubObjects:
             return None
         what = "a fragment of a writer that was overtaken by another one"
         return what, "delete it, once that writer is gone"
+
+    async def _misfits(self, keys: Sequence[str], manifest: Manifest) -> set[str]:
+        """Return which of the fragments lie behind the log's end where wal3's programs would link them,
+        and do not continue it. Reads those behind the end."""
+        found: set[str] = set()
+        seq_no, offset = manifest.next_seq_no, manifest.next_offset
+        behind = [key for key in keys if key.startswith(layout.FRAGMENT_FOLDER)]
+        behind = [key for key in behind if fragment_number(key) >= seq_no]
+        for key in [] if manifest.is_sealed else sorted(behind)[:MOST_LISTED]:
+            try:
+                data = (await self._store.get(key)).data
+                entry = await self._worker.run(inspect_fragment, data, key)
+            except (ObjectNotFoundError, CorruptionError):
+                continue  # wal3 would link neither
+            if (entry.seq_no, entry.start) == (seq_no, offset):
+                seq_no, offset = seq_no + 1, entry.limit
+            else:
+                found.add(key)
+        return found
 
     async def _is_named(self, key: str, manifest: Manifest) -> bool:
         """Return whether a fragment in a shard is the one that the manifest names, as far as one can tell.
@@ -234,11 +255,18 @@ class ScrubObjects:
             )
 
     def _note(self, key: str, what: str, advice: str) -> None:
+        self._tell(Severity.NOTE, key, what, advice)
+
+    def _tell(self, severity: Severity, key: str, what: str, advice: str) -> None:
         self._counts[what] += 1
         if self._counts[what] <= MOST_LISTED:
-            self._report(Finding(Severity.NOTE, key, what, advice))
+            self._report(Finding(severity, key, what, advice))
 
 
+_MISFIT: Final = (
+    "a fragment that does not continue the log; wal3, opening it, would link it and destroy the log",
+    "let one of our writers append before a program of wal3 opens the log for writing",
+)
 _ODD: Final = {
     Part.PROBE: (
         Severity.NOTE,

@@ -6,8 +6,8 @@ published together, as many runs at once as the root allows.
 
 Invariants (tests/uploader/writing/test_conveyor.py)
   V1  Fragments are published in the order in which they were started, none before all before it.
-  V2  At most ``max_in_flight`` are being made behind the last one that may be published next, and as
-      many wait, made, to be published.
+  V2  At most ``max_making`` are being made behind the last one that may be published next, and
+      ``max_in_flight`` wait, made, to be published.
   V3  After a fragment that could not be made (None), or published, no publishing begins.
 """
 
@@ -51,6 +51,7 @@ class Conveyor:
         clock: Clock,
         pace: Pace,
         max_in_flight: int,
+        max_making: int | None = None,
         on_published: Callable[[Sequence[Fragment]], None],
         halts_on: tuple[type[WalError], ...] = (),
         notify: Callable[[], None] | None = None,
@@ -58,7 +59,8 @@ class Conveyor:
         """Run in ``tasks``: what fails there, fails the group.
 
         Errors of publishing among ``halts_on`` halt the conveyor instead. ``writer`` is what the root
-        will say of who wrote it. ``notify`` is called at every change, as :meth:`wait_change` returns.
+        will say of who wrote it. ``max_making`` is ``max_in_flight`` if left out; with 1 none is begun before
+        the one before is made. ``notify`` is called at every change, as :meth:`wait_change` returns.
         """
         self._tasks = tasks
         self._root = root
@@ -66,7 +68,8 @@ class Conveyor:
         self._patience = patience
         self._clock = clock
         self._pace = pace
-        self._max_in_flight = max_in_flight
+        self._max_making = max_in_flight if max_making is None else max_making
+        self._max_made = max_in_flight
         self._on_published = on_published
         self._halts_on = halts_on
         self._tell = notify
@@ -83,8 +86,8 @@ class Conveyor:
     @property
     def has_room(self) -> bool:
         """Whether another fragment may be started."""
-        most = self._max_in_flight
-        return len(self._making) < most and len(self._made) < most and not self.is_halted
+        has_room = len(self._making) < self._max_making and len(self._made) < self._max_made
+        return has_room and not self.is_halted
 
     @property
     def is_quiet(self) -> bool:

@@ -76,11 +76,20 @@ class FragmentWriter:
 
     async def prove(self, source: TierSource, orphan: Orphan) -> None:
         """Raise ContentionError unless a fragment holds exactly our records, and these are here."""
-        if not await self._is_ours(source, orphan):
+        if not await self.is_ours(source, orphan):
             raise ContentionError(
                 f"{orphan.entry.path} in {self._url} holds other records than this log; "
                 "another writer put it"
             )
+
+    async def is_ours(self, source: TierSource, orphan: Orphan) -> bool:
+        """Return whether a fragment holds exactly our records; False, too, if these are not here any more."""
+        entry = orphan.entry
+        if entry.start < source.head or entry.limit > source.durable_limit:
+            return False
+        batches = await gather(source, entry.start, entry.limit, most_bytes=None)
+        setsum = await self._worker.run(setsum_of, batches, orphan.timestamp_us)
+        return setsum == entry.setsum
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -95,14 +104,6 @@ class FragmentWriter:
         if orphan.entry.start == built.start and orphan.entry.limit != built.limit:
             raise LateFragmentError(f"an earlier put of {taken.key} arrived late")
         return orphan
-
-    async def _is_ours(self, source: TierSource, orphan: Orphan) -> bool:
-        entry = orphan.entry
-        if entry.start < source.head or entry.limit > source.durable_limit:
-            return False
-        batches = await gather(source, entry.start, entry.limit, most_bytes=None)
-        setsum = await self._worker.run(setsum_of, batches, orphan.timestamp_us)
-        return setsum == entry.setsum
 
 
 async def gather(

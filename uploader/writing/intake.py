@@ -15,10 +15,11 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from uploader.writing.parcel import Parcel, mismatch
+from uploader.layout import MAX_U64
+from uploader.writing.parcel import Parcel, mismatch, used_up
 from uploader.writing.writer_settings import WriterSettings
 from walstore.draft import RECORD_OVERHEAD_BYTES, Group
-from walstore.errors import OffsetMismatchError, RecordTooLargeError, WalError
+from walstore.errors import LimitExceededError, OffsetMismatchError, RecordTooLargeError, WalError
 from walstore.faults import fresh
 
 EARLY_BYTES = 1 << 20
@@ -59,8 +60,8 @@ class Intake:
     async def add(self, group: Group, expect_offset: int | None = None) -> Ticket:
         """Accept an append whole, as soon as there is room.
 
-        OffsetMismatchError if it would not begin at ``expect_offset`` as things stand. Cancelled while
-        it waits, nothing was accepted.
+        OffsetMismatchError if it would not begin at ``expect_offset`` as things stand, LimitExceededError
+        if no offsets are left. Cancelled while it waits, nothing was accepted.
         """
         self._check(group)
         if not self._admissions and self._has_room(group):
@@ -80,11 +81,24 @@ class Intake:
         return len(self._admissions)
 
     def close(self, error: WalError) -> None:
-        """Refuse further appends, and those that wait for room; what was accepted can be taken."""
-        self._closed = error
+        """Refuse further appends, and those that wait for room; what was accepted can be taken.
+
+        The first error counts: a log that was closed does not fail later.
+        """
+        self._closed = self._closed or error
         for admission in self._admissions:
             _refuse_admission(admission, fresh(error))
         self._admissions.clear()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more is accepted. This is the one place that says so of a writer."""
+        return self._closed is not None
+
+    def check_open(self) -> None:
+        """Raise what :meth:`close` was given, if it was called."""
+        if self._closed is not None:
+            raise fresh(self._closed)
 
     # -- the other end -----------------------------------------------------------------------
 
@@ -95,7 +109,9 @@ class Intake:
 
     @property
     def is_full(self) -> bool:
-        """Whether a whole fragment waits to be taken."""
+        """Whether a whole fragment waits to be taken: nothing that comes will be added to it."""
+        if len(self._parcels) > 1:
+            return True
         return bool(self._parcels) and self._parcels[0].size_bytes >= self._settings.fragment_bytes
 
     @property
@@ -123,8 +139,7 @@ class Intake:
     # -- inside ------------------------------------------------------------------------------
 
     def _check(self, group: Group) -> None:
-        if self._closed is not None:
-            raise fresh(self._closed)
+        self.check_open()
         size_bytes = group.size_bytes - RECORD_OVERHEAD_BYTES * group.count
         settings = self._settings
         name, limit = "pending_bytes", settings.pending_bytes
@@ -150,6 +165,8 @@ class Intake:
     def _accept(self, group: Group, expect_offset: int | None) -> Ticket:
         if expect_offset is not None and expect_offset != self.tail:
             raise mismatch(expect_offset, self.tail)
+        if self.tail + group.count > MAX_U64:
+            raise used_up()
         parcels, most = self._parcels, self._settings.fragment_bytes
         was_empty = not parcels
         before = 0 if was_empty else parcels[-1].size_bytes
@@ -174,7 +191,7 @@ class Intake:
                     return
                 try:
                     admission.set_result(self._accept(group, expect_offset))
-                except OffsetMismatchError as error:
+                except (OffsetMismatchError, LimitExceededError) as error:
                     _refuse_admission(admission, error)
             del self._admissions[admission]
 

@@ -78,11 +78,16 @@ class LogEnd:
         check_direct(self._root.manifest, url=self._store.url)
 
     async def adopt_orphans(self) -> None:
-        """Publish what others put behind the end, as far as it continues the log."""
+        """Publish what others put behind the end, as far as it continues the log.
+
+        What can never do so is voided, see ``adoption.py``.
+        """
         for entry in await self._orphans():
             manifest = self._root.manifest
             if (entry.seq_no, entry.start) == (manifest.next_seq_no, manifest.next_offset):
                 await self._adopt(entry)
+        manifest = self._root.manifest
+        await self._puts.void_misfits(manifest.next_seq_no, manifest.next_offset)
 
     async def fate(self, parcel: Parcel) -> Fate:
         """Return what became of the oldest parcel under way: its put has ended, nothing of ours is before.

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from uploader.fragments.fragment_builder import EncodedFragment
+from uploader.layout import MAX_U64
 from uploader.manifests.entries import Fragment
 from uploader.writing.encoding import Encoding
 from uploader.writing.fragment_puts import Taken
 from walstore.draft import Draft, Group
-from walstore.errors import OffsetMismatchError, WalError
+from walstore.errors import LimitExceededError, OffsetMismatchError, WalError
 from walstore.faults import fresh
 
 _T = TypeVar("_T")
@@ -80,7 +81,9 @@ class Parcel:
         self.seq_no, self.start = seq_no, start
         self.built = self.entry = self.taken = None
         self.is_exposed = False
-        if self.is_conditional:
+        if self.limit > MAX_U64 or seq_no > MAX_U64:
+            self._refuse_all(used_up())
+        elif self.is_conditional:
             self._refuse_misplaced()
 
     def resolve(self, first: int, most: int) -> bool:
@@ -113,6 +116,11 @@ class Parcel:
         return self.decided
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _refuse_all(self, error: WalError) -> None:
+        for waiter, _, _ in self.waiters:
+            refuse(waiter, fresh(error))
+        self.draft, self.waiters, self.encoding = Draft(0), [], None
 
     def _refuse_misplaced(self) -> None:
         kept: list[Waiter] = []
@@ -152,6 +160,15 @@ def mismatch(expected: int, actual: int) -> OffsetMismatchError:
         f"the records would begin at offset {actual}, not at {expected}; nothing was written",
         expected=expected,
         actual=actual,
+    )
+
+
+def used_up() -> LimitExceededError:
+    """Return the error for an append for which there are no offsets left."""
+    return LimitExceededError(
+        f"the log has no offsets, or no numbers of fragments, up to {MAX_U64} left for the records; nothing "
+        "was written",
+        limit=MAX_U64,
     )
 
 

@@ -94,7 +94,6 @@ class ParcelShipper:
         self._next_offset = 0
         self._window = _UNLIMITED  # fragments under way at most, while others write too
         self._is_stale = True
-        self._is_closing = False
         self._in_a_hurry = False
         self._refreshes: list[asyncio.Future[None]] = []
         self.committed_records = 0
@@ -117,9 +116,9 @@ class ParcelShipper:
         """Look whether there is something to do."""
         self._wake.set()
 
-    def close(self) -> None:
-        """Let :meth:`run` return once everything accepted is decided."""
-        self._is_closing = True
+    def close(self, error: WalError) -> None:
+        """Refuse what comes from now on with ``error``; :meth:`run` returns once the rest is decided."""
+        self.intake.close(error)
         self.wake()
 
     async def start(self, *, is_loaded: bool = False) -> None:
@@ -127,14 +126,7 @@ class ParcelShipper:
 
         With ``is_loaded`` the root was just read and holds records, so it is not read again.
         """
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                watching = tasks.create_task(self._patience.run_out())
-                await self.recover(is_loaded=is_loaded)
-                watching.cancel()
-        except* WalError as errors:
-            error = first_of(errors)
-            raise error from error.__cause__
+        await self._patience.guard(partial(self.recover, is_loaded=is_loaded))
 
     async def recover(self, *, is_loaded: bool = False) -> None:
         """Read the root, publish what others put and did not live to publish, and go on behind it.
@@ -158,20 +150,20 @@ class ParcelShipper:
             await asyncio.wait([parcel.wait_decided(loop) for parcel in parcels])
 
     async def refresh(self) -> None:
-        """Read the root anew, once nothing is under way: offsets then follow the newest one."""
+        """Read the root anew, once nothing is under way: offsets then follow the newest one.
+
+        Raises what :meth:`close` was given if that was called before: nobody would serve it.
+        """
+        self.intake.check_open()
         refreshed = asyncio.get_running_loop().create_future()
         self._refreshes.append(refreshed)
         self.wake()
         await refreshed
 
-    def fail_all(self, error: WalError) -> None:
-        """Tell every append that is left, and everybody who waits, that the writer has ended."""
-        while self._under_way:
-            self._fail(self._under_way.popleft(), error)
-        while self._has_work:
-            self._fail(self._take(), error)
-        for refreshed in self._refreshes:
-            _refuse(refreshed, error)
+    def fail(self, error: WalError) -> None:
+        """Refuse everything from now on with ``error``, and tell every append that is left."""
+        self.close(error)
+        self._give_up(error)
 
     async def run(self) -> None:
         """Ship until :meth:`close`, then what is left. Asks the store for nothing while idle."""
@@ -179,7 +171,7 @@ class ParcelShipper:
             self._wake.clear()
             if self._has_work or self._refreshes:
                 await self._serve()
-            elif self._is_closing:
+            elif self.intake.is_closed:
                 return
             else:
                 await self._wake.wait()
@@ -218,6 +210,7 @@ class ParcelShipper:
             clock=self._clock,
             pace=self.pace,
             max_in_flight=self._settings.max_in_flight,
+            max_making=self._puts.max_at_once,
             on_published=self._on_published,
             halts_on=(ContentionError,),
             notify=self.wake,
@@ -249,7 +242,7 @@ class ParcelShipper:
 
     def _seconds_left(self, conveyor: Conveyor) -> float:
         """Return how long the next fragment should gather company."""
-        urgent = self._in_a_hurry or self._is_closing or self._returned or self.intake.is_full
+        urgent = self._in_a_hurry or self.intake.is_closed or self._returned or self.intake.is_full
         if conveyor.is_empty or urgent:
             return 0.0
         now = self._clock.monotonic()
@@ -461,8 +454,12 @@ class ParcelShipper:
     def _abandon(self, error: WalError) -> None:
         """Tell everybody that the store gave up, or that nothing may be written any more."""
         self._is_stale = True
-        refused = fresh(error)
-        refused.outcome = "not_written"
+        self._give_up(error)
+        self._recount()
+
+    def _give_up(self, error: WalError) -> None:
+        """Tell every append that is left: what may be in the store is in doubt, the rest not written."""
+        refused = _not_written(error)
         unknown = OutcomeUnknownError(
             f"{error}; read the log before appending the records again", retriable=error.retriable
         )
@@ -475,12 +472,25 @@ class ParcelShipper:
             _refuse(refreshed, refused)
         while self._has_work:
             self._fail(self._take(), refused)
-        self._recount()
 
     def _recount(self) -> None:
         """Tell the intake where the next record comes to lie."""
         waiting = sum(parcel.count for parcel in (*self._returned, *self.intake.parcels))
         self.intake.tail = self._next_offset + waiting
+
+
+def _not_written(error: WalError) -> WalError:
+    """Return what an append is told that never left this process, after an error of something else.
+
+    An error that says by its type that an outcome is in doubt would not be true of it.
+    """
+    if isinstance(error, OutcomeUnknownError):
+        refused: WalError = ContentionError(f"nothing was written: {error}", retriable=True)
+        refused.__cause__ = error
+    else:
+        refused = fresh(error)
+        refused.outcome = "not_written"
+    return refused
 
 
 def _refuse(waiter: asyncio.Future[None], error: WalError) -> None:

@@ -1,8 +1,9 @@
 """Patience: how long a writer puts up with a store that fails or does not answer.
 
 A fault that may pass is waited out. The uploader of a local log waits however long it takes, since the log
-goes on meanwhile, and gives a silent store up only once the log is closing. A writer without a disk gives
-it up after the same silence at any time.
+goes on meanwhile, and gives a silent store up only once the log is closing. It also waits out what somebody
+has to end, credentials that are refused or a full disk, since somebody does, and says so meanwhile. A writer
+without a disk raises that at once, and gives up after the same silence at any time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from uploader.stores.retry import RetryPolicy, is_transient
-from walstore.errors import OutcomeUnknownError, StorageUnavailableError
+from uploader.together import together
+from walstore.errors import (
+    DiskFullError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+    WalError,
+)
 from walstore.ports import Clock
 
 logger = logging.getLogger("walstore")
@@ -21,6 +28,8 @@ logger = logging.getLogger("walstore")
 _T = TypeVar("_T")
 
 _LEAST_SLEEP_SECONDS = 1e-6
+_LONGEST_REFUSAL_SECONDS = 60.0
+"""Longest pause between two attempts while somebody has to act first."""
 
 
 class Draining(Protocol):
@@ -34,13 +43,24 @@ class Patience:
     """Repeats the requests of one writer. Belongs to one event loop; many tasks may call at once."""
 
     def __init__(
-        self, *, url: str, retry: RetryPolicy, clock: Clock, silent_seconds: float
+        self,
+        *,
+        url: str,
+        retry: RetryPolicy,
+        clock: Clock,
+        silent_seconds: float,
+        on_refusal: Callable[[WalError], None] | None = None,
     ) -> None:
-        """``retry`` says how long the pauses between attempts are; their number is not limited."""
+        """``retry`` says how long the pauses between attempts are; their number is not limited.
+
+        With ``on_refusal`` a store that refuses what somebody has to allow first (credentials, permissions,
+        room) is asked again, too, with pauses that double up to a minute; it is called each time.
+        """
         self._url = url
         self._retry = retry
         self._clock = clock
         self._silent_seconds = silent_seconds
+        self._on_refusal = on_refusal
         # How many requests are unanswered, and since when the store has not answered any.
         self._unanswered = 0
         self._silent_since = 0.0
@@ -64,6 +84,14 @@ class Patience:
                 self._waiting.clear()
         self._silent_since = self._clock.monotonic()
         self._trouble = None
+        return answer
+
+    async def guard(self, work: Callable[[], Awaitable[_T]], source: Draining | None = None) -> _T:
+        """Await ``work()`` as long as the store answers now and then; see :meth:`run_out`."""
+        async with together() as tasks:
+            watching = tasks.create_task(self.run_out(source))
+            answer = await work()
+            watching.cancel()
         return answer
 
     async def run_out(self, source: Draining | None = None) -> None:
@@ -95,11 +123,21 @@ class Patience:
         while True:
             try:
                 return await request()
-            except (StorageUnavailableError, OutcomeUnknownError) as error:
-                if isinstance(error, StorageUnavailableError) and not is_transient(error):
+            except (StorageUnavailableError, OutcomeUnknownError, DiskFullError) as error:
+                may_pass = isinstance(error, OutcomeUnknownError) or is_transient(error)
+                if not may_pass and self._on_refusal is None:
                     raise
                 self._trouble = error
                 attempt += 1
                 if attempt & (attempt - 1) == 0:  # an outage of hours is not told every two seconds
                     logger.warning("%s; trying again (attempt %d)", error, attempt)
-                await self._clock.sleep(self._retry.wait_seconds(attempt))
+                if may_pass or self._on_refusal is None:
+                    await self._clock.sleep(self._retry.wait_seconds(attempt))
+                else:
+                    self._on_refusal(error)
+                    await self._clock.sleep(self._refusal_seconds(attempt))
+
+    def _refusal_seconds(self, attempt: int) -> float:
+        """Return how long to wait after an attempt, from 1, that was refused."""
+        longest = self._retry.longest_wait_seconds * 2.0 ** min(attempt - 1, 64)
+        return min(longest, _LONGEST_REFUSAL_SECONDS)

@@ -109,6 +109,7 @@ class Pipeline:
                 clock=self._clock,
                 pace=self._pace,
                 max_in_flight=self._max_in_flight,
+                max_making=min(self._max_in_flight, self._fragments.puts.max_at_once),
                 on_published=tell,
             )
             shipment = Shipment(

@@ -28,7 +28,7 @@ from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.together import first_of
-from uploader.writing.fragment_puts import FragmentPuts
+from uploader.writing.fragment_puts import FragmentPuts, puts_at_once
 from uploader.writing.fragment_writer import FragmentWriter, LateFragmentError
 from uploader.writing.ownership import check_owner, writer_name
 from uploader.writing.pace import TIMER_SECONDS
@@ -61,8 +61,19 @@ class UploadSettings:
     segment, or a caller that waits for the cloud, ships at once."""
 
     max_in_flight: int = 8
-    """Fragments built or put at the same time; memory is about this many times ``fragment_bytes``.
-    1 to 64."""
+    """Fragments built, put or waiting to be named at the same time; memory is about this many times
+    ``fragment_bytes``. How many of them are put at once follows what the uplink takes, and see
+    :attr:`parallel_puts`. 1 to 64."""
+
+    parallel_puts: bool = False
+    """Whether fragments of a log in the layout ``"swap"`` are put side by side. A log in the layout
+    ``"chain"`` always does so.
+
+    Without it the next fragment is put once the one before is there. So whatever a crash leaves continues the
+    log, and programs of wal3 may open it for writing at any time. With it more of a fast uplink is used when
+    full fragments pile up; what somebody waits for is not sooner. But after a crash fragments may lie behind
+    a hole. Ours deal with that; a program of wal3 that opens the log for writing then links what does
+    not continue it, and with that destroys the log. So set it only where no such program ever does."""
 
     interval_seconds: float = 0.02
     """Least time from one fragment to the next while some are under way and callers wait for the cloud,
@@ -109,11 +120,23 @@ class Uploader:
         self._root = root
         self._settings = settings
         self._clock = clock
+        self._source: TierSource | None = None
         self._patience = Patience(
-            url=store.url, retry=retry, clock=clock, silent_seconds=settings.drain_seconds
+            url=store.url,
+            retry=retry,
+            clock=clock,
+            silent_seconds=settings.drain_seconds,
+            on_refusal=self._tell_refusal,
         )
         self._puts = FragmentPuts(
-            store=store, root=root, patience=self._patience, retry=retry, worker=worker
+            store=store,
+            root=root,
+            patience=self._patience,
+            retry=retry,
+            worker=worker,
+            max_at_once=puts_at_once(
+                root, most=settings.max_in_flight, is_parallel=settings.parallel_puts
+            ),
         )
         self._fragments = FragmentWriter(url=store.url, puts=self._puts, clock=clock, worker=worker)
         self._pipeline = Pipeline(
@@ -158,19 +181,18 @@ class Uploader:
 
         Owned by the log's task group. Cancelling it may leave orphans, nothing else. Raises
         ContentionError, CorruptionError, OffsetTrimmedError if what is to be shipped is gone from local
-        disk, and StorageUnavailableError if the store refuses for good or does nothing for
-        ``drain_seconds`` while the log is closing.
+        disk, and StorageUnavailableError if the store does nothing for ``drain_seconds`` while the log is
+        closing. A store that refuses (credentials, permissions, room) is asked again until it does not;
+        callers that wait for the cloud are told each time.
         """
-        try:
-            async with asyncio.TaskGroup() as group:
-                watching = group.create_task(self._patience.run_out(source))
-                await self._run(source)
-                watching.cancel()
-        except* WalError as errors:
-            error = first_of(errors)
-            raise error from error.__cause__
+        self._source = source
+        await self._patience.guard(partial(self._run, source), source)
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _tell_refusal(self, error: WalError) -> None:
+        if self._source is not None:
+            self._source.refuse_cloud(error)
 
     async def _run(self, source: TierSource) -> None:
         writer = writer_name(bytes.fromhex(source.log_id))
@@ -216,6 +238,8 @@ class Uploader:
         if not log.is_known:
             await self._patience.call(partial(log.load_or_create, writer))
         check_owner(log.manifest, bytes.fromhex(source.log_id), url=self._url)
+        self._puts.may_void = partial(self._fragments.is_ours, source)
+        await self._puts.void_misfits(log.manifest.next_seq_no, log.manifest.next_offset)
         if log.manifest.fragments and source.uploaded_limit < log.manifest.next_offset:
             await self._prove_last(source, log.manifest.fragments[-1])
 

@@ -21,8 +21,20 @@ class WriterSettings:
     just in time for the next swap."""
 
     max_in_flight: int = 16
-    """Fragments built or put at the same time. 1 to 64. After another writer was met it is 1 for a
-    while."""
+    """Fragments built, put or waiting to be named at the same time. 1 to 64. After another writer was met it
+    is 1 for a while. How many of them are put at once follows what the uplink takes, and see
+    :attr:`parallel_puts`."""
+
+    parallel_puts: bool = False
+    """Whether fragments of a log in the layout ``"swap"`` are put side by side. A log in the layout
+    ``"chain"`` always does so.
+
+    Without it the next fragment is put once the one before is there. So whatever a crash leaves continues the
+    log, and programs of wal3 may write to it at any time. With it more of a fast uplink is used when full
+    fragments pile up; a single append is not sooner. But after a crash, or behind another writer, fragments
+    may lie behind a hole. Ours deal with that; a program of wal3 that opens the log for writing then
+    links what does not continue it, and with that destroys the log. So set it only where no such
+    program ever does."""
 
     pending_bytes: int = 64 << 20
     """Records accepted and not yet committed; beyond it appends wait. It bounds the memory of records,

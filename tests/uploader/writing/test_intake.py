@@ -6,9 +6,15 @@ import asyncio
 
 import pytest
 
+from uploader.layout import MAX_U64
 from uploader.writing.intake import EARLY_BYTES, Intake
 from uploader.writing.writer_settings import WriterSettings
-from walstore.errors import OffsetMismatchError, RecordTooLargeError, WalClosedError
+from walstore.errors import (
+    LimitExceededError,
+    OffsetMismatchError,
+    RecordTooLargeError,
+    WalClosedError,
+)
 from walstore.group import make_group
 
 SETTINGS = WriterSettings(
@@ -39,7 +45,8 @@ async def test_I1_in_order_about_a_fragment_at_a_time(bench: Bench) -> None:
     await bench.add(*[bytes(1500)] * 5)  # larger than a fragment, and whole
     sizes = []
     while not bench.intake.is_empty:
-        assert bench.intake.is_full == (bench.intake.parcels[0].size_bytes >= 4096)
+        first, *others = bench.intake.parcels
+        assert bench.intake.is_full == (first.size_bytes >= 4096 or bool(others))
         sizes.append(bench.intake.take().count)
     assert sizes == [2, 2, 2, 5]
     assert bench.intake.tail == 12
@@ -56,6 +63,19 @@ async def test_it_tells_when_there_is_something_and_when_there_is_enough() -> No
     await bench.add(bytes(EARLY_BYTES))
     assert bench.notified == 2
     assert bench.intake.is_large
+
+
+async def test_it_is_full_once_nothing_more_goes_into_the_first(bench: Bench) -> None:
+    """Also if that is a little less than a whole fragment."""
+    for _ in range(4):
+        await bench.add(bytes(1000))
+    assert not bench.intake.is_full
+    before = bench.notified
+    await bench.add(bytes(1000))
+    assert bench.intake.is_full
+    assert bench.notified == before + 1
+    bench.intake.take()
+    assert not bench.intake.is_full
 
 
 async def test_I2_bytes_are_bounded(bench: Bench) -> None:
@@ -117,6 +137,25 @@ async def test_too_large(bench: Bench) -> None:
         await bench.add(bytes(50_001))
     with pytest.raises(RecordTooLargeError, match="pending_bytes"):
         await bench.add(*[bytes(40_000)] * 2)
+
+
+async def test_no_offsets_are_left() -> None:
+    bench = Bench()
+    bench.intake.tail = MAX_U64 - 1
+    with pytest.raises(LimitExceededError):
+        await bench.add(b"1", b"2")
+    await bench.add(b"1")
+    with pytest.raises(LimitExceededError):
+        await bench.add(b"2")
+
+
+async def test_it_stays_closed_for_the_first_reason(bench: Bench) -> None:
+    bench.intake.check_open()
+    bench.intake.close(WalClosedError("closed"))
+    bench.intake.close(WalClosedError("failed", reason="failed"))
+    assert bench.intake.is_closed
+    with pytest.raises(WalClosedError, match="closed"):
+        bench.intake.check_open()
 
 
 async def test_closed(bench: Bench) -> None:

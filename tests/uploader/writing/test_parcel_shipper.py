@@ -37,7 +37,7 @@ from walstore.testing import ManualClock
 LAYOUTS = ["swap", "chain"]
 FRAGMENTS = {"swap": "log/", "chain": "shard"}
 INTERVAL = 10.0
-SETTINGS = WriterSettings(interval_seconds=INTERVAL)
+SETTINGS = WriterSettings(interval_seconds=INTERVAL, parallel_puts=True)
 BEFORE_CUT = 0.01
 """How long before a cut the head start has begun, and its time to sleep has not."""
 
@@ -251,7 +251,7 @@ async def test_little_is_not_worth_it(store, clock, monkeypatch) -> None:
 
 async def test_a_full_fragment_is_cut_in_the_middle_of_it(store, clock) -> None:
     """And the one behind it is another fragment."""
-    settings = WriterSettings(interval_seconds=INTERVAL, fragment_bytes=5000)
+    settings = WriterSettings(interval_seconds=INTERVAL, parallel_puts=True, fragment_bytes=5000)
     async with gathering(store, clock, settings=settings) as scene:
         with busy_threads(scene.log):
             await scene.append(b"1")
@@ -329,7 +329,7 @@ async def test_an_append_at_an_offset_is_refused_at_the_cut(store, clock, kind, 
 
 async def test_a_refusal_at_the_very_place(store, clock) -> None:
     """The fragment's place is as expected, but an append inside it is not: nothing begun is used."""
-    settings = WriterSettings(interval_seconds=INTERVAL, contention_attempts=0)
+    settings = WriterSettings(interval_seconds=INTERVAL, parallel_puts=True, contention_attempts=0)
     async with gathering(store, clock, settings=settings) as scene:
         await scene.append(b"1")
         await scene.begin()
@@ -425,7 +425,7 @@ async def test_the_other_writer_fills_the_gap(store, clock) -> None:
 
 async def test_the_same_place_behind_another_writer(store, clock) -> None:
     """As many records of another writer, not newer: what was begun is used, and right."""
-    settings = WriterSettings(interval_seconds=INTERVAL, contention_attempts=0)
+    settings = WriterSettings(interval_seconds=INTERVAL, parallel_puts=True, contention_attempts=0)
     async with gathering(store, clock, settings=settings) as scene:
         await scene.append(b"1")
         await scene.begin()
@@ -445,7 +445,7 @@ async def test_the_same_place_behind_another_writer(store, clock) -> None:
 
 async def test_the_same_place_behind_newer_records(store, clock) -> None:
     """What was begun holds records that are too old: it is not used."""
-    settings = WriterSettings(interval_seconds=INTERVAL, contention_attempts=0)
+    settings = WriterSettings(interval_seconds=INTERVAL, parallel_puts=True, contention_attempts=0)
     newer = clock.now_us() + 3600 * 10**6
     async with gathering(store, clock, settings=settings) as scene:
         await scene.append(b"1")
@@ -556,7 +556,9 @@ async def test_a_caller_that_goes_away_in_the_middle_of_it(store, clock, doomed)
 async def test_a_store_that_is_given_up_in_the_middle_of_it(store, clock, is_busy) -> None:
     """What was not put is not written; what is appended later is not mixed up with it."""
     patience = INTERVAL - BEFORE_CUT / 2  # between the head start and the cut
-    settings = WriterSettings(interval_seconds=INTERVAL, patience_seconds=patience)
+    settings = WriterSettings(
+        interval_seconds=INTERVAL, parallel_puts=True, patience_seconds=patience
+    )
     async with gathering(store, clock, settings=settings) as scene:
         with busy_threads(scene.log) as gate:
             if not is_busy:

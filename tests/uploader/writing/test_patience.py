@@ -12,7 +12,12 @@ from tests.local import turns
 from uploader.stores.retry import RetryPolicy
 from uploader.testing.faults import timeout
 from uploader.writing.patience import Patience
-from walstore.errors import ContentionError, OutcomeUnknownError, StorageUnavailableError
+from walstore.errors import (
+    ContentionError,
+    DiskFullError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+)
 from walstore.testing import ManualClock
 
 URL = "s3://bucket/log"
@@ -76,6 +81,44 @@ async def test_what_does_not_pass_is_raised_at_once(patience: Patience, error: E
     with pytest.raises(type(error)):
         await patience.call(request)
     assert request.asked == 1
+
+
+async def test_what_somebody_has_to_end_is_asked_for_with_long_pauses(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If somebody is there to be told; each time."""
+    retry = RetryPolicy(clock=clock, longest_wait_seconds=2.0)
+    told: list[Exception] = []
+    patience = Patience(
+        url=URL, retry=retry, clock=clock, silent_seconds=10, on_refusal=told.append
+    )
+    errors = [
+        StorageUnavailableError("forbidden", retriable=False),
+        DiskFullError("no space"),
+        *[StorageUnavailableError("forbidden", retriable=False)] * 6,
+    ]
+    task = asyncio.create_task(patience.call(Answers(*errors)))
+    await sleep_through(clock, task)
+    assert task.result() == "done"
+    assert told == errors
+    assert clock.monotonic() == pytest.approx(2 + 4 + 8 + 16 + 32 + 60 + 60 + 60)
+    assert "forbidden; trying again (attempt 1)" in caplog.messages
+
+
+async def test_work_is_guarded_against_silence(patience: Patience, clock: ManualClock) -> None:
+    """It ends as it ends, with its own error; if the store does nothing it is cancelled."""
+    assert await patience.guard(Answers()) == "done"
+    with pytest.raises(ContentionError):
+        await patience.guard(Answers(ContentionError("!")))
+    assert clock.sleepers == 0
+
+    async def hang() -> None:
+        await patience.call(asyncio.Event().wait)
+
+    task = asyncio.create_task(patience.guard(hang))
+    await turns()
+    await sleep_through(clock, task)
+    assert isinstance(task.exception(), StorageUnavailableError)
 
 
 async def test_a_long_outage_is_not_told_at_every_attempt(

@@ -66,7 +66,12 @@ async def bench(impatient: RetryPolicy) -> AsyncIterator[Bench]:
     manifests = ManifestLog(store, impatient, worker)
     await manifests.load_or_create(WRITER)
     puts = FragmentPuts(
-        store=store, root=manifests, patience=patience, retry=impatient, worker=worker
+        store=store,
+        root=manifests,
+        patience=patience,
+        retry=impatient,
+        worker=worker,
+        max_at_once=3,
     )
     fragments = FragmentWriter(url=store.url, puts=puts, clock=SystemClock(), worker=worker)
     pipeline = Pipeline(

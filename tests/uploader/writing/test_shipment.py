@@ -21,7 +21,9 @@ from uploader.writing.uploader import Uploader
 from walstore.testing import ManualClock
 from walstore.threads import Worker
 
-SETTINGS = UploadSettings(fragment_bytes=4096, interval_seconds=10, drain_seconds=100)
+SETTINGS = UploadSettings(
+    parallel_puts=True, fragment_bytes=4096, interval_seconds=10, drain_seconds=100
+)
 BEFORE_CUT = 0.01
 
 

@@ -33,7 +33,9 @@ from walstore.testing import ManualClock
 from walstore.threads import Worker
 
 WRITER = writer_name(bytes.fromhex(LOG_ID))
-SETTINGS = UploadSettings(fragment_bytes=4096, fragment_age_seconds=5, drain_seconds=10)
+SETTINGS = UploadSettings(
+    fragment_bytes=4096, fragment_age_seconds=5, drain_seconds=10, parallel_puts=True
+)
 
 
 @dataclass
