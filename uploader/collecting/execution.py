@@ -134,14 +134,20 @@ class Execution:
         found, etag = await self.file.load()
         if found != garbage or etag is None:
             return Collected(head=manifest.oldest_offset, cutoff=plan.cutoff, is_superseded=True)
-        doomed = [Leak(key, kind, _reason(plan)) for key, kind in garbage.objects()]
+        dropped = {pointer.path_to_snapshot for pointer in garbage.snapshots_to_drop}
         named = await self._named_at_head(manifest)
-        if not is_dropped(manifest, garbage) or any(item.key in named for item in doomed):
+        if not is_dropped(manifest, garbage) or not named.isdisjoint(
+            dropped.union(garbage.fragment_keys)
+        ):
             raise CollectionRefusedError(
                 f"the manifest of {self.url} names what was announced as garbage; verify the log"
             )
+        # One after the other: a forged announcement may name more than memory holds.
+        reason = _reason(plan)
+        doomed = (Leak(key, kind, reason) for key, kind in garbage.objects())
+        total = garbage.fragments + len(dropped)
         deleted = await self.deleter.delete(
-            _each(doomed), phase="delete", total=len(doomed), progress=progress, audit=audit
+            _each(doomed), phase="delete", total=total, progress=progress, audit=audit
         )
         await self.file.clear(etag)
         return Collected(head=manifest.oldest_offset, cutoff=plan.cutoff, deleted=deleted)

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uploader import layout
-from uploader.manifests.document import Fields, check_u64, position, serialise
+from uploader.manifests.document import (
+    MOST_SMALL_BYTES,
+    Fields,
+    check_u64,
+    position,
+    read_document,
+    serialise,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +45,19 @@ class CloudCursor:
     @classmethod
     def parse(cls, data: bytes, *, name: str, etag: str | None = None) -> CloudCursor:
         """Read the object of cursor ``name``; CorruptionError for a bad shape."""
-        fields = Fields.parse(data, path=layout.cursor_path(name))
-        return cls(
-            name=name,
-            position=fields.position("position"),
-            epoch_us=fields.number("epoch_us"),
-            writer=fields.text("writer"),
-            expires_us=fields.number("expires_us") if fields.has("expires_us") else None,
-            etag=etag,
-        )
+
+        def build(fields: Fields) -> CloudCursor:
+            return cls(
+                name=name,
+                position=fields.position("position"),
+                epoch_us=fields.number("epoch_us"),
+                writer=fields.text("writer"),
+                expires_us=fields.number("expires_us") if fields.has("expires_us") else None,
+                etag=etag,
+            )
+
+        path = layout.cursor_path(name)
+        return read_document(data, build, path=path, most_bytes=MOST_SMALL_BYTES)
 
     def serialise(self) -> bytes:
         """Return the bytes that wal3 would write for it, with the expiry behind if it is a pin."""
