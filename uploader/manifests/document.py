@@ -127,7 +127,7 @@ class Fields:
     def position(self, name: str) -> int:
         """Return the offset of a log position."""
         value = self._get(name)
-        offset = value.get("offset") if isinstance(value, dict) else None
+        offset: Any = value.get("offset") if isinstance(value, dict) else None
         if not _is_u64(offset):
             self._refuse(name, "a log position", value)
         return int(offset)
