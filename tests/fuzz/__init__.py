@@ -1,1 +1,1 @@
-"""Fuzzing the files of a log directory: whatever lies there, callers see typed errors and right records."""
+"""Fuzzing the files of a log and the objects of a bucket: callers see typed errors and right records."""

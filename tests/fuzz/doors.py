@@ -57,7 +57,7 @@ class Inspection:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever it is
-            self._judge(name, error)
+            self.judge(name, error)
         finally:
             logger.removeHandler(self._complaints)
             sys.unraisablehook = before
@@ -71,7 +71,8 @@ class Inspection:
         if truth is not None and record != truth.get(record.offset):
             self.problems.append(f"{name}: wrong record {record!r:.300}")
 
-    def _judge(self, name: str, error: Exception) -> None:
+    def judge(self, name: str, error: Exception) -> None:
+        """Note an error that is no typed one, or says too little."""
         if isinstance(error, WalError):
             if error.outcome not in OUTCOMES:
                 self.problems.append(f"{name}: outcome {error.outcome!r} of {error!r}")
@@ -79,9 +80,11 @@ class Inspection:
                 self.problems.append(f"{name}: no path in {error!r}")
             return
         frames = traceback.extract_tb(error.__traceback__)
-        places = [f for f in frames if "/walstore/" in f.filename] or list(frames)
+        places = [
+            f for f in frames if "/walstore/" in f.filename or "/uploader/" in f.filename
+        ] or list(frames)
         where = " < ".join(
-            f"{f.filename.partition('/walstore/')[2]}:{f.name}" for f in reversed(places[-3:])
+            f"{'/'.join(f.filename.split('/')[-3:])}:{f.name}" for f in reversed(places[-3:])
         )
         text = f"{type(error).__name__}: {error}"[:160]
         self.problems.append(f"{name}: untyped: {text} | {where}")
@@ -181,10 +184,10 @@ async def _read(at: Inspection, wal: Wal, truth: dict[int, Record] | None) -> No
 
 def verbs(at: Inspection) -> None:
     """Run the verbs that look."""
-    verified = _cli(at, "verify", at.path)[0]
+    verified = run_cli(at, "verify", at.path)[0]
     for verb in ("inspect", "segments", "cursors"):
-        _cli(at, verb, at.path, "--json")
-    code, out = _cli(at, "dump", at.path)
+        run_cli(at, verb, at.path, "--json")
+    code, out = run_cli(at, "dump", at.path)
     offsets = set()
     for line in out.splitlines() if at.truth is not None else ():
         row = json.loads(line)
@@ -198,11 +201,11 @@ def verbs(at: Inspection) -> None:
 
 def repair(at: Inspection) -> None:
     """Plan a repair, do it, and open what it made."""
-    code, _ = _cli(at, "repair", at.path)
+    code, _ = run_cli(at, "repair", at.path)
     path = at.path.with_name("repaired")
     shutil.copytree(at.path, path)
     keep = ("--keep", "before") if code == CORRUPTION and len(at.path.name) % 2 else ()
-    code, _ = _cli(at, "repair", path, "--confirm", *keep)
+    code, _ = run_cli(at, "repair", path, "--confirm", *keep)
     if code == OK:
         with at.door("opened after repair"):
             try:
@@ -224,7 +227,7 @@ def _shown(value: bytes) -> Any:
     return encoder(ValueEncoding.AUTO)(value)
 
 
-def _cli(at: Inspection, *arguments: object) -> tuple[int, str]:
+def run_cli(at: Inspection, *arguments: object) -> tuple[int, str]:
     """Run a command line in this process; return its code and what it wrote."""
     name = " ".join(map(str, (arguments[0], *arguments[2:])))
     out, err = io.TextIOWrapper(io.BytesIO(), write_through=True), io.StringIO()

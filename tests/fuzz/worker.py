@@ -16,12 +16,14 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tests.fuzz import doors, inputs
+from tests.fuzz import bucket_doors, doors, inputs
 from tests.fuzz.bases import Base, make_bases, read_files, write_files
+from tests.fuzz.buckets import make_buckets
 
 MEMORY_BYTES: Final = 256 << 20
 """Address space that one input may take beyond what the process had."""
@@ -39,9 +41,25 @@ def scratch() -> Iterator[Path]:
         yield Path(found)
 
 
-def make_all(directory: Path) -> list[Base]:
+@dataclass(frozen=True)
+class Kind:
+    """A kind of thing that is damaged, and who opens it."""
+
+    make_bases: Callable[[Path], list[Base]]
+    make: Callable[[int, list[Base]], inputs.Input]
+    """Returns the input of a seed."""
+    doors: Sequence[Any]
+
+
+KINDS: Final = {
+    "log": Kind(make_bases, inputs.make, doors.DOORS),
+    "bucket": Kind(make_buckets, inputs.make_bucket, bucket_doors.DOORS),
+}
+
+
+def make_all(directory: Path, kind: str = "log") -> list[Base]:
     """Make the logs that are damaged."""
-    return make_bases(directory / "bases")
+    return KINDS[kind].make_bases(directory / "bases")
 
 
 def limit_memory() -> None:
@@ -68,23 +86,25 @@ def _tell(**line: object) -> None:
     sys.__stdout__.flush()  # type: ignore[union-attr]
 
 
-def run(first: int, limit: int, step: int, keep: Path) -> None:
+def run(kind: str, first: int, limit: int, step: int, keep: Path) -> None:
     """Open the inputs of the seeds ``first``, ``first + step``, ... below ``limit``."""
+    chosen = KINDS[kind].doors
     with scratch() as directory:
-        bases = make_all(directory)
+        bases = make_all(directory, kind)
         for base in bases:  # everything is imported, and every thread was started once
-            for problem in open_input(directory, inputs.undamaged(base)):
+            for problem in open_input(directory, inputs.undamaged(base), chosen):
                 _tell(seed=-1, what=base.name, problems=[problem])
         limit_memory()
         for seed in range(first, limit, step):
-            made = inputs.make(seed, bases)
+            made = KINDS[kind].make(seed, bases)
             _tell(seed=seed)
             faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
-            write_files(keep / str(seed), made.files)
-            found = open_input(directory, made)
+            kept = keep / kind / str(seed)
+            write_files(kept, made.files)
+            found = open_input(directory, made, chosen)
             faulthandler.cancel_dump_traceback_later()
             if not found:
-                shutil.rmtree(keep / str(seed))
+                shutil.rmtree(kept)
             _tell(seed=seed, what=made.what, kinds=made.kinds, problems=found)
             gc.collect()
 
@@ -92,7 +112,9 @@ def run(first: int, limit: int, step: int, keep: Path) -> None:
 def replay(path: Path) -> list[str]:
     """Open an input that was kept; what it returns is checked for its form only."""
     with scratch() as directory:
-        return open_input(directory, inputs.Input(str(path), [], read_files(path), None))
+        kind = KINDS.get(path.parent.name, KINDS["log"])
+        made = inputs.Input(str(path), [], read_files(path), None)
+        return open_input(directory, made, kind.doors)
 
 
 def prepare() -> None:
@@ -106,4 +128,4 @@ def prepare() -> None:
 
 if __name__ == "__main__":
     prepare()
-    run(*map(int, sys.argv[1:4]), keep=Path(sys.argv[4]))
+    run(sys.argv[1], *map(int, sys.argv[2:5]), keep=Path(sys.argv[5]))

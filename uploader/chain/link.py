@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from uploader.chain.names import ANCHOR, manifest_key
-from uploader.manifests.document import Fields, check_u64, serialise
+from uploader.layout import MAX_U64
+from uploader.manifests.document import Fields, check_u64, read_document, serialise
 from uploader.manifests.manifest import Manifest
 from uploader.setsum import Setsum
 from walstore.errors import CorruptionError, FormatVersionError
@@ -32,6 +32,9 @@ KEPT_SECONDS: Final = 3600.0
 """How long a takeover is kept, so that who was overtaken finds its slot taken."""
 MOST_RANGES: Final = 64
 """Ranges of kept slots that a link lists; neighbours are joined to stay below."""
+
+_LAST_SLOT: Final = MAX_U64 >> 1
+"""No log lives long enough to come here. A slot above is a forgery, which would leave no room behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,29 +172,12 @@ class Link:
         kind. Checks no more; see :meth:`uploader.manifests.manifest.Manifest.scrub`.
         """
         path = manifest_key(slot)
-        fields = Fields.parse(data, path=path).object("chain")
-        version = fields.number("version")
-        if version != VERSION:
-            raise FormatVersionError(
-                "the chain of manifests is of a newer kind; update walstore",
-                path=path,
-                found=version,
-                supported=VERSION,
-            )
-        try:
-            link = cls(
-                manifest=Manifest.parse(data, path=path),
-                slot=fields.number("slot"),
-                next=fields.number("next"),
-                prev=_place(fields.object("prev")) if fields.has("prev") else None,
-                base=fields.number("base"),
-                author=fields.text("author"),
-                alpha=fields.number("alpha"),
-                kept=tuple(_ranges(fields)),
-            )
-        except ValueError as error:
-            raise CorruptionError(str(error), path=path) from error
-        if link.slot != slot or not link.base <= slot < link.next:
+
+        def build(document: Fields) -> Link:
+            return cls._from_fields(document.object("chain"), Manifest.from_fields(document))
+
+        link = read_document(data, build, path=path)
+        if link.slot != slot or not link.base <= slot < link.next <= slot + 2 * MOST_ALPHA:
             raise CorruptionError(
                 "a manifest lies in a slot that it was not made for",
                 path=path,
@@ -199,6 +185,27 @@ class Link:
                 found=f"slot {link.slot}, base {link.base}, next {link.next}",
             )
         return link
+
+    @classmethod
+    def _from_fields(cls, fields: Fields, manifest: Manifest) -> Link:
+        version = fields.number("version")
+        if version != VERSION:
+            raise FormatVersionError(
+                "the chain of manifests is of a newer kind; update walstore",
+                path=fields.path,
+                found=version,
+                supported=VERSION,
+            )
+        return cls(
+            manifest=manifest,
+            slot=fields.number("slot", maximum=_LAST_SLOT),
+            next=fields.number("next", maximum=_LAST_SLOT),
+            prev=_place(fields.object("prev")) if fields.has("prev") else None,
+            base=fields.number("base"),
+            author=fields.text("author"),
+            alpha=fields.number("alpha"),
+            kept=_kept(fields),
+        )
 
     def _kept(self, now_us: int, *, expire: bool) -> tuple[Kept, ...]:
         oldest_us = now_us - round(KEPT_SECONDS * 1e6)
@@ -221,19 +228,13 @@ def _place(fields: Fields) -> Place:
     return Place(fields.number("slot"), fields.text("author"), fields.setsum("setsum"))
 
 
-def _ranges(fields: Fields) -> Iterator[Kept]:
-    kept: Any = fields.raw("kept")
-    if not isinstance(kept, list):
-        raise CorruptionError("field 'chain.kept' is not a list", path=fields.path)
-    for item in kept:
-        if not (
-            isinstance(item, list)
-            and len(item) == 3
-            and all(type(number) is int for number in item)
-        ):
-            raise CorruptionError(
-                "field 'chain.kept' is not of three numbers each",
-                path=fields.path,
-                found=repr(item)[:80],
-            )
-        yield Kept(*item)
+def _kept(fields: Fields) -> tuple[Kept, ...]:
+    kept = tuple(Kept(*row) for row in fields.rows("kept", 3))
+    if len(kept) > MOST_RANGES:
+        raise CorruptionError(
+            f"a manifest keeps more than {MOST_RANGES} ranges of slots",
+            path=fields.path,
+            expected=MOST_RANGES,
+            found=len(kept),
+        )
+    return kept

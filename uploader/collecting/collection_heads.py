@@ -14,7 +14,7 @@ from typing import Final
 
 from uploader import cas, layout
 from uploader.collecting.garbage import first_seq_no
-from uploader.manifests.document import Fields, check_u64, serialise
+from uploader.manifests.document import MOST_SMALL_BYTES, Fields, read_document, serialise
 from uploader.manifests.manifest import Manifest
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
@@ -128,9 +128,11 @@ def _serialise(heads: Sequence[Head]) -> bytes:
 
 
 def _parse(data: bytes) -> list[Head]:
-    found: list[Head] = []
-    for fields in Fields.parse(data, path=layout.HEADS).objects("heads"):
-        numbers = {name: fields.number(name) for name in Head.__slots__}
-        check_u64(**numbers)
-        found.append(Head(**numbers))
-    return found
+    return read_document(data, _heads, path=layout.HEADS, most_bytes=MOST_SMALL_BYTES)
+
+
+def _heads(document: Fields) -> list[Head]:
+    return [
+        Head(**{name: fields.number(name) for name in Head.__slots__})
+        for fields in document.objects("heads")
+    ]

@@ -26,6 +26,7 @@ from uploader.manifests.document import (
     join_list,
     join_object,
     position,
+    read_document,
     serialise,
 )
 from uploader.manifests.entries import Fragment, SnapshotPointer
@@ -84,19 +85,19 @@ class Garbage:
 
         CorruptionError for a bad shape, FormatVersionError for one of a log replicated by wal3.
         """
-        fields = Fields.parse(data, path=path)
+        return read_document(data, cls._from_fields, path=path)
+
+    @classmethod
+    def _from_fields(cls, fields: Fields) -> Garbage:
         if fields.raw("fragments_are_uuids") is True:
             raise FormatVersionError(
                 "fragments are named by UUIDs; logs replicated by wal3 cannot be collected",
-                path=path,
+                path=fields.path,
                 found="UUID",
                 supported="sequence number",
             )
         root = fields.object("snapshot_for_root") if fields.has("snapshot_for_root") else None
-        keys = fields.raw(_KEYS) or []
-        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-            raise CorruptionError(f"field '{_KEYS}' is not a list of strings", path=path)
-        return cls(
+        garbage = cls(
             snapshots_to_drop=tuple(
                 map(SnapshotPointer.from_fields, fields.objects("snapshots_to_drop"))
             ),
@@ -106,9 +107,11 @@ class Garbage:
             limit_seq_no=fields.number("fragments_to_drop_limit"),
             setsum_to_discard=fields.setsum("setsum_to_discard"),
             first_to_keep=fields.position("first_to_keep"),
-            fragment_keys=tuple(keys),
+            fragment_keys=tuple(fields.texts(_KEYS)) if fields.has(_KEYS) else (),
             cursors_checked=fields.raw(_CHECKED) is True,
         )
+        garbage._check_numbers(fields.path)
+        return garbage
 
     def serialise(self) -> bytes:
         """Return the bytes that wal3 would write for it."""
@@ -145,6 +148,22 @@ class Garbage:
                 )
         for snapshot in self.snapshots_to_make:
             snapshot.scrub()
+
+    def _check_numbers(self, path: str) -> None:
+        """Raise CorruptionError unless the fragments that go have a record each, below what is kept."""
+        if not 0 <= self.limit_seq_no - self.start_seq_no <= self.first_to_keep:
+            raise CorruptionError(
+                f"fragments {self.start_seq_no} to {self.limit_seq_no} cannot all lie below offset "
+                f"{self.first_to_keep}",
+                path=path,
+                expected=self.first_to_keep,
+                found=self.limit_seq_no - self.start_seq_no,
+            )
+
+    @property
+    def fragments(self) -> int:
+        """How many fragments go."""
+        return len(self.fragment_keys) or self.limit_seq_no - self.start_seq_no
 
     @property
     def is_empty(self) -> bool:

@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from uploader import layout
-from uploader.manifests.document import Fields, check_u64, position, serialise
+from uploader.manifests.document import (
+    MOST_SMALL_BYTES,
+    Fields,
+    check_u64,
+    position,
+    read_document,
+    serialise,
+)
 
 _REMOVED_US: Final = 0
 
@@ -51,13 +58,17 @@ class CloudCursor:
     @classmethod
     def parse(cls, data: bytes, *, name: str, etag: str | None = None) -> CloudCursor:
         """Read the object of cursor ``name``; CorruptionError for a bad shape."""
-        fields = Fields.parse(data, path=layout.cursor_path(name))
-        found = dataclasses.replace(_from_fields(fields, name), etag=etag)
-        if not fields.has("unchecked"):
-            return found
-        change = fields.object("unchecked")
-        before = _from_fields(change.object("before"), name) if change.has("before") else None
-        return dataclasses.replace(found, is_unchecked=True, before=before)
+
+        def build(fields: Fields) -> CloudCursor:
+            found = dataclasses.replace(_from_fields(fields, name), etag=etag)
+            if not fields.has("unchecked"):
+                return found
+            change = fields.object("unchecked")
+            before = _from_fields(change.object("before"), name) if change.has("before") else None
+            return dataclasses.replace(found, is_unchecked=True, before=before)
+
+        path = layout.cursor_path(name)
+        return read_document(data, build, path=path, most_bytes=MOST_SMALL_BYTES)
 
     @classmethod
     def removed(cls, name: str, position: int, *, epoch_us: int, writer: str) -> CloudCursor:

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from uploader.manifests.document import Fields, check_u64, serialise
+from uploader.manifests.document import (
+    MOST_SMALL_BYTES,
+    Fields,
+    check_u64,
+    read_document,
+    serialise,
+)
 from walstore.errors import CorruptionError
 
 _CLEAR = b'"clear"'
@@ -78,22 +83,7 @@ def parse_marker(data: bytes, *, path: str) -> Dirty | Purge | None:
     """Read a record; None if it means nothing. CorruptionError, naming ``path``, if it is no marker."""
     if data == _CLEAR:
         return None
-    fields = Fields.parse(data, path=path)
-    if (dirty := _object(fields, "mark_dirty", path)) is not None:
-        start = dirty.number("log_position")
-        try:
-            return Dirty(
-                name=dirty.text("collection_id"),
-                start=start,
-                limit=start + dirty.number("num_records"),
-                reinserted=dirty.number("reinsert_count"),
-                first_us=dirty.number("initial_insertion_epoch_us"),
-            )
-        except ValueError as error:
-            raise CorruptionError(f"a marker of nothing ({error})", path=path) from error
-    if (purge := _object(fields, "purge", path)) is not None:
-        return Purge(purge.text("collection_id"))
-    raise CorruptionError("neither a marker nor a purge", path=path)
+    return read_document(data, _marker, path=path, most_bytes=MOST_SMALL_BYTES)
 
 
 def coalesce(known: dict[str, Dirty], markers: Iterable[Dirty | Purge | None]) -> None:
@@ -106,6 +96,17 @@ def coalesce(known: dict[str, Dirty], markers: Iterable[Dirty | Purge | None]) -
             known[marker.name] = marker if before is None else before.join(marker)
 
 
-def _object(fields: Fields, name: str, path: str) -> Fields | None:
-    found: Any = fields.raw(name)
-    return Fields(found, path=path, place=name) if isinstance(found, dict) else None
+def _marker(fields: Fields) -> Dirty | Purge:
+    if fields.has("mark_dirty"):
+        dirty = fields.object("mark_dirty")
+        start = dirty.number("log_position")
+        return Dirty(
+            name=dirty.text("collection_id"),
+            start=start,
+            limit=start + dirty.number("num_records"),
+            reinserted=dirty.number("reinsert_count"),
+            first_us=dirty.number("initial_insertion_epoch_us"),
+        )
+    if fields.has("purge"):
+        return Purge(fields.object("purge").text("collection_id"))
+    raise CorruptionError("neither a marker nor a purge", path=fields.path)

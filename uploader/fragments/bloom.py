@@ -8,7 +8,6 @@ was damaged, or that a newer version wrote in another way, denies nothing.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import struct
@@ -26,6 +25,9 @@ MOST: Final = 16384
 BITS_PER_NAME: Final = 10
 HASHES: Final = 7
 """These two let through 0.8 % of the streams that are not there."""
+MOST_HASHES: Final = 32
+MOST_BITS_BYTES: Final = 64 << 10
+"""A filter that asks for more work, or is longer, than three times what this version writes is not used."""
 
 _HALVES: Final = struct.Struct("<QQ")
 
@@ -75,7 +77,8 @@ class StreamSet:
     @property
     def nbytes(self) -> int:
         """About how many bytes of memory it takes."""
-        return 200 + len(self._bits) + 100 * len(self._names or ())
+        names = self._names or ()
+        return 200 + len(self._bits) + sum(100 + 4 * len(name) for name in names)
 
     def may_hold(self, name: str) -> bool:
         """Return False only if no record of the stream is there."""
@@ -107,13 +110,25 @@ class StreamSet:
         kind, _, content = rest.partition(b" ")
         try:
             if kind == b"names":
-                return cls(names=json.loads(content))
+                return cls._of_listed(json.loads(content))
             if kind == b"bloom":
                 hashes, _, bits = content.partition(b" ")
-                return cls(bits=base64.b64decode(bits, validate=True), hashes=int(hashes))
-        except (ValueError, TypeError, binascii.Error):
+                return cls._of_bits(base64.b64decode(bits, validate=True), int(hashes))
+        except (ValueError, RecursionError):
             pass  # not ours, although the checksum fits
         return cls.unknown()
+
+    @classmethod
+    def _of_listed(cls, names: object) -> Self:
+        """Return the set of names out of a footer, if that is what they are."""
+        is_sound = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        return cls(names=names) if is_sound else cls.unknown()  # type: ignore[arg-type]
+
+    @classmethod
+    def _of_bits(cls, bits: bytes, hashes: int) -> Self:
+        """Return the filter out of a footer, if it is one that this version can have written."""
+        is_sound = 1 <= hashes <= MOST_HASHES and len(bits) <= MOST_BITS_BYTES
+        return cls(bits=bits, hashes=hashes) if is_sound else cls.unknown()
 
     def __repr__(self) -> str:
         if self._names is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from uploader import layout
-from uploader.fragments import fragment_columns, fragment_file
+from uploader.fragments import fragment_columns, fragment_file, parquet_metadata
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.fragments.fragment_file import Content, Footer
 from uploader.manifests.manifest import Fragment
@@ -87,7 +87,7 @@ def fragment_time_bounds(data: bytes, *, path: str = "fragment") -> tuple[int, i
 
 def footer_bytes(end: bytes, *, path: str = "fragment") -> int:
     """Return how long the footer is, from a fragment's last 8 bytes; CorruptionError if there is none."""
-    return fragment_file.footer_bytes(end, path=path)
+    return parquet_metadata.footer_bytes(end, path=path)
 
 
 def read_footer(end: bytes, *, path: str = "fragment") -> Footer:

@@ -15,7 +15,8 @@ How columns are stored, and why:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,6 +25,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from uploader.fragments.bloom import StreamSet
+from uploader.fragments.fragment_budget import plan_reading, read_table
+from uploader.fragments.parquet_metadata import Metadata, read_metadata
 from uploader.layout import MAX_U64
 from walstore.arrow import HEADERS_TYPE, SCHEMA
 from walstore.errors import CorruptionError, FormatVersionError
@@ -47,15 +50,15 @@ OUR_FIELDS: Final = (
     pa.field("key", pa.binary()),
     pa.field("headers", HEADERS_TYPE),
 )
+_KNOWN: Final = frozenset(field.name for field in (*WAL3_FIELDS, *OUR_FIELDS))
 FILE_SCHEMA: Final = pa.schema([*WAL3_FIELDS, *OUR_FIELDS], metadata={FORMAT_KEY: FORMAT_VERSION})
 
 ROW_GROUP_ROWS: Final = 128 * 1024
 ROW_GROUP_BYTES: Final = 8 * 1024 * 1024
 """A row group has at most so many rows and about so many bytes, so that a part can be read alone."""
 PAGE_BYTES: Final = 1024 * 1024
-FOOTER_END_BYTES: Final = 8
-"""The last bytes of a file: the length of its footer, and a magic."""
-_MAGIC: Final = b"PAR1"
+_SHORTAGES: Final = ("not enough memory", "Resource temporarily unavailable")
+"""What codecs and the system say that Arrow reports as if the file could not be read."""
 _PAGE_CHECK_ROWS: Final = 1024
 
 _STORED_AS: Final[dict[str, Any]] = {
@@ -103,7 +106,7 @@ class Footer:
     offsets: tuple[int, int] | None
     """Offsets of the first and the last record; None if it does not tell."""
     columns: frozenset[str]
-    """Names of the columns."""
+    """Names of the columns, of those that this program knows."""
     version: bytes | None
     """Which version of this program's format it has; None for files of others."""
 
@@ -198,29 +201,11 @@ def column_ranges(
     places a column elsewhere than in the file.
     """
     wanted = stored_columns(names)
-    found = []
-    try:
-        footer = pq.read_metadata(pa.BufferReader(end))
-        for at in range(footer.num_row_groups):
-            group = footer.row_group(at)
-            for number in range(group.num_columns):
-                column = group.column(number)
-                if column.path_in_schema.partition(".")[0] in wanted:
-                    first = column.dictionary_page_offset if column.has_dictionary_page else None
-                    low = column.data_page_offset if first is None else first
-                    found.append((low, low + column.total_compressed_size))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptionError(f"not a Parquet file ({error})", path=path) from error
-    if any(not 0 <= low <= high <= size_bytes for low, high in found):
-        raise CorruptionError("a column lies outside of the file", path=path)
-    return found
-
-
-def footer_bytes(end: bytes, *, path: str) -> int:
-    """Return how long the footer is, from the last 8 bytes of a file; CorruptionError if there is none."""
-    if len(end) < FOOTER_END_BYTES or end[-4:] != _MAGIC:
-        raise CorruptionError("not a Parquet file (no magic at its end)", path=path)
-    return FOOTER_END_BYTES + int.from_bytes(end[-8:-4], "little")
+    metadata = read_metadata(end, size_bytes, path=path)
+    chunks = [chunk for group in metadata.groups for chunk in group if chunk.leaf.name in wanted]
+    if sum(chunk.limit - chunk.start for chunk in chunks) > size_bytes:
+        raise CorruptionError("the columns overlap", path=path, expected=size_bytes)
+    return [(chunk.start, chunk.limit) for chunk in chunks]
 
 
 def read_footer(end: bytes, *, path: str) -> Footer:
@@ -228,22 +213,16 @@ def read_footer(end: bytes, *, path: str) -> Footer:
 
     CorruptionError if there is no footer there.
     """
-    try:
-        footer = pq.read_metadata(pa.BufferReader(end))
-        paths = [footer.schema.column(at).path for at in range(footer.num_columns)]
-        groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
-        times = _bounds(groups, paths, "record_timestamp_us", "timestamp_us")
-        offsets = _bounds(groups, paths, "offset")
-        entries = footer.metadata or {}
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptionError(f"not a Parquet file ({error})", path=path) from error
-    columns = frozenset(path.partition(".")[0] for path in paths)
+    metadata = read_metadata(end, MAX_U64, path=path)
+    entries = metadata.entries
+    columns = _KNOWN.intersection(leaf.name for leaf in metadata.leaves)
     if STREAMS_KEY in entries:
         streams = StreamSet.from_text(entries[STREAMS_KEY])
     else:
         streams = StreamSet.unknown() if "stream" in columns else StreamSet.of(())
-    version = entries.get(FORMAT_KEY)
-    return Footer(times, streams, int(footer.num_rows), offsets, columns, version)
+    times = _bounds(metadata, "record_timestamp_us", "timestamp_us")
+    offsets = _bounds(metadata, "offset")
+    return Footer(times, streams, metadata.rows, offsets, columns, entries.get(FORMAT_KEY))
 
 
 def time_bounds(data: bytes, *, path: str) -> tuple[int, int]:
@@ -265,19 +244,34 @@ def timestamp(data: bytes, *, path: str) -> int:
     return _only_value(table.column("timestamp_us"), path)
 
 
+@contextlib.contextmanager
+def _parsing(path: str) -> Iterator[None]:
+    """Turn what Arrow raises for a file that is none of ours into CorruptionError.
+
+    MemoryError stays what it is: that there was no memory, or no thread, says nothing about the file.
+    """
+    try:
+        yield
+    except (MemoryError, CorruptionError, FormatVersionError):
+        raise  # Arrow's own MemoryError is one of its other exceptions, too
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if any(shortage in str(error) for shortage in _SHORTAGES):
+            raise MemoryError(f"no memory to read {path}: {error}") from error
+        raise CorruptionError(f"not a readable Parquet file ({error})", path=path) from error
+
+
 def _read_columns(
     data: bytes | bytearray, path: str, *, only: Collection[str] | None = None
 ) -> pa.Table:
-    try:
+    with _parsing(path):
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         wanted = _known_columns(file.schema_arrow, path)
         wanted = [name for name in wanted if only is None or name in only]
-        table = file.read(columns=wanted)
+        reading = plan_reading(read_metadata(data, len(data), path=path), data, wanted, path=path)
+        table = read_table(file, wanted, reading, path=path)
         table.validate()
         for name in {"stream", "headers"}.intersection(table.column_names):
             table.column(name).validate(full=True)  # that text is UTF-8
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptionError(f"not a readable Parquet file ({error})", path=path) from error
     for field in (*WAL3_FIELDS, OUR_FIELDS[0]):
         if field.name in wanted and table.column(field.name).null_count:
             raise CorruptionError(f"column '{field.name}' has nulls", path=path)
@@ -349,18 +343,17 @@ def _first_offset(offsets: pa.ChunkedArray, path: str) -> int:
     return start
 
 
-def _bounds(
-    groups: Sequence[pq.RowGroupMetaData], paths: Sequence[str], *names: str
-) -> tuple[int, int] | None:
-    """Return the least and greatest number in the first of these columns that is among ``paths``.
+def _bounds(metadata: Metadata, *names: str) -> tuple[int, int] | None:
+    """Return the least and greatest number in the first of these columns that is there.
 
     None if there is none, or if a row group lacks its statistics.
     """
-    at = next((paths.index(name) for name in names if name in paths), None)
-    if at is None or not groups:
+    whole = [leaf.name if leaf.is_whole else None for leaf in metadata.leaves]
+    at = next((whole.index(name) for name in names if name in whole), None)
+    if at is None or not metadata.groups:
         return None
-    found = [group.column(at).statistics for group in groups]
-    if not all(statistics is not None and statistics.has_min_max for statistics in found):
+    found = [group[at].bounds for group in metadata.groups]
+    known = [bounds for bounds in found if bounds is not None]
+    if len(known) < len(found):
         return None
-    lows, highs = [int(one.min) for one in found], [int(one.max) for one in found]
-    return min(lows), max(highs)
+    return min(low for low, _ in known), max(high for _, high in known)

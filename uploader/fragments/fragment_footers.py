@@ -15,7 +15,8 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from uploader.fragments.fragment import footer_bytes, read_footer
-from uploader.fragments.fragment_file import FOOTER_END_BYTES, Footer
+from uploader.fragments.fragment_file import Footer
+from uploader.fragments.parquet_metadata import END_BYTES
 from uploader.manifests.entries import Fragment
 from walstore.errors import CorruptionError, WalError
 from walstore.threads import Worker
@@ -125,7 +126,7 @@ class FragmentFooters:
         end = await self._fetch(entry, size - length, size + 1)
         if len(end) != length:
             return None
-        needed = footer_bytes(end[-FOOTER_END_BYTES:], path=entry.path)
+        needed = footer_bytes(end[-END_BYTES:], path=entry.path)
         if needed > size:
             raise CorruptionError(
                 "a fragment's footer does not fit its length", path=entry.path, expected=size

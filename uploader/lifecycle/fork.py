@@ -23,7 +23,13 @@ from uploader.errand import Errand, errand
 from uploader.lifecycle.creation import check_empty, create_manifest
 from uploader.lifecycle.fork_pin import ForkPin
 from uploader.lifecycle.forking import Forking
-from uploader.manifests.document import Fields, position, serialise
+from uploader.manifests.document import (
+    MOST_SMALL_BYTES,
+    Fields,
+    position,
+    read_document,
+    serialise,
+)
 from uploader.manifests.growing_manifest import Forked
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
@@ -149,13 +155,18 @@ async def _begin(
 
 async def _read_note(source: Errand, target: Errand, start: int | None, stop: int | None) -> int:
     """Return where the fork that the target is to be ends, if it is this one."""
-    note = Fields.parse((await target.store.get(layout.FORK_NOTE)).data, path=layout.FORK_NOTE)
-    noted_stop = note.position("stop")
-    noted_start = note.position("start") if note.has("start") else None
-    wanted = (source.store.url, start, noted_stop if stop is None else stop)
-    if (note.text("source"), noted_start, noted_stop) != wanted:
+    data = (await target.store.get(layout.FORK_NOTE)).data
+    noted = read_document(data, _note, path=layout.FORK_NOTE, most_bytes=MOST_SMALL_BYTES)
+    noted_source, noted_start, noted_stop = noted
+    if noted != (source.store.url, start, noted_stop if stop is None else stop):
         raise ContentionError(
-            f"{target.store.url} is being made another fork: of {note.text('source')} from "
+            f"{target.store.url} is being made another fork: of {noted_source} from "
             f"{noted_start} to {noted_stop}; finish that one or take another prefix"
         )
     return noted_stop
+
+
+def _note(fields: Fields) -> tuple[str, int | None, int]:
+    """Return which log the target is to begin with, from where, and up to which offset."""
+    start = fields.position("start") if fields.has("start") else None
+    return fields.text("source"), start, fields.position("stop")

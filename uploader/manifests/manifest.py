@@ -20,6 +20,7 @@ from uploader.manifests.document import (
     join_list,
     join_object,
     position,
+    read_document,
     serialise,
 )
 from uploader.manifests.entries import Entry, Fragment, SnapshotPointer, scrub_fragments, scrub_run
@@ -79,7 +80,11 @@ class Manifest:
         CorruptionError for a bad shape, FormatVersionError for a log replicated by wal3. Checks no more
         than the shape; see :meth:`scrub`.
         """
-        fields = Fields.parse(data, path=path)
+        return read_document(data, cls.from_fields, path=path)
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Manifest:
+        """Read a manifest that is part of another document; CorruptionError for a bad shape."""
         initial = "initial_offset", "initial_seq_no"
         return cls(
             setsum=fields.setsum("setsum"),
@@ -209,6 +214,8 @@ class Manifest:
         entries: tuple[Entry, ...] = (*self.snapshots, *self.fragments)
         scrub_run(entries, path=path)
         scrub_fragments(self.fragments, path=path)
+        if self.next_seq_no > MAX_U64:
+            raise CorruptionError("no number is left for another fragment", path=path)
         for snapshot in self.snapshots:
             _scrub_pointer(snapshot, path)
         self._scrub_beginning(path)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from uploader import layout
-from uploader.manifests.document import Fields, join_list, join_object, serialise
+from uploader.layout import MAX_U64
+from uploader.manifests.document import Fields, join_list, join_object, read_document, serialise
 from uploader.manifests.entries import (
     MAX_DEPTH,
     Fragment,
@@ -60,7 +61,7 @@ class Snapshot:
 
         Checks no more than the shape; see :meth:`scrub`.
         """
-        return cls.from_fields(Fields.parse(data, path=path))
+        return read_document(data, cls.from_fields, path=path)
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Snapshot:
@@ -120,6 +121,11 @@ class Snapshot:
         scrub_run(children, path=self.path)
         scrub_fragments(self.fragments, path=self.path)
         _scrub_sum(self.setsum, Setsum.total(child.setsum for child in children), self.path)
+        length = sum(child.num_bytes for child in children)
+        if length > MAX_U64:
+            raise CorruptionError(
+                f"a snapshot claims {length} bytes of records", path=self.path, expected=MAX_U64
+            )
         if self.path != layout.snapshot_path(self.setsum):
             raise CorruptionError(
                 "a snapshot's key is not its setsum",

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from uploader.manifests.document import Fields, serialise
+from uploader.manifests.document import Fields, check_u64, read_document, serialise
+from uploader.partitioned.partitions import MOST_PARTITIONS
 from uploader.partitioned.staged import StagedFragment
 from walstore.errors import CorruptionError, FormatVersionError
 
@@ -98,11 +99,17 @@ class CommitRecord:
     @classmethod
     def parse(cls, data: bytes, *, path: str) -> CommitRecord:
         """Read the object; CorruptionError if it is damaged, FormatVersionError for a newer version."""
-        fields = Fields.parse(data, path=path)
+        return read_document(data, cls._from_fields, path=path)
+
+    @classmethod
+    def _from_fields(cls, fields: Fields) -> CommitRecord:
         version = fields.number("version")
         if version != VERSION:
             raise FormatVersionError(
-                "a commit record of another version", path=path, found=version, supported=VERSION
+                "a commit record of another version",
+                path=fields.path,
+                found=version,
+                supported=VERSION,
             )
         return cls(
             source=fields.text("source"),
@@ -111,7 +118,7 @@ class CommitRecord:
             job=fields.text("job"),
             committed_us=fields.number("committed_us"),
             is_done=fields.raw("done") is True,
-            logs=dict(_plan(one) for one in fields.objects("logs")),
+            logs=_plans(fields),
         )
 
 
@@ -123,10 +130,20 @@ def _plan_json(partition: int, plan: LogPlan) -> dict[str, Any]:
     }
 
 
+def _plans(fields: Fields) -> dict[int, LogPlan]:
+    found = [_plan(one) for one in fields.objects("logs")]
+    plans = dict(found)
+    if len(plans) < len(found):
+        raise CorruptionError("two plans for the same log", path=fields.path)
+    return plans
+
+
 def _plan(fields: Fields) -> tuple[int, LogPlan]:
     base = fields.object("base")
     place = Place(base.number("at"), base.number("seq_no"), base.number("start"))
     fragments = tuple(StagedFragment.from_fields(one) for one in fields.objects("fragments"))
     if place.at > len(fragments):
         raise CorruptionError("a plan goes on behind its end", path=fields.path)
-    return fields.number("partition"), LogPlan(fragments, place)
+    rest = fragments[place.at :]
+    check_u64(seq_no=place.seq_no + len(rest), limit=place.start + sum(one.count for one in rest))
+    return fields.number("partition", maximum=MOST_PARTITIONS - 1), LogPlan(fragments, place)

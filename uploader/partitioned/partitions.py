@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from uploader import cas
-from uploader.manifests.document import Fields, serialise
+from uploader.manifests.document import MOST_SMALL_BYTES, Fields, read_document, serialise
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -36,12 +36,7 @@ async def read_partitions(store: ObjectStore) -> int | None:
         found = await store.get(PARTITIONS)
     except ObjectNotFoundError:
         return None
-    partitions = Fields.parse(found.data, path=PARTITIONS).number(
-        "partitions", maximum=MOST_PARTITIONS
-    )
-    if not partitions:
-        raise CorruptionError("a partitioned log has at least one log", path=PARTITIONS)
-    return partitions
+    return read_document(found.data, _partitions, path=PARTITIONS, most_bytes=MOST_SMALL_BYTES)
 
 
 async def create_partitions(store: ObjectStore, partitions: int, *, retry: RetryPolicy) -> int:
@@ -59,3 +54,10 @@ async def create_partitions(store: ObjectStore, partitions: int, *, retry: Retry
         result.decided(store.url, f"{PARTITIONS} was put; call again")
         found = await read_partitions(store)
     return found
+
+
+def _partitions(fields: Fields) -> int:
+    partitions = fields.number("partitions", maximum=MOST_PARTITIONS)
+    if not partitions:
+        raise CorruptionError("a partitioned log has at least one log", path=fields.path)
+    return partitions

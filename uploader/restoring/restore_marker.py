@@ -12,6 +12,9 @@ from typing import Final
 
 from crc32c import crc32c
 
+from uploader.manifests.document import MOST_SMALL_BYTES, Fields, read_document
+from walstore.errors import CorruptionError
+
 VERSION: Final = 1
 
 
@@ -39,7 +42,18 @@ class RestoreMarker:
         line, _, crc = data.partition(b"\n")
         if crc != b"%08x\n" % crc32c(line):
             return None
-        fields = json.loads(line)
-        if fields.pop("version") != VERSION:
+        try:
+            return read_document(line, cls._from_fields, path="marker", most_bytes=MOST_SMALL_BYTES)
+        except CorruptionError:
             return None
-        return cls(**fields)
+
+    @classmethod
+    def _from_fields(cls, fields: Fields) -> RestoreMarker:
+        if fields.number("version") != VERSION:
+            raise CorruptionError("a marker of another version", path=fields.path)
+        return cls(
+            url=fields.text("url"),
+            log_id=fields.text("log_id"),
+            head=fields.number("head"),
+            stop=fields.number("stop") if fields.has("stop") else None,
+        )

@@ -139,7 +139,13 @@ class S3Store:
                 yield ListedObject(item["Key"][len(self._prefix) :], int(item["Size"]))
             if not page.get("IsTruncated"):
                 return
-            where |= {"ContinuationToken": page["NextContinuationToken"], "MaxKeys": NEXT_PAGE}
+            token = page.get("NextContinuationToken")
+            if not token or token == where.get("ContinuationToken"):
+                # Without a place to go on from, the next page would be this one again, for ever.
+                raise UnsupportedStoreError(
+                    f"{self.url} says that its listing goes on, but not from where; use another store"
+                )
+            where = {**where, "ContinuationToken": token, "MaxKeys": NEXT_PAGE}
 
     async def put_if_absent(self, key: str, data: bytes) -> str:
         """Create an object with ``If-None-Match: *``; one request, never repeated."""

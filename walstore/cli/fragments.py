@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -97,7 +96,9 @@ async def _read_times(
     footers: FragmentFooters, entries: Sequence[Fragment]
 ) -> list[Sequence[int | None]]:
     """Return the times of the oldest and the newest record of each; None where a footer has none."""
-    async with asyncio.TaskGroup() as group:
+    from uploader.together import together
+
+    async with together() as group:
         reading = [group.create_task(footers.get(entry)) for entry in entries]
     return [task.result().times_us or (None, None) for task in reading]
 

@@ -46,7 +46,7 @@ def test_the_bytes_of_a_link() -> None:
 
 
 KEPT = st.lists(st.builds(Kept, U64, U64, st.integers(0, 2**60)), max_size=3).map(tuple)
-SLOTS = st.integers(0, MAX_U64 - 100)
+SLOTS = st.integers(0, 2**63 - 100)
 
 
 @given(SLOTS, st.integers(1, 64), SETSUMS, TEXT, st.integers(1, MOST_ALPHA), KEPT)
@@ -182,3 +182,20 @@ def test_what_is_kept_takes_little_room(count: int, random) -> None:
     assert len(link.kept) <= MOST_RANGES
     assert all(link.is_kept(slot) for slot in takeovers if slot != link.slot)
     assert len(link.serialise()) < 5000
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"next": 1 + 2 * MOST_ALPHA + 1},
+        {"slot": MAX_U64 - 1, "next": MAX_U64},
+        {"kept": [[1, 1, 1]] * (MOST_RANGES + 1)},
+        {"kept": [[1, 1, -1]]},
+        {"kept": [[1, 1, 2**64]]},
+    ],
+)
+def test_what_no_author_writes_is_refused(changes: dict[str, object]) -> None:
+    document = json.loads(after(Link.root(EMPTY, author="a", alpha=4), "b").serialise())
+    document["chain"] |= changes
+    with pytest.raises(CorruptionError):
+        Link.parse(json.dumps(document).encode(), slot=document["chain"]["slot"])

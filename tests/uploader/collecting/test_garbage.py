@@ -224,3 +224,23 @@ def test_the_lowest_number_a_manifest_tells() -> None:
     assert first_seq_no(tree.manifest) == 1
     assert first_seq_no(dataclasses.replace(tree.manifest, initial_seq_no=1)) == 1
     assert snapshot_of(manifest_of(1).fragments).depth == 1
+
+
+@pytest.mark.parametrize("numbers", [(0, 2**62, 9), (5, 4, 9), (1, 12, 10), (2**62, 2**64 - 1, 2)])
+def test_fragments_that_cannot_all_lie_below_what_is_kept_are_refused(
+    numbers: tuple[int, int, int],
+) -> None:
+    start, limit, head = numbers
+    document = json.loads(EMPTY) | {
+        "fragments_to_drop_start": start,
+        "fragments_to_drop_limit": limit,
+        "first_to_keep": {"offset": head},
+    }
+    with pytest.raises(CorruptionError, match="cannot all lie below"):
+        Garbage.parse(json.dumps(document).encode())
+
+
+def test_keys_of_fragments_are_text() -> None:
+    document = json.loads(FULL) | {"fragment_keys": ["\ud800"]}
+    with pytest.raises(CorruptionError, match="fragment_keys"):
+        Garbage.parse(json.dumps(document).encode())

@@ -10,7 +10,14 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uploader.fragments.bloom import BITS_PER_NAME, HASHES, MOST, MOST_LISTED, StreamSet
+from uploader.fragments.bloom import (
+    BITS_PER_NAME,
+    HASHES,
+    MOST,
+    MOST_BITS_BYTES,
+    MOST_LISTED,
+    StreamSet,
+)
 
 NAMES = st.text(min_size=1, max_size=20).filter(lambda name: name.isprintable())
 
@@ -106,3 +113,31 @@ def test_how_it_looks() -> None:
     assert repr(StreamSet.of(["b", "a"])) == "<StreamSet ['a', 'b']>"
     assert "bits" in repr(StreamSet.of([str(number) for number in range(99)]))
     assert StreamSet.of(["a"]).nbytes < StreamSet.of(["a", "b"]).nbytes
+
+
+def stored(body: bytes) -> StreamSet:
+    """Return what is read of a set with a right checksum."""
+    return StreamSet.from_text(b"%08x " % crc32c(body) + body)
+
+
+@pytest.mark.parametrize("hashes", [b"4611686018427387904", b"33", b"0", b"-1", b"1" * 5000])
+def test_a_filter_that_asks_for_too_much_work_denies_nothing(hashes: bytes) -> None:
+    found = stored(b"bloom " + hashes + b" /////w==")
+    assert not found.is_known
+    assert found.may_hold("a")
+
+
+@pytest.mark.parametrize("names", [b"[" * 100_000, b'"abc"', b'{"a": 1}', b"[1]", b'["a", null]'])
+def test_names_that_are_no_list_of_names_deny_nothing(names: bytes) -> None:
+    found = stored(b"names " + names)
+    assert not found.is_known
+    assert found.may_hold("a")
+
+
+def test_a_filter_that_is_too_long_denies_nothing() -> None:
+    assert not stored(b"bloom 7 " + base64.b64encode(bytes(MOST_BITS_BYTES + 1))).is_known
+    assert stored(b"bloom 7 " + base64.b64encode(bytes(MOST_BITS_BYTES))).is_known
+
+
+def test_long_names_count_in_memory() -> None:
+    assert StreamSet(names=["x" * 10_000]).nbytes > 10_000

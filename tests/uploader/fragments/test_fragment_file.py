@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +14,7 @@ import pytest
 from tests.frames import batch_of, build, values_only
 from tests.uploader.parquet import by_arrow_rs, by_pyarrow, wal3_table
 from uploader.fragments import fragment_file
+from uploader.fragments.fragment_budget import FREE_BYTES
 from uploader.fragments.fragment_builder import encode_fragment
 from uploader.fragments.fragment_file import PAGE_BYTES, ROW_GROUP_BYTES, ROW_GROUP_ROWS
 from walstore.errors import CorruptionError
@@ -134,3 +138,130 @@ def test_damage_inside_a_page_shows_without_hashing() -> None:
     damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
     with pytest.raises(CorruptionError, match=r"(?i)crc|checksum"):
         fragment_file.read(damaged, path="p")
+
+
+def repeated(value: bytes, rows: int, **options: object) -> bytes:
+    """Return a file that has one value in each row, stored once."""
+    table = wal3_table(1, TIME_US, [b""] * rows)
+    column = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int8()), rows), [value])
+    field = pa.field("body", column.type, nullable=False)
+    stored = table.set_column(2, field, column)
+    return by_pyarrow(stored, store_schema=False, compression="zstd", **options)
+
+
+def test_a_file_that_would_become_gigabytes_is_refused_before_it_does() -> None:
+    data = repeated(bytes(1 << 20), 5000)
+    assert len(data) < 16 << 10
+    before = pa.default_memory_pool().max_memory()
+    with pytest.raises(CorruptionError, match=r"more memory than \d+ bytes: p"):
+        fragment_file.read(data, path="p")
+    assert pa.default_memory_pool().max_memory() <= max(before, 2 * FREE_BYTES)
+
+
+@pytest.mark.slow
+def test_a_page_that_would_become_too_long_is_refused() -> None:
+    table = wal3_table(1, TIME_US, [bytes(16 << 20)] * 20)
+    options = {"compression_level": 5, "use_dictionary": False, "data_page_size": 1 << 30}
+    data = by_pyarrow(table, compression="brotli", **options)
+    assert len(data) < 4096
+    with pytest.raises(CorruptionError, match="more memory"):
+        fragment_file.read(data, path="p")
+
+
+@pytest.mark.parametrize("rows", [3, 150])
+def test_one_long_value_in_many_rows_is_read(rows: int) -> None:
+    """As wal3 may store it; the sum of what it becomes is within bounds."""
+    value = os.urandom(1 << 20)
+    found = fragment_file.read(repeated(value, rows), path="p").records.column("value")
+    assert found.to_pylist() == [value] * rows
+
+
+def test_short_values_beside_a_long_one_are_read_in_steps() -> None:
+    """What a dictionary might make of them is beyond all bounds, and what it makes is little."""
+    bodies = [b"x" * (900 << 10), *(b"%d" % (at % 50) for at in range(20_000))]
+    for data in (
+        by_arrow_rs(wal3_table(1, 5, bodies), compression="zstd(1)"),
+        by_pyarrow(wal3_table(1, 5, bodies), use_dictionary=["body"]),
+        by_pyarrow(
+            wal3_table(1, 5, bodies),
+            use_dictionary=False,
+            column_encoding={"body": "DELTA_BYTE_ARRAY"},
+        ),
+    ):
+        assert fragment_file.read(data, path="p").records.column("value").to_pylist() == bodies
+
+
+def test_every_file_that_a_writer_makes_is_within_bounds() -> None:
+    """The longest fragments with the fewest bytes: zeros, and empty values."""
+    for size, rows in ((0, 1_000_000), (1 << 20, 64), (16 << 20, 4)):
+        records = pa.table(
+            {
+                "offset": pa.array(range(1, rows + 1), pa.uint64()),
+                "timestamp_us": pa.repeat(pa.scalar(5, pa.uint64()), rows),
+                "value": pa.repeat(pa.scalar(bytes(size), pa.binary()), rows),
+                "key": pa.nulls(rows, pa.binary()),
+                "stream": pa.repeat(pa.scalar("eu", pa.string()), rows),
+                "headers": pa.nulls(rows, fragment_file.HEADERS_TYPE),
+            },
+            schema=fragment_file.SCHEMA,
+        )
+        file = fragment_file.FileWriter(timestamp_us=TIME_US)
+        file.add(records)
+        assert fragment_file.read(file.finish(), path="p").limit == rows + 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pa.ArrowMemoryError("malloc of size 33554496 failed"),
+        OSError("ZSTD decompression failed: Allocation error : not enough memory"),
+        pa.ArrowException("Failed to launch worker thread: Resource temporarily unavailable"),
+        MemoryError(),
+    ],
+)
+def test_what_arrow_says_of_memory_is_not_corruption(error: Exception) -> None:
+    with pytest.raises(MemoryError), fragment_file._parsing("p"):
+        raise error
+
+
+@pytest.mark.slow
+def test_running_out_of_memory_is_not_corruption(tmp_path: Path) -> None:
+    data = encode(values_only(bytes(32 << 20)))
+    (tmp_path / "fragment").write_bytes(data)
+    done = subprocess.run(
+        [sys.executable, "-c", _SHORT_OF_MEMORY, str(tmp_path / "fragment")],
+        capture_output=True,
+        check=False,
+        text=True,
+        env={**os.environ, "MALLOC_ARENA_MAX": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"},
+    )
+    assert done.stdout.split() == ["MemoryError"], done.stderr[-2000:]
+
+
+_SHORT_OF_MEMORY = """
+import resource, sys
+from pathlib import Path
+from uploader.fragments import fragment_file
+
+data = Path(sys.argv[1]).read_bytes()
+fragment_file.timestamp(data, path="p")  # all threads are started
+(line,) = [one for one in Path("/proc/self/status").read_text().splitlines() if "VmSize" in one]
+now = int(line.split()[1]) << 10
+resource.setrlimit(resource.RLIMIT_AS, (now + (12 << 20), resource.RLIM_INFINITY))
+try:
+    fragment_file.read(data, path="p")
+except MemoryError:
+    print("MemoryError")
+except Exception as error:
+    print(repr(error))
+"""
+
+
+def test_columns_that_share_bytes_are_refused() -> None:
+    """Or a file would be read many times over."""
+    data = encode(RECORDS)
+    end = len(data)
+    ranges = fragment_file.column_ranges(data, end, ["value"], "p")
+    assert sum(high - low for low, high in ranges) <= end
+    with pytest.raises(CorruptionError, match=r"overlap|outside"):
+        fragment_file.column_ranges(data, max(high for _, high in ranges) // 2, ["value"], "p")

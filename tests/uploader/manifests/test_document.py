@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uploader.manifests.document import Fields, check_u64, serialise
+from uploader.manifests.document import Fields, check_u64, read_document, serialise
 from uploader.setsum import Setsum
 from walstore.errors import CorruptionError
 
@@ -56,3 +56,53 @@ def test_long_values_are_cut_in_errors() -> None:
 def test_no_bytes_do_anything_but_parse_or_raise_corruption(data: bytes) -> None:
     with contextlib.suppress(CorruptionError):
         Fields.parse(data, path="p")
+
+
+@pytest.mark.parametrize("depth", [100, 400, 900, 100_000])
+@pytest.mark.parametrize("brackets", [(b"[", b"]"), (b'{"a":', b"}")])
+def test_deep_documents_are_corrupt_and_nothing_else(
+    depth: int, brackets: tuple[bytes, bytes]
+) -> None:
+    left, right = brackets
+    deep = b'{"s":%s1%s}' % (left * depth, right * depth)
+    for read in (Fields.text, Fields.number, Fields.setsum, Fields.position, Fields.texts):
+        with pytest.raises(CorruptionError) as caught:
+            read(Fields.parse(deep, path="p"), "s")
+        assert caught.value.path == "p"
+
+
+def test_a_document_is_not_parsed_if_it_is_too_long() -> None:
+    data = serialise({"writer": "w" * 1000})
+    assert read_document(data, dict_of, path="p", most_bytes=len(data)) == {"writer": "w" * 1000}
+    with pytest.raises(CorruptionError, match="too long: p"):
+        read_document(data, dict_of, path="p", most_bytes=len(data) - 1)
+
+
+def test_a_document_is_not_parsed_if_it_becomes_much_more_in_memory() -> None:
+    with pytest.raises(CorruptionError, match="too many lists and objects"):
+        read_document(b'{"a":[%s[]]}' % (b"[]," * 100_000), dict_of, path="p")
+    braces = serialise({"writer": "{" * 500})
+    assert read_document(braces, dict_of, path="p") == {"writer": "{" * 500}
+
+
+def test_values_that_do_not_fit_each_other_are_corruption() -> None:
+    def refuse(found: Fields) -> None:
+        check_u64(sum=found.number("a") + found.number("b"))
+
+    with pytest.raises(CorruptionError, match=r"out of range \(sum must be between.*: p"):
+        read_document(serialise({"a": 2**63, "b": 2**63}), refuse, path="p")
+
+
+def test_lists_of_texts_and_rows() -> None:
+    assert fields(s=["a", "é"]).texts("s") == ["a", "é"]
+    assert list(fields(s=[[1, 2], [3, 4]]).rows("s", 2)) == [[1, 2], [3, 4]]
+    for wrong in ("a", ["a", 1], ["\ud800"], {"a": 1}):
+        with pytest.raises(CorruptionError, match="'s' is not a list of strings"):
+            fields(s=wrong).texts("s")
+    for wrong in ([[1]], [[1, True]], [[1, -1]], [1], {}, [[1, 2.0]]):
+        with pytest.raises(CorruptionError, match="'s"):
+            list(fields(s=wrong).rows("s", 2))
+
+
+def dict_of(found: Fields) -> dict[str, str]:
+    return {"writer": found.text("writer")}

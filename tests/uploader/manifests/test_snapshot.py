@@ -129,3 +129,12 @@ def test_rolling_up_keeps_the_log(sizes: list[int], data: st.DataObject) -> None
     assert (*read.fragments, *smaller.fragments) == manifest.fragments
     manifest.scrub_successor(smaller)
     assert smaller.next_offset == manifest.next_offset
+
+
+def test_fragments_longer_than_any_number_are_corruption() -> None:
+    """Their lengths fit one by one; what points at them could not state the sum."""
+    low, high = fragments(2, 3)
+    long = [dataclasses.replace(one, num_bytes=2**63) for one in (low, high)]
+    snapshot = snapshot_of(long)
+    with pytest.raises(CorruptionError, match="claims 18446744073709551616 bytes"):
+        Snapshot.parse(snapshot.serialise(), path=snapshot.path).scrub()

@@ -107,3 +107,20 @@ def test_a_job_that_is_none():
         WriteId("x", 0, "job")
     with pytest.raises(InvalidSettingsError):
         WriteId("x", -1, new_job())
+
+
+@pytest.mark.parametrize(
+    "base", [{"at": 0, "seq_no": 2**64 - 1, "start": 1}, {"at": 0, "seq_no": 1, "start": 2**64 - 4}]
+)
+def test_a_plan_that_ends_behind_all_numbers_is_refused(base: dict[str, int]) -> None:
+    plan = {"partition": 0, "base": base, "fragments": [FRAGMENT.to_json()]}
+    with pytest.raises(CorruptionError):
+        CommitRecord.parse(changed(logs=[plan]), path="x")
+
+
+def test_two_plans_for_one_log_are_refused() -> None:
+    plan = json.loads(RECORD.serialise())["logs"][0]
+    with pytest.raises(CorruptionError, match="two plans"):
+        CommitRecord.parse(changed(logs=[plan, plan]), path="x")
+    with pytest.raises(CorruptionError, match="partition"):
+        CommitRecord.parse(changed(logs=[plan | {"partition": 1024}]), path="x")

@@ -31,3 +31,15 @@ def test_another_version_is_not_gone_on_with() -> None:
     line = MARKER.encode().partition(b"\n")[0]
     line = json.dumps(json.loads(line) | {"version": 2}).encode()
     assert RestoreMarker.decode(line + b"\n%08x\n" % crc32c(line)) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"[]", b"{}", b"[" * 100_000, b"7", b'{"version":1}', b'{"version":[]}'),
+        json.dumps({**json.loads(MARKER.encode().partition(b"\n")[0]), "head": -1}).encode(),
+        json.dumps({**json.loads(MARKER.encode().partition(b"\n")[0]), "url": 7}).encode(),
+    ],
+)
+def test_what_is_no_marker_though_its_checksum_fits_is_not_gone_on_with(line: bytes) -> None:
+    assert RestoreMarker.decode(line + b"\n%08x\n" % crc32c(line)) is None

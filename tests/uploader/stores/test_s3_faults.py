@@ -411,6 +411,27 @@ async def test_a_listing_goes_on_page_by_page_and_repeats_a_failed_one(server, i
     assert ["continuation-token=token-1" in path for path in paths] == [False, True, True, False]
 
 
+@pytest.mark.parametrize("token", ["", "<NextContinuationToken></NextContinuationToken>"])
+async def test_a_listing_that_goes_on_from_nowhere_is_refused(server, impatient, token):
+    answer = listing("a/1")
+    answer.body = answer.body.replace(
+        b"false</IsTruncated>", b"true</IsTruncated>" + token.encode()
+    )
+    server.answers = [answer] * 3
+    async with aclosing(S3Store("bucket", endpoint_url=server.url, retry=impatient)) as store:
+        with pytest.raises(UnsupportedStoreError, match="not from where"):
+            [listed async for listed in store.list("a/")]
+    assert len(server.requests) == 1
+
+
+async def test_a_listing_that_goes_on_from_the_same_place_again_is_refused(server, impatient):
+    server.answers = [listing("a/1", more="token")] * 3
+    async with aclosing(S3Store("bucket", endpoint_url=server.url, retry=impatient)) as store:
+        with pytest.raises(UnsupportedStoreError, match="not from where"):
+            [listed async for listed in store.list("a/")]
+    assert len(server.requests) == 2
+
+
 def make_certificate(directory: Path) -> tuple[Path, Path]:
     """A certificate for 127.0.0.1 that signs itself, as private servers have."""
     key = ec.generate_private_key(ec.SECP256R1())

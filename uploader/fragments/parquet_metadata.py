@@ -1,0 +1,310 @@
+"""What Parquet files say of themselves, in footers and in headers of pages, as checked values. Pure.
+
+Read here rather than by Arrow, whose Python functions for footers end the process when a footer contradicts
+itself, and which keeps the headers of pages to itself. Only what readers of fragments need is looked at:
+names, places, lengths, statistics of numbers. Everything raises CorruptionError that is not as the format
+says; every count is bounded by the bytes that it is counted in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+from walstore.errors import CorruptionError
+
+END_BYTES: Final = 8
+"""The last bytes of a file: the length of its footer, and a magic."""
+MOST_FOOTER_BYTES: Final = 4 << 20
+"""Longest footer that is read; that of a fragment of 512 MiB has less than a quarter of it."""
+BYTE_ARRAY: Final = 6
+"""The stored type of values of any length."""
+
+_MAGIC: Final = b"PAR1"
+_INT64: Final = 2
+_REQUIRED: Final = 0
+_CODECS: Final = ("", "snappy", "gzip", "lzo", "brotli", "lz4_raw", "zstd", "lz4_raw")
+_MOST_DEPTH: Final = 12
+_MALFORMED: Final = (KeyError, IndexError, ValueError, TypeError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A column as it is stored."""
+
+    name: str
+    """Name of the column of the table that it is, or is a part of."""
+    is_whole: bool
+    """Whether it is all of that column."""
+    kind: int
+    """Stored type, as the format numbers them."""
+    is_required: bool
+    """Whether it has a value in each row, and no null."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The part of a column that is in one row group."""
+
+    leaf: Leaf
+    codec: str
+    """Name of the compression; empty for none."""
+    values: int
+    start: int
+    """Where its first page begins."""
+    limit: int
+    """Where its last page ends."""
+    bounds: tuple[int, int] | None
+    """Least and greatest number; None if it does not say, or has no unsigned numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """A footer."""
+
+    rows: int
+    leaves: tuple[Leaf, ...]
+    groups: tuple[tuple[Chunk, ...], ...]
+    """Row groups, each with a chunk for each leaf."""
+    entries: dict[bytes, bytes]
+    """What writers noted."""
+
+
+class PageKind(IntEnum):
+    """Kinds of pages, as the format numbers them."""
+
+    DATA = 0
+    INDEX = 1
+    DICTIONARY = 2
+    DATA_V2 = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page by its header."""
+
+    kind: PageKind
+    start: int
+    """Where what is stored of it begins."""
+    limit: int
+    """Where that ends."""
+    decoded_bytes: int
+    """How long it is once it is decompressed."""
+    values: int
+    encoding: int
+
+
+def footer_bytes(end: bytes, *, path: str) -> int:
+    """Return how long the footer is, from the last 8 bytes of a file; CorruptionError if there is none."""
+    if len(end) < END_BYTES or end[-4:] != _MAGIC:
+        raise CorruptionError("not a Parquet file (no magic at its end)", path=path)
+    length = END_BYTES + int.from_bytes(end[-8:-4], "little")
+    if length > MOST_FOOTER_BYTES:
+        raise CorruptionError(
+            "not a Parquet file (its footer is too long)",
+            path=path,
+            expected=MOST_FOOTER_BYTES,
+            found=length,
+        )
+    return length
+
+
+def read_metadata(end: bytes | bytearray, size_bytes: int, *, path: str) -> Metadata:
+    """Return the footer of a file of so many bytes, of which ``end`` is the last part."""
+    length = footer_bytes(bytes(end[-END_BYTES:]), path=path)
+    if length > len(end):
+        raise CorruptionError("not a Parquet file (its footer is cut)", path=path)
+    try:
+        fields = _Thrift(end, len(end) - length, len(end) - END_BYTES).struct(0)
+        leaves = tuple(_leaves(fields[2]))
+        groups = tuple(_group(group, leaves, size_bytes) for group in fields.get(4, ()))
+        entries = {pair[1]: pair.get(2, b"") for pair in fields.get(5, ())}
+        rows = _count(fields[3])
+    except _MALFORMED as error:
+        raise CorruptionError(f"not a Parquet file ({error!r:.80})", path=path) from error
+    return Metadata(rows, leaves, groups, entries)
+
+
+def pages(chunk: Chunk, data: bytes | bytearray, *, path: str) -> Iterator[Page]:
+    """Yield the pages of a chunk as every reader finds them: one behind the other, up to its last value."""
+    at, left = chunk.start, chunk.values
+    while at < chunk.limit and left > 0:
+        try:
+            page = _page(data, at, chunk.limit)
+        except _MALFORMED as error:
+            raise CorruptionError("a page has no header", path=path, position=at) from error
+        if page.kind in {PageKind.DATA, PageKind.DATA_V2}:
+            left -= page.values
+        yield page
+        at = page.limit
+
+
+def _leaves(schema: list[dict[int, Any]]) -> Iterator[Leaf]:
+    """Yield the leaves of a schema, which is a tree in the order of a walk through it."""
+    # How many children of each level are still to come, the root's first.
+    left = [_count(schema[0].get(5, 0))]
+    name = b""
+    for element in schema[1:]:
+        while not left[-1]:
+            left.pop()
+        left[-1] -= 1
+        is_top, children = len(left) == 1, _count(element.get(5, 0))
+        if is_top:
+            name = element[4]
+        if children:
+            left.append(children)
+            if len(left) > 64:
+                raise ValueError("columns in columns")
+        else:
+            yield Leaf(name.decode(), is_top, element[1], is_top and element[3] == _REQUIRED)
+    if any(left):
+        raise ValueError("the schema ends too early")
+
+
+def _group(group: dict[int, Any], leaves: tuple[Leaf, ...], size_bytes: int) -> tuple[Chunk, ...]:
+    return tuple(
+        _chunk(column[3], leaf, size_bytes)
+        for column, leaf in zip(group[1], leaves, strict=True)
+        if _is_plain(column)
+    )
+
+
+def _is_plain(column: dict[int, Any]) -> bool:
+    """Return True; ValueError for a column that is encrypted."""
+    if 8 in column or 9 in column:
+        raise ValueError("encrypted")
+    return True
+
+
+def _chunk(meta: dict[int, Any], leaf: Leaf, size_bytes: int) -> Chunk:
+    start, first = _count(meta[9]), meta.get(11, 0)
+    if 0 < first < start:
+        start = first
+    limit = start + _count(meta[7])
+    if limit > size_bytes:
+        raise ValueError("a column lies outside of the file")
+    bounds = _bounds(meta.get(12) or {}) if leaf.kind == _INT64 else None
+    return Chunk(leaf, _CODECS[_count(meta[4])], _count(meta[5]), start, limit, bounds)
+
+
+def _bounds(statistics: dict[int, Any]) -> tuple[int, int] | None:
+    low, high = statistics.get(6), statistics.get(5)
+    if low is None or high is None or len(low) != 8 or len(high) != 8:
+        return None
+    return int.from_bytes(low, "little"), int.from_bytes(high, "little")
+
+
+def _page(data: bytes | bytearray, at: int, limit: int) -> Page:
+    thrift = _Thrift(data, at, limit)
+    fields = thrift.struct(0)
+    kind = PageKind(fields[1])
+    own = fields[{PageKind.DATA: 5, PageKind.DICTIONARY: 7, PageKind.DATA_V2: 8}.get(kind, 6)]
+    start = thrift.position
+    end = start + _count(fields[3])
+    if end > limit:
+        raise ValueError("a page ends outside of its column")
+    encoding = own.get(4 if kind is PageKind.DATA_V2 else 2, 0)
+    return Page(kind, start, end, _count(fields[2]), _count(own.get(1, 0)), encoding)
+
+
+def _count(number: int) -> int:
+    if number < 0:
+        raise ValueError("less than none")
+    return number
+
+
+class _Thrift:
+    """Structs in Thrift's compact form. IndexError where one ends too early, ValueError where it is none."""
+
+    __slots__ = ("_data", "_limit", "position")
+
+    def __init__(self, data: bytes | bytearray, position: int, limit: int) -> None:
+        self._data = data
+        self._limit = limit
+        self.position = position
+
+    def struct(self, depth: int) -> dict[int, Any]:
+        """Return the fields of a struct by their numbers."""
+        if depth > _MOST_DEPTH:
+            raise ValueError("too deep")
+        fields: dict[int, Any] = {}
+        data, limit, number = self._data, self._limit, 0
+        while (at := self.position) < limit:
+            head = data[at]
+            self.position = at + 1
+            if not head:
+                return fields
+            number = number + (head >> 4) if head >> 4 else self._integer()
+            kind = head & 15
+            if 4 <= kind <= 6 and self.position == at + 1 < limit and data[at + 1] < 128:
+                found = data[at + 1]
+                fields[number] = (found >> 1) ^ -(found & 1)
+                self.position = at + 2
+            else:
+                fields[number] = self._value(kind, depth)
+        raise IndexError
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if 4 <= kind <= 6:
+            return self._integer()
+        if kind == 8:
+            return self._bytes(self._varint())
+        if kind == 12:
+            return self.struct(depth + 1)
+        if kind == 9:
+            return self._list(depth + 1)
+        if kind in {1, 2}:
+            return kind == 1
+        if kind == 3:
+            return self._byte()
+        if kind == 7:
+            return self._bytes(8)
+        raise ValueError("a field of a kind that Parquet has not")
+
+    def _list(self, depth: int) -> list[Any]:
+        if depth > _MOST_DEPTH:
+            raise ValueError("too deep")
+        head = self._byte()
+        count, kind = head >> 4, head & 15
+        if count == 15:
+            count = self._varint()
+        if count > self._limit - self.position:
+            raise IndexError
+        if kind in {1, 2}:  # in a list each has a byte of its own
+            return [self._byte() == 1 for _ in range(count)]
+        return [self._value(kind, depth) for _ in range(count)]
+
+    def _bytes(self, count: int) -> bytes:
+        at = self.position
+        self.position = limit = at + count
+        if limit > self._limit:
+            raise IndexError
+        return bytes(self._data[at:limit])
+
+    def _byte(self) -> int:
+        at = self.position
+        if at >= self._limit:
+            raise IndexError
+        self.position = at + 1
+        return self._data[at]
+
+    def _integer(self) -> int:
+        found = self._varint()
+        return (found >> 1) ^ -(found & 1)
+
+    def _varint(self) -> int:
+        found = self._byte()
+        if found < 128:
+            return found
+        found &= 127
+        shift = 7
+        while True:
+            byte = self._byte()
+            found |= (byte & 127) << shift
+            if byte < 128:
+                return found
+            shift += 7
+            if shift > 63:
+                raise ValueError("too long a number")
