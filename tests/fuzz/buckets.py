@@ -144,7 +144,7 @@ async def _sink(store: ObjectStore) -> None:
     write = epoch(0)
     staged = merged(await stage(store, write, {0: [b"a", b"b" * 200], 1: [b"c"] * 3}))
     async with driver(store) as committer:
-        plans = await committer._publisher.plan(staged)
+        plans = await committer._publisher.plan(write.job, staged)
     record = CommitRecord(write.source, 1, 0, write.job, TIME_US, is_done=False, logs=plans)
     await store.put_if_absent(write.record_key, record.serialise())
 

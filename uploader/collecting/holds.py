@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from uploader import cas, layout
 from uploader.collecting.garbage import Garbage
 from uploader.cursors.cloud_cursor import CloudCursor
-from uploader.manifests.document import Fields
+from uploader.manifests.document import MOST_SMALL_BYTES, Fields, read_document
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -37,15 +37,18 @@ class Hold(CloudCursor):
     @classmethod
     def parse(cls, data: bytes, *, name: str, etag: str | None = None) -> Hold:
         """Read the object of hold ``name``; CorruptionError for a bad shape."""
-        fields = Fields.parse(data, path=layout.hold_path(name))
-        return cls(
-            name=name,
-            position=fields.position("position"),
-            epoch_us=fields.number("epoch_us"),
-            writer=fields.text("writer"),
-            expires_us=fields.number("expires_us"),
-            etag=etag,
-        )
+
+        def build(fields: Fields) -> Hold:
+            return cls(
+                name=name,
+                position=fields.position("position"),
+                epoch_us=fields.number("epoch_us"),
+                writer=fields.text("writer"),
+                expires_us=fields.number("expires_us"),
+                etag=etag,
+            )
+
+        return read_document(data, build, path=layout.hold_path(name), most_bytes=MOST_SMALL_BYTES)
 
 
 class Holds:
@@ -109,6 +112,8 @@ class Keepers:
     ) -> Sequence[CloudCursor]:
         names: dict[str, str] = {}
         async for listed in self._store.list(folder):
+            if "/" in listed.key.removeprefix(folder):
+                continue  # of another log, which lies below
             try:
                 names[listed.key] = name_in(listed.key)
             except ValueError as error:
