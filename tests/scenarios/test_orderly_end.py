@@ -170,6 +170,7 @@ import asyncio, signal, sys
 from walstore import Settings, Wal
 
 SETTINGS = Settings(channel_bytes=1 << 26)
+KEPT = []  # asyncio keeps no task that nobody waits for
 
 async def append_all(directory, ready):
     async with Wal.open(directory, settings=SETTINGS) as wal:
@@ -181,7 +182,7 @@ async def append_all(directory, ready):
 
 async def main(directory, how):
     ready = asyncio.Event()
-    task = asyncio.create_task(append_all(directory, ready))
+    KEPT.append(asyncio.create_task(append_all(directory, ready)))
     if how == "the Wal is in no block":
         wal = await Wal.open(directory + " alone", settings=SETTINGS)
         for number in range(1000):
