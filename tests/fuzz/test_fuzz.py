@@ -13,7 +13,7 @@ from tests.fuzz import bucket_doors, doors, inputs, worker
 from tests.fuzz.bases import Base
 
 SHARES = [0, *(pytest.param(share, marks=pytest.mark.slow) for share in range(1, 5))]
-INPUTS = 500
+INPUTS = 300
 
 
 @pytest.fixture(scope="module", name="bases")

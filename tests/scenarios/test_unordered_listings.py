@@ -32,7 +32,7 @@ def open_chain(store):
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 async def test_writers_of_a_chain_take_turns(seed: int) -> None:
     """With more manifests than prove an order."""
     memory = MemoryStore()

@@ -103,7 +103,7 @@ async def test_cloud_durability_waits_for_the_manifest(log_directory: Path) -> N
         assert await second < wal.uploaded_limit
 
 
-@pytest.mark.parametrize("fault", [kill, happen_then_kill])
+@pytest.mark.parametrize("fault", [pytest.param(kill, marks=pytest.mark.slow), happen_then_kill])
 async def test_L16_killed_at_every_call_of_the_store(tmp_path: Path, fault: type[Fault]) -> None:
     """However often it dies between object and manifest: nothing twice, nothing lost, no orphan."""
     expected = values(40)

@@ -168,7 +168,7 @@ def test_a_page_that_would_become_too_long_is_refused() -> None:
         fragment_file.read(data, path="p")
 
 
-@pytest.mark.parametrize("rows", [3, 150])
+@pytest.mark.parametrize("rows", [3, pytest.param(150, marks=pytest.mark.slow)])
 def test_one_long_value_in_many_rows_is_read(rows: int) -> None:
     """As wal3 may store it; the sum of what it becomes is within bounds."""
     value = os.urandom(1 << 20)
