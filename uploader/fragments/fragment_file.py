@@ -265,6 +265,16 @@ def timestamp(data: bytes, *, path: str) -> int:
     return _only_value(table.column("timestamp_us"), path)
 
 
+def maker(data: bytes, *, path: str) -> str | None:
+    """Return who made the file, if that is noted in it; CorruptionError if there is no footer."""
+    try:
+        entries = pq.read_metadata(pa.BufferReader(data)).metadata or {}
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptionError(f"not a Parquet file ({error})", path=path) from error
+    found = entries.get(WRITER_KEY)
+    return None if found is None else found.decode(errors="replace")
+
+
 def _read_columns(
     data: bytes | bytearray, path: str, *, only: Collection[str] | None = None
 ) -> pa.Table:

@@ -28,17 +28,21 @@ from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.together import first_of
+from uploader.writing.claiming import Remember, take_claim
 from uploader.writing.fragment_puts import FragmentPuts
 from uploader.writing.fragment_writer import FragmentWriter, LateFragmentError
-from uploader.writing.ownership import check_owner, writer_name
+from uploader.writing.ownership import Claim, check_held, check_owner, writer_name
 from uploader.writing.pace import TIMER_SECONDS
 from uploader.writing.patience import Patience
 from uploader.writing.pipeline import Pipeline
 from uploader.writing.shipment import Shipment
+from walstore.claims import Claims
 from walstore.errors import (
     CorruptionError,
+    FencedError,
     InvalidSettingsError,
     OffsetTrimmedError,
+    StorageUnavailableError,
     WalError,
 )
 from walstore.ports import Clock, TierSource
@@ -112,6 +116,7 @@ class Uploader:
         self._patience = Patience(
             url=store.url, retry=retry, clock=clock, silent_seconds=settings.drain_seconds
         )
+        self._claim: Claim | None = None
         self._puts = FragmentPuts(
             store=store, root=root, patience=self._patience, retry=retry, worker=worker
         )
@@ -153,18 +158,45 @@ class Uploader:
         if is_new:
             await self._pipeline.adopt_unproven(self._root.manifest.writer)
 
+    async def claim(
+        self,
+        log_id: bytes,
+        claims: Claims | None,
+        remember: Remember,
+        *,
+        limit: int | None,
+        take_over: bool,
+    ) -> None:
+        """Make the log its directory's own, once it is prepared; see :func:`take_claim`."""
+        before = self._root.manifest
+        claim = await take_claim(
+            self._root,
+            log_id,
+            claims,
+            remember,
+            limit=limit,
+            take_over=take_over,
+            url=self._url,
+        )
+        self._claim, self._fragments.maker = claim, claim.name
+        after, held = self._root.manifest, Claim.parse(before.writer)
+        has_grown = after.next_seq_no != before.next_seq_no
+        if has_grown or (held is not None and 0 < held.epoch < claim.epoch):
+            # What was planned went by what another one had published, or was still to publish.
+            await self._pipeline.plan()
+
     async def run(self, source: TierSource) -> None:
         """Ship until the source drains and all is shipped; create the manifest if there is none.
 
-        Owned by the log's task group. Cancelling it may leave orphans, nothing else. Raises
-        ContentionError, CorruptionError, OffsetTrimmedError if what is to be shipped is gone from local
-        disk, and StorageUnavailableError if the store refuses for good or does nothing for
-        ``drain_seconds`` while the log is closing.
+        Owned by the log's task group. Cancelling it may leave orphans, nothing else. Raises FencedError if
+        another directory claimed the log since this one did, ContentionError, CorruptionError,
+        OffsetTrimmedError if what is to be shipped is gone from local disk, and StorageUnavailableError if
+        the store refuses for good or does nothing for ``drain_seconds`` while the log is closing.
         """
         try:
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(self._patience.run_out(source))
-                await self._run(source)
+                await self._run_held(source)
                 watching.cancel()
         except* WalError as errors:
             error = first_of(errors)
@@ -172,8 +204,36 @@ class Uploader:
 
     # -- inside ------------------------------------------------------------------------------
 
+    async def _run_held(self, source: TierSource) -> None:
+        """Ship; FencedError, whatever it was that failed, if the log was taken over meanwhile."""
+        try:
+            await self._run(source)
+        except* WalError as errors:
+            error = await self._explain(first_of(errors))
+            raise error from error.__cause__
+
+    async def _explain(self, error: WalError) -> WalError:
+        """Return what a shipment failed with, or FencedError if the newest manifest says so.
+
+        What another directory put, published or collected looks like many things before that is known.
+        Nothing but the store's answer will do: a log that goes on acknowledges what nobody will ever ship.
+        """
+        if self._claim is None or isinstance(error, FencedError | StorageUnavailableError):
+            return error
+        try:
+            await self._patience.call(self._root.load)
+        except (CorruptionError, StorageUnavailableError):
+            return error
+        try:
+            check_held(self._root.manifest, self._claim.name, url=self._url)
+        except FencedError as fenced:
+            fenced.__cause__ = error
+            return fenced
+        return error
+
     async def _run(self, source: TierSource) -> None:
-        writer = writer_name(bytes.fromhex(source.log_id))
+        log_id = bytes.fromhex(source.log_id)
+        writer = self._claim.name if self._claim else writer_name(log_id)
         await self._begin(source, writer)
         source.advance_uploaded(self._root.manifest.next_offset)
         is_done = False
@@ -215,6 +275,8 @@ class Uploader:
             )
         if not log.is_known:
             await self._patience.call(partial(log.load_or_create, writer))
+        if self._claim is not None:
+            check_held(log.manifest, writer, url=self._url)
         check_owner(log.manifest, bytes.fromhex(source.log_id), url=self._url)
         if log.manifest.fragments and source.uploaded_limit < log.manifest.next_offset:
             await self._prove_last(source, log.manifest.fragments[-1])
