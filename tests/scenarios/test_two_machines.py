@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -202,9 +203,12 @@ async def test_records_that_differ_are_not_shipped_with_leave(tmp_path, shape) -
     async with Wal.open(tmp_path / "b", tier=tier(store, shape)) as second:
         await second.append(b"theirs", durability="cloud")
     await close(first)
-    async with Wal.open(tmp_path / "a", tier=tier(store, shape, take_over=True)) as wal:
-        with pytest.raises(ContentionError, match="holds other records"):
-            await wal.append(b"more", durability="cloud")
+    before = await snapshot(store)
+    wal = await Wal.open(tmp_path / "a", tier=tier(store, shape, take_over=True))
+    with pytest.raises((FencedError, WalClosedError), match="holds other records"):
+        await wal.append(b"more", durability="cloud")
+    assert isinstance(await close(wal), WalClosedError)
+    assert await snapshot(store) == before
     assert await cloud_values(store) == [b"both", b"theirs"]
 
 
@@ -357,7 +361,9 @@ async def test_two_new_directories_at_once(tmp_path, shape) -> None:
         )
         told = [await outcome(wal.append(b"v", durability="cloud")) for wal in logs]
         assert sorted(isinstance(found, int) for found in told) == [False, True]
-        assert all(isinstance(found, int | FencedError | WalClosedError) for found in told)
+        assert all(
+            isinstance(found, int | ContentionError) for found in told
+        )  # two logs, by identity
         for wal in logs:
             await close(wal)
         assert await cloud_values(store) == [b"v"]
@@ -388,6 +394,26 @@ async def test_a_restored_directory_yields_to_one_that_went_on(tmp_path, shape) 
         with pytest.raises(FencedError):
             await Wal.open(tmp_path / "b", tier=tier(store, shape))
         assert await wal.append(b"2", durability="cloud") == 2
+
+
+@both
+async def test_a_backup_goes_on_once(tmp_path, shape) -> None:
+    """A copy that holds all that was shipped takes over; another copy, and the original, are refused then."""
+    store = MemoryStore()
+    async with Wal.open(tmp_path / "a", tier=tier(store, shape)) as wal:
+        await wal.append(b"1")
+    for name in "bc":
+        shutil.copytree(tmp_path / "a", tmp_path / name)
+    first = await Wal.open(tmp_path / "a", tier=tier(store, shape, IDLE))
+    async with Wal.open(tmp_path / "b", tier=tier(store, shape)) as wal:
+        assert await wal.append(b"2", durability="cloud") == 2
+        with pytest.raises(FencedError):
+            await first.append(b"too late", durability="cloud")
+    await close(first)
+    for name in "ac":
+        with pytest.raises(FencedError):
+            await Wal.open(tmp_path / name, tier=tier(store, shape))
+    assert await cloud_values(store) == [b"1", b"2"]
 
 
 @both
@@ -449,7 +475,7 @@ class Machine:
         """Start the process; if its directory was taken over from, the next one gets a new disk."""
         try:
             self.wal = await Wal.open(self.directory, tier=tier(self.store, self.shape))
-        except (FencedError, ContentionError):
+        except FencedError:
             self.fenced += 1
             self.replace_disk()
             self.stores.append(FaultyStore(self.inner))
@@ -498,6 +524,7 @@ class Machine:
 async def play(path: Path, shape: Layout, seed: int, steps: int) -> int:
     """Let two machines do anything for a while, check what became of it; return how often one lost."""
     rng, inner = random.Random(seed), MemoryStore()
+    await (await Wal.open(path / "first", tier=tier(inner, shape))).aclose()
     machines = [Machine(name, path, inner, shape) for name in "ab"]
     for _ in range(steps):
         machine = rng.choice(machines)

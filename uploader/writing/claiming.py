@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 
 from uploader.manifests.manifest import Manifest
@@ -21,35 +22,52 @@ Remember = Callable[[Claims], Awaitable[None]]
 """Makes durable what the directory knows of its claims."""
 
 
-async def take_claim(
-    root: Root,
-    log_id: bytes,
-    claims: Claims | None,
-    remember: Remember,
-    *,
-    limit: int | None,
-    take_over: bool,
-    url: str,
-) -> Claim:
-    """Put a directory's claim into the newest manifest and return it.
+@dataclass(frozen=True, slots=True)
+class Claiming:
+    """A directory that is about to claim a prefix. Fields as the arguments of :func:`next_claim`."""
 
-    Where there is no manifest yet, nothing is asked of the store: the uploader creates one with this claim
-    as the first thing it does, and learns whether another directory was quicker.
+    root: Root
+    """Loaded."""
+    log_id: bytes
+    claims: Claims | None
+    remember: Remember
+    limit: int | None
+    take_over: bool
+    url: str
 
-    ``root`` is loaded. Arguments and errors as for :func:`uploader.writing.ownership.next_claim`;
-    LogSealedError, OutcomeUnknownError if the store does not answer, and its errors.
-    """
-    while True:
-        before = root.manifest
-        claim, known = next_claim(before, log_id, claims, limit=limit, take_over=take_over, url=url)
-        await remember(known)
-        if not root.is_known:
-            return claim
-        await root.change(partial(_claimed, before=before, name=claim.name, url=url))
-        if root.manifest.writer == claim.name:
-            return claim
-        if claims is not None:  # somebody else was quicker; is that one's claim to be respected?
-            claims = known
+    async def take(self, *, proven: Manifest | None = None) -> Claim | None:
+        """Put a claim into the newest manifest and return it.
+
+        None if the directory must first be found to hold what that names, and ``proven`` is not it. Where
+        there is no manifest yet, nothing is asked of the store: the uploader creates one with this claim as
+        the first thing it does, and learns whether another directory was quicker. Errors as for
+        :func:`next_claim`; LogSealedError, OutcomeUnknownError if the store does not answer, and its errors.
+        Called again, it asks under another name.
+        """
+        root, claims = self.root, self.claims
+        while True:
+            before = root.manifest
+            following = next_claim(
+                before,
+                self.log_id,
+                claims,
+                limit=self.limit,
+                take_over=self.take_over,
+                url=self.url,
+            )
+            if following.must_prove and before is not proven:
+                return None
+            name = following.claim.name
+            await self.remember(following.claims)
+            if not root.is_known:
+                return following.claim
+            await root.change(partial(_claimed, before=before, name=name, url=self.url))
+            if root.manifest.writer == name:
+                return following.claim
+            if (
+                claims is not None
+            ):  # somebody else was quicker; is that one's claim to be respected?
+                claims = following.claims
 
 
 def _claimed(manifest: Manifest, *, before: Manifest, name: str, url: str) -> Manifest | None:

@@ -65,6 +65,17 @@ class Claim:
         return cls(bytes.fromhex(log_id), int(epoch or 0), life or "")
 
 
+@dataclass(frozen=True, slots=True)
+class NextClaim:
+    """How a directory may make a prefix its own."""
+
+    claim: Claim
+    claims: Claims
+    """What it is to remember before it asks for the claim."""
+    must_prove: bool
+    """Whether it must first be found to hold what the manifest names: others may have gone another way."""
+
+
 def next_claim(
     manifest: Manifest,
     log_id: bytes,
@@ -74,56 +85,63 @@ def next_claim(
     take_over: bool,
     url: str,
     make_life: Callable[[], str] = lambda: secrets.token_hex(_LIFE_BYTES),
-) -> tuple[Claim, Claims]:
-    """Return the claim with which a directory makes a prefix its own, and what it is to remember first.
+) -> NextClaim:
+    """Return the claim with which a directory may make a prefix its own.
 
     Args:
         manifest: The newest one.
         log_id: Identity of the directory's log.
         claims: What the directory knows of its claims; None if there is no log in it yet.
         limit: Offset after the last record of its log; None if there is no log in it yet.
-        take_over: Whether it may take the prefix from the directory that has it.
+        take_over: Whether it may take the prefix back from a directory that took it over.
         url: For messages.
         make_life: Returns what no other claim has.
 
-    A directory without a log, or one that was restored in place of the one that has the prefix, takes it
-    over. Another one must know the claim that the manifest carries: else a newer directory went on without
-    its records, and it is refused with FencedError unless ``take_over``. ContentionError if the prefix
-    belongs to another log, or holds records that the directory lacks.
+    A directory goes on, in the same epoch, where the manifest carries a claim of its own. In the next epoch
+    follow a directory without a log, one that was restored in place of the one that has the prefix, and a
+    copy of that one (a backup), which knows all its epochs and not its last opening. Any other lost the
+    prefix to a directory that went on without its records: FencedError, unless ``take_over``.
+    ContentionError if the prefix belongs to another log, or holds records that the directory lacks.
     """
     check_owner(manifest, log_id, url=url)
     found, known = Claim.parse(manifest.writer), claims or Claims()
     epochs = [claim.epoch for claim in map(Claim.parse, known.names) if claim is not None]
-    epoch = max([*epochs, found.epoch if found else 0]) + 1
+    latest = max(epochs, default=0)
+    epoch, must_prove = max(latest, found.epoch if found else 0) + 1, False
     if found is not None and found.epoch and claims is not None:
         if found.name in known.names:
             epoch = found.epoch
-        elif not take_over and found.name != known.succeeds:
-            raise FencedError(
-                f"{url} was taken over by another directory, and ends at offset {manifest.next_offset} now; "
-                "this one may hold records from some offset on that are nowhere else: read them without the "
-                "tier. Go on in a new directory, or, if the other one is gone for good, open this one with "
-                "CloudTier(take_over=True)"
-            )
+        elif found.name != known.succeeds:
+            must_prove = True
+            if found.epoch > latest and not take_over:
+                raise FencedError(
+                    f"{url} was taken over by another directory, and ends at offset "
+                    f"{manifest.next_offset} now; this one may hold records from some offset on that are "
+                    "nowhere else: read them without the tier. Go on in a new directory, or, if the other "
+                    "one is gone for good, open this one with CloudTier(take_over=True)"
+                )
     if limit is not None and limit < manifest.next_offset:
         raise ContentionError(
             f"{url} holds offsets up to {manifest.next_offset} but this log ends at {limit}: it is the "
             "prefix of another log, or this disk lost records"
         )
     claim = Claim(log_id, epoch, make_life())
-    return claim, known.and_then(claim.name)
+    return NextClaim(claim, known.and_then(claim.name), must_prove)
 
 
 def check_held(manifest: Manifest, writer: str, *, url: str) -> None:
     """Raise FencedError if ``writer`` may not publish, because a directory claimed the prefix since.
 
-    Writers without a claim contend with each other by the numbers of their fragments alone.
+    ContentionError if that one's log is another one, by its identity. Writers without a claim contend with
+    each other by the numbers of their fragments alone.
     """
     if manifest.writer == writer:
         return
     found, ours = Claim.parse(manifest.writer), Claim.parse(writer)
     if found is None or not (found.epoch or (ours and ours.epoch)):
         return
+    if ours is not None and ours.log_id != found.log_id:
+        raise ContentionError(f"{url} belongs to another log; ship this one to a prefix of its own")
     raise FencedError(
         f"{url} was taken over by another directory of its log, which goes on at offset "
         f"{manifest.next_offset}; what was not shipped by then is only here"

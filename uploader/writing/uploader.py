@@ -28,7 +28,7 @@ from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.together import first_of
-from uploader.writing.claiming import Remember, take_claim
+from uploader.writing.claiming import Claiming, Remember
 from uploader.writing.fragment_puts import FragmentPuts
 from uploader.writing.fragment_writer import FragmentWriter, LateFragmentError
 from uploader.writing.ownership import Claim, check_held, check_owner, writer_name
@@ -38,6 +38,7 @@ from uploader.writing.pipeline import Pipeline
 from uploader.writing.shipment import Shipment
 from walstore.claims import Claims
 from walstore.errors import (
+    ContentionError,
     CorruptionError,
     FencedError,
     InvalidSettingsError,
@@ -117,6 +118,8 @@ class Uploader:
             url=store.url, retry=retry, clock=clock, silent_seconds=settings.drain_seconds
         )
         self._claim: Claim | None = None
+        self._unproven: Claiming | None = None
+        self._planned = root.manifest
         self._puts = FragmentPuts(
             store=store, root=root, patience=self._patience, retry=retry, worker=worker
         )
@@ -154,6 +157,7 @@ class Uploader:
         A new directory has no records to compare them with, so they are published at once, and it goes
         on behind them. ContentionError if that would leave records out that only the old directory has.
         """
+        self._planned = self._root.manifest
         await self._pipeline.plan()
         if is_new:
             await self._pipeline.adopt_unproven(self._root.manifest.writer)
@@ -167,19 +171,22 @@ class Uploader:
         limit: int | None,
         take_over: bool,
     ) -> None:
-        """Make the log its directory's own, once it is prepared; see :func:`take_claim`."""
-        before = self._root.manifest
-        claim = await take_claim(
-            self._root,
-            log_id,
-            claims,
-            remember,
-            limit=limit,
-            take_over=take_over,
-            url=self._url,
-        )
+        """Make the log its directory's own, once it is prepared.
+
+        Where the directory must first be found to hold what the manifest names, :meth:`run` does both, and
+        raises FencedError if it does not hold that.
+        """
+        claiming = Claiming(self._root, log_id, claims, remember, limit, take_over, self._url)
+        claim = await claiming.take()
+        if claim is None:
+            self._unproven = claiming
+        else:
+            await self._hold(claim)
+
+    async def _hold(self, claim: Claim) -> None:
         self._claim, self._fragments.maker = claim, claim.name
-        after, held = self._root.manifest, Claim.parse(before.writer)
+        before, after = self._planned, self._root.manifest
+        held = Claim.parse(before.writer)
         has_grown = after.next_seq_no != before.next_seq_no
         if has_grown or (held is not None and 0 < held.epoch < claim.epoch):
             # What was planned went by what another one had published, or was still to publish.
@@ -229,12 +236,13 @@ class Uploader:
         except FencedError as fenced:
             fenced.__cause__ = error
             return fenced
+        except ContentionError:
+            return error
         return error
 
     async def _run(self, source: TierSource) -> None:
-        log_id = bytes.fromhex(source.log_id)
-        writer = self._claim.name if self._claim else writer_name(log_id)
-        await self._begin(source, writer)
+        await self._begin(source)
+        writer = self._writer(source)
         source.advance_uploaded(self._root.manifest.next_offset)
         is_done = False
         while not is_done:
@@ -262,7 +270,10 @@ class Uploader:
             else:
                 await source.wait_durable_limit(shipment.position + 1)
 
-    async def _begin(self, source: TierSource, writer: str) -> None:
+    def _writer(self, source: TierSource) -> str:
+        return self._claim.name if self._claim else writer_name(bytes.fromhex(source.log_id))
+
+    async def _begin(self, source: TierSource) -> None:
         """Create the manifest if there is none, and make sure that it is ours."""
         log = self._root
         if log.manifest.next_offset < source.head:
@@ -274,12 +285,32 @@ class Uploader:
                 tail=source.durable_limit,
             )
         if not log.is_known:
-            await self._patience.call(partial(log.load_or_create, writer))
-        if self._claim is not None:
-            check_held(log.manifest, writer, url=self._url)
+            await self._patience.call(partial(log.load_or_create, self._writer(source)))
         check_owner(log.manifest, bytes.fromhex(source.log_id), url=self._url)
-        if log.manifest.fragments and source.uploaded_limit < log.manifest.next_offset:
-            await self._prove_last(source, log.manifest.fragments[-1])
+        if self._claim is not None:
+            check_held(log.manifest, self._claim.name, url=self._url)
+        if self._unproven is None:
+            await self._prove(source)
+        else:
+            await self._prove_and_claim(source, self._unproven)
+
+    async def _prove_and_claim(self, source: TierSource, claiming: Claiming) -> None:
+        """Claim the log, of which this directory is one of several copies, as it was found to hold it."""
+        try:
+            while self._claim is None:
+                proven = self._root.manifest
+                await self._prove(source)
+                claim = await self._patience.call(partial(claiming.take, proven=proven))
+                if claim is not None:
+                    await self._patience.call(partial(self._hold, claim))
+        except ContentionError as error:
+            raise FencedError(f"another directory went on without this one: {error}") from error
+
+    async def _prove(self, source: TierSource) -> None:
+        """Compare what the manifest names with the local records, if this directory did not ship it."""
+        manifest = self._root.manifest
+        if manifest.fragments and source.uploaded_limit < manifest.next_offset:
+            await self._prove_last(source, manifest.fragments[-1])
 
     async def _prove_last(self, source: TierSource, last: Fragment) -> None:
         """Compare the last fragment with the local records, unless these are gone.
