@@ -46,8 +46,8 @@ async def test_an_idle_log_makes_no_request(log_directory: Path, store, clock: M
 
 
 async def test_what_opening_and_closing_cost(log_directory: Path, store) -> None:
-    """The probe, a look at the manifest, one behind its end, one for a tombstone; at first, the manifest,
-    and two looks for a log of the other layout."""
+    """The probe, a look at the manifest, one behind its end, one for a tombstone, and a swap that claims the
+    prefix; at first, the manifest instead, and two looks for a log of the other layout."""
     async with Wal.open(log_directory, tier=tier(store)) as wal:
         await until(lambda: store.count("get").requests == 4)
         await turns(100)
@@ -57,7 +57,7 @@ async def test_what_opening_and_closing_cost(log_directory: Path, store) -> None
     again = RecordingStore(store.inner)
     async with Wal.open(log_directory, tier=tier(again)) as wal:
         await turns(100)
-    assert requests(again) == probe + Counter({"get": 1, "list": 1, "head": 1})
+    assert requests(again) == probe + Counter({"get": 1, "list": 1, "head": 1, "put_if_match": 1})
     assert wal.statistics().tier_failure is None
 
 

@@ -1,7 +1,7 @@
 """Ownership: whose log lies under a prefix, and which directory may ship it. Pure.
 
 A manifest's ``writer`` carries the identity of the local log that ships there, so two logs that meet at one
-prefix notice it before one takes the other's records for its own. Behind it stands a claim: which directory
+prefix notice it before one takes the other's records for its own. Before it stands a claim: which directory
 took the prefix over last. A log that is written straight to the store has any number of writers, and says so
 in the same place: nobody else's directory continues it.
 
@@ -35,7 +35,7 @@ _PREFIX: Final = "walstore "
 _DIRECT_PREFIX: Final = "walstore-writer "
 _ID_BYTES: Final = 16
 _LIFE_BYTES: Final = 8
-_NAME: Final = re.compile(r"walstore ([0-9a-f]{32})(?: ([0-9]{1,19}) ([0-9a-f]{16}))?")
+_NAME: Final = re.compile(r"walstore (?:([0-9]{1,19}) ([0-9a-f]{16}) )?([0-9a-f]{32})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Claim:
     @property
     def name(self) -> str:
         """What stands in the manifest, and in the footers of the fragments that are put under it."""
-        name = f"{_PREFIX}{self.log_id.hex()}"
-        return f"{name} {self.epoch} {self.life}" if self.epoch else name
+        held = f"{self.epoch} {self.life} " if self.epoch else ""
+        return f"{_PREFIX}{held}{self.log_id.hex()}"
 
     @classmethod
     def parse(cls, writer: str) -> Claim | None:
@@ -61,7 +61,7 @@ class Claim:
         found = _NAME.fullmatch(writer)
         if found is None:
             return None
-        log_id, epoch, life = found.groups()
+        epoch, life, log_id = found.groups()
         return cls(bytes.fromhex(log_id), int(epoch or 0), life or "")
 
 
