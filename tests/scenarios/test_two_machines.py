@@ -352,6 +352,28 @@ async def test_an_opening_that_dies_before_there_is_a_log_is_no_takeover_for_goo
 
 
 @both
+async def test_an_opening_that_is_cancelled_at_any_turn(tmp_path, shape) -> None:
+    """Nothing keeps the lock, and the claim, in effect or not, is this directory's own."""
+    store = MemoryStore()
+    for number in range(1, 25):
+        opening = asyncio.ensure_future(open_now(tmp_path / "a", store, shape))
+        for _ in range(number * number):
+            if not opening.done():
+                await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait((opening,))
+        if not opening.cancelled():
+            await opening.result().aclose()
+    async with Wal.open(tmp_path / "a", tier=tier(store, shape)) as wal:
+        assert await wal.append(b"1", durability="cloud") == 1
+
+
+async def open_now(path: Path, store: MemoryStore, shape: Layout) -> Wal:
+    """Open a log; a coroutine of its own, to be cancelled."""
+    return await Wal.open(path, tier=tier(store, shape))
+
+
+@both
 async def test_two_new_directories_at_once(tmp_path, shape) -> None:
     """At an empty prefix as elsewhere, one of them goes on and the other learns it."""
     for number in range(5):
