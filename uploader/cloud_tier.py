@@ -6,6 +6,8 @@ reader of fragments; the protocol of each is in its own module.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from uploader import layout
 from uploader.chain.chain_settings import ChainSettings
 from uploader.fragments.fragment_cache import FragmentCache
@@ -24,6 +26,7 @@ from uploader.writing.ownership import check_owner, check_shippable, owner
 from uploader.writing.uploader import Uploader, UploadSettings
 from uploader.writing.writable import check_not_destroyed, check_unsealed, has_records
 from walstore.batch import Batch
+from walstore.claims import Claims
 from walstore.clock import SystemClock
 from walstore.errors import CorruptionError
 from walstore.ports import Clock, TierSource
@@ -42,6 +45,7 @@ class CloudTier:
         layout: Layout | None = None,
         chain: ChainSettings | None = None,
         note: Note | None = None,
+        take_over: bool = False,
         store: ObjectStore | None = None,
         retry: RetryPolicy | None = None,
         clock: Clock | None = None,
@@ -53,7 +57,9 @@ class CloudTier:
         too. A new log gets the layout ``"swap"``, wal3's, unless ``layout`` says ``"chain"`` (docs/chain.md);
         opening is an InvalidSettingsError if the log there has the other one. ``chain`` says how that is
         written. ``note`` is awaited with fragments before they are published, such as
-        :meth:`uploader.DirtyLog.note_for` returns. ``store`` replaces the one that the URL names; it is
+        :meth:`uploader.DirtyLog.note_for` returns. ``take_over`` lets a directory have the prefix back that
+        another one took over, if it holds every record that is there (docs/design.md, "Who may ship");
+        a new directory needs no leave. ``store`` replaces the one that the URL names; it is
         closed with the tier all the same. ``retry`` says how conditional puts are repeated; reads are
         repeated by the store. Nothing is contacted before the log opens.
         """
@@ -65,6 +71,7 @@ class CloudTier:
         self._layout: Layout | None = layout
         self._chain = chain
         self._note = note
+        self._take_over = take_over
         self._root: Root | None = None
         self._uploader: Uploader | None = None
         self._fragments = FragmentReader(
@@ -145,6 +152,21 @@ class CloudTier:
         if log_id is not None:
             check_owner(root.manifest, log_id, url=self.url)
         await self._uploader.prepare(is_new=log_id is None)
+
+    async def claim(
+        self,
+        log_id: bytes,
+        claims: Claims | None,
+        remember: Callable[[Claims], Awaitable[None]],
+        *,
+        limit: int | None = None,
+    ) -> None:
+        """Make the prefix the directory's own: whoever shipped there before is fenced.
+
+        See :meth:`walstore.ports.Tier.claim`. FencedError if another directory took the prefix over and
+        ``take_over`` is not set.
+        """
+        await self.uploader.claim(log_id, claims, remember, limit=limit, take_over=self._take_over)
 
     async def run(self, source: TierSource) -> None:
         """Ship until the source drains; see :meth:`uploader.writing.uploader.Uploader.run`."""

@@ -6,8 +6,9 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from walstore import checkpoint, frame, recovery, segment
+from walstore import checkpoint, claims, frame, recovery, segment
 from walstore.checkpoint import Checkpoint, DurableCell
+from walstore.claims import Claims
 from walstore.errors import CorruptionError, FormatVersionError, LogNotFoundError
 from walstore.packed import MalformedError
 from walstore.ports import File, FileSystem
@@ -92,6 +93,19 @@ def load_checkpoint(fs: FileSystem, directory: Path) -> Checkpoint | None:
     if found is None:
         logger.warning("checkpoint is damaged and will be rebuilt: %s", path)
     return found
+
+
+def load_claims(fs: FileSystem, directory: Path) -> Claims:
+    """Return what a directory knows of its claims: nothing if the file is missing or damaged."""
+    path = directory / claims.FILE_NAME
+    try:
+        data = fs.read(path)
+    except FileNotFoundError:
+        return Claims()
+    found = Claims.decode(data, str(path))
+    if found is None:
+        logger.warning("the claims are damaged and count for nothing: %s", path)
+    return found or Claims()
 
 
 def read_cell(fs: FileSystem, directory: Path) -> DurableCell | None:

@@ -20,6 +20,7 @@ from walstore import codec
 from walstore.anchor import absolute
 from walstore.arguments import MAX_TIMESTAMP_US, as_int
 from walstore.channel import Channel
+from walstore.claims import Claims
 from walstore.cursors.store import CursorStore
 from walstore.directory import peek_log_id
 from walstore.disk_watch import DiskWatch
@@ -38,7 +39,7 @@ from walstore.forks import abandon_in_children
 from walstore.group import gather_group
 from walstore.host import Host
 from walstore.locks import this_process
-from walstore.opening import Opened, close_log, open_log
+from walstore.opening import Entered, Opened, close_log, enter_log, recover_log
 from walstore.pins import LogPins, ReaderPins
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.records import Durability
@@ -502,6 +503,11 @@ class Engine:
                     retriable=False,
                 )
             )
+        except FencedError as error:
+            # The log goes on somewhere else: what is accepted here from now on would never be part of it.
+            logger.error("the log at %s was taken over: %s", self.path, error)
+            self.tier_failure = error
+            self.writer.fail(error)
         except WalError as error:
             logger.error("shipping to %s ended: %s", self.tier.url, error)
             self._fail_tier(error)
@@ -549,30 +555,11 @@ async def open_engine(
     if settings.durability is Durability.CLOUD and tier is None:
         raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
     host = host or Host.alone()
-
-    def lock_and_recover() -> Opened:
-        if settings.compression is not None:
-            codec.require()
-        opened = open_log(
-            path,
-            fs=fs,
-            clock=clock,
-            settings=settings,
-            owner=this_process(),
-            take_lock=host.take_lock,
-            defers_epoch=host.defers_epoch,
-            make_log_id=lambda: (tier.log_id if tier else None) or os.urandom(16),
-            tier_limit=tier.limit if tier else 1,
-            tier_url=tier.url if tier else None,
-        )
-        host.adopt(opened.tail.park)
-        return opened
-
     try:
         path = await absolute(path, host.writing)
         if tier is not None:
             await tier.open(await host.writing.run(peek_log_id, fs, path))
-        opened = await host.writing.run_owned(lock_and_recover, close_log)
+        opened = await _enter_and_recover(path, settings, tier, fs, clock, host)
     except BaseException as error:
         host.close()
         if tier is not None:
@@ -591,6 +578,61 @@ async def open_engine(
     )
     await engine.until_started()
     return engine
+
+
+async def _enter_and_recover(
+    path: Path, settings: Settings, tier: Tier | None, fs: FileSystem, clock: Clock, host: Host
+) -> Opened:
+    """Lock the log's directory, claim the tier, and recover the log or create it.
+
+    Nobody who does not have the lock claims the tier, and nothing is appended before it is claimed. A new log
+    is created behind what the claimed tier holds; one that is there is recovered first, so that a directory
+    that cannot go on takes the tier from nobody.
+    """
+    known: bytes | None = None
+    log_id: bytes | None = None
+
+    def enter() -> Entered:
+        if settings.compression is not None:
+            codec.require()
+        return enter_log(path, fs=fs, owner=this_process(), take_lock=host.take_lock)
+
+    async def remember(claims: Claims) -> None:
+        await host.writing.run(entered.remember, claims)
+
+    def recover() -> Opened:
+        opened = recover_log(
+            entered,
+            clock=clock,
+            settings=settings,
+            defers_epoch=host.defers_epoch,
+            make_log_id=lambda: log_id or os.urandom(16),
+            tier_limit=1 if tier is None or known is not None else tier.limit,
+            tier_url=tier.url if tier else None,
+        )
+        host.adopt(opened.tail.park)
+        return opened
+
+    lane = host.writing
+    entered = await lane.run_owned(enter, Entered.release)
+    if tier is None:
+        return await lane.run_owned(recover, close_log)
+    try:
+        known, claims = await lane.run(entered.peek)
+        log_id = known or tier.log_id or os.urandom(16)
+        if known is None:
+            await tier.claim(log_id, None, remember)
+    except BaseException:
+        await lane.run_through(entered.release)
+        raise
+    opened = await lane.run_owned(recover, close_log)
+    if known is not None:
+        try:
+            await tier.claim(log_id, claims, remember, limit=opened.tail.durable_limit)
+        except BaseException:
+            await lane.run_through(close_log, opened)
+            raise
+    return opened
 
 
 def _note_end(supervisor: asyncio.Task[None]) -> None:

@@ -89,7 +89,12 @@ class WalLockedError(WalError):
 
 
 class FencedError(WalError):
-    """A newer owner took over; this one may not write any more."""
+    """A newer owner took over; this one may not write any more.
+
+    A fence of the log, or the cloud prefix that a local log ships to: then the log is closed, and what is
+    on its disk stays there. ``outcome`` is ``"unknown"`` for a record that is on this disk: only the log
+    that goes on elsewhere tells whether it is in that, too.
+    """
 
 
 class CorruptionError(WalError):

@@ -2,7 +2,8 @@
 
 The order is fixed and each step may be the last one before a crash:
 
-  1. take the lock;            2. read the checkpoint, or do without it;
+  1. take the lock (then, with a tier, the tier is claimed; see ``claims.py``);
+  2. read the checkpoint, or do without it;
   3. list the segments and compare them with each other and with the checkpoint;
   4. walk the active segment from the checkpointed place to its end;
   5. keep a copy of a torn tail as ``<segment>.broken`` and cut it off;
@@ -23,17 +24,21 @@ from pathlib import Path
 from typing import Final
 
 from walstore import checkpoint, recovery, segment
+from walstore import claims as claims_file
 from walstore.active import ActiveCell
 from walstore.checkpoint import Checkpoint, DurableCell
+from walstore.claims import Claims
 from walstore.directory import (
     evidence_of,
     load_checkpoint,
+    load_claims,
+    peek_log_id,
     read_cell,
     used_limit,
     walk_file,
 )
 from walstore.disk_watch import look
-from walstore.durable_file import sync_entry, write_durably
+from walstore.durable_file import sync_entry, write_durably, write_hint
 from walstore.errors import ContentionError, CorruptionError
 from walstore.faults import is_full
 from walstore.finding import Found, find_log
@@ -94,6 +99,52 @@ class Opened:
             self.fs.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """The directory of a log, locked. Its methods block."""
+
+    directory: Path
+    fs: FileSystem
+    """Anchored to the directory."""
+    lock: Lock
+
+    def peek(self) -> tuple[bytes | None, Claims]:
+        """Return the identity of the log, None if there is none yet, and what it knows of its claims."""
+        return peek_log_id(self.fs, self.directory), load_claims(self.fs, self.directory)
+
+    def remember(self, claims: Claims) -> None:
+        """Make claims durable; OSError."""
+        write_hint(self.fs, self.directory / claims_file.FILE_NAME, claims.encode())
+
+    def release(self) -> None:
+        """Give the lock back and let go of the directory; twice is allowed."""
+        try:
+            self.lock.release()
+        finally:
+            self.fs.close()
+
+
+def enter_log(
+    directory: Path,
+    *,
+    fs: FileSystem,
+    owner: str,
+    take_lock: Callable[[FileSystem, Path, str], Lock] = lock_log,
+) -> Entered:
+    """Lock the directory of a log, making it if there is none. WalLockedError, OSError."""
+    is_made = fs.make_directory(directory)
+    with contextlib.ExitStack() as stack:
+        # From here on the log is in this directory, wherever that is moved.
+        fs = fs.anchor(directory)
+        stack.callback(fs.close)
+        lock = take_lock(fs, directory, owner)
+        stack.callback(lock.release)
+        if not is_made and not any(name.endswith(segment.SUFFIX) for name in fs.list(directory)):
+            sync_entry(fs, directory)  # before there is anything that would say it was done
+        stack.pop_all()
+    return Entered(directory, fs, lock)
+
+
 def open_log(
     directory: Path,
     *,
@@ -107,37 +158,51 @@ def open_log(
     tier_limit: int,
     tier_url: str | None,
 ) -> Opened:
-    """Open or create the log in ``directory``.
+    """Enter a directory, and recover or create the log in it; see :func:`recover_log`. WalLockedError."""
+    return recover_log(
+        enter_log(directory, fs=fs, owner=owner, take_lock=take_lock),
+        clock=clock,
+        settings=settings,
+        defers_epoch=defers_epoch,
+        make_log_id=make_log_id,
+        tier_limit=tier_limit,
+        tier_url=tier_url,
+    )
+
+
+def recover_log(
+    entered: Entered,
+    *,
+    clock: Clock,
+    settings: Settings,
+    defers_epoch: bool = False,
+    make_log_id: Callable[[], bytes],
+    tier_limit: int,
+    tier_url: str | None,
+) -> Opened:
+    """Recover or create the log in a directory, which is released if that fails.
 
     ``tier_limit`` is the offset after the last one that the log's cloud tier holds (1 without a
     tier). A new log begins there, so that offsets are never used twice; an existing log that ends
-    before it is refused with ContentionError. Raises WalLockedError, CorruptionError,
-    FormatVersionError, OSError.
+    before it is refused with ContentionError. Raises CorruptionError, FormatVersionError, OSError.
 
     ``defers_epoch``: a log that was closed cleanly is opened without writing anything. Its new epoch
     becomes durable with the first write; if there is none, the next opening has the same.
     """
-    is_made = fs.make_directory(directory)
     with contextlib.ExitStack() as stack:
-        # From here on the log is in this directory, wherever that is moved.
-        fs = fs.anchor(directory)
-        stack.callback(fs.close)
-        lock = take_lock(fs, directory, owner)
-        stack.callback(lock.release)
-        if not is_made and not any(name.endswith(segment.SUFFIX) for name in fs.list(directory)):
-            sync_entry(fs, directory)  # before there is anything that would say it was done
+        stack.callback(entered.release)
         opened = _open_locked(
-            directory,
-            fs,
+            entered.directory,
+            entered.fs,
             clock,
             settings,
-            lock,
+            entered.lock,
             make_log_id,
             tier_limit,
             tier_url,
             defers_epoch=defers_epoch,
         )
-        opened.tail.lock = lock
+        opened.tail.lock = entered.lock
         stack.pop_all()
     return opened
 

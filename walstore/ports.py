@@ -7,11 +7,12 @@ on executor threads, never on the event loop. They raise OSError; the callers tr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
 from walstore.batch import Batch
+from walstore.claims import Claims
 from walstore.errors import WalError
 
 Buffer = bytes | bytearray | memoryview
@@ -229,6 +230,24 @@ class Tier(Protocol):
 
         ``log_id`` is the local log's identity, or None if there is no local log yet. Raises
         ContentionError if the tier belongs to another log, and the store's typed errors."""
+
+    async def claim(
+        self,
+        log_id: bytes,
+        claims: Claims | None,
+        remember: Callable[[Claims], Awaitable[None]],
+        *,
+        limit: int | None = None,
+    ) -> None:
+        """Make the tier the directory's own, once it is open: whoever shipped there before is fenced.
+
+        Called with the directory locked, before anything is appended. ``claims`` is what the directory
+        knows of its claims and ``limit`` where its log ends; both None if there is no log in it yet.
+        ``remember`` makes durable what the directory is to know from now on; awaited before the tier is
+        asked. Afterwards ``head`` and ``limit`` are those of the claimed tier, and ``run`` raises
+        FencedError once another directory has claimed it. Raises FencedError if another directory has it,
+        ContentionError if it belongs to another log or holds more than this one, and the store's typed
+        errors; after these it may have been claimed all the same."""
 
     async def run(self, source: TierSource) -> None:
         """Ship durable records until the source drains; owned by the log's task group. Returns after

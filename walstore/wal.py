@@ -70,7 +70,7 @@ class Wal(Cursored):
         or ``"~/x"``. Opening raises WalLockedError if it is open elsewhere, CorruptionError if synced
         records are damaged (nothing is changed then), FormatVersionError for files of a newer version,
         DiskFullError, StorageUnavailableError for a directory that cannot be written, and what the tier
-        raises.
+        raises: FencedError if another directory took it over.
         """
         directory = as_directory(path, "Wal.open()")
         checked = _check_settings(settings)

@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 from walstore.channel import Channel
 from walstore.commit import Commit, Reached, TailError
 from walstore.draft import Draft
-from walstore.errors import WalClosedError, WalError
+from walstore.errors import FencedError, Outcome, WalClosedError, WalError
 from walstore.faults import describe, fresh
 from walstore.observer import UNOBSERVED, Observer
 from walstore.ports import Clock
@@ -213,7 +213,8 @@ class Writer:
         self._channel.poke()
 
     def fail(self, cause: Exception) -> None:
-        """Fail the log because of a defect elsewhere; what is being written may be on disk."""
+        """Fail the log because of a defect elsewhere, or because another directory took it over
+        (FencedError); what is being written may be on disk."""
         if self.failure is None:
             self._fail(cause, self._tail.reached.in_doubt())
 
@@ -350,15 +351,27 @@ class Writer:
 
     def _fail(self, cause: BaseException, reached: Reached) -> None:
         """Fail the log for good, and tell every waiter what became of its records."""
+        is_fenced = isinstance(cause, FencedError)
+
+        def tell(outcome: Outcome) -> WalError:
+            if not isinstance(cause, FencedError):
+                return describe(cause, outcome)
+            error = fresh(cause)
+            # On this disk; whether it is in the log that goes on elsewhere, only that can tell.
+            error.outcome = "unknown" if outcome == "durable" else outcome
+            return error
 
         def make_error(target: int) -> WalError:
-            return describe(cause, reached.outcome(target))
+            return tell(reached.outcome(target))
 
         def make_settled_error(serial: int) -> WalError:
-            return describe(cause, reached.settled_outcome(serial))
+            return tell(reached.settled_outcome(serial))
 
         self.failure = WalClosedError(
-            f"the log failed and must be opened again: {cause}", reason="failed"
+            f"the log was taken over by another directory: {cause}"
+            if is_fenced
+            else f"the log failed and must be opened again: {cause}",
+            reason="fenced" if is_fenced else "failed",
         )
         self.failure.__cause__ = cause
         self._channel.close(self.failure)

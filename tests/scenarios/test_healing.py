@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cloud import SMALL, cloud_values, tier, values
+from tests.cloud import SMALL, cloud_values, copy_store, tier, values
 from uploader.stores.memory import MemoryStore
 from uploader.stores.wrapper import Request
 from uploader.testing import FaultyStore
@@ -92,11 +92,11 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MemoryStor
 
 
 @pytest.fixture
-def shipped(pristine: tuple[Path, MemoryStore], log_directory: Path) -> FaultyStore:
+async def shipped(pristine: tuple[Path, MemoryStore], log_directory: Path) -> FaultyStore:
     """Where the log in ``log_directory`` was shipped to."""
     path, store = pristine
     shutil.copytree(path, log_directory)
-    return FaultyStore(store)
+    return FaultyStore(await copy_store(store))
 
 
 def middle(path: Path) -> Path:

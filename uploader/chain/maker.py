@@ -14,7 +14,7 @@ from uploader.manifests.roller import Roller
 from uploader.manifests.root import Change
 from uploader.manifests.tree import ManifestTree
 from uploader.stores.port import ObjectStore
-from uploader.writing.writable import check_unsealed
+from uploader.writing.writable import check_appendable
 from walstore.errors import ContentionError
 from walstore.threads import Worker
 
@@ -36,7 +36,8 @@ class Maker:
         if they are published already.
 
         ValueError for a key that does not say what the entry says. What is returned raises ContentionError
-        if they do not continue the log, LogSealedError if it is sealed.
+        if they do not continue the log, LogSealedError if it is sealed, FencedError if a directory claimed
+        it under another name.
         """
         for fragment in fragments:
             _check_key(fragment)
@@ -47,7 +48,7 @@ class Maker:
                 self._tree, manifest, last, url=self._store.url
             ):
                 return None
-            check_unsealed(manifest, url=self._store.url)
+            check_appendable(manifest, writer, url=self._store.url)
             first = fragments[0]
             if (manifest.next_seq_no, manifest.next_offset) == (first.seq_no, first.start):
                 grown = manifest.apply_fragments(fragments, writer)

@@ -103,6 +103,11 @@ def fragment_timestamp(data: bytes, *, path: str = "fragment") -> int:
     return fragment_file.timestamp(data, path=path)
 
 
+def fragment_maker(data: bytes, *, path: str = "fragment") -> str | None:
+    """Return who made the fragment, if its footer says so; CorruptionError if it is none."""
+    return fragment_file.maker(data, path=path)
+
+
 def _read(
     data: bytes | bytearray, entry: Fragment, *, only: Collection[str] | None = None
 ) -> Content:

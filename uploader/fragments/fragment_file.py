@@ -244,6 +244,14 @@ def timestamp(data: bytes, *, path: str) -> int:
     return _only_value(table.column("timestamp_us"), path)
 
 
+def maker(data: bytes, *, path: str) -> str | None:
+    """Return who made the file, if that is noted in it; CorruptionError if there is no footer."""
+    with _parsing(path):
+        entries = pq.read_metadata(pa.BufferReader(data)).metadata or {}
+    found = entries.get(WRITER_KEY)
+    return None if found is None else found.decode(errors="replace")
+
+
 @contextlib.contextmanager
 def _parsing(path: str) -> Iterator[None]:
     """Turn what Arrow raises for a file that is none of ours into CorruptionError.

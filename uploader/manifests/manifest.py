@@ -50,7 +50,7 @@ class Manifest:
     acc_bytes: int
     """Length of all fragments ever added; it never shrinks, and stays at the largest u64 once there."""
     writer: str
-    """Who wrote it last; for people."""
+    """Who wrote it last, and which directory holds the log; see ``uploader/writing/ownership.py``."""
     snapshots: tuple[SnapshotPointer, ...] = ()
     """Oldest records, in offset order."""
     fragments: tuple[Fragment, ...] = ()

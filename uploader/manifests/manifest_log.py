@@ -6,6 +6,7 @@ fragments.
 
 What may go wrong, and what follows:
   * another writer appended: ContentionError, nothing of ours was published;
+  * another directory claimed the log: FencedError, and so it stays;
   * another program changed something else (a collector dropped old fragments): tried again on top of it;
   * no answer: the manifest is read back; if that fails too the outcome is unknown and the caller may
     call again with the same fragments, which publishes them once whatever happened before.
@@ -31,7 +32,7 @@ from uploader.setsum import Setsum
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.writing.writable import check_creatable, check_not_destroyed, check_unsealed
+from uploader.writing.writable import check_appendable, check_creatable, check_not_destroyed
 from walstore.errors import (
     ContentionError,
     InvalidSettingsError,
@@ -151,8 +152,9 @@ class ManifestLog:
 
         They continue the manifest and are in the store already. Returns when they are published, also
         if an earlier call had published them without learning it. Raises ContentionError if another
-        writer appended instead, OutcomeUnknownError if the store does not answer: call again with the
-        same fragments then. ValueError if a key is not the one that :meth:`fragment_key` says.
+        writer appended instead, FencedError if another directory claimed the log, OutcomeUnknownError if
+        the store does not answer: call again with the same fragments then. ValueError if a key is not the
+        one that :meth:`fragment_key` says.
         """
         for fragment in fragments:
             if fragment.path != layout.fragment_path(fragment.seq_no):
@@ -162,7 +164,7 @@ class ManifestLog:
                 self._tree, self.manifest, fragments[-1], url=self._store.url
             ):
                 known = self._current()
-                check_unsealed(known.manifest, url=self._store.url)
+                check_appendable(known.manifest, writer, url=self._store.url)
                 end = known.manifest.next_seq_no, known.manifest.next_offset
                 if end != (fragments[0].seq_no, fragments[0].start):
                     raise ContentionError(

@@ -71,8 +71,9 @@ class Root(Protocol):
         Returns when they are named by a manifest that readers find, also if an earlier call had done it
         without learning it. Calls under way at once are begun in the order of their fragments, each
         continuing the one before; none returns before those. ContentionError if another writer appended
-        instead; LogSealedError if the log was sealed; OutcomeUnknownError if the store does not answer:
-        call again with the same fragments.
+        instead; FencedError if a directory claimed the log under another name than ``writer``
+        (``uploader/writing/ownership.py``); LogSealedError if the log was sealed; OutcomeUnknownError if
+        the store does not answer: call again with the same fragments.
         """
 
     async def change(self, make: Change) -> bool:

@@ -18,7 +18,9 @@ from uploader.restoring.framing import Framed, frame_records
 from uploader.restoring.restore_marker import RestoreMarker
 from uploader.restoring.segment_writer import SPARE_NAME, SegmentWriter, encode_frame
 from walstore import checkpoint, segment
+from walstore import claims as claims_file
 from walstore.checkpoint import Checkpoint, DurableCell
+from walstore.claims import Claims
 from walstore.directory import LOCK_NAME, RESTORE_NAME, walk_file
 from walstore.draft import BATCH_RECORDS
 from walstore.durable_file import write_durably
@@ -34,8 +36,10 @@ from walstore.settings import Settings
 logger = logging.getLogger("walstore")
 
 _EPOCH: Final = 1
-_HARMLESS: Final = frozenset((LOCK_NAME, f"{RESTORE_NAME}.tmp"))
-"""What a restore leaves that failed, or was interrupted before it began."""
+_HARMLESS: Final = frozenset(
+    (LOCK_NAME, f"{RESTORE_NAME}.tmp", claims_file.FILE_NAME, f"{claims_file.FILE_NAME}.tmp")
+)
+"""What a restore leaves that failed, or was interrupted before it began; or an opening that was."""
 
 
 class LogBuilder:
@@ -131,8 +135,13 @@ class LogBuilder:
             if is_full or self._gathered_rows >= BATCH_RECORDS:
                 self._frame_gathered()
 
-    def finish(self, *, uploaded_limit: int, tier_url: str | None) -> None:
-        """Make it a log that opens; ``uploaded_limit`` is 0 if it is shipped nowhere. OSError."""
+    def finish(
+        self, *, uploaded_limit: int, tier_url: str | None, succeeds: str | None = None
+    ) -> None:
+        """Make it a log that opens; ``uploaded_limit`` is 0 if it is shipped nowhere. OSError.
+
+        ``succeeds`` is the claim of the directory that it takes the place of, None if it takes nobody's.
+        """
         self._frame_gathered()
         if not self._sealed and self._writer is None:
             writer = self._begin_segment()
@@ -142,6 +151,8 @@ class LogBuilder:
             self._seal(self._writer)
         self._writer = None
         self._write_hints(uploaded_limit, tier_url)
+        path, claims = self._directory / claims_file.FILE_NAME, Claims(succeeds=succeeds)
+        write_durably(self._fs, path, claims.encode())
         self._fs.remove(self._directory / RESTORE_NAME)
         self._fs.sync_directory(self._directory)
 
@@ -252,7 +263,12 @@ class LogBuilder:
             self._chain.timestamp_us = summary.max_timestamp_us
 
     def _remove_files(self) -> None:
-        made = (SPARE_NAME, checkpoint.FILE_NAME, checkpoint.CELL_FILE_NAME)
+        made = (
+            SPARE_NAME,
+            checkpoint.FILE_NAME,
+            checkpoint.CELL_FILE_NAME,
+            claims_file.FILE_NAME,
+        )
         spare = {f"{name}.tmp" for name in (*made, RESTORE_NAME)}
         for name in self._fs.list(self._directory):
             if name in made or name in spare or segment.parse_file_name(name) is not None:

@@ -149,6 +149,7 @@ class Restoring:
             builder.finish,
             uploaded_limit=limit if owns_prefix else 0,
             tier_url=self._store.url if owns_prefix else None,
+            succeeds=manifest.writer if owns_prefix else None,
         )
         await self._writing.run(finish)
         return Restored(

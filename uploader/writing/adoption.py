@@ -34,6 +34,8 @@ class Orphan:
     """What the manifest would say of it."""
     timestamp_us: int
     """The fragment's own time, which its setsum covers."""
+    maker: str | None = None
+    """Who made it, as its footer says; None if that says nothing."""
 
 
 @dataclass(frozen=True, slots=True)

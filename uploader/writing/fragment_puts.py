@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from uploader import cas, layout
-from uploader.fragments.fragment import fragment_timestamp, inspect_fragment
+from uploader.fragments.fragment import fragment_maker, fragment_timestamp, inspect_fragment
 from uploader.fragments.fragment_builder import EncodedFragment
 from uploader.manifests.entries import Fragment
+from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.sealing import is_blocker
 from uploader.stores.errors import ObjectNotFoundError
@@ -96,6 +97,11 @@ class FragmentPuts:
         """Whether a fragment that can never be published may be voided."""
         self.put_fragments = 0
         self.put_bytes = 0
+
+    @property
+    def manifest(self) -> Manifest:
+        """The newest manifest known."""
+        return self._root.manifest
 
     async def orphans(self) -> list[Orphan]:
         """Return the fragments behind the manifest's end, by number; reads each of them.
@@ -243,4 +249,8 @@ async def _always(_: Orphan) -> bool:
 def _examine(data: bytes, key: str) -> Orphan:
     if is_blocker(data):
         raise LogSealedError("the log is sealed; begin another one", location=key)
-    return Orphan(inspect_fragment(data, key), fragment_timestamp(data, path=key))
+    return Orphan(
+        inspect_fragment(data, key),
+        fragment_timestamp(data, path=key),
+        fragment_maker(data, path=key),
+    )

@@ -2,7 +2,8 @@
 
 A number may be taken when its fragment is put: by an attempt of ours that was given up and came late, or
 by another writer. Ours are known by their content: the setsum over the same local records. Nothing is
-overwritten that any manifest could name, now or later. Never touches the manifest.
+overwritten that any manifest could name, now or later; what a directory put, or puts, from which the log was
+taken over since, none can (``ownership.py``). Never touches the manifest.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from uploader.manifests.entries import Fragment
 from uploader.writing.adoption import Orphan
 from uploader.writing.building import Building
 from uploader.writing.fragment_puts import FragmentPuts, Taken
+from uploader.writing.ownership import is_outdated
 from walstore.batch import Batch
 from walstore.errors import ContentionError
 from walstore.ports import Clock, TierSource
@@ -39,10 +41,12 @@ class FragmentWriter:
         self._clock = clock
         self._worker = worker
         self.adopted_fragments = 0
+        self.maker: str | None = None
+        """The claim under which fragments are put; it goes into their footers."""
 
     def begin(self) -> Building:
         """Return a fragment to be built, of this moment."""
-        return Building(self._worker, timestamp_us=self._clock.now_us())
+        return Building(self._worker, timestamp_us=self._clock.now_us(), writer=self.maker)
 
     async def put(
         self,
@@ -59,14 +63,22 @@ class FragmentWriter:
         been put all the same, or be put later.
         """
         built, found = await self.puts.build(building, lambda: batches, seq_no)
-        if not isinstance(found, Taken):
-            return found
-        orphan = await self._contest(source, found, built)
-        if (orphan.entry.start, orphan.entry.limit) == (built.start, built.limit):
-            self.adopted_fragments += 1
-            return orphan.entry
-        await my_turn()
-        return await self.puts.replace(found, built, seq_no)
+        while isinstance(found, Taken):
+            orphan = await self.puts.examine(found.data, found.key)
+            is_dead = is_outdated(orphan.maker, self.puts.manifest)
+            if not is_dead:
+                await self._contest(source, orphan, built)
+                if (orphan.entry.start, orphan.entry.limit) == (built.start, built.limit):
+                    self.adopted_fragments += 1
+                    return orphan.entry
+            await my_turn()
+            try:
+                found = await self.puts.replace(found, built, seq_no)
+            except ContentionError:
+                if not is_dead:
+                    raise
+                found = await self.puts.create(built, seq_no)
+        return found
 
     async def adopt(self, source: TierSource, orphan: Orphan) -> Fragment:
         """Return an orphan's entry after proving that it holds our records; see :meth:`prove`."""
@@ -93,17 +105,15 @@ class FragmentWriter:
 
     # -- inside ------------------------------------------------------------------------------
 
-    async def _contest(self, source: TierSource, taken: Taken, built: EncodedFragment) -> Orphan:
-        """Return the object in our way if it is ours, and either as good or of no use to anybody.
+    async def _contest(self, source: TierSource, orphan: Orphan, built: EncodedFragment) -> None:
+        """Raise unless the object in our way is ours, and either as good or of no use to anybody.
 
         It is of no use if it does not begin where the fragment before it ends: no manifest can ever
         name it once that one is published. Otherwise somebody could, so it must be adopted.
         """
-        orphan = await self.puts.examine(taken.data, taken.key)
         await self.prove(source, orphan)
         if orphan.entry.start == built.start and orphan.entry.limit != built.limit:
-            raise LateFragmentError(f"an earlier put of {taken.key} arrived late")
-        return orphan
+            raise LateFragmentError(f"an earlier put of {orphan.entry.path} arrived late")
 
 
 async def gather(

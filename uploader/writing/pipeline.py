@@ -21,6 +21,7 @@ from uploader.writing.adoption import Slot
 from uploader.writing.announcer import Announcer
 from uploader.writing.conveyor import Conveyor
 from uploader.writing.fragment_writer import FragmentWriter
+from uploader.writing.ownership import is_outdated
 from uploader.writing.pace import Pace
 from uploader.writing.patience import Patience
 from uploader.writing.shipment import Shipment
@@ -62,10 +63,13 @@ class Pipeline:
     async def plan(self) -> None:
         """Look for fragments behind the manifest's end, and plan how the log goes on with them.
 
+        Those of a directory from which the log was taken over are left out: see ``fragment_writer.py``.
+
         CorruptionError for an object that is none.
         """
-        orphans = await self._fragments.puts.orphans()
+        found = await self._fragments.puts.orphans()
         manifest = self._root.manifest
+        orphans = [orphan for orphan in found if not is_outdated(orphan.maker, manifest)]
         self._orphans = len(orphans)
         self._slots = deque(adoption.plan(manifest.next_seq_no, manifest.next_offset, orphans))
         if orphans:

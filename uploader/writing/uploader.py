@@ -28,17 +28,22 @@ from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.together import first_of
+from uploader.writing.claiming import Claiming, Remember
 from uploader.writing.fragment_puts import FragmentPuts, puts_at_once
 from uploader.writing.fragment_writer import FragmentWriter, LateFragmentError
-from uploader.writing.ownership import check_owner, writer_name
+from uploader.writing.ownership import Claim, check_held, check_owner, writer_name
 from uploader.writing.pace import TIMER_SECONDS
 from uploader.writing.patience import Patience
 from uploader.writing.pipeline import Pipeline
 from uploader.writing.shipment import Shipment
+from walstore.claims import Claims
 from walstore.errors import (
+    ContentionError,
     CorruptionError,
+    FencedError,
     InvalidSettingsError,
     OffsetTrimmedError,
+    StorageUnavailableError,
     WalError,
 )
 from walstore.ports import Clock, TierSource
@@ -128,6 +133,9 @@ class Uploader:
             silent_seconds=settings.drain_seconds,
             on_refusal=self._tell_refusal,
         )
+        self._claim: Claim | None = None
+        self._unproven: Claiming | None = None
+        self._planned = root.manifest
         self._puts = FragmentPuts(
             store=store,
             root=root,
@@ -172,21 +180,53 @@ class Uploader:
         A new directory has no records to compare them with, so they are published at once, and it goes
         on behind them. ContentionError if that would leave records out that only the old directory has.
         """
+        self._planned = self._root.manifest
         await self._pipeline.plan()
         if is_new:
             await self._pipeline.adopt_unproven(self._root.manifest.writer)
 
+    async def claim(
+        self,
+        log_id: bytes,
+        claims: Claims | None,
+        remember: Remember,
+        *,
+        limit: int | None,
+        take_over: bool,
+    ) -> None:
+        """Make the log its directory's own, once it is prepared.
+
+        Where the directory must first be found to hold what the manifest names, :meth:`run` does both, and
+        raises FencedError if it does not hold that.
+        """
+        claiming = Claiming(self._root, log_id, claims, remember, limit, take_over, self._url)
+        claim = await claiming.take()
+        if claim is None:
+            self._unproven = claiming
+        else:
+            await self._hold(claim)
+
+    async def _hold(self, claim: Claim) -> None:
+        self._claim, self._fragments.maker = claim, claim.name
+        before, after = self._planned, self._root.manifest
+        held = Claim.parse(before.writer)
+        has_grown = after.next_seq_no != before.next_seq_no
+        if has_grown or (held is not None and 0 < held.epoch < claim.epoch):
+            # What was planned went by what another one had published, or was still to publish.
+            await self._pipeline.plan()
+
     async def run(self, source: TierSource) -> None:
         """Ship until the source drains and all is shipped; create the manifest if there is none.
 
-        Owned by the log's task group. Cancelling it may leave orphans, nothing else. Raises
-        ContentionError, CorruptionError, OffsetTrimmedError if what is to be shipped is gone from local
-        disk, and StorageUnavailableError if the store does nothing for ``drain_seconds`` while the log is
-        closing. A store that refuses (credentials, permissions, room) is asked again until it does not;
-        callers that wait for the cloud are told each time.
+        Owned by the log's task group. Cancelling it may leave orphans, nothing else. Raises FencedError if
+        another directory claimed the log since this one did, ContentionError, CorruptionError,
+        OffsetTrimmedError if what is to be shipped is gone from local disk, and StorageUnavailableError if
+        the store does nothing for ``drain_seconds`` while the log is closing. A store that refuses
+        (credentials, permissions, room) is asked again until it does not; callers that wait for the cloud
+        are told each time.
         """
         self._source = source
-        await self._patience.guard(partial(self._run, source), source)
+        await self._patience.guard(partial(self._run_held, source), source)
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -194,9 +234,38 @@ class Uploader:
         if self._source is not None:
             self._source.refuse_cloud(error)
 
+    async def _run_held(self, source: TierSource) -> None:
+        """Ship; FencedError, whatever it was that failed, if the log was taken over meanwhile."""
+        try:
+            await self._run(source)
+        except* WalError as errors:
+            error = await self._explain(first_of(errors))
+            raise error from error.__cause__
+
+    async def _explain(self, error: WalError) -> WalError:
+        """Return what a shipment failed with, or FencedError if the newest manifest says so.
+
+        What another directory put, published or collected looks like many things before that is known.
+        Nothing but the store's answer will do: a log that goes on acknowledges what nobody will ever ship.
+        """
+        if self._claim is None or isinstance(error, FencedError | StorageUnavailableError):
+            return error
+        try:
+            await self._patience.call(self._root.load)
+        except (CorruptionError, StorageUnavailableError):
+            return error
+        try:
+            check_held(self._root.manifest, self._claim.name, url=self._url)
+        except FencedError as fenced:
+            fenced.__cause__ = error
+            return fenced
+        except ContentionError:
+            return error
+        return error
+
     async def _run(self, source: TierSource) -> None:
-        writer = writer_name(bytes.fromhex(source.log_id))
-        await self._begin(source, writer)
+        await self._begin(source)
+        writer = self._writer(source)
         source.advance_uploaded(self._root.manifest.next_offset)
         is_done = False
         while not is_done:
@@ -224,7 +293,10 @@ class Uploader:
             else:
                 await source.wait_durable_limit(shipment.position + 1)
 
-    async def _begin(self, source: TierSource, writer: str) -> None:
+    def _writer(self, source: TierSource) -> str:
+        return self._claim.name if self._claim else writer_name(bytes.fromhex(source.log_id))
+
+    async def _begin(self, source: TierSource) -> None:
         """Create the manifest if there is none, and make sure that it is ours."""
         log = self._root
         if log.manifest.next_offset < source.head:
@@ -236,12 +308,34 @@ class Uploader:
                 tail=source.durable_limit,
             )
         if not log.is_known:
-            await self._patience.call(partial(log.load_or_create, writer))
+            await self._patience.call(partial(log.load_or_create, self._writer(source)))
         check_owner(log.manifest, bytes.fromhex(source.log_id), url=self._url)
+        if self._claim is not None:
+            check_held(log.manifest, self._claim.name, url=self._url)
+        if self._unproven is None:
+            await self._prove(source)
+        else:
+            await self._prove_and_claim(source, self._unproven)
         self._puts.may_void = partial(self._fragments.is_ours, source)
         await self._puts.void_misfits(log.manifest.next_seq_no, log.manifest.next_offset)
-        if log.manifest.fragments and source.uploaded_limit < log.manifest.next_offset:
-            await self._prove_last(source, log.manifest.fragments[-1])
+
+    async def _prove_and_claim(self, source: TierSource, claiming: Claiming) -> None:
+        """Claim the log, of which this directory is one of several copies, as it was found to hold it."""
+        try:
+            while self._claim is None:
+                proven = self._root.manifest
+                await self._prove(source)
+                claim = await self._patience.call(partial(claiming.take, proven=proven))
+                if claim is not None:
+                    await self._patience.call(partial(self._hold, claim))
+        except ContentionError as error:
+            raise FencedError(f"another directory went on without this one: {error}") from error
+
+    async def _prove(self, source: TierSource) -> None:
+        """Compare what the manifest names with the local records, if this directory did not ship it."""
+        manifest = self._root.manifest
+        if manifest.fragments and source.uploaded_limit < manifest.next_offset:
+            await self._prove_last(source, manifest.fragments[-1])
 
     async def _prove_last(self, source: TierSource, last: Fragment) -> None:
         """Compare the last fragment with the local records, unless these are gone.

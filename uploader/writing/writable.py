@@ -12,6 +12,7 @@ from uploader import layout
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.stores.port import ObjectStore
+from uploader.writing.ownership import check_held
 from walstore.errors import LogNotFoundError, LogSealedError
 
 
@@ -28,6 +29,15 @@ def check_unsealed(manifest: Manifest, *, url: str) -> None:
             f"{url} is sealed at offset {manifest.next_offset}; begin another log, or fork this one",
             location=url,
         )
+
+
+def check_appendable(manifest: Manifest, writer: str, *, url: str) -> None:
+    """Raise LogSealedError, or FencedError if a directory claimed the log since ``writer`` did.
+
+    Asked of the very manifest that is to be replaced, by whoever appends fragments to it.
+    """
+    check_unsealed(manifest, url=url)
+    check_held(manifest, writer, url=url)
 
 
 async def check_not_destroyed(store: ObjectStore) -> None:
