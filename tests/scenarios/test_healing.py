@@ -166,7 +166,7 @@ async def test_damage_that_is_not_in_the_tier_is_corruption(
                 found.append(record.value)
         assert found == VALUES[: len(found)]
         assert len(found) >= 50
-        assert wal.statistics().errors == {"CorruptionError": 1}
+        assert wal.statistics().errors.keys() == {"CorruptionError"}  # the shipper may meet it, too
         with pytest.raises(WalError):
             await wal.wait_durable(400, "cloud")
         failure = wal.statistics().tier_failure
