@@ -37,7 +37,7 @@ from walstore.errors import OffsetMismatchError, WalError
 _T = TypeVar("_T")
 
 LAYOUTS = ["swap", "chain"]
-WRITING = WriterSettings(interval_seconds=0.001)
+WRITING = WriterSettings(interval_seconds=0.001, parallel_puts=True)
 SHIPPING = dataclasses.replace(SMALL, fragment_bytes=1 << 20, interval_seconds=0.001)
 PUT_SECONDS = 0.004
 """Median of what a put takes; long enough for most fragments to wait for their turn."""
