@@ -48,8 +48,7 @@ class SharedWorker(Worker):
 
 def _pool(purpose: Purpose) -> Pool:
     found = _pools.get(purpose)
-    if (
-        found is None or found.refusal is not None
-    ):  # in a child process there are none of its threads
+    # A child process has none of its parent's threads, so the pool refuses there.
+    if found is None or found.refusal is not None:
         found = _pools[purpose] = Pool(purpose, _THREADS[purpose])
     return found

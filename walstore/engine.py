@@ -320,9 +320,8 @@ class Engine:
                 is_cancelled = True
         if is_cancelled:
             self.request_close()
-            await self._wait_for(
-                self._supervisor
-            )  # nobody else knows this log, and would wait for it
+            # Nobody else knows this log, so nobody else would wait for it.
+            await self._wait_for(self._supervisor)
             raise asyncio.CancelledError
 
     def _start(self) -> asyncio.Task[None]:

@@ -604,9 +604,8 @@ class Tail:
                 logger.warning("segment %d is deleted later: %s", start, error)
                 self._given_up.append(start)
         if starts:
-            with contextlib.suppress(
-                OSError
-            ):  # then a crash may bring a file back, to be deleted again
+            # If this fails, a crash may bring a file back, which is deleted again.
+            with contextlib.suppress(OSError):
                 self._fs.sync_directory(self._directory)
 
     def _store_cell(self) -> None:
