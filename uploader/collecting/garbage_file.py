@@ -14,6 +14,18 @@ from uploader.stores.retry import RetryPolicy
 from walstore.threads import Worker
 
 
+async def announced_head(store: ObjectStore) -> int:
+    """Return where a log is going to begin, if a collection is announced; else its first offset.
+
+    CorruptionError if the document is damaged.
+    """
+    try:
+        stored = await store.get(layout.GARBAGE)
+    except ObjectNotFoundError:
+        return layout.FIRST_OFFSET
+    return Garbage.parse(stored.data).first_to_keep
+
+
 class GarbageFile:
     """The announced collection of one log."""
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from uploader import cas, layout
-from uploader.collecting.garbage import Garbage
 from uploader.cursors.cloud_cursor import CloudCursor
 from uploader.manifests.document import MOST_SMALL_BYTES, Fields, read_document
 from uploader.stores.errors import ObjectNotFoundError
@@ -74,14 +73,6 @@ class Holds:
                 before = Hold.parse(result.data, name=hold.name)
                 if before.position <= hold.position and before.expires_us == hold.expires_us:
                     return
-
-    async def announced_head(self) -> int:
-        """Return where the log is going to begin, if a collection is announced; else its first offset."""
-        try:
-            stored = await self._store.get(layout.GARBAGE)
-        except ObjectNotFoundError:
-            return layout.FIRST_OFFSET
-        return Garbage.parse(stored.data).first_to_keep
 
 
 class Keepers:

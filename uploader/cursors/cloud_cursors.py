@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from uploader import cas, layout
-from uploader.collecting.garbage import Garbage
+from uploader.collecting.garbage_file import announced_head
 from uploader.cursors.cloud_cursor import CloudCursor
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.roots import find_root
@@ -317,16 +317,9 @@ class CloudCursors:
 
         The announcement is read first, then the manifest: one that is carried out in between shows there.
         """
-        head = await self._announced_head()
+        head = await announced_head(self._store)
         manifest = await self._newest()
         return max(head, manifest.oldest_offset), manifest.next_offset
-
-    async def _announced_head(self) -> int:
-        try:
-            stored = await self._store.get(layout.GARBAGE)
-        except ObjectNotFoundError:
-            return layout.FIRST_OFFSET
-        return Garbage.parse(stored.data).first_to_keep
 
     async def _undo(self, made: CloudCursor, head: int) -> bool:
         """Put back what was there before; False if somebody has changed it since."""

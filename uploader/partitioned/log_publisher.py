@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from uploader.collecting.garbage_file import announced_head
 from uploader.collecting.holds import Hold, Holds
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
@@ -137,7 +138,7 @@ class LogPublisher:
 
         The announced collection first, then the manifest: one that is finished in between shows there.
         """
-        head = await self._patience.call(self._holds.announced_head)
+        head = await self._patience.call(partial(announced_head, self._log))
         await self._end.load()
         manifest = self._root.manifest
         return manifest.next_offset > position < max(head, manifest.oldest_offset)
