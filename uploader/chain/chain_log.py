@@ -25,7 +25,7 @@ from uploader.chain.chain_settings import ChainSettings
 from uploader.chain.link import Link
 from uploader.chain.maker import Maker
 from uploader.chain.moment import Moment
-from uploader.chain.names import FragmentName
+from uploader.chain.names import FragmentName, shard_folder
 from uploader.chain.pruner import Pruner
 from uploader.chain.shards import list_behind
 from uploader.chain.step import Ground, Step, WaitForDurableError
@@ -123,7 +123,9 @@ class ChainLog:
 
     async def unpublished(self) -> AsyncIterator[ListedObject]:
         """Yield the fragments behind the manifest's end, of all shards, by number."""
-        for listed in await list_behind(self._store, self.manifest.next_seq_no):
+        manifest, first = self.manifest, shard_folder(1)
+        is_spread = not all(one.path.startswith(first) for one in manifest.fragments)
+        for listed in await list_behind(self._store, manifest.next_seq_no, is_spread=is_spread):
             yield listed
 
     async def load(self) -> bool:

@@ -2,14 +2,14 @@
 
 One listing, the newest manifest that it names, and those behind its base at once. Stores name the newest
 manifests first, and the listing is read no further than that takes; then the slot behind the head is looked
-at. If that is taken, or the keys come in no order, a listing is read to its end. So it takes as many requests
-beside a writer that never pauses as without one. Any number of tasks may call it. Never writes.
+at, too. If that is taken, or the keys come in no order, a listing is read to its end. So it takes as many
+requests beside a writer that never pauses as without one. Any number of tasks may call it. Never writes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -95,12 +95,13 @@ class ChainReader:
                 raise CorruptionError(
                     "a manifest was deleted that may be the newest", path=_path(known)
                 )
+            seen = _Seen(self._read)
             chain = None
-            if not is_behind:
-                chain = (
-                    [known] if is_same and known is not None else await self._chain(slots, known)
-                )
-            if chain is not None and (is_whole or not await self._is_followed(chain[-1])):
+            if is_same and known is not None:
+                chain = [known]
+            elif not is_behind:
+                chain = await self._chain(slots, known, seen, looks_behind=not is_whole)
+            if chain is not None and (is_whole or not await self._is_followed(chain[-1], seen)):
                 if chain[-1] is not known:
                     await self._worker.run(partial(_scrub, chain, known))
                 return Head(chain, asked)
@@ -161,24 +162,28 @@ class ChainReader:
         wanted = (slot for slot in slots if slot >= newest - WINDOW_SLOTS)
         return sorted(wanted, reverse=True), is_whole
 
-    async def _is_followed(self, link: Link) -> bool:
+    async def _is_followed(self, link: Link, seen: _Seen) -> bool:
         """Return whether something follows a link that is the head by a listing that was left early.
 
         Either it was put since, or the keys come in order by parts only.
         """
-        after = await self._read(link.next)
+        after = (await seen.read([link.next]))[link.next]
         return after is not None and after.follows(link)
 
-    async def _chain(self, slots: list[int], known: Link | None) -> list[Link] | None:
-        """Return the chain up to its head; None if a link was pruned before it could be read."""
-        newest = await self._read(slots[0])
+    async def _chain(
+        self, slots: list[int], known: Link | None, seen: _Seen, *, looks_behind: bool
+    ) -> list[Link] | None:
+        """Return the chain up to its head; None if a link was pruned before it could be read.
+
+        With ``looks_behind`` the slot behind the newest is read at the same time as those before it.
+        """
+        newest = (await seen.read(slots[:1]))[slots[0]]
         if newest is None:
             return None
         wanted = to_read(newest, slots, known)
-        found = await asyncio.gather(*map(self._read, wanted))
-        if None in found:
-            return None
-        return walk(newest, {link.slot: link for link in found if link is not None}, known)
+        found = await seen.read([*wanted, newest.next] if looks_behind else wanted)
+        links = {slot: link for slot in wanted if (link := found[slot]) is not None}
+        return walk(newest, links, known) if len(links) == len(wanted) else None
 
     async def _read(self, slot: int) -> Link | None:
         try:
@@ -186,6 +191,21 @@ class ChainReader:
         except ObjectNotFoundError:
             return None
         return await self._worker.run(partial(Link.parse, stored.data, slot=slot))
+
+
+class _Seen:
+    """What lay in slots after a listing; each is read once."""
+
+    def __init__(self, read: Callable[[int], Awaitable[Link | None]]) -> None:
+        self._read = read
+        self._links: dict[int, Link | None] = {}
+
+    async def read(self, slots: Sequence[int]) -> Mapping[int, Link | None]:
+        """Return what lies in slots, read at the same time, and in those read before."""
+        missing = [slot for slot in slots if slot not in self._links]
+        found = await asyncio.gather(*map(self._read, missing))
+        self._links.update(zip(missing, found, strict=True))
+        return self._links
 
 
 def _scrub(chain: Sequence[Link], known: Link | None) -> None:
