@@ -4,8 +4,9 @@ Run from the root of the repository; it takes some seconds::
 
     python -m bench.cloud_requests
 
-The store is in memory, and time is moved by hand, so the numbers are the same in each run. "In a row" counts a
-request once all those have been answered that it follows from: requests under way at the same time count as one.
+The store is in memory and followers go by a clock that is moved by hand, so all numbers but those of
+shipping are the same in each run. Of a number "in a row", requests under way at the same time count as one. A
+delete is one request, however many objects it names.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,22 +39,24 @@ T = TypeVar("T")
 URL = "memory://ignored"
 LAYOUTS = ("swap", "chain")
 FRAGMENTS = 200
-"""Fragments of the log that is opened, followed and collected."""
+"""Of the log that is opened, followed and collected; more than one listing of manifests needs to name."""
 MEBIBYTES = 32
 """What the tier ships."""
 _VALUE = 64 << 10
 _TURNS = 20
 """Turns of the event loop that a request takes; what is asked for at once begins within fewer."""
-_NAMES = count()
+_LOGS: dict[tuple[str, int], Bucket] = {}
+"""Logs made so far, by layout and number of fragments."""
 
 
 class Bucket(MemoryStore):
-    """A bucket as one process sees it, which leaves marks there for others."""
+    """An empty bucket as one process sees it, which leaves marks there for others."""
 
-    def __init__(self, name: str | None = None) -> None:
-        """Open a bucket as a process that does not know it; without a name, one that is empty."""
-        self.name = f"bench {next(_NAMES)}" if name is None else name
-        super().__init__(self.name)
+    url = "memory://bench"
+
+    def __init__(self) -> None:
+        """Make a bucket that this process does not know."""
+        super().__init__()
         self.known = Proof()
 
     async def proof(self) -> Proof:
@@ -63,11 +65,12 @@ class Bucket(MemoryStore):
 
 
 class Rows(StoreWrapper):
-    """Counts requests that follow from others' answers."""
+    """Counts requests that follow from others' answers, and deletes."""
 
     def __init__(self, inner: Bucket) -> None:
         super().__init__(inner)
         self.in_a_row = 0
+        self.deletes = 0
 
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
         """List through."""
@@ -77,6 +80,7 @@ class Rows(StoreWrapper):
 
     async def _call(self, request: Request[T]) -> T:
         await self._pass()
+        self.deletes += request.kind == "delete"
         return await request()
 
     async def _pass(self) -> None:
@@ -91,16 +95,13 @@ class Cost:
     """What something asked of the store."""
 
     requests: float
-    """Without deletes."""
-    in_a_row: int
-    deleted: int = 0
-    """Objects."""
+    in_a_row: int | None = None
 
     def __str__(self) -> str:
-        text = f"{self.requests:.3g}"
-        if self.deleted:
-            text += f", and {self.deleted} objects deleted"
-        return text if self.in_a_row in {0, self.requests} else f"{text} ({self.in_a_row} in a row)"
+        text = f"{self.requests:.2g}"
+        return (
+            text if self.in_a_row in {None, self.requests} else f"{text} ({self.in_a_row} in a row)"
+        )
 
 
 class Counter:
@@ -114,24 +115,29 @@ class Counter:
 
     def begin(self) -> None:
         """Count from now on."""
-        self._usage, self._row = self.store.usage(), self._rows.in_a_row
+        self._requests, self._row = self._count(), self._rows.in_a_row
 
     def cost(self) -> Cost:
         """Return what was asked since."""
-        now, before = self.store.usage(), self._usage
-        deleted = now.of("delete").requests - before.of("delete").requests
-        return Cost(
-            now.requests - before.requests - deleted, self._rows.in_a_row - self._row, deleted
-        )
+        return Cost(self._count() - self._requests, self._rows.in_a_row - self._row)
+
+    def _count(self) -> int:
+        usage = self.store.usage()
+        return usage.requests - usage.of("delete").requests + self._rows.deletes
 
 
 async def a_log(layout: str, fragments: int) -> Bucket:
     """Return a bucket with a log of so many fragments, of a record each, as another process sees it."""
+    wanted = layout, fragments
+    if wanted not in _LOGS:
+        made = _LOGS[wanted] = Bucket()
+        async with CloudWriter.open(URL, store=made, layout=layout) as log:
+            for number in range(fragments):
+                await log.append(b"%d" % number)
     bucket = Bucket()
-    async with CloudWriter.open(URL, store=bucket, layout=layout) as log:
-        for number in range(fragments):
-            await log.append(b"%d" % number)
-    return Bucket(bucket.name)
+    async for listed in _LOGS[wanted].list(""):
+        await bucket.put_if_absent(listed.key, (await _LOGS[wanted].get(listed.key)).data)
+    return bucket
 
 
 async def creating(layout: str) -> Cost:
@@ -150,16 +156,16 @@ async def creating_another(layout: str) -> Cost:
         return counter.cost()
 
 
-async def opening(layout: str) -> Cost:
+async def opening(layout: str, fragments: int = FRAGMENTS) -> Cost:
     """The first log that this process opens in the bucket; another one left the mark."""
-    counter = Counter(await a_log(layout, FRAGMENTS))
+    counter = Counter(await a_log(layout, fragments))
     async with CloudWriter.open(URL, store=counter.store, layout=layout):
         return counter.cost()
 
 
-async def reopening(layout: str) -> Cost:
+async def reopening(layout: str, fragments: int = FRAGMENTS) -> Cost:
     """The process knows the bucket."""
-    bucket = await a_log(layout, FRAGMENTS)
+    bucket = await a_log(layout, fragments)
     async with CloudWriter.open(URL, store=bucket, layout=layout):
         pass
     counter = Counter(bucket)
@@ -212,12 +218,12 @@ async def shipping(layout: str, mebibytes: int = MEBIBYTES) -> Cost:
         async with local_log(counter.store, layout, directory) as log:
             await log.wait_durable(log.tail - 1, "cloud")
             requests = counter.cost().requests
-        return Cost(requests / mebibytes, 0)
+        return Cost(requests / mebibytes)
 
 
-async def following(layout: str) -> Cost:
+async def following(layout: str, fragments: int = FRAGMENTS) -> Cost:
     """A reader of a log to which nobody writes, for a minute."""
-    clock, counter = ManualClock(), Counter(await a_log(layout, FRAGMENTS))
+    clock, counter = ManualClock(), Counter(await a_log(layout, fragments))
     async with CloudLog.open(URL, store=counter.store, clock=clock) as log:
         following = asyncio.ensure_future(log.wait_limit(log.tail + 1))
         for second in range(70):
@@ -229,15 +235,15 @@ async def following(layout: str) -> Cost:
         requests = counter.cost().requests
         following.cancel()
         await asyncio.wait([following])
-    return Cost(requests, 0)
+    return Cost(requests)
 
 
-async def collecting(layout: str) -> Cost:
+async def collecting(layout: str, fragments: int = FRAGMENTS) -> Cost:
     """Half of a log, without the wait for readers."""
-    bucket = await a_log(layout, FRAGMENTS)
+    bucket = await a_log(layout, fragments)
     settings = CollectorSettings(interval_seconds=0, delete_pause_seconds=0)
     async with CloudWriter.open(URL, store=bucket) as log:
-        await log.cursors.commit("reader", FRAGMENTS // 2)
+        await log.cursors.commit("reader", fragments // 2)
     counter = Counter(bucket)
     async with GarbageCollector.open(URL, store=counter.store, settings=settings) as collector:
         await collector.collect()

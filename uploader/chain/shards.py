@@ -26,7 +26,7 @@ async def list_behind(
     """Return the fragments with that number and higher ones, of all shards, by number.
 
     All shards that there may be are looked into, since a writer before may have used more. One request does
-    if all fragments are in the first one, which ``is_spread`` denies: a guess, which costs a request if wrong.
+    if all fragments are in the first one. That is tried unless ``is_spread``, and costs a request if wrong.
     """
     found = None
     if seq_no == FIRST_SEQ_NO or not is_spread:  # of a new log there is little to list
