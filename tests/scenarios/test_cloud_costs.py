@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from bench import cloud_requests
 from tests.cloud import FAST, URL, RecordingStore, cloud_log, tier, values
 from tests.local import turns
+from tests.named import ROOT
 from tests.waiting import until
 from uploader import CloudWriter, UploadSettings
 from uploader.stores.local import LocalStore
 from uploader.stores.memory import MemoryStore
+from uploader.stores.port import ORDER_PROOF
 from uploader.testing import faults
 from walstore import Settings, Wal
 from walstore.testing import ManualClock
@@ -72,12 +77,12 @@ async def test_what_opening_and_closing_cost(log_directory: Path, store) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "most_to_create", "most_to_open"), [("swap", 16, 3), ("chain", 13, 17)]
+    ("kind", "most_to_create", "most_to_open"), [("swap", 16, 3), ("chain", 13, 6)]
 )
 async def test_what_opening_a_writer_costs(
     store, kind, most_to_create: int, most_to_open: int
 ) -> None:
-    """The place is probed once. Of a chain, all shards that there may be are looked into at once."""
+    """The place is probed once. Of a chain, one listing tells that only one shard is used."""
     async with CloudWriter.open(URL, store=store, layout=kind) as log:
         assert store.requests <= most_to_create
         await log.append(b"1")
@@ -88,6 +93,31 @@ async def test_what_opening_a_writer_costs(
             assert not {"put_if_absent", "put_if_match", "delete"} & set(again.counts)
             opened = again.requests
         assert again.requests == opened
+
+
+FRAGMENTS = {"swap": 4, "chain": ORDER_PROOF}
+"""Of the logs that are opened. A chain has one manifest more, more than one look at its listing names."""
+PAGE = ROOT.parent / "docs" / "stores.md"
+
+
+def told(name: str, kind: str) -> tuple[float, float]:
+    """Return the requests that the page tells, and how many of them in a row."""
+    row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| {name} |"))
+    cell = row.split("|")[2 + ["swap", "chain"].index(kind)]
+    numbers = re.findall(r"[\d.]+", cell)
+    return float(numbers[0]), float(numbers[-1])
+
+
+@pytest.mark.parametrize("kind", ["swap", "chain"])
+async def test_no_more_requests_than_are_told(kind) -> None:
+    for name, case in cloud_requests.CASES.items():
+        if case is cloud_requests.shipping:
+            continue
+        takes_fragments = "fragments" in inspect.signature(case).parameters
+        found = await (case(kind, FRAGMENTS[kind]) if takes_fragments else case(kind))
+        most, most_in_a_row = told(name, kind)
+        assert 0 < found.requests <= most, (name, found)
+        assert (found.in_a_row or 0) <= most_in_a_row, (name, found)
 
 
 async def test_many_logs_of_one_bucket_are_probed_once(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import os
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.cloud_logs import rss_bytes
 from tests.cloud import URL, cloud_values
 from uploader import CloudTier, CloudWriter, UploadSettings
 from uploader.shared_worker import SharedWorker
@@ -19,6 +21,8 @@ from uploader.stores import LocalStore, MemoryStore
 from walstore import WalClosedError, WalStore
 
 MOST_THREADS = 40
+MOST_KIB = 200
+"""For each of many logs."""
 
 
 def threads() -> int:
@@ -33,12 +37,17 @@ async def test_tiers_of_a_store_share_their_threads(tmp_path: Path, count: int) 
         at_once = UploadSettings(fragment_age_seconds=0)
         return CloudTier(f"file://{tmp_path}/tier/{name}", settings=at_once)
 
+    gc.collect()
+    before = rss_bytes()
     async with WalStore.open(tmp_path / "logs", tier=make_tier) as store:
         logs = [await store.wal(f"log-{number}") for number in range(count)]
         await asyncio.gather(*(wal.append(b"1", durability="cloud") for wal in logs))
         assert threads() <= MOST_THREADS
         await asyncio.gather(*(wal.append(b"2", durability="cloud") for wal in logs))
         assert threads() <= MOST_THREADS
+        gc.collect()
+        # Of a few, most is what the threads take.
+        assert count < 100 or (rss_bytes() - before) / count / 1024 <= MOST_KIB
     assert await cloud_values(LocalStore(tmp_path / "tier/log-7")) == [b"1", b"2"]
 
 

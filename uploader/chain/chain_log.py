@@ -25,7 +25,7 @@ from uploader.chain.chain_settings import ChainSettings
 from uploader.chain.link import Link
 from uploader.chain.maker import Maker
 from uploader.chain.moment import Moment
-from uploader.chain.names import FragmentName
+from uploader.chain.names import FragmentName, shard_folder
 from uploader.chain.pruner import Pruner
 from uploader.chain.shards import list_behind
 from uploader.chain.step import Ground, Step, WaitForDurableError
@@ -123,14 +123,17 @@ class ChainLog:
 
     async def unpublished(self) -> AsyncIterator[ListedObject]:
         """Yield the fragments behind the manifest's end, of all shards, by number."""
-        for listed in await list_behind(self._store, self.manifest.next_seq_no):
+        manifest, first = self.manifest, shard_folder(1)
+        is_spread = not all(one.path.startswith(first) for one in manifest.fragments)
+        for listed in await list_behind(self._store, manifest.next_seq_no, is_spread=is_spread):
             yield listed
 
     async def load(self) -> bool:
         """Read the newest manifest; return False if there is none, or the log was destroyed.
 
-        One request if there is nothing new. CorruptionError if it is damaged, or does not go on from the one
-        known before. The store's errors are passed on: how often a read is repeated is the store's affair.
+        One or two requests if there is nothing new. CorruptionError if it is damaged, or does not go on from
+        the one known before. The store's errors are passed on: how often a read is repeated is the store's
+        affair.
         """
         found = await self._find_head(self._window.head)
         self._is_ended = found is not None and found.link.manifest.is_destroyed

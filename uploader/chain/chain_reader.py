@@ -2,18 +2,19 @@
 
 One listing, the newest manifest that it names, and those behind its base at once. Stores name the newest
 manifests first, and the listing is read no further than that takes; then the slot behind the head is looked
-at. Where they keep no order, it is read to its end. Any number of tasks may call it. Never writes.
+at, too. If that is taken, or the keys come in no order, a listing is read to its end. So it takes as many
+requests beside a writer that never pauses as without one. Any number of tasks may call it. Never writes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from uploader.chain.link import MOST_ALPHA, Link
+from uploader.chain.link import Link
 from uploader.chain.moment import Moment
 from uploader.chain.names import MANIFEST_PREFIX, manifest_key
 from uploader.chain.recovery import WINDOW_SLOTS, slots_of, to_read, walk
@@ -24,7 +25,8 @@ from walstore.ports import Clock
 from walstore.threads import Lane
 
 LISTING_SECONDS: Final = 5.0
-"""How old a listing may be on which it is relied that the slot behind the head was not pruned."""
+"""How old a listing may be on which it is relied that the slot behind the head was not pruned; and how long
+listings are read to their end, which asks no more requests, once one that was left early had to be."""
 _ATTEMPTS: Final = 16
 assert ORDER_PROOF > WINDOW_SLOTS + 1, "so many slots in falling order reach below the window"
 
@@ -52,8 +54,10 @@ class ChainReader:
         self._store = store
         self._worker = worker
         self._clock = clock
-        # Whether the last listing that was read to its end came in no order, or is suspected of that.
-        self._reads_all = False
+        # Whether the last listing that was read to its end came in no order.
+        self._is_unordered = False
+        # When a listing that was left early was last found to lack the head.
+        self._lacked: Moment | None = None
         # When the store was last asked for a listing that named nothing new.
         self._unchanged: Moment | None = None
 
@@ -77,9 +81,10 @@ class ChainReader:
         ``known``; else the store's errors.
         """
         missing: int | None = None
+        must_be_whole = self._must_be_whole()
         for _ in range(_ATTEMPTS):
             asked = Moment.now(self._clock)
-            slots, is_whole = await self._newest_slots()
+            slots, is_whole = await self._newest_slots(to_end=must_be_whole)
             newest = slots[0] if slots else None
             is_same = known is not None and newest == known.slot
             self._unchanged = asked if is_same else None
@@ -90,17 +95,18 @@ class ChainReader:
                 raise CorruptionError(
                     "a manifest was deleted that may be the newest", path=_path(known)
                 )
+            seen = _Seen(self._read)
             chain = None
-            if not is_behind:
-                chain = (
-                    [known] if is_same and known is not None else await self._chain(slots, known)
-                )
-            if chain is not None and (is_whole or await self._go_on(chain)):
+            if is_same and known is not None:
+                chain = [known]
+            elif not is_behind:
+                chain = await self._chain(slots, known, seen, looks_behind=not is_whole)
+            if chain is not None and (is_whole or not await self._is_followed(chain[-1], seen)):
                 if chain[-1] is not known:
                     await self._worker.run(partial(_scrub, chain, known))
                 return Head(chain, asked)
             if not is_whole:
-                self._reads_all = True
+                self._lacked, must_be_whole = Moment.now(self._clock), True
                 continue
             if missing == newest:
                 assert newest is not None
@@ -129,11 +135,17 @@ class ChainReader:
         keys = [listed.key async for listed in self._store.list(MANIFEST_PREFIX)]
         return sorted(slots_of(keys), reverse=True)
 
-    async def _newest_slots(self) -> tuple[list[int], bool]:
+    def _must_be_whole(self) -> bool:
+        """Return whether a listing that is left early would most likely lack the head."""
+        lacked = self._lacked
+        is_busy = lacked is not None and lacked.age_seconds(self._clock) < LISTING_SECONDS
+        return is_busy or self._is_unordered
+
+    async def _newest_slots(self, *, to_end: bool) -> tuple[list[int], bool]:
         """Return the slots that recovery may need, from the newest down, whatever the listing's order.
 
-        Only a listing that has proven its order is left before its end. Returns also whether this one was
-        read to its end.
+        Only a listing that has proven its order is left before its end, and not if ``to_end``. Returns also
+        whether this one was read to its end.
         """
         slots: list[int] = []
         order = ListingOrder()
@@ -141,37 +153,37 @@ class ChainReader:
         async for listed in self._store.list(MANIFEST_PREFIX):
             order.note(listed.key)
             slots += slots_of([listed.key])
-            if order.is_proven and not self._reads_all and slots[-1] < slots[0] - WINDOW_SLOTS:
+            if order.is_proven and not to_end and slots[-1] < slots[0] - WINDOW_SLOTS:
                 is_whole = False
                 break
         else:
-            self._reads_all = not order.is_proven
+            self._is_unordered = not order.is_proven
         newest = max(slots, default=0)
         wanted = (slot for slot in slots if slot >= newest - WINDOW_SLOTS)
         return sorted(wanted, reverse=True), is_whole
 
-    async def _go_on(self, chain: list[Link]) -> bool:
-        """Add what follows, slot by slot; return False if there is too much of it.
+    async def _is_followed(self, link: Link, seen: _Seen) -> bool:
+        """Return whether something follows a link that is the head by a listing that was left early.
 
-        Little may have been put since the listing. Much says that its keys come in order by parts only.
+        Either it was put since, or the keys come in order by parts only.
         """
-        for _ in range(MOST_ALPHA):
-            after = await self._read(chain[-1].next)
-            if after is None or not after.follows(chain[-1]):
-                return True
-            chain.append(after)
-        return False
+        after = (await seen.read([link.next]))[link.next]
+        return after is not None and after.follows(link)
 
-    async def _chain(self, slots: list[int], known: Link | None) -> list[Link] | None:
-        """Return the chain up to its head; None if a link was pruned before it could be read."""
-        newest = await self._read(slots[0])
+    async def _chain(
+        self, slots: list[int], known: Link | None, seen: _Seen, *, looks_behind: bool
+    ) -> list[Link] | None:
+        """Return the chain up to its head; None if a link was pruned before it could be read.
+
+        With ``looks_behind`` the slot behind the newest is read at the same time as those before it.
+        """
+        newest = (await seen.read(slots[:1]))[slots[0]]
         if newest is None:
             return None
         wanted = to_read(newest, slots, known)
-        found = await asyncio.gather(*map(self._read, wanted))
-        if None in found:
-            return None
-        return walk(newest, {link.slot: link for link in found if link is not None}, known)
+        found = await seen.read([*wanted, newest.next] if looks_behind else wanted)
+        links = {slot: link for slot in wanted if (link := found[slot]) is not None}
+        return walk(newest, links, known) if len(links) == len(wanted) else None
 
     async def _read(self, slot: int) -> Link | None:
         try:
@@ -179,6 +191,21 @@ class ChainReader:
         except ObjectNotFoundError:
             return None
         return await self._worker.run(partial(Link.parse, stored.data, slot=slot))
+
+
+class _Seen:
+    """What lay in slots after a listing; each is read once."""
+
+    def __init__(self, read: Callable[[int], Awaitable[Link | None]]) -> None:
+        self._read = read
+        self._links: dict[int, Link | None] = {}
+
+    async def read(self, slots: Sequence[int]) -> Mapping[int, Link | None]:
+        """Return what lies in slots, read at the same time, and in those read before."""
+        missing = [slot for slot in slots if slot not in self._links]
+        found = await asyncio.gather(*map(self._read, missing))
+        self._links.update(zip(missing, found, strict=True))
+        return self._links
 
 
 def _scrub(chain: Sequence[Link], known: Link | None) -> None:

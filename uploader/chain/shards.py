@@ -20,37 +20,64 @@ async def list_shards(store: ObjectStore) -> list[tuple[FragmentName, ListedObje
     return await list_behind_names(store, 0)
 
 
-async def list_behind(store: ObjectStore, seq_no: int) -> list[ListedObject]:
+async def list_behind(
+    store: ObjectStore, seq_no: int, *, is_spread: bool = True
+) -> list[ListedObject]:
     """Return the fragments with that number and higher ones, of all shards, by number.
 
-    All shards that there may be are looked into, since a writer before may have used more.
+    All shards that there may be are looked into, since a writer before may have used more. One request does
+    if all fragments are in the first one. That is tried unless ``is_spread``, and costs a request if wrong.
     """
-    return [listed for _, listed in await list_behind_names(store, seq_no)]
+    found = None
+    if seq_no == FIRST_SEQ_NO or not is_spread:  # of a new log there is little to list
+        found = await _list_first_shard(store, seq_no)
+    if found is None:
+        found = await list_behind_names(store, seq_no)
+    return [listed for _, listed in sorted(found, key=_by_number)]
 
 
 async def list_behind_names(
     store: ObjectStore, seq_no: int
 ) -> list[tuple[FragmentName, ListedObject]]:
     """Return what :func:`list_behind` does, with what the names say."""
-    if seq_no == FIRST_SEQ_NO:  # of a new log there is little to list, mostly nothing
-        found = [await _list(store, SHARD_PREFIX, None)]
-    else:
-        shards = range(1, MOST_SHARDS + 1)
-        listings = [(shard_folder(shard), last_before(shard, seq_no)) for shard in shards]
-        found = await asyncio.gather(*(_list(store, *listing) for listing in listings))
-    return sorted(
-        (item for listing in found for item in listing),
-        key=lambda item: (item[0].seq_no, item[0].start, item[0].limit, item[1].key),
-    )
+    shards = range(1, MOST_SHARDS + 1)
+    folders = [_list(store, shard_folder(shard), last_before(shard, seq_no)) for shard in shards]
+    found = await asyncio.gather(*folders)
+    return sorted((item for listing in found for item in listing), key=_by_number)
+
+
+async def _list_first_shard(
+    store: ObjectStore, seq_no: int
+) -> list[tuple[FragmentName, ListedObject]] | None:
+    """Return what one listing names from there on; None if it goes on with what is none of that.
+
+    It goes on with the other shards, from their beginning, and with whatever else has such a name.
+    """
+    found = []
+    folder = shard_folder(1)
+    async for listed in store.list(SHARD_PREFIX, after=last_before(1, seq_no)):
+        name = _parse(listed)
+        if name is not None and name.seq_no >= seq_no:
+            found.append((name, listed))
+        elif not listed.key.startswith(folder):
+            return None
+    return found
 
 
 async def _list(
     store: ObjectStore, prefix: str, after: str | None
 ) -> list[tuple[FragmentName, ListedObject]]:
-    found = []
-    async for listed in store.list(prefix, after=after):
-        try:
-            found.append((FragmentName.parse(listed.key), listed))
-        except ValueError:
-            continue
-    return found
+    listing = [(_parse(listed), listed) async for listed in store.list(prefix, after=after)]
+    return [(name, listed) for name, listed in listing if name is not None]
+
+
+def _parse(listed: ListedObject) -> FragmentName | None:
+    try:
+        return FragmentName.parse(listed.key)
+    except ValueError:
+        return None
+
+
+def _by_number(item: tuple[FragmentName, ListedObject]) -> tuple[int, int, int, str]:
+    name, listed = item
+    return name.seq_no, name.start, name.limit, listed.key

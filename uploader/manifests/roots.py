@@ -16,6 +16,7 @@ from uploader.manifests.rollup import RollUpSettings
 from uploader.manifests.root import Root
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.together import together
 from walstore.errors import InvalidSettingsError
 from walstore.threads import Worker
 
@@ -48,9 +49,11 @@ async def find_root(
     swapped = ManifestLog(store, retry, worker, roll_up=roll_up)
     chained = ChainLog(store, retry, worker, settings=chain, roll_up=roll_up)
     if layout == "chain":
-        if await store.head(layouts.MANIFEST) is not None:
+        async with together() as tasks:
+            swap = tasks.create_task(store.head(layouts.MANIFEST))
+            await chained.load()
+        if swap.result() is not None:
             raise _other(store, "swap", layouts.MANIFEST)
-        await chained.load()
         return chained
     if await swapped.load():
         return swapped

@@ -18,6 +18,7 @@ from uploader.manifests.root import Root
 from uploader.manifests.sealing import is_blocker
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
+from uploader.together import together
 from uploader.writing.fragment_puts import FragmentPuts, Taken
 from uploader.writing.ownership import check_direct
 from uploader.writing.parcel import Parcel
@@ -80,9 +81,13 @@ class LogEnd:
     async def adopt_orphans(self) -> None:
         """Publish what others put behind the end, as far as it continues the log.
 
-        What can never do so is voided, see ``adoption.py``.
+        What can never do so is voided, see ``adoption.py``. Meanwhile :meth:`learn_floor` is done for the end
+        as it was.
         """
-        for entry in await self._orphans():
+        async with together() as tasks:
+            tasks.create_task(self.learn_floor())
+            orphans = await self._orphans()
+        for entry in orphans:
             manifest = self._root.manifest
             if (entry.seq_no, entry.start) == (manifest.next_seq_no, manifest.next_offset):
                 await self._adopt(entry)

@@ -1,13 +1,18 @@
-"""What a reader pays to learn that nothing follows the head of a chain."""
+"""What a reader pays to learn whether anything follows the head of a chain."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Awaitable, Callable
+
+import pytest
 
 from tests.uploader.chain.chains import run
 from uploader.chain.chain_reader import LISTING_SECONDS
 from uploader.chain.names import manifest_key
 from uploader.manifests.manifest import Manifest
+from uploader.stores import MemoryStore
+from uploader.stores.port import ORDER_PROOF
 from uploader.testing import FaultyStore
 
 
@@ -67,3 +72,47 @@ async def test_a_pruned_slot_is_not_believed_for_long(store, opened, clock) -> N
 
 async def test_a_log_that_is_not_known_may_have_changed(store, opened) -> None:
     assert await opened().may_have_changed()
+
+
+class BusyStore(MemoryStore):
+    """A store in which somebody writes whenever an object is read."""
+
+    write: Callable[[], Awaitable[None]] | None = None
+
+    async def get(self, key: str):
+        found = await super().get(key)
+        if self.write is not None:
+            await self.write()
+        return found
+
+
+@pytest.mark.parametrize("writers", [1, 2])
+async def test_the_head_is_found_beside_a_writer_that_never_pauses(opened, writers: int) -> None:
+    """By as many requests as if it paused, and none that was published before is missed."""
+    inner = BusyStore()
+    store = FaultyStore(inner)
+    logs = [opened(inner) for _ in range(writers)]
+    for log in logs:
+        await log.load_or_create("w")
+    published = 0
+
+    async def write() -> None:
+        nonlocal published
+        inner.write = None  # what a writer reads makes nobody write
+        published += 1
+        log = logs[published % writers]
+        if writers > 1:
+            await log.load()
+        await log.publish(run(1, seq_no=published, start=published), f"w{published % writers}")
+        inner.write = write
+
+    while published <= ORDER_PROOF:
+        await write()
+    known, fresh = opened(store), opened(store)
+    for _ in range(3):
+        for reader in (known, fresh):
+            before, requests = published, store.requests
+            await reader.load()
+            assert reader.manifest.next_seq_no > before
+            assert store.requests - requests <= 16
+        fresh = opened(store)

@@ -12,10 +12,11 @@ from tests.uploader.chain.chain_logs import head_of, keys
 from tests.uploader.chain.chains import run
 from tests.waiting import until
 from uploader import layout
-from uploader.chain.names import manifest_key
+from uploader.chain.names import MOST_SHARDS, FragmentName, manifest_key
 from uploader.manifests.manifest import Manifest
+from uploader.setsum import Setsum
 from uploader.stores import MemoryStore
-from uploader.testing import FaultyStore, faults
+from uploader.testing import FaultyStore, ShuffledStore, faults
 from uploader.testing.faults import StoreKilled, fail, happen_then_fail, timeout
 from walstore.errors import (
     ContentionError,
@@ -25,6 +26,11 @@ from walstore.errors import (
     OutcomeUnknownError,
     StorageUnavailableError,
 )
+
+
+def in_order(_: list) -> None:
+    """Leave a listing as it is."""
+
 
 # -- reading and creating ----------------------------------------------------------------------
 
@@ -360,6 +366,44 @@ async def test_fragments_are_spread_and_found_again_by_number(store, opened) -> 
     await resharded.load()
     found = [listed.key async for listed in resharded.unpublished()]
     assert found == [item.path for item in items[3:]]
+
+
+def elsewhere(seq_no: int) -> str:
+    """Return the key of a fragment in the third shard."""
+    return FragmentName(seq_no, 17, 19, Setsum()).key(shards=3)
+
+
+@pytest.mark.parametrize("shuffle", [in_order, list.reverse])
+@pytest.mark.parametrize(
+    ("other", "listings"),
+    [
+        (None, 1),
+        (elsewhere(9), 1),
+        (elsewhere(3), 1 + MOST_SHARDS),
+        ("shards/log/another.parquet", 1 + MOST_SHARDS),
+    ],
+)
+async def test_one_listing_where_one_shard_is_used(
+    store, opened, other, listings: int, shuffle
+) -> None:
+    """What lies behind the end in another one is found, too; no other log is gone through."""
+    log = opened()
+    await log.load_or_create("w")
+    items = run(*[2] * 8)
+    for item in items:
+        await store.inner.put_if_absent(item.path, b"x")
+    await store.inner.put_if_absent("shard0001/ffffffffffffffff_notes.txt", b"x")
+    if other is not None:
+        await store.inner.put_if_absent(other, b"x")
+    await log.publish(items[:6], "w")
+    listing = FaultyStore(ShuffledStore(store.inner, shuffle))
+    fresh = opened(listing)
+    await fresh.load()
+    before = listing.count("list").requests
+    found = [listed.key async for listed in fresh.unpublished()]
+    is_behind = other == elsewhere(9)
+    assert found == [items[6].path, items[7].path, *([other] if is_behind else [])]
+    assert listing.count("list").requests - before == listings
 
 
 async def test_resharding_is_closing_and_opening(store, opened) -> None:

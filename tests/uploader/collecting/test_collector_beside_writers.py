@@ -17,12 +17,9 @@ from uploader.testing import LatencyStore
 from uploader.testing.latency import fixed
 from uploader.writing.patience import Patience
 
-APPENDS_PER_SECOND = 50
 WRITTEN_SECONDS = 5.0
 SETTINGS = CollectorSettings(interval_seconds=1.0, max_drop_fraction=1)
-
-
-MOST_SECONDS = {"swap": 15, "chain": 60}
+MOST_SECONDS = 15
 
 
 @dataclass
@@ -35,8 +32,10 @@ class Race:
     offsets: list[int]
 
 
-async def race(store: MemoryStore, layout: str, part: float) -> Race:
-    """Append at a steady pace, and collect meanwhile below a cursor at that part of the log."""
+async def race(
+    store: MemoryStore, layout: str, part: float, *, rate: float = 50.0, is_parallel: bool = False
+) -> Race:
+    """Append ``rate`` times a second, and collect meanwhile below a cursor at that part of the log."""
     clock, worker = VirtualClock(), InlineWorker()
     retry = RetryPolicy(clock=clock)
     slow = LatencyStore(store, fixed(0.1), clock=clock)
@@ -44,15 +43,16 @@ async def race(store: MemoryStore, layout: str, part: float) -> Race:
     async def root():
         return await find_root(slow, retry=retry, worker=worker, layout=layout)
 
+    settings = WriterSettings(parallel_puts=is_parallel)
     patience = Patience(url=slow.url, retry=retry, clock=clock, silent_seconds=60)
-    writer = CloudWriter(slow, await root(), worker, WriterSettings(), retry, clock, patience)
+    writer = CloudWriter(slow, await root(), worker, settings, retry, clock, patience)
     await writer._start()
     appends: list[asyncio.Task[int]] = []
 
     async def write() -> None:
         while True:
             appends.append(asyncio.create_task(writer.append(b"%d" % len(appends))))
-            await clock.sleep(1 / APPENDS_PER_SECOND)
+            await clock.sleep(1 / rate)
 
     writing = asyncio.create_task(write())
     await clock.sleep(WRITTEN_SECONDS)
@@ -90,7 +90,7 @@ def test_it_gets_in_beside_a_writer_that_never_pauses(layout: str, part: float) 
     store = MemoryStore()
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         found = runner.run(race(store, layout, part))
-    assert found.seconds < MOST_SECONDS[layout]
+    assert found.seconds < MOST_SECONDS
     # The newest fragments may be kept that are being rolled up meanwhile.
     assert found.cursor - 150 < found.collected.head <= found.cursor
     assert found.collected.head > 1
@@ -99,3 +99,23 @@ def test_it_gets_in_beside_a_writer_that_never_pauses(layout: str, part: float) 
     assert min(kept) == found.collected.head
     assert {offset: b"%d" % at for at, offset in enumerate(found.offsets) if offset in kept} == kept
     assert len(set(found.offsets)) == len(found.offsets)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [5, 20])
+@pytest.mark.parametrize("layout", ["swap", "chain"])
+def test_it_gets_in_at_other_paces(layout: str, rate: int) -> None:
+    """Between publishings, or by the writer that leaves no time between."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        found = runner.run(race(MemoryStore(), layout, 1.0, rate=rate))
+    assert found.seconds < MOST_SECONDS
+    assert found.cursor - 150 < found.collected.head <= found.cursor
+    assert found.collected.deleted
+
+
+@pytest.mark.slow
+def test_it_gets_in_beside_a_writer_that_puts_several_at_once() -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        found = runner.run(race(MemoryStore(), "swap", 1.0, is_parallel=True))
+    assert found.seconds < MOST_SECONDS
+    assert found.collected.deleted
