@@ -125,6 +125,21 @@ async def put(
     return await swap(store, key, data, etag, retry=retry)
 
 
+async def fill(
+    store: ObjectStore,
+    key: str,
+    data: bytes,
+    *,
+    nothing: bytes,
+    retry: RetryPolicy | None = None,
+) -> PutResult:
+    """:func:`create` an object, also in the place of one that holds the bytes ``nothing``."""
+    result = await create(store, key, data, retry=retry)
+    while result.outcome is Outcome.LOST and result.data in {None, nothing}:
+        result = await put(store, key, data, result.etag, retry=retry)
+    return result
+
+
 class _Attempts:
     """The state of one call: what its attempts so far leave open."""
 

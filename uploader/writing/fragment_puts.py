@@ -204,10 +204,7 @@ class FragmentPuts:
     # -- inside ------------------------------------------------------------------------------
 
     async def _create(self, key: str, data: bytes) -> Taken | None:
-        result = await self._decided(cas.create, key, data)
-        while result.outcome is cas.Outcome.LOST and result.data in {None, VOID}:
-            put = cas.create if result.etag is None else partial(cas.swap, etag=result.etag)
-            result = await self._decided(put, key, data)
+        result = await self._decided(partial(cas.fill, nothing=VOID), key, data)
         if result.outcome is not cas.Outcome.LOST:
             self._count(data)
             return None
