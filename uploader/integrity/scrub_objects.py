@@ -29,6 +29,7 @@ from uploader.manifests.snapshot import Snapshot
 from uploader.manifests.tree import ManifestTree
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
+from uploader.writing.adoption import VOID
 from walstore.errors import CorruptionError, FormatVersionError, OffsetTrimmedError
 from walstore.ports import Clock
 from walstore.threads import Worker
@@ -158,8 +159,10 @@ class ScrubObjects:
         for place, count in outside.items():
             self._note(place, f"{count} objects that are no part of the log", "see whose they are")
         manifest = await self._newest()
-        misfits = await self._misfits(fragments, manifest)
+        misfits, voided = await self._behind(fragments, manifest)
         for key in fragments:
+            if key in voided:
+                continue
             why = _MISFIT if key in misfits else await self._why_unnamed(key, manifest)
             if why is not None:
                 self._tell(Severity.WARNING if key in misfits else Severity.NOTE, key, *why)
@@ -184,16 +187,20 @@ class ScrubObjects:
         what = "a fragment of a writer that was overtaken by another one"
         return what, "delete it, once that writer is gone"
 
-    async def _misfits(self, keys: Sequence[str], manifest: Manifest) -> set[str]:
+    async def _behind(self, keys: Sequence[str], manifest: Manifest) -> tuple[set[str], set[str]]:
         """Return which of the fragments lie behind the log's end where wal3's programs would link them,
-        and do not continue it. Reads those behind the end."""
+        and do not continue it; and which places there are voided. Reads those behind the end."""
         found: set[str] = set()
+        voided: set[str] = set()
         seq_no, offset = manifest.next_seq_no, manifest.next_offset
         behind = [key for key in keys if key.startswith(layout.FRAGMENT_FOLDER)]
         behind = [key for key in behind if fragment_number(key) >= seq_no]
         for key in [] if manifest.is_sealed else sorted(behind)[:MOST_LISTED]:
             try:
                 data = (await self._store.get(key)).data
+                if data == VOID:
+                    voided.add(key)
+                    continue
                 entry = await self._worker.run(inspect_fragment, data, key)
             except (ObjectNotFoundError, CorruptionError):
                 continue  # wal3 would link neither
@@ -201,7 +208,7 @@ class ScrubObjects:
                 seq_no, offset = seq_no + 1, entry.limit
             else:
                 found.add(key)
-        return found
+        return found, voided
 
     async def _is_named(self, key: str, manifest: Manifest) -> bool:
         """Return whether a fragment in a shard is the one that the manifest names, as far as one can tell.

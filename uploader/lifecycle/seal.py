@@ -8,10 +8,10 @@ one and finds the mark. There is no flag that could be looked at too early.
 
 wal3's own writers do not know the mark. What keeps them out is an object that is no fragment where their
 next one belongs, the blocker: their put fails, and opening fails on it. It comes first, and only into a
-place that is free, or voided (``adoption.py``). What lies there already may be a fragment that its writer is about to publish: it is
-published, as any other writer would do, and the next place is tried. So once the blocker is put nobody
-publishes anything behind it, whether he knows the mark or not, and the mark follows. Only what no manifest
-can ever name is replaced. A writer that puts several fragments at once may have been in each next place
+place that is free, or voided (``adoption.py``). What lies there already may be a fragment that its writer
+is about to publish: it is published, as any other writer would do, and the next place is tried. So once
+the blocker is put nobody publishes anything behind it, whether he knows the mark or not, and the mark
+follows. Only what no manifest can ever name is replaced. A writer that puts several fragments at once may have been in each next place
 before: then a blocker further ahead stops it, and what lies before that is published.
 
 Between any two calls to the store the sealer may die. Before the blocker nothing happened. Between blocker

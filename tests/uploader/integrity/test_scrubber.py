@@ -31,6 +31,7 @@ from uploader.stores import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
+from uploader.writing.adoption import VOID
 from uploader.writing.writer_settings import WriterSettings
 from walstore import InvalidSettingsError, LogNotFoundError
 from walstore.threads import Worker
@@ -400,6 +401,13 @@ async def test_left_overs_and_strangers(store, worker) -> None:
     ]
     assert report.is_sound
     assert "2 objects" in next(found.what for found in report.findings if found.key == "b/")
+
+
+async def test_a_place_that_was_voided_is_empty(store, worker) -> None:
+    """Nothing waits there to be published, and nobody is asked to do anything about it."""
+    await begin(store, worker, 2)
+    await store.inner.put_if_absent(layout.fragment_path(5), VOID)
+    assert told(await scrub(store)) == []
 
 
 async def test_what_was_collected_and_not_deleted(store, worker) -> None:

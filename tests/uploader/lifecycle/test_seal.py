@@ -405,7 +405,7 @@ async def test_what_can_never_be_published_gives_way(store, worker, is_fragment:
 
 
 async def test_what_was_voided_is_an_empty_place(store, worker) -> None:
-    """The blocker goes there at once. It is not taken for a writer that was quicker, which would be walled."""
+    """The blocker goes there at once. A void is not taken for a writer that was quicker."""
     await begin(store, worker)
     await put_fragment(store, 3, 5, [b"one"])
     await store.put_if_absent(layout.fragment_path(4), VOID)
