@@ -11,8 +11,9 @@ next one belongs, the blocker: their put fails, and opening fails on it. It come
 place that is free, or voided (``adoption.py``). What lies there already may be a fragment that its writer
 is about to publish: it is published, as any other writer would do, and the next place is tried. So once
 the blocker is put nobody publishes anything behind it, whether he knows the mark or not, and the mark
-follows. Only what no manifest can ever name is replaced. A writer that puts several fragments at once may have been in each next place
-before: then a blocker further ahead stops it, and what lies before that is published.
+follows. Only what no manifest can ever name is replaced. A writer that puts several fragments at once may
+have been in each next place before: then a blocker further ahead stops it, and what lies before that is
+published.
 
 Between any two calls to the store the sealer may die. Before the blocker nothing happened. Between blocker
 and mark no append commits; writers are told that the log is sealed, readers are not yet. Calling again
