@@ -26,7 +26,7 @@ from functools import partial
 from typing import TypeVar
 
 from uploader.stores.latencies import Latencies
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectStore, get_bounded
 from uploader.stores.race import Answer, ask, settle_put, settle_read
 from uploader.stores.wrapper import Kind, Request, StoreWrapper
 from walstore.clock import SystemClock
@@ -147,7 +147,7 @@ class HedgedStore(StoreWrapper):
         )
         if not self._settings.hedges_puts:
             return await put()
-        look = partial(self.inner.get, key)
+        look = partial(get_bounded, self.inner, key, len(data))
         return await self._hedged(put, partial(settle_put, look=look, data=data))
 
     async def _call(self, request: Request[_T]) -> _T:

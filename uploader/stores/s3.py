@@ -103,15 +103,18 @@ class S3Store:
     def __repr__(self) -> str:
         return f"<S3Store {self.url}>"
 
-    async def get(self, key: str) -> StoredObject:
-        """Return a whole object."""
-        return await self._retry.call(lambda: self._get(key))
+    async def get(self, key: str, *, max_bytes: int | None = None) -> StoredObject:
+        """Return a whole object, of at most ``max_bytes``; of a longer one the body is not read."""
+        return await self._retry.call(lambda: self._get(key, most_bytes=max_bytes))
 
     async def get_range(self, key: str, start: int, limit: int) -> bytes:
         """Return the bytes ``[start, limit)`` as far as there are any."""
         check_range(start, limit)
         wanted = f"bytes={start}-{limit - 1}"
-        return (await self._retry.call(lambda: self._get(key, Range=wanted))).data
+        found = await self._retry.call(
+            lambda: self._get(key, most_bytes=limit - start, Range=wanted)
+        )
+        return found.data
 
     async def head(self, key: str) -> ObjectInfo | None:
         """Return size and ETag; None also if the bucket is missing, which a HEAD does not tell."""
@@ -185,8 +188,12 @@ class S3Store:
         async with self._opening:
             await self._stack.aclose()
 
-    async def _get(self, key: str, **condition: str) -> StoredObject:
-        answer = await self._request("get_object", key, Key=self._full(key), **condition)
+    async def _get(
+        self, key: str, *, most_bytes: int | None = None, **condition: str
+    ) -> StoredObject:
+        answer = await self._request(
+            "get_object", key, most_bytes=most_bytes, Key=self._full(key), **condition
+        )
         return StoredObject(answer["Body"], self._etag(answer))
 
     async def _delete(self, key: str, full_key: str) -> None:
@@ -206,11 +213,13 @@ class S3Store:
         )
         return self._etag(answer)
 
-    async def _request(self, name: str, key: str, **parameters: Any) -> dict[str, Any]:
-        """Send one request, once, and return the answer with its body read."""
+    async def _request(
+        self, name: str, key: str, *, most_bytes: int | None = None, **parameters: Any
+    ) -> dict[str, Any]:
+        """Send one request, once, and return the answer with its body read, of at most ``most_bytes``."""
         connection = await self._open()
         answer: dict[str, Any] = await connection.request(
-            name, key, Bucket=self._bucket, **parameters
+            name, key, most_bytes=most_bytes, Bucket=self._bucket, **parameters
         )
         return answer
 
