@@ -15,6 +15,7 @@ from uploader import cas, layout
 from uploader.fragments.fragment import inspect_fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
+from uploader.stored_document import read_object
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -56,7 +57,7 @@ async def _void(
 ) -> bool:
     """Void one object if it is a misfit; whatever took its place since it was read is left alone."""
     try:
-        stored = await store.get(key)
+        stored = await read_object(store, key)
         entry = await worker.run(inspect_fragment, stored.data, key)
     except (ObjectNotFoundError, CorruptionError):
         return False  # wal3 would not link it

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 from uploader import layout
@@ -23,10 +24,12 @@ from uploader.cursors.cloud_cursor import CloudCursor
 from uploader.fragments.fragment import inspect_fragment
 from uploader.integrity.findings import Finding, Severity, of_error
 from uploader.inventory import FOLDERS, Part, fragment_number, part_of
+from uploader.manifests.document import MOST_SMALL_BYTES
 from uploader.manifests.entries import SnapshotPointer
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.snapshot import Snapshot
 from uploader.manifests.tree import ManifestTree
+from uploader.stored_document import read_object, read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.writing.adoption import VOID
@@ -80,8 +83,15 @@ class ScrubObjects:
                 continue  # told by the listing
             manifest = await self._newest()
             try:
-                stored = await self._store.get(listed.key)
-                cursor = CloudCursor.parse(stored.data, name=name)
+                parse = partial(CloudCursor.parse, name=name)
+                read = await read_stored(
+                    self._store,
+                    listed.key,
+                    parse,
+                    most_bytes=MOST_SMALL_BYTES,
+                    worker=self._worker,
+                )
+                cursor = read.value
             except ObjectNotFoundError:
                 continue
             except CorruptionError as error:
@@ -122,7 +132,10 @@ class ScrubObjects:
 
     async def _check_garbage(self) -> None:
         try:
-            garbage = Garbage.parse((await self._store.get(layout.GARBAGE)).data)
+            read = await read_stored(
+                self._store, layout.GARBAGE, Garbage.parse, worker=self._worker
+            )
+            garbage = read.value
         except ObjectNotFoundError:
             return
         except (CorruptionError, FormatVersionError) as error:
@@ -197,7 +210,7 @@ class ScrubObjects:
         behind = [key for key in behind if fragment_number(key) >= seq_no]
         for key in [] if manifest.is_sealed else sorted(behind)[:MOST_LISTED]:
             try:
-                data = (await self._store.get(key)).data
+                data = (await read_object(self._store, key)).data
                 if data == VOID:
                     voided.add(key)
                     continue
@@ -240,8 +253,9 @@ class ScrubObjects:
             if pointer.depth < 2:
                 continue
             try:
-                data = (await self._store.get(pointer.path_to_snapshot)).data
-                snapshot = await self._worker.run(_parse, data, pointer.path_to_snapshot)
+                path = pointer.path_to_snapshot
+                parse = partial(Snapshot.parse, path=path)
+                snapshot = (await read_stored(self._store, path, parse, worker=self._worker)).value
             except (ObjectNotFoundError, CorruptionError):
                 continue  # told by the walk
             level += [child for child in snapshot.snapshots if child.depth < pointer.depth]
@@ -286,7 +300,3 @@ _ODD: Final = {
         "destroy it again",
     ),
 }
-
-
-def _parse(data: bytes, path: str) -> Snapshot:
-    return Snapshot.parse(data, path=path)

@@ -26,6 +26,7 @@ from uploader.integrity.scrub_root import ScrubRoot
 from uploader.integrity.scrub_walk import ScrubWalk
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
+from uploader.stored_document import read_object
 from uploader.stores import open_store
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
@@ -224,7 +225,7 @@ class Scrubber:
             # One byte more than there should be, so that a longer object shows.
             data = await self._store.get_range(entry.path, 0, entry.num_bytes + 1)
             if len(data) > entry.num_bytes:
-                data = (await self._store.get(entry.path)).data
+                data = (await read_object(self._store, entry.path)).data
         except ObjectNotFoundError:
             what = f"a fragment is missing, and with it records {entry.start} to {entry.limit}"
             finding = Finding(Severity.ERROR, entry.path, what, RESTORE)

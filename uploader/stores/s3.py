@@ -189,7 +189,7 @@ class S3Store:
             await self._stack.aclose()
 
     async def _get(
-        self, key: str, *, most_bytes: int | None = None, **condition: str
+        self, key: str, *, most_bytes: int | None = None, **condition: Any
     ) -> StoredObject:
         answer = await self._request(
             "get_object", key, most_bytes=most_bytes, Key=self._full(key), **condition
@@ -199,7 +199,7 @@ class S3Store:
     async def _delete(self, key: str, full_key: str) -> None:
         await self._retry.call(lambda: self._request("delete_object", key, Key=full_key))
 
-    async def _put(self, key: str, data: bytes, **condition: str) -> str:
+    async def _put(self, key: str, data: bytes, **condition: Any) -> str:
         is_large = len(data) > _LARGE_BYTES
         digest = await asyncio.to_thread(_md5, data) if is_large else _md5(data)
         answer = await self._request(
