@@ -543,8 +543,7 @@ async def test_beside_a_writer_that_never_pauses(worker) -> None:
     await begin(store, worker, fragments=1)
     stranger = BusyStranger(store.inner)
     store.on("any", faults.call(stranger.go_on), times=200)
-    # Time stands still: a sealer that is slow looks for announced garbage beside, and would let it go on twice
-    # at once.
+    # Time stands still: a slow sealer looks for announced garbage beside, and then two would go on at once.
     end = await seal(URL, store=store, clock=ManualClock())
     assert store._plans  # it did not have to wait for the end of the writer
     for _ in range(20):
