@@ -31,7 +31,7 @@ from uploader.cursors.cloud_cursor import CloudCursor
 from uploader.manifests.document import MOST_SMALL_BYTES
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.roots import find_root
-from uploader.stored_document import read_stored, read_stored_or_damaged
+from uploader.stored_document import StoredDocument, read_stored, read_stored_or_damaged
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -195,13 +195,9 @@ class CloudCursors:
         Its object stays, as that of a pin which has expired. OutcomeUnknownError if the store does not say
         what became of it; call again.
         """
-        key, parse = layout.cursor_path(name), partial(CloudCursor.parse, name=name)
         while True:
-            try:
-                stored = await read_stored_or_damaged(
-                    self._store, key, parse, most_bytes=MOST_SMALL_BYTES
-                )
-            except ObjectNotFoundError:
+            stored = await self._stored(name)
+            if stored is None:
                 return
             found = stored.value
             if found is not None and found.is_removed:
@@ -209,6 +205,17 @@ class CloudCursors:
             position = layout.FIRST_OFFSET if found is None else found.position
             if await self._put(stored.etag, self._removed(name, position)) is not None:
                 return
+
+    async def delete_damaged(self, name: str) -> bool:
+        """Remove a cursor if its object cannot be read, that very object; return False if there is none such.
+
+        OutcomeUnknownError if the store does not say what became of it; call again.
+        """
+        stored = await self._stored(name)
+        if stored is None or stored.value is not None:
+            return False
+        removed = self._removed(name, layout.FIRST_OFFSET)
+        return await self._put(stored.etag, removed) is not None
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -224,6 +231,16 @@ class CloudCursors:
         except ObjectNotFoundError:
             return None
         return dataclasses.replace(found.value, etag=found.etag)
+
+    async def _stored(self, name: str) -> StoredDocument[CloudCursor | None] | None:
+        """Return the object of a cursor, without a value if it is damaged; None if there is no object."""
+        parse = partial(CloudCursor.parse, name=name)
+        try:
+            return await read_stored_or_damaged(
+                self._store, layout.cursor_path(name), parse, most_bytes=MOST_SMALL_BYTES
+            )
+        except ObjectNotFoundError:
+            return None
 
     async def _settled(self, name: str) -> CloudCursor | None:
         """Return what :meth:`_find` does, after ending what another call left unchecked, if it did."""
