@@ -20,6 +20,7 @@ from typing import Generic, TypeVar, cast
 from uploader.stores.errors import PreconditionFailedError
 from uploader.stores.port import StoredObject
 from uploader.stores.retry import is_transient
+from uploader.together import together
 from walstore.errors import CorruptionError, StorageUnavailableError, WalError
 
 _T = TypeVar("_T")
@@ -101,7 +102,7 @@ async def settle_put(
 
     judging: asyncio.Task[bool] | None = None
     waiting: set[asyncio.Task[Answer[str]] | asyncio.Task[bool]] = {first, second}
-    async with asyncio.TaskGroup() as group:
+    async with together() as group:
         while True:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             waiting -= done

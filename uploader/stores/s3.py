@@ -34,6 +34,7 @@ from uploader.stores.port import (
 )
 from uploader.stores.proof import Proof, proof_of
 from uploader.stores.retry import RetryPolicy
+from uploader.together import together
 from walstore.errors import (
     InvalidSettingsError,
     LogNotFoundError,
@@ -171,12 +172,9 @@ class S3Store:
         """Remove objects, a request each: servers differ in what they demand of bulk deletes."""
         full = [(key, self._full(key)) for key in keys]
         for start in range(0, len(full), _DELETES_AT_ONCE):
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for key, full_key in full[start : start + _DELETES_AT_ONCE]:
-                        group.create_task(self._delete(key, full_key))
-            except ExceptionGroup as errors:
-                raise errors.exceptions[0] from None
+            async with together() as group:
+                for key, full_key in full[start : start + _DELETES_AT_ONCE]:
+                    group.create_task(self._delete(key, full_key))
 
     async def proof(self) -> Proof:
         """Return what the bucket has proven."""

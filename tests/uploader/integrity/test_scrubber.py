@@ -456,6 +456,17 @@ async def test_in_parts(store, worker) -> None:
     assert total.hexdigest() == whole.setsum
 
 
+async def test_what_progress_raises_is_raised(store, worker) -> None:
+    """As it is, not in a group."""
+    await begin(store, worker)
+
+    def refuse(_: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await scrub(store, progress=refuse)
+
+
 async def test_progress(store, worker) -> None:
     await begin(store, worker)
     seen: list[tuple[int, int, int]] = []
