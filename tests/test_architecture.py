@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -32,3 +34,80 @@ def test_the_core_runs_without_cloud_tier_and_extras() -> None:
     command = [sys.executable, "-c", IMPORT_CORE, *absent]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+PARSERS = {"loads", "unpackb", "read_document", "inspect_fragment", "read_metadata", "ParquetFile"}
+DOCUMENTS = {
+    "CloudCursor",
+    "CommitRecord",
+    "Fields",
+    "Garbage",
+    "Hold",
+    "Link",
+    "Manifest",
+    "Snapshot",
+}
+
+
+def test_whole_objects_are_read_with_a_limit_and_parsed_aside() -> None:
+    """Of what lies in a bucket: ``uploader/stored_document.py`` says why, and does both."""
+    found = []
+    for path in sorted((ROOT / "uploader").rglob("*.py")):
+        place = path.relative_to(ROOT / "uploader")
+        if place.parts[0] in {"stores", "testing"} or place.name == "stored_document.py":
+            continue
+        for call in _calls_on_the_loop(ast.parse(path.read_text(encoding="utf-8"))):
+            if _reads_whole(call) or _parses(call):
+                found.append(f"{place}:{call.lineno} {ast.unparse(call)}")
+    assert found == []
+
+
+def _calls_on_the_loop(tree: ast.AST) -> Iterator[ast.Call]:
+    """Yield the calls that coroutines make themselves, and those that they pass on unmade: ``partial``."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.AsyncFunctionDef):
+            waiting: list[ast.AST] = list(function.body)
+            while waiting:
+                node = waiting.pop()
+                if isinstance(node, ast.Call):
+                    yield node
+                if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                    waiting += ast.iter_child_nodes(node)
+
+
+def _reads_whole(call: ast.Call) -> bool:
+    """Return whether a store is asked for an object, at once or by ``partial`` and ``map``."""
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr == "get"
+        and _last_name(node.value) in {"store", "inner", "source", "target", "log"}
+        for node in (call.func, *call.args)
+    )
+
+
+def _last_name(node: ast.expr) -> str:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name.lstrip("_")
+    return ""
+
+
+def _parses(call: ast.Call) -> bool:
+    match call.func:
+        case ast.Name(id=name):
+            return name in PARSERS
+        case ast.Attribute(value=ast.Name(id=owner), attr="parse"):
+            return owner in DOCUMENTS
+        case ast.Attribute(attr=name):
+            return name in PARSERS
+    return False
+
+
+def test_no_group_of_errors_reaches_a_caller() -> None:
+    """``together`` raises one of them. What makes groups itself is only awaited by who takes them apart."""
+    found = []
+    for path in sorted((ROOT / "uploader").rglob("*.py")):
+        place = path.relative_to(ROOT / "uploader").as_posix()
+        if place.partition("/")[0] != "testing" and "asyncio.TaskGroup()" in path.read_text():
+            found.append(place)
+    assert found == ["together.py", "writing/parcel_shipper.py", "writing/pipeline.py"]

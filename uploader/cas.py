@@ -28,6 +28,7 @@ from typing import Final
 from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt
 
 from uploader.chain.moment import Moment
+from uploader.stored_document import read_object
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -125,6 +126,21 @@ async def put(
     return await swap(store, key, data, etag, retry=retry)
 
 
+async def fill(
+    store: ObjectStore,
+    key: str,
+    data: bytes,
+    *,
+    nothing: bytes,
+    retry: RetryPolicy | None = None,
+) -> PutResult:
+    """:func:`create` an object, also in the place of one that holds the bytes ``nothing``."""
+    result = await create(store, key, data, retry=retry)
+    while result.outcome is Outcome.LOST and result.data in {None, nothing}:
+        result = await put(store, key, data, result.etag, retry=retry)
+    return result
+
+
 class _Attempts:
     """The state of one call: what its attempts so far leave open."""
 
@@ -204,7 +220,7 @@ class _Attempts:
     async def _read_back(self) -> PutResult | None:
         """Tell from the object whose it is. None: it is as if nothing had been put, or unreadable."""
         try:
-            found = await self._store.get(self._key)
+            found = await read_object(self._store, self._key)
         except ObjectNotFoundError:
             return None if self._expected is None else PutResult(outcome=Outcome.LOST)
         except StorageUnavailableError as error:

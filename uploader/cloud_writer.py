@@ -21,7 +21,7 @@ from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
-from uploader.together import first_of
+from uploader.together import told_of
 from uploader.writing.fragment_puts import FragmentPuts, puts_at_once
 from uploader.writing.noting import Note, noting
 from uploader.writing.ownership import check_direct, direct_writer_name
@@ -305,7 +305,7 @@ class CloudWriter:
         try:
             await self._shipper.run()
         except Exception as found:  # noqa: BLE001 - whatever it is, appends are told and it is raised
-            cause = first_of(found) if isinstance(found, ExceptionGroup) else found
+            cause = told_of(found) if isinstance(found, ExceptionGroup) else found
             failure = WalClosedError(
                 f"the writer of {self.url} failed, open it again: {cause!r}", reason="failed"
             )

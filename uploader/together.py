@@ -1,29 +1,51 @@
-"""Tasks that run together, and the one error of theirs that callers are told."""
+"""Tasks that run together, and the one error of theirs that callers are told.
+
+Nobody who calls us should meet an ExceptionGroup: what failed first is one of the errors that the call
+documents, and what others raised meanwhile follows from it. But a defect, or the end of the program, is never
+hidden by an error that is expected.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
+
+from walstore.errors import WalError
 
 _E = TypeVar("_E", bound=BaseException)
 
 
 @asynccontextmanager
 async def together() -> AsyncIterator[asyncio.TaskGroup]:
-    """Run tasks; when one fails the others are cancelled, and its error is raised, not in a group."""
+    """Run tasks; when one fails the others are cancelled, and its error is raised, not in a group.
+
+    If several failed: the first that is no WalError, else the first.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             yield group
     except BaseExceptionGroup as found:
-        error = first_of(found)
+        error = told_of(found)
         raise error from error.__cause__
+
+
+def told_of(group: BaseExceptionGroup[_E]) -> _E:
+    """Return the error of a group, however deep, that callers are told."""
+    return next(
+        (error for error in _errors(group) if not isinstance(error, WalError)), first_of(group)
+    )
 
 
 def first_of(group: BaseExceptionGroup[_E]) -> _E:
     """Return the first error of a group, however deep."""
-    error: _E | BaseExceptionGroup[_E] = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    return next(_errors(group))
+
+
+def _errors(group: BaseExceptionGroup[_E]) -> Iterator[_E]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _errors(error)
+        else:
+            yield error

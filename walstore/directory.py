@@ -29,6 +29,17 @@ _SCAN_BYTES: Final = 256 << 10
 """Read at a time while looking for zeroes: fits a processor's cache, and so takes a twentieth of the time."""
 
 
+def anchor_log(fs: FileSystem, directory: Path) -> FileSystem:
+    """Return a file system that is bound to a log's directory; its user closes it.
+
+    Raises LogNotFoundError if there is no such directory.
+    """
+    try:
+        return fs.anchor(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        raise LogNotFoundError(f"there is no log at {directory}", location=str(directory)) from None
+
+
 def list_segments(fs: FileSystem, directory: Path) -> list[int]:
     """Return the first offsets of the segments in a directory, in order.
 

@@ -19,9 +19,9 @@ from walstore.batch import Batch
 from walstore.clock import SystemClock
 from walstore.cursors.cursored import Cursored
 from walstore.cursors.store import CursorStore
+from walstore.directory import anchor_log
 from walstore.errors import (
     InvalidSettingsError,
-    LogNotFoundError,
     OffsetNotWrittenError,
     OffsetTrimmedError,
     WalClosedError,
@@ -380,10 +380,7 @@ class ReadonlyWal(Cursored):
 
 def _look_first(fs: FileSystem, directory: Path) -> tuple[FileSystem, Look]:
     """Anchor the file system to the directory and look at it."""
-    try:
-        anchored = fs.anchor(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        raise LogNotFoundError(f"there is no log at {directory}", location=str(directory)) from None
+    anchored = anchor_log(fs, directory)
     try:
         return anchored, look_at(anchored, directory)
     except BaseException:

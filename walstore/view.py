@@ -16,6 +16,7 @@ from pathlib import Path
 
 from walstore import segment
 from walstore.batch import Batch
+from walstore.directory import anchor_log
 from walstore.errors import CorruptionError, OffsetNotWrittenError, OffsetTrimmedError
 from walstore.extent import measure
 from walstore.ports import FileSystem
@@ -52,6 +53,7 @@ class LogView:
     segments: tuple[Segment, ...]
     """Segments in order; the last one is the active one."""
     fs: FileSystem
+    """Bound to the directory that was looked at, wherever it is moved."""
 
     @classmethod
     def open(cls, path: str | Path, *, fs: FileSystem | None = None) -> LogView:
@@ -60,7 +62,17 @@ class LogView:
         Raises LogNotFoundError if there is none, CorruptionError or FormatVersionError if its
         headers cannot be read.
         """
-        return _look(Path(path), fs or PosixFileSystem())
+        path = Path(path)
+        anchored = anchor_log(fs or PosixFileSystem(), path)
+        try:
+            return _look(path, anchored)
+        except BaseException:
+            anchored.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the directory, as the last reference does; nothing more can be read. Twice is allowed."""
+        self.fs.close()
 
     def batches(self, start: int | None = None, limit: int | None = None) -> Iterator[Batch]:
         """Yield the checked batches of ``[start, limit)``; by default all that is durable.

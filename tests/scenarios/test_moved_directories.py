@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 from collections.abc import Awaitable, Callable
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cloud import URL, tier
 from tests.local import SMALL, check_contiguous, contents, open_descriptors, read_all, segments
+from uploader import restore
+from uploader.stores import MemoryStore
 from walstore import (
     LogNotFoundError,
     OffsetTrimmedError,
@@ -20,11 +24,14 @@ from walstore import (
     WalClosedError,
     WalStore,
 )
+from walstore.ports import FileSystem
 from walstore.posix import PosixFileSystem
 from walstore.readonly import ReadonlyWal
 from walstore.repair.repairing import apply_repair, plan_repair
 from walstore.store.settings import StoreSettings
 from walstore.testing import Call, FaultyFileSystem
+from walstore.verify.verifying import verify_directory
+from walstore.view import LogView
 
 GROUP = [bytes([number]) * 3000 for number in range(30)]
 """More than a segment."""
@@ -290,3 +297,85 @@ async def test_a_repair_stays_in_its_directory(tmp_path: Path) -> None:
     await run(lambda: apply_repair(plan, fs=faulty))
     assert bytes_of(place) == neighbour
     check_contiguous(await contents(moved))
+
+
+# -- looking at a log, and making one ------------------------------------------------------------
+
+
+def moving_at(nth: int, place: Path, other: Path) -> FaultyFileSystem:
+    """Return a file system whose ``nth`` call finds another directory at the place, since it was moved."""
+    faulty = FaultyFileSystem(PosixFileSystem())
+    calls = itertools.count(1)
+
+    def move(_: Call) -> None:
+        if next(calls) == nth:
+            place.rename(place.with_name("moved"))
+            other.rename(place)
+
+    faulty.before_each(move)
+    return faulty
+
+
+async def two_logs(tmp_path: Path) -> tuple[Path, Path]:
+    """Make a log of three segments, and another one with segments of the same names."""
+    for name, count in (("log", 3), ("other", 2)):
+        async with Wal.open(tmp_path / name, settings=SMALL) as wal:
+            for _ in range(count):
+                await wal.append_many(GROUP)
+    return tmp_path / "log", tmp_path / "other"
+
+
+@pytest.mark.parametrize("look", ["verify", "view"])
+async def test_what_is_looked_at_is_one_directory(tmp_path: Path, look: str) -> None:
+    """Wherever it is moved meanwhile: all that is found is of one log or of the other."""
+
+    def verified(path: Path, fs: FileSystem) -> object:
+        report = verify_directory(path, fs=fs)
+        assert report.problems == ()
+        return report.log_id, report.records
+
+    def viewed(path: Path, fs: FileSystem) -> object:
+        view = LogView.open(path, fs=fs)
+        try:
+            records = sum(len(batch.values) for batch in view.batches())
+            return view.log_id, records
+        finally:
+            view.close()
+
+    act = {"verify": verified, "view": viewed}[look]
+    place, other = await two_logs(tmp_path)
+    whole = [await asyncio.to_thread(act, path, PosixFileSystem()) for path in (place, other)]
+    seen = []
+    for nth in range(1, 200):
+        seen.append(await asyncio.to_thread(act, place, moving_at(nth, place, other)))
+        if other.exists():  # it made fewer calls
+            break
+        place.rename(other)
+        place.with_name("moved").rename(place)
+    assert len(seen) > 10
+    assert seen == [whole[1]] + [whole[0]] * (len(seen) - 1)
+    assert open_descriptors(tmp_path) == []
+
+
+async def test_a_restored_log_is_in_one_directory(tmp_path: Path) -> None:
+    """What is at its path by then is left alone."""
+    place, moved = tmp_path / "log", tmp_path / "moved"
+    store = MemoryStore()
+    async with Wal.open(tmp_path / "source", tier=tier(store), settings=SMALL) as wal:
+        await wal.append_many(GROUP, durability="cloud")
+    for kind in ("lock", "replace"):
+        neighbour = await make_neighbour(tmp_path / "other")
+        faulty = FaultyFileSystem(PosixFileSystem())
+
+        def move(call: Call, kind: str = kind, faulty: FaultyFileSystem = faulty) -> None:
+            if call.kind == kind:
+                faulty.before_each(None)
+                place.rename(moved)
+                (tmp_path / "other").rename(place)
+
+        faulty.before_each(move)
+        await restore(URL, place, store=store, fs=faulty, settings=SMALL)
+        assert bytes_of(place) == neighbour, kind
+        assert [record.value for record in await contents(moved)] == GROUP, kind
+        assert open_descriptors(tmp_path) == []
+        await run(lambda: [shutil.rmtree(path) for path in (place, moved)])

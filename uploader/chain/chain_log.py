@@ -39,6 +39,7 @@ from uploader.manifests.root import Change
 from uploader.setsum import Setsum
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.together import together
 from uploader.writing.writable import check_creatable, check_not_destroyed, destroyed
 from walstore.errors import (
     ContentionError,
@@ -256,7 +257,7 @@ class ChainLog:
         """Put a step's link; return when it is decided what became of it."""
         link = step.link
         assert link is not None
-        async with asyncio.TaskGroup() as group:
+        async with together() as group:
             sending = group.create_task(self._send(step, link))
             await step.decided.wait()
             # What it was to put is either there, or can never be part of the chain.

@@ -18,6 +18,7 @@ from uploader.chain.link import Link
 from uploader.chain.moment import Moment
 from uploader.chain.names import MANIFEST_PREFIX, manifest_key
 from uploader.chain.recovery import WINDOW_SLOTS, slots_of, to_read, walk
+from uploader.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ORDER_PROOF, ListingOrder, ObjectStore
 from walstore.errors import CorruptionError, StorageUnavailableError
@@ -187,10 +188,11 @@ class ChainReader:
 
     async def _read(self, slot: int) -> Link | None:
         try:
-            stored = await self._store.get(manifest_key(slot))
+            parse = partial(Link.parse, slot=slot)
+            found = await read_stored(self._store, manifest_key(slot), parse, worker=self._worker)
         except ObjectNotFoundError:
             return None
-        return await self._worker.run(partial(Link.parse, stored.data, slot=slot))
+        return found.value
 
 
 class _Seen:

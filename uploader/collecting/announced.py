@@ -23,6 +23,7 @@ from uploader.collecting.garbage import Garbage, StaleGarbageError, apply_garbag
 from uploader.collecting.holds import Keepers
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.tree import ManifestTree
+from uploader.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from walstore.errors import CorruptionError, WalError
@@ -113,10 +114,10 @@ class Announced:
 
     async def _look(self, asked: Moment) -> _Seen | None:
         try:
-            stored = await self._store.get(layout.GARBAGE)
+            found = await read_stored(self._store, layout.GARBAGE, _parse, worker=self._worker)
         except ObjectNotFoundError:
             return None
-        garbage = await self._worker.run(_parse, stored.data)
+        garbage = found.value
         if not garbage.cursors_checked:
             return None
         lowest = lowest_cursor(await Keepers(self._store).list(), self._clock.now_us())

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from uploader.collecting.collection_heads import Head
@@ -19,6 +20,7 @@ from uploader.collecting.garbage import first_seq_no
 from uploader.inventory import Part, fragment_number, part_of
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.snapshot import Snapshot
+from uploader.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from walstore.errors import CollectionRefusedError, CorruptionError, FormatVersionError
@@ -79,8 +81,10 @@ class Collectable:
 
     async def _snapshot(self, key: str) -> Snapshot | None:
         try:
-            stored = await self._store.get(key)
-            return await self._worker.run(_parse, stored.data, key)
+            found = await read_stored(
+                self._store, key, partial(_parse, key=key), worker=self._worker
+            )
+            return found.value
         except ObjectNotFoundError:
             return None
         except (CorruptionError, FormatVersionError) as error:

@@ -16,10 +16,10 @@ from uploader import cas, layout
 from uploader.collecting.garbage import first_seq_no
 from uploader.manifests.document import MOST_SMALL_BYTES, Fields, read_document, serialise
 from uploader.manifests.manifest import Manifest
+from uploader.stored_document import read_stored_or_damaged
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.errors import CorruptionError
 from walstore.ports import Clock
 
 logger = logging.getLogger("walstore")
@@ -95,14 +95,14 @@ class HeadFile:
 
     async def _load(self) -> tuple[list[Head], str | None]:
         try:
-            stored = await self._store.get(layout.HEADS)
+            found = await read_stored_or_damaged(
+                self._store, layout.HEADS, _parse, most_bytes=MOST_SMALL_BYTES
+            )
         except ObjectNotFoundError:
             return [], None
-        try:
-            return _parse(stored.data), stored.etag
-        except CorruptionError as error:
-            logger.warning("%s; waiting anew", error)
-            return [], stored.etag
+        if found.value is None:
+            logger.warning("%s; waiting anew", found.damage)
+        return found.value or [], found.etag
 
     def _worth_keeping(self, heads: Sequence[Head], now_us: int) -> list[Head]:
         """Return the furthest head that is due and those behind it; not those seen in the future."""

@@ -40,6 +40,7 @@ from uploader.collecting.execution import Execution
 from uploader.collecting.garbage_file import GarbageFile
 from uploader.collecting.holds import Keepers
 from uploader.collecting.leaks import Leak, find_leaks
+from uploader.collecting.misfits import void_misfits
 from uploader.collecting.planner import Planner
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.fragments.fragment_reader import FragmentReader
@@ -123,6 +124,7 @@ class GarbageCollector:
         """Not for callers; see :meth:`open`."""
         self._store = store
         self._root = root
+        self._retry = retry
         self._worker = worker
         self._max_fragments = settings.max_fragments
         self._tree = ManifestTree(store, worker, newest=self._newest)
@@ -223,9 +225,11 @@ class GarbageCollector:
         """Remove fragments and snapshots that lie below the log's head and leaked there; return them.
 
         Only what has been below the head for the interval, and at most about ``max_fragments`` at once.
-        Costs a listing of the snapshots.
+        Costs a listing of the snapshots. Fragments behind the log's end that can never be part of it are
+        replaced by what no program takes for a fragment; costs a listing of those behind the end.
         """
         manifest = await self._newest()
+        await void_misfits(self._store, self._root, retry=self._retry, worker=self._worker)
         if manifest.oldest_offset == FIRST_OFFSET:
             return ()
         await self._heads.note(manifest)

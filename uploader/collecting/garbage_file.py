@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from uploader import cas, layout
 from uploader.collecting.garbage import Garbage
+from uploader.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -20,10 +21,10 @@ async def announced_head(store: ObjectStore) -> int:
     CorruptionError if the document is damaged.
     """
     try:
-        stored = await store.get(layout.GARBAGE)
+        found = await read_stored(store, layout.GARBAGE, Garbage.parse)
     except ObjectNotFoundError:
         return layout.FIRST_OFFSET
-    return Garbage.parse(stored.data).first_to_keep
+    return found.value.first_to_keep
 
 
 class GarbageFile:
@@ -40,10 +41,10 @@ class GarbageFile:
         CorruptionError if the document is damaged, or names what no collector may take.
         """
         try:
-            stored = await self._store.get(layout.GARBAGE)
+            found = await read_stored(self._store, layout.GARBAGE, _parse, worker=self._worker)
         except ObjectNotFoundError:
             return Garbage(), None
-        return await self._worker.run(_parse, stored.data), stored.etag
+        return found.value, found.etag
 
     async def swap(self, garbage: Garbage, etag: str | None) -> str | None:
         """Announce garbage in the place of what ``etag`` names; return the new ETag.

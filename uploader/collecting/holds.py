@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol
 
 from uploader import cas, layout
 from uploader.cursors.cloud_cursor import CloudCursor
 from uploader.manifests.document import MOST_SMALL_BYTES, Fields, read_document
+from uploader.stored_document import parse_aside, read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -70,7 +72,7 @@ class Holds:
                 return
             etag = result.etag
             if result.data is not None:
-                before = Hold.parse(result.data, name=hold.name)
+                before = await parse_aside(partial(Hold.parse, name=hold.name), result.data)
                 if before.position <= hold.position and before.expires_us == hold.expires_us:
                     return
 
@@ -115,11 +117,19 @@ class Keepers:
         keys = list(names)
         for low in range(0, len(keys), _AT_ONCE):
             some = keys[low : low + _AT_ONCE]
-            read = await asyncio.gather(*map(self._store.get, some), return_exceptions=True)
-            for key, stored in zip(some, read, strict=True):
+            reading = [
+                read_stored(
+                    self._store,
+                    key,
+                    partial(parse, name=names[key]),
+                    most_bytes=MOST_SMALL_BYTES,
+                )
+                for key in some
+            ]
+            for stored in await asyncio.gather(*reading, return_exceptions=True):
                 if isinstance(stored, ObjectNotFoundError):
                     continue  # deleted meanwhile
                 if isinstance(stored, BaseException):
                     raise stored
-                found.append(parse(stored.data, name=names[key], etag=stored.etag))
+                found.append(replace(stored.value, etag=stored.etag))
         return found

@@ -22,15 +22,18 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from uploader import cas, layout
 from uploader.collecting.garbage_file import announced_head
 from uploader.cursors.cloud_cursor import CloudCursor
+from uploader.manifests.document import MOST_SMALL_BYTES
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.roots import find_root
+from uploader.stored_document import StoredDocument, read_stored, read_stored_or_damaged
 from uploader.stores.errors import ObjectNotFoundError
-from uploader.stores.port import ObjectStore, StoredObject
+from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import (
     CorruptionError,
@@ -192,29 +195,52 @@ class CloudCursors:
         Its object stays, as that of a pin which has expired. OutcomeUnknownError if the store does not say
         what became of it; call again.
         """
-        key = layout.cursor_path(name)
         while True:
-            try:
-                stored = await self._store.get(key)
-            except ObjectNotFoundError:
+            stored = await self._stored(name)
+            if stored is None:
                 return
-            found = _parse_or_none(stored, name)
+            found = stored.value
             if found is not None and found.is_removed:
                 return
             position = layout.FIRST_OFFSET if found is None else found.position
-            removed = self._removed(name, position)
-            if await self._put(stored.etag, removed) is not None:
+            if await self._put(stored.etag, self._removed(name, position)) is not None:
                 return
+
+    async def delete_damaged(self, name: str) -> bool:
+        """Remove a cursor if its object cannot be read, that very object; return False if there is none such.
+
+        OutcomeUnknownError if the store does not say what became of it; call again.
+        """
+        stored = await self._stored(name)
+        if stored is None or stored.value is not None:
+            return False
+        removed = self._removed(name, layout.FIRST_OFFSET)
+        return await self._put(stored.etag, removed) is not None
 
     # -- inside ------------------------------------------------------------------------------
 
     async def _find(self, name: str) -> CloudCursor | None:
         """Return what the object says, also of a cursor that was removed; None if there is no object."""
         try:
-            stored = await self._store.get(layout.cursor_path(name))
+            found = await read_stored(
+                self._store,
+                layout.cursor_path(name),
+                partial(CloudCursor.parse, name=name),
+                most_bytes=MOST_SMALL_BYTES,
+            )
         except ObjectNotFoundError:
             return None
-        return CloudCursor.parse(stored.data, name=name, etag=stored.etag)
+        return dataclasses.replace(found.value, etag=found.etag)
+
+    async def _stored(self, name: str) -> StoredDocument[CloudCursor | None] | None:
+        """Return the object of a cursor, without a value if it is damaged; None if there is no object."""
+        parse = partial(CloudCursor.parse, name=name)
+        try:
+            return await read_stored_or_damaged(
+                self._store, layout.cursor_path(name), parse, most_bytes=MOST_SMALL_BYTES
+            )
+        except ObjectNotFoundError:
+            return None
 
     async def _settled(self, name: str) -> CloudCursor | None:
         """Return what :meth:`_find` does, after ending what another call left unchecked, if it did."""
@@ -349,13 +375,6 @@ def _check_position(position: int) -> None:
         raise TypeError(f"an offset is an int, not {type(position).__name__}")
     if not layout.FIRST_OFFSET <= position <= layout.MAX_U64:
         raise ValueError(f"a cursor stands at offset 1 or behind, not at {position}")
-
-
-def _parse_or_none(stored: StoredObject, name: str) -> CloudCursor | None:
-    try:
-        return CloudCursor.parse(stored.data, name=name, etag=stored.etag)
-    except CorruptionError:
-        return None
 
 
 def _holds(before: CloudCursor, made: CloudCursor) -> bool:

@@ -14,6 +14,7 @@ from uploader.errand import put_anyhow
 from uploader.fragments.fragment import decode_fragment, fragment_timestamp, verify_fragment
 from uploader.fragments.fragment_builder import encode_fragment
 from uploader.manifests.entries import Fragment
+from uploader.stored_document import read_object
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -77,7 +78,7 @@ class FragmentCopier:
 async def _read_whole(store: ObjectStore, entry: Fragment) -> bytes:
     """Return all of an object. A range costs less than a get, which may have to hash it for its ETag."""
     data = await store.get_range(entry.path, 0, entry.num_bytes + 1)
-    return data if len(data) <= entry.num_bytes else (await store.get(entry.path)).data
+    return data if len(data) <= entry.num_bytes else (await read_object(store, entry.path)).data
 
 
 def _cut(data: bytes, entry: Fragment, stop: int) -> tuple[bytes, Fragment]:

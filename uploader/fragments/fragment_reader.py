@@ -27,6 +27,7 @@ from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.roots import find_root
 from uploader.manifests.tree import ManifestTree
+from uploader.stored_document import read_object
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -158,7 +159,7 @@ class FragmentReader:
         data = await self._range(entry, 0, entry.num_bytes + 1)
         if len(data) <= entry.num_bytes:
             return data
-        return (await self._or_describe(entry, self._store.get(entry.path))).data
+        return (await self._or_describe(entry, read_object(self._store, entry.path))).data
 
     def note_length(self, entry: Fragment, data: bytes) -> None:
         """Warn in the program's log, once, of fragments with other lengths than their entries say.

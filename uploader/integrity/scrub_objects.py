@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 from uploader import layout
@@ -23,12 +24,15 @@ from uploader.cursors.cloud_cursor import CloudCursor
 from uploader.fragments.fragment import inspect_fragment
 from uploader.integrity.findings import Finding, Severity, of_error
 from uploader.inventory import FOLDERS, Part, fragment_number, part_of
+from uploader.manifests.document import MOST_SMALL_BYTES
 from uploader.manifests.entries import SnapshotPointer
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.snapshot import Snapshot
 from uploader.manifests.tree import ManifestTree
+from uploader.stored_document import read_object, read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
+from uploader.writing.adoption import VOID
 from walstore.errors import CorruptionError, FormatVersionError, OffsetTrimmedError
 from walstore.ports import Clock
 from walstore.threads import Worker
@@ -79,8 +83,15 @@ class ScrubObjects:
                 continue  # told by the listing
             manifest = await self._newest()
             try:
-                stored = await self._store.get(listed.key)
-                cursor = CloudCursor.parse(stored.data, name=name)
+                parse = partial(CloudCursor.parse, name=name)
+                read = await read_stored(
+                    self._store,
+                    listed.key,
+                    parse,
+                    most_bytes=MOST_SMALL_BYTES,
+                    worker=self._worker,
+                )
+                cursor = read.value
             except ObjectNotFoundError:
                 continue
             except CorruptionError as error:
@@ -121,7 +132,10 @@ class ScrubObjects:
 
     async def _check_garbage(self) -> None:
         try:
-            garbage = Garbage.parse((await self._store.get(layout.GARBAGE)).data)
+            read = await read_stored(
+                self._store, layout.GARBAGE, Garbage.parse, worker=self._worker
+            )
+            garbage = read.value
         except ObjectNotFoundError:
             return
         except (CorruptionError, FormatVersionError) as error:
@@ -158,8 +172,10 @@ class ScrubObjects:
         for place, count in outside.items():
             self._note(place, f"{count} objects that are no part of the log", "see whose they are")
         manifest = await self._newest()
-        misfits = await self._misfits(fragments, manifest)
+        misfits, voided = await self._behind(fragments, manifest)
         for key in fragments:
+            if key in voided:
+                continue
             why = _MISFIT if key in misfits else await self._why_unnamed(key, manifest)
             if why is not None:
                 self._tell(Severity.WARNING if key in misfits else Severity.NOTE, key, *why)
@@ -184,16 +200,20 @@ class ScrubObjects:
         what = "a fragment of a writer that was overtaken by another one"
         return what, "delete it, once that writer is gone"
 
-    async def _misfits(self, keys: Sequence[str], manifest: Manifest) -> set[str]:
+    async def _behind(self, keys: Sequence[str], manifest: Manifest) -> tuple[set[str], set[str]]:
         """Return which of the fragments lie behind the log's end where wal3's programs would link them,
-        and do not continue it. Reads those behind the end."""
+        and do not continue it; and which places there are voided. Reads those behind the end."""
         found: set[str] = set()
+        voided: set[str] = set()
         seq_no, offset = manifest.next_seq_no, manifest.next_offset
         behind = [key for key in keys if key.startswith(layout.FRAGMENT_FOLDER)]
         behind = [key for key in behind if fragment_number(key) >= seq_no]
         for key in [] if manifest.is_sealed else sorted(behind)[:MOST_LISTED]:
             try:
-                data = (await self._store.get(key)).data
+                data = (await read_object(self._store, key)).data
+                if data == VOID:
+                    voided.add(key)
+                    continue
                 entry = await self._worker.run(inspect_fragment, data, key)
             except (ObjectNotFoundError, CorruptionError):
                 continue  # wal3 would link neither
@@ -201,7 +221,7 @@ class ScrubObjects:
                 seq_no, offset = seq_no + 1, entry.limit
             else:
                 found.add(key)
-        return found
+        return found, voided
 
     async def _is_named(self, key: str, manifest: Manifest) -> bool:
         """Return whether a fragment in a shard is the one that the manifest names, as far as one can tell.
@@ -233,8 +253,9 @@ class ScrubObjects:
             if pointer.depth < 2:
                 continue
             try:
-                data = (await self._store.get(pointer.path_to_snapshot)).data
-                snapshot = await self._worker.run(_parse, data, pointer.path_to_snapshot)
+                path = pointer.path_to_snapshot
+                parse = partial(Snapshot.parse, path=path)
+                snapshot = (await read_stored(self._store, path, parse, worker=self._worker)).value
             except (ObjectNotFoundError, CorruptionError):
                 continue  # told by the walk
             level += [child for child in snapshot.snapshots if child.depth < pointer.depth]
@@ -279,7 +300,3 @@ _ODD: Final = {
         "destroy it again",
     ),
 }
-
-
-def _parse(data: bytes, path: str) -> Snapshot:
-    return Snapshot.parse(data, path=path)

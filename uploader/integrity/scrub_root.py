@@ -14,6 +14,7 @@ from uploader.integrity.findings import Finding, check_manifest, of_error
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.roots import find_root
+from uploader.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -82,8 +83,8 @@ class ScrubRoot:
             self._report(of_error(error))
             return
         try:
-            data = (await self._store.get(layout.MANIFEST)).data
-            manifest, findings = await self._worker.run(_parse, data)
+            read = await read_stored(self._store, layout.MANIFEST, _parse, worker=self._worker)
+            manifest, findings = read.value
         except ObjectNotFoundError:
             raise self._missing() from None
         except (CorruptionError, FormatVersionError) as damage:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from itertools import pairwise
 
 from uploader.integrity.findings import (
@@ -23,6 +24,7 @@ from uploader.integrity.findings import (
 from uploader.manifests.entries import Entry, Fragment, SnapshotPointer
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.snapshot import Snapshot
+from uploader.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from walstore.errors import CorruptionError
@@ -96,11 +98,14 @@ class ScrubWalk:
         path = pointer.path_to_snapshot
         snapshot: Snapshot | None = None
         try:
-            stored = await self._store.get(path)
-            snapshot, findings = await self._worker.run(_parse, stored.data, pointer)
+            parse = partial(_parse, pointer=pointer)
+            read = await read_stored(self._store, path, parse, worker=self._worker)
+            snapshot, findings = read.value
         except ObjectNotFoundError:
             what = f"a snapshot is missing, and with it the way to records {pointer.start} to {pointer.limit}"
             findings = [Finding(Severity.ERROR, path, what, RESTORE, pointer, None)]
+        except CorruptionError as error:
+            findings = [of_error(error)]
         if not findings:
             return snapshot
         if path not in self._suspects:

@@ -26,13 +26,14 @@ from uploader.integrity.scrub_root import ScrubRoot
 from uploader.integrity.scrub_walk import ScrubWalk
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
+from uploader.stored_document import read_object
 from uploader.stores import open_store
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.together import first_of
+from uploader.together import together
 from walstore.clock import SystemClock
-from walstore.errors import InvalidSettingsError, StorageUnavailableError, WalError
+from walstore.errors import InvalidSettingsError, StorageUnavailableError
 from walstore.ports import Clock
 from walstore.resource import Opening
 from walstore.threads import Worker
@@ -179,25 +180,21 @@ class Scrubber:
             if progress is not None:
                 progress(tally)
 
-        try:
-            async with (
-                aclosing(walk.fragments(manifest, tally.position, tally.limit)) as entries,
-                asyncio.TaskGroup() as group,
-            ):
-                begun = 0
-                async for entry in entries:
-                    if begun == max_fragments or len(unavailable) >= _MOST_UNAVAILABLE:
-                        next_start = entry.start
-                        break
-                    begun += 1
-                    in_flight.append(group.create_task(self._examine(entry, root)))
-                    if len(in_flight) == self._max_in_flight:
-                        await take()
-                while in_flight:
+        async with (
+            aclosing(walk.fragments(manifest, tally.position, tally.limit)) as entries,
+            together() as group,
+        ):
+            begun = 0
+            async for entry in entries:
+                if begun == max_fragments or len(unavailable) >= _MOST_UNAVAILABLE:
+                    next_start = entry.start
+                    break
+                begun += 1
+                in_flight.append(group.create_task(self._examine(entry, root)))
+                if len(in_flight) == self._max_in_flight:
                     await take()
-        except* WalError as errors:
-            error = first_of(errors)
-            raise error from error.__cause__
+            while in_flight:
+                await take()
         tally.snapshots = walk.snapshots
         if len(unavailable) >= _MOST_UNAVAILABLE:
             return unavailable[0]
@@ -224,7 +221,7 @@ class Scrubber:
             # One byte more than there should be, so that a longer object shows.
             data = await self._store.get_range(entry.path, 0, entry.num_bytes + 1)
             if len(data) > entry.num_bytes:
-                data = (await self._store.get(entry.path)).data
+                data = (await read_object(self._store, entry.path)).data
         except ObjectNotFoundError:
             what = f"a fragment is missing, and with it records {entry.start} to {entry.limit}"
             finding = Finding(Severity.ERROR, entry.path, what, RESTORE)

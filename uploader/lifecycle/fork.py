@@ -31,6 +31,7 @@ from uploader.manifests.document import (
     serialise,
 )
 from uploader.manifests.growing_manifest import Forked
+from uploader.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -155,8 +156,10 @@ async def _begin(
 
 async def _read_note(source: Errand, target: Errand, start: int | None, stop: int | None) -> int:
     """Return where the fork that the target is to be ends, if it is this one."""
-    data = (await target.store.get(layout.FORK_NOTE)).data
-    noted = read_document(data, _note, path=layout.FORK_NOTE, most_bytes=MOST_SMALL_BYTES)
+    found = await read_stored(
+        target.store, layout.FORK_NOTE, _parse_note, most_bytes=MOST_SMALL_BYTES
+    )
+    noted = found.value
     noted_source, noted_start, noted_stop = noted
     if noted != (source.store.url, start, noted_stop if stop is None else stop):
         raise ContentionError(
@@ -164,6 +167,10 @@ async def _read_note(source: Errand, target: Errand, start: int | None, stop: in
             f"{noted_start} to {noted_stop}; finish that one or take another prefix"
         )
     return noted_stop
+
+
+def _parse_note(data: bytes) -> tuple[str, int | None, int]:
+    return read_document(data, _note, path=layout.FORK_NOTE, most_bytes=MOST_SMALL_BYTES)
 
 
 def _note(fields: Fields) -> tuple[str, int | None, int]:

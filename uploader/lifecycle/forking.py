@@ -19,8 +19,8 @@ from uploader.manifests.growing_manifest import Forked, GrowingManifest
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.tree import ManifestTree
 from uploader.stores.errors import ObjectNotFoundError
-from uploader.together import first_of
-from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
+from uploader.together import together
+from walstore.errors import CorruptionError, OffsetTrimmedError
 
 
 class Forking:
@@ -91,20 +91,13 @@ class Forking:
             if progress is not None:
                 progress(growing.forked())
 
-        try:
-            async with (
-                aclosing(self._tree.fragments(held, low, stop)) as entries,
-                asyncio.TaskGroup() as group,
-            ):
-                async for entry in entries:
-                    in_flight.append(group.create_task(self._copy(copier, entry, stop)))
-                    if len(in_flight) == self._parallel:
-                        await take()
-                while in_flight:
+        async with aclosing(self._tree.fragments(held, low, stop)) as entries, together() as group:
+            async for entry in entries:
+                in_flight.append(group.create_task(self._copy(copier, entry, stop)))
+                if len(in_flight) == self._parallel:
                     await take()
-        except* WalError as errors:
-            error = first_of(errors)
-            raise error from error.__cause__
+            while in_flight:
+                await take()
 
     async def _copy(self, copier: FragmentCopier, entry: Fragment, stop: int) -> Fragment:
         try:

@@ -8,11 +8,12 @@ one and finds the mark. There is no flag that could be looked at too early.
 
 wal3's own writers do not know the mark. What keeps them out is an object that is no fragment where their
 next one belongs, the blocker: their put fails, and opening fails on it. It comes first, and only into a
-place that is free. What lies there already may be a fragment that its writer is about to publish: it is
-published, as any other writer would do, and the next place is tried. So once the blocker is put nobody
-publishes anything behind it, whether he knows the mark or not, and the mark follows. Only what no manifest
-can ever name is replaced. A writer that puts several fragments at once may have been in each next place
-before: then a blocker further ahead stops it, and what lies before that is published.
+place that is free, or voided (``adoption.py``). What lies there already may be a fragment that its writer
+is about to publish: it is published, as any other writer would do, and the next place is tried. So once
+the blocker is put nobody publishes anything behind it, whether he knows the mark or not, and the mark
+follows. Only what no manifest can ever name is replaced. A writer that puts several fragments at once may
+have been in each next place before: then a blocker further ahead stops it, and what lies before that is
+published.
 
 Between any two calls to the store the sealer may die. Before the blocker nothing happened. Between blocker
 and mark no append commits; writers are told that the log is sealed, readers are not yet. Calling again
@@ -33,6 +34,7 @@ from uploader.manifests.manifest_log import ManifestLog
 from uploader.manifests.sealing import blocker, is_blocker
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.writing.adoption import VOID
 from walstore.errors import ContentionError, CorruptionError, LogSealedError
 from walstore.ports import Clock
 
@@ -105,9 +107,9 @@ async def _block(found: Errand) -> int:
 
 
 async def _put_blocker(found: Errand, seq_no: int, limit: int) -> cas.PutResult:
-    """Put the blocker in a place, if nothing is there."""
+    """Put the blocker in a place, if nothing is there, or what was voided."""
     key = layout.fragment_path(seq_no)
-    result = await cas.create(found.store, key, blocker(limit), retry=found.retry)
+    result = await cas.fill(found.store, key, blocker(limit), nothing=VOID, retry=found.retry)
     return result.decided(found.store.url, f"{key} was put; call again")
 
 

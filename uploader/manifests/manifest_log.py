@@ -29,6 +29,7 @@ from uploader.manifests.rollup import RollUpSettings
 from uploader.manifests.root import Change
 from uploader.manifests.tree import ManifestTree
 from uploader.setsum import Setsum
+from uploader.stored_document import read_object
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -215,7 +216,7 @@ class ManifestLog:
 
     async def _load(self) -> bool:
         try:
-            stored = await self._store.get(layout.MANIFEST)
+            stored = await read_object(self._store, layout.MANIFEST)
         except ObjectNotFoundError:
             return False
         is_same = self._known is not None and stored.etag == self._known.etag

@@ -9,11 +9,13 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from weakref import WeakValueDictionary
 
 from uploader.manifests.entries import SnapshotPointer
 from uploader.manifests.snapshot import Snapshot
+from uploader.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from walstore.errors import CorruptionError
@@ -71,10 +73,11 @@ class SnapshotReader:
             node = self._cached.get(path)
             if node is None:
                 try:
-                    stored = await self._store.get(path)
+                    parse = partial(_parse, path=path)
+                    found = await read_stored(self._store, path, parse, worker=self._worker)
                 except ObjectNotFoundError as error:
                     raise SnapshotMissingError(path) from error
-                node = await self._worker.run(_parse, stored.data, path)
+                node = found.value
                 self._keep(path, node)
             else:
                 self._cached.move_to_end(path)

@@ -28,6 +28,7 @@ from uploader.partitioned.staged import StagedFragment, placed, setsum_at
 from uploader.partitioned.stager import writer_of
 from uploader.partitioned.sub_store import SubStore
 from uploader.partitioned.write_id import HOLD_SECONDS, job_time_us
+from uploader.stored_document import read_object
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -208,7 +209,7 @@ class LogPublisher:
 
     async def _fetch(self, staged: StagedFragment) -> bytes:
         try:
-            found = await self._patience.call(partial(self._store.get, staged.key))
+            found = await self._patience.call(partial(read_object, self._store, staged.key))
         except ObjectNotFoundError as error:
             raise StagedMissingError("a staged fragment is gone", key=staged.key) from error
         return found.data

@@ -11,6 +11,7 @@ from typing import Final
 
 from uploader import cas
 from uploader.manifests.document import MOST_SMALL_BYTES, Fields, read_document, serialise
+from uploader.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -33,10 +34,10 @@ async def read_partitions(store: ObjectStore) -> int | None:
     CorruptionError if the object is damaged; else the store's errors.
     """
     try:
-        found = await store.get(PARTITIONS)
+        found = await read_stored(store, PARTITIONS, _parse, most_bytes=MOST_SMALL_BYTES)
     except ObjectNotFoundError:
         return None
-    return read_document(found.data, _partitions, path=PARTITIONS, most_bytes=MOST_SMALL_BYTES)
+    return found.value
 
 
 async def create_partitions(store: ObjectStore, partitions: int, *, retry: RetryPolicy) -> int:
@@ -54,6 +55,10 @@ async def create_partitions(store: ObjectStore, partitions: int, *, retry: Retry
         result.decided(store.url, f"{PARTITIONS} was put; call again")
         found = await read_partitions(store)
     return found
+
+
+def _parse(data: bytes) -> int:
+    return read_document(data, _partitions, path=PARTITIONS, most_bytes=MOST_SMALL_BYTES)
 
 
 def _partitions(fields: Fields) -> int:

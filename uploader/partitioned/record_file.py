@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from uploader import cas
 from uploader.partitioned.commit_record import CommitRecord
+from uploader.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -55,7 +57,9 @@ class RecordFile:
 
     async def _read(self) -> Known | None:
         try:
-            found = await self._store.get(self.key)
+            found = await read_stored(
+                self._store, self.key, partial(CommitRecord.parse, path=self.key)
+            )
         except ObjectNotFoundError:
             return None
-        return Known(CommitRecord.parse(found.data, path=self.key), found.etag)
+        return Known(found.value, found.etag)

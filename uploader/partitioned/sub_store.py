@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 
 from uploader.partitioned.partitions import partition_url
-from uploader.stores.port import ListedObject, ObjectInfo, ObjectStore, StoredObject
+from uploader.stores.port import ListedObject, ObjectInfo, ObjectStore, StoredObject, get_bounded
 from uploader.stores.probe import proof_behind
 from uploader.stores.proof import Proof
 
@@ -29,9 +29,9 @@ class SubStore:
     def __repr__(self) -> str:
         return f"<SubStore {self._url}>"
 
-    async def get(self, key: str) -> StoredObject:
+    async def get(self, key: str, *, max_bytes: int | None = None) -> StoredObject:
         """As the port says."""
-        return await self._inner.get(self._prefix + key)
+        return await get_bounded(self._inner, self._prefix + key, max_bytes)
 
     async def get_range(self, key: str, start: int, limit: int) -> bytes:
         """As the port says."""

@@ -53,7 +53,6 @@ class LogBuilder:
         WalLockedError if it is open elsewhere; InvalidSettingsError if something lies in it that no
         restore put there; OSError.
         """
-        self._fs = fs
         self._clock = clock
         self._directory = directory
         self._settings = settings
@@ -68,12 +67,18 @@ class LogBuilder:
         self._gathered_rows = self._gathered_bytes = 0
         self._head = 0
         fs.make_directory(directory)
-        self._check_vacant()  # before the lock, which would be one more file among a stranger's
-        self._lock = lock_log(fs, directory, owner)
+        # From here on it is this directory, whatever comes to be at its path.
+        self._fs = fs.anchor(directory)
         try:
-            self._check_vacant()
+            self._check_vacant()  # before the lock, which would be one more file among a stranger's
+            self._lock = lock_log(self._fs, directory, owner)
+            try:
+                self._check_vacant()
+            except BaseException:
+                self._lock.release()
+                raise
         except BaseException:
-            self._lock.release()
+            self._fs.close()
             raise
 
     @property
@@ -174,6 +179,7 @@ class LogBuilder:
                 writer.close()
         finally:
             self._lock.release()
+            self._fs.close()
 
     # -- inside ------------------------------------------------------------------------------
 

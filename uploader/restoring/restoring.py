@@ -29,7 +29,7 @@ from uploader.restoring.restore_marker import RestoreMarker
 from uploader.restoring.restored import Restored, RestoreProgress
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.together import first_of
+from uploader.together import together
 from uploader.writing.ownership import check_shippable, owner
 from uploader.writing.writable import check_unsealed
 from walstore.errors import (
@@ -190,16 +190,13 @@ class Restoring:
         tree = ManifestTree(self._store, self._reading, newest=newest)
         found = tree.fragments(log.manifest, builder.position, limit)
         fetching: deque[asyncio.Task[FragmentBatch]] = deque()
-        try:
-            async with asyncio.TaskGroup() as group, aclosing(_closeable(found)) as entries:
-                async for entry in entries:
-                    fetching.append(group.create_task(self._fetch(log, entry)))
-                    if len(fetching) == self._max_in_flight:
-                        await self._add(builder, await fetching.popleft(), limit)
-                while fetching:
+        async with together() as group, aclosing(_closeable(found)) as entries:
+            async for entry in entries:
+                fetching.append(group.create_task(self._fetch(log, entry)))
+                if len(fetching) == self._max_in_flight:
                     await self._add(builder, await fetching.popleft(), limit)
-        except BaseExceptionGroup as errors:
-            raise first_of(errors) from None
+            while fetching:
+                await self._add(builder, await fetching.popleft(), limit)
         if builder.position != limit:
             raise CorruptionError(
                 "records are missing",

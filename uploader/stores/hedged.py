@@ -26,9 +26,10 @@ from functools import partial
 from typing import TypeVar
 
 from uploader.stores.latencies import Latencies
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectStore, get_bounded
 from uploader.stores.race import Answer, ask, settle_put, settle_read
 from uploader.stores.wrapper import Kind, Request, StoreWrapper
+from uploader.together import together
 from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock
@@ -147,7 +148,7 @@ class HedgedStore(StoreWrapper):
         )
         if not self._settings.hedges_puts:
             return await put()
-        look = partial(self.inner.get, key)
+        look = partial(get_bounded, self.inner, key, len(data))
         return await self._hedged(put, partial(settle_put, look=look, data=data))
 
     async def _call(self, request: Request[_T]) -> _T:
@@ -160,11 +161,8 @@ class HedgedStore(StoreWrapper):
         late_after = self.late_after_seconds(request.kind, _size_bytes(request))
         if late_after is None:
             return (await self._ask(request)).get()
-        try:
-            async with asyncio.TaskGroup() as group:
-                answer = await self._race(group, request, late_after, settle)
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        async with together() as group:
+            answer = await self._race(group, request, late_after, settle)
         return answer.get()
 
     async def _race(

@@ -59,9 +59,9 @@ class LocalStore:
     def __repr__(self) -> str:
         return f"<LocalStore {self.url}>"
 
-    async def get(self, key: str) -> StoredObject:
-        """Return a whole object."""
-        return await self._run(self._directory.read, check_key(key))
+    async def get(self, key: str, *, max_bytes: int | None = None) -> StoredObject:
+        """Return a whole object, of at most ``max_bytes``."""
+        return await self._run(self._directory.read, check_key(key), max_bytes)
 
     async def get_range(self, key: str, start: int, limit: int) -> bytes:
         """Return the bytes ``[start, limit)`` as far as there are any."""

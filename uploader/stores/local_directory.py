@@ -35,7 +35,7 @@ from pathlib import Path
 
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.local_listing import walk
-from uploader.stores.port import ListedObject, ObjectInfo, StoredObject
+from uploader.stores.port import ListedObject, ObjectInfo, StoredObject, check_length
 from uploader.stores.proof import Proof, proof_of
 from walstore.errors import (
     DiskFullError,
@@ -67,10 +67,13 @@ class Directory:
         self._settled: dict[Path, int] = {}
         self._failure: str | None = None
 
-    def read(self, key: str) -> StoredObject:
-        """Return content and ETag."""
-        with self._reading(key) as path:
-            data = path.read_bytes()
+    def read(self, key: str, max_bytes: int | None = None) -> StoredObject:
+        """Return content and ETag; CorruptionError if it has more than ``max_bytes``."""
+        with self._reading(key) as path, path.open("rb") as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            check_length(key, size_bytes, max_bytes)
+            # An object never grows; what does is a file of somebody else's.
+            data = file.read(size_bytes)
         return StoredObject(data, _hash(data).hexdigest())
 
     def read_range(self, key: str, start: int, limit: int) -> bytes:

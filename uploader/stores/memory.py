@@ -6,7 +6,14 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
-from uploader.stores.port import ListedObject, ObjectInfo, StoredObject, check_key, check_range
+from uploader.stores.port import (
+    ListedObject,
+    ObjectInfo,
+    StoredObject,
+    check_key,
+    check_length,
+    check_range,
+)
 from uploader.stores.proof import Proof
 from walstore.clock import SystemClock
 from walstore.ports import Clock
@@ -43,12 +50,13 @@ class MemoryStore:
     def __repr__(self) -> str:
         return f"<MemoryStore {self.url}>"
 
-    async def get(self, key: str) -> StoredObject:
-        """Return a whole object."""
+    async def get(self, key: str, *, max_bytes: int | None = None) -> StoredObject:
+        """Return a whole object, of at most ``max_bytes``."""
         await self._yield(key)
         found = self._bucket.objects.get(key)
         if found is None:
             raise ObjectNotFoundError(f"there is no such object in {self.url}", key=key)
+        check_length(key, len(found.data), max_bytes)
         return found
 
     async def get_range(self, key: str, start: int, limit: int) -> bytes:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from functools import lru_cache
+from inspect import signature
+from typing import Final, Protocol, cast
 
-from walstore.errors import InvalidSettingsError
+from walstore.errors import CorruptionError, InvalidSettingsError
 
 MAX_KEY_BYTES = 1024
 FIRST_PAGE: Final = 100
@@ -60,7 +62,10 @@ class ObjectStore(Protocol):
         """Where the store lies, in the form ``open_store`` takes, normalised, without credentials."""
 
     async def get(self, key: str) -> StoredObject:
-        """Return a whole object; ObjectNotFoundError if there is none."""
+        """Return a whole object; ObjectNotFoundError if there is none.
+
+        It may take ``max_bytes``, too, see :class:`BoundedStore`.
+        """
 
     async def get_range(self, key: str, start: int, limit: int) -> bytes:
         """Return the bytes ``[start, limit)`` with ``0 <= start < limit``; what lies past the end is
@@ -94,6 +99,41 @@ class ObjectStore(Protocol):
 
     async def aclose(self) -> None:
         """Release connections and threads; twice is allowed. Calls under way may fail."""
+
+
+class BoundedStore(ObjectStore, Protocol):
+    """A store that can refuse to read what is too long, as all stores here can. Others need not.
+
+    Callers use :func:`get_bounded`, which does what it can with either kind.
+    """
+
+    async def get(self, key: str, *, max_bytes: int | None = None) -> StoredObject:
+        """Return a whole object; ObjectNotFoundError if there is none.
+
+        CorruptionError if it has more than ``max_bytes``, with no more than about that in memory.
+        """
+
+
+async def get_bounded(store: ObjectStore, key: str, max_bytes: int | None) -> StoredObject:
+    """Return a whole object of at most ``max_bytes``; None for any length. CorruptionError if it has more.
+
+    A store whose ``get`` does not take the limit reads all of it first.
+    """
+    if max_bytes is None:
+        return await store.get(key)
+    if not takes_limit(type(store)):
+        found = await store.get(key)
+    else:
+        found = await cast("BoundedStore", store).get(key, max_bytes=max_bytes)
+    check_length(key, len(found.data), max_bytes)
+    return found
+
+
+@lru_cache(maxsize=256)
+def takes_limit(kind: type[ObjectStore]) -> bool:
+    """Return whether a store's ``get`` takes ``max_bytes``, also if it was overridden without."""
+    get = getattr(kind, "get", None)
+    return get is not None and "max_bytes" in signature(get).parameters
 
 
 class ListingOrder:
@@ -149,4 +189,15 @@ def check_range(start: int, limit: int) -> None:
     if not 0 <= start < limit:
         raise InvalidSettingsError(
             f"a byte range needs 0 <= start < limit (start={start} limit={limit})"
+        )
+
+
+def check_length(key: str, size_bytes: int, max_bytes: int | None) -> None:
+    """Raise CorruptionError if an object has more than ``max_bytes``; None for any length."""
+    if max_bytes is not None and size_bytes > max_bytes:
+        raise CorruptionError(
+            "an object is longer than anything that belongs there",
+            path=key,
+            expected=f"at most {max_bytes} bytes",
+            found=size_bytes,
         )

@@ -18,7 +18,7 @@ import secrets
 from weakref import WeakKeyDictionary
 
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
-from uploader.stores.port import ObjectStore
+from uploader.stores.port import ObjectStore, get_bounded
 from uploader.stores.proof import Proof
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.wrapper import StoreWrapper
@@ -26,6 +26,7 @@ from walstore.errors import UnsupportedStoreError, WalError
 
 PROBE_FOLDER = "walstore-probe"
 MARK_FOLDER = "walstore-mark"
+_MOST_BYTES = 64 << 10
 
 _LOGGER = logging.getLogger(__name__)
 _PROOFS: WeakKeyDictionary[object, Proof] = WeakKeyDictionary()
@@ -85,7 +86,7 @@ class _Mark:
     async def is_there(self) -> bool:
         """Return whether it is there; False also if the store does not say: the probe will."""
         try:
-            return (await self._store.get(self._key)).data == self._data
+            return (await get_bounded(self._store, self._key, _MOST_BYTES)).data == self._data
         except WalError:
             return False
 
@@ -167,7 +168,7 @@ async def _etag_of(store: ObjectStore, key: str, data: bytes) -> str | None:
     A proxy may send a put a second time. What it gets for that, and passes on, is the refusal of the twin.
     """
     try:
-        found = await store.get(key)
+        found = await get_bounded(store, key, _MOST_BYTES)
     except ObjectNotFoundError:
         return None
     return found.etag if found.data == data else None
@@ -192,7 +193,7 @@ async def _check(store: ObjectStore, key: str, first: str, *, with_swaps: bool) 
         second = own
     if await _accepts(store, key, b"5", first):
         raise _ignored(store, "a put with If-Match and an outdated ETag was accepted")
-    found = await store.get(key)
+    found = await get_bounded(store, key, _MOST_BYTES)
     if found.data != data or found.etag != second:
         raise UnsupportedStoreError(
             f"{store.url} does not return what was put last, under the ETag it gave for it;"

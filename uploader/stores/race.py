@@ -20,7 +20,8 @@ from typing import Generic, TypeVar, cast
 from uploader.stores.errors import PreconditionFailedError
 from uploader.stores.port import StoredObject
 from uploader.stores.retry import is_transient
-from walstore.errors import StorageUnavailableError, WalError
+from uploader.together import together
+from walstore.errors import CorruptionError, StorageUnavailableError, WalError
 
 _T = TypeVar("_T")
 
@@ -85,19 +86,23 @@ async def settle_put(
     look: Callable[[], Awaitable[StoredObject]],
     data: bytes,
 ) -> Answer[str]:
-    """Return what became of ``data``, which both try to put if absent; ``look`` reads the object."""
+    """Return what became of ``data``, which both try to put if absent.
+
+    ``look`` reads the object; CorruptionError if that is longer than ``data``.
+    """
 
     async def is_theirs() -> bool:
         """Return whether somebody else's object is there; False only after the pause."""
         found = await ask(look)
-        if found.error is None and found.get().data != data:
+        is_longer = isinstance(found.error, CorruptionError)
+        if is_longer or (found.error is None and found.get().data != data):
             return True
         await pause()
         return False
 
     judging: asyncio.Task[bool] | None = None
     waiting: set[asyncio.Task[Answer[str]] | asyncio.Task[bool]] = {first, second}
-    async with asyncio.TaskGroup() as group:
+    async with together() as group:
         while True:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             waiting -= done

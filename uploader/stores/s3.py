@@ -34,6 +34,7 @@ from uploader.stores.port import (
 )
 from uploader.stores.proof import Proof, proof_of
 from uploader.stores.retry import RetryPolicy
+from uploader.together import together
 from walstore.errors import (
     InvalidSettingsError,
     LogNotFoundError,
@@ -103,15 +104,18 @@ class S3Store:
     def __repr__(self) -> str:
         return f"<S3Store {self.url}>"
 
-    async def get(self, key: str) -> StoredObject:
-        """Return a whole object."""
-        return await self._retry.call(lambda: self._get(key))
+    async def get(self, key: str, *, max_bytes: int | None = None) -> StoredObject:
+        """Return a whole object, of at most ``max_bytes``; of a longer one the body is not read."""
+        return await self._retry.call(lambda: self._get(key, most_bytes=max_bytes))
 
     async def get_range(self, key: str, start: int, limit: int) -> bytes:
         """Return the bytes ``[start, limit)`` as far as there are any."""
         check_range(start, limit)
         wanted = f"bytes={start}-{limit - 1}"
-        return (await self._retry.call(lambda: self._get(key, Range=wanted))).data
+        found = await self._retry.call(
+            lambda: self._get(key, most_bytes=limit - start, Range=wanted)
+        )
+        return found.data
 
     async def head(self, key: str) -> ObjectInfo | None:
         """Return size and ETag; None also if the bucket is missing, which a HEAD does not tell."""
@@ -168,12 +172,9 @@ class S3Store:
         """Remove objects, a request each: servers differ in what they demand of bulk deletes."""
         full = [(key, self._full(key)) for key in keys]
         for start in range(0, len(full), _DELETES_AT_ONCE):
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for key, full_key in full[start : start + _DELETES_AT_ONCE]:
-                        group.create_task(self._delete(key, full_key))
-            except ExceptionGroup as errors:
-                raise errors.exceptions[0] from None
+            async with together() as group:
+                for key, full_key in full[start : start + _DELETES_AT_ONCE]:
+                    group.create_task(self._delete(key, full_key))
 
     async def proof(self) -> Proof:
         """Return what the bucket has proven."""
@@ -185,14 +186,18 @@ class S3Store:
         async with self._opening:
             await self._stack.aclose()
 
-    async def _get(self, key: str, **condition: str) -> StoredObject:
-        answer = await self._request("get_object", key, Key=self._full(key), **condition)
+    async def _get(
+        self, key: str, *, most_bytes: int | None = None, **condition: Any
+    ) -> StoredObject:
+        answer = await self._request(
+            "get_object", key, most_bytes=most_bytes, Key=self._full(key), **condition
+        )
         return StoredObject(answer["Body"], self._etag(answer))
 
     async def _delete(self, key: str, full_key: str) -> None:
         await self._retry.call(lambda: self._request("delete_object", key, Key=full_key))
 
-    async def _put(self, key: str, data: bytes, **condition: str) -> str:
+    async def _put(self, key: str, data: bytes, **condition: Any) -> str:
         is_large = len(data) > _LARGE_BYTES
         digest = await asyncio.to_thread(_md5, data) if is_large else _md5(data)
         answer = await self._request(
@@ -206,11 +211,13 @@ class S3Store:
         )
         return self._etag(answer)
 
-    async def _request(self, name: str, key: str, **parameters: Any) -> dict[str, Any]:
-        """Send one request, once, and return the answer with its body read."""
+    async def _request(
+        self, name: str, key: str, *, most_bytes: int | None = None, **parameters: Any
+    ) -> dict[str, Any]:
+        """Send one request, once, and return the answer with its body read, of at most ``most_bytes``."""
         connection = await self._open()
         answer: dict[str, Any] = await connection.request(
-            name, key, Bucket=self._bucket, **parameters
+            name, key, most_bytes=most_bytes, Bucket=self._bucket, **parameters
         )
         return answer
 

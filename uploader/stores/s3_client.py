@@ -25,6 +25,7 @@ from aiobotocore.session import get_session
 from botocore.exceptions import NoCredentialsError
 from botocore.httpsession import create_urllib3_context, get_cert_path
 
+from uploader.stores.port import check_length
 from uploader.stores.s3_errors import FAULTS, is_past_end, is_secret, translate
 from walstore.errors import WalError
 
@@ -181,24 +182,31 @@ class Connection:
         except FAULTS as error:
             raise self._translated(error, "", is_put=False) from _shown(error)
 
-    async def request(self, name: str, key: str, **parameters: Any) -> dict[str, Any]:
+    async def request(
+        self, name: str, key: str, *, most_bytes: int | None = None, **parameters: Any
+    ) -> dict[str, Any]:
         """Send one request, once, and return the answer with its body read.
 
         Waits for a free connection first, its own and the client's, which no timeout limits. A range that
-        begins past the end of the object has an empty body, as for a file.
+        begins past the end of the object has an empty body, as for a file. CorruptionError if the body has
+        more than ``most_bytes``; None for any length.
         """
         assert self._shared is not None, "open it first"
         async with self._turns, self._shared.turns:
-            return await self._send(name, key, **parameters)
+            return await self._send(name, key, most_bytes, **parameters)
 
-    async def _send(self, name: str, key: str, **parameters: Any) -> dict[str, Any]:
+    async def _send(
+        self, name: str, key: str, most_bytes: int | None, **parameters: Any
+    ) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self._request_timeout_seconds):
                 assert self._shared is not None
                 answer: dict[str, Any] = await getattr(self._shared.client, name)(**parameters)
                 if "Body" in answer:
                     async with answer["Body"] as body:
-                        answer["Body"] = await body.read()
+                        answer["Body"] = await _content(
+                            body, key, answer.get("ContentLength"), most_bytes
+                        )
         except FAULTS as error:
             if is_past_end(error):
                 return {"Body": b"", "ETag": "-"}
@@ -208,6 +216,21 @@ class Connection:
 
     def _translated(self, error: Exception, key: str, *, is_put: bool) -> WalError:
         return translate(error, url=self._url, key=key, is_put=is_put)
+
+
+async def _content(body: Any, key: str, told: int | None, most_bytes: int | None) -> bytes:
+    """Read a body of at most ``most_bytes``; nothing of it if it is told to be longer."""
+    if most_bytes is None or told is not None:
+        check_length(key, told or 0, most_bytes)
+        whole: bytes = await body.read()
+        return whole
+    pieces: list[bytes] = []
+    size_bytes = 0
+    async for piece in body.content.iter_any():
+        pieces.append(piece)
+        size_bytes += len(piece)
+        check_length(key, size_bytes, most_bytes)
+    return b"".join(pieces)
 
 
 def _send_at_once(request: Any, **_: Any) -> None:

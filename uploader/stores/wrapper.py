@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from uploader.stores.port import ListedObject, ObjectInfo, ObjectStore, StoredObject
+from uploader.stores.port import ListedObject, ObjectInfo, ObjectStore, StoredObject, get_bounded
 
 Kind = Literal["get", "get_range", "head", "list", "put_if_absent", "put_if_match", "delete"]
 KINDS: tuple[Kind, ...] = (
@@ -66,9 +66,11 @@ class StoreWrapper:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.inner!r}>"
 
-    async def get(self, key: str) -> StoredObject:
-        """Return a whole object."""
-        return await self._call(Request("get", key, 0, 0, lambda: self.inner.get(key)))
+    async def get(self, key: str, *, max_bytes: int | None = None) -> StoredObject:
+        """Return a whole object, of at most ``max_bytes``."""
+        return await self._call(
+            Request("get", key, 0, 0, lambda: get_bounded(self.inner, key, max_bytes))
+        )
 
     async def get_range(self, key: str, start: int, limit: int) -> bytes:
         """Return the bytes ``[start, limit)`` as far as there are any."""

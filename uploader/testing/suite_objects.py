@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
-from uploader.stores.port import MAX_KEY_BYTES, ObjectStore
+from uploader.stores.port import (
+    MAX_KEY_BYTES,
+    BoundedStore,
+    ObjectStore,
+    get_bounded,
+    takes_limit,
+)
 from uploader.testing.suite_parts import fill, keys
-from walstore.errors import InvalidSettingsError, WalError
+from walstore.errors import CorruptionError, InvalidSettingsError, WalError
 
 _LARGE = bytes(range(256)) * (8 * 1024 * 1024 // 256)
 _FRAGMENT = "log/Bucket=0000000000000000/FragmentSeqNo=0000000000000001.parquet"
@@ -45,6 +53,21 @@ class ObjectTests:
             with pytest.raises(ObjectNotFoundError, match=key) as caught:
                 await store.get(key)
             assert caught.value.key == key
+
+    async def test_get_with_a_limit(self, store: ObjectStore) -> None:
+        """What is longer is refused, if the store takes a limit; a get without it reads all of it."""
+        for key, data in (("empty", b""), ("a/b", b"content"), ("large", _LARGE)):
+            etag = await store.put_if_absent(key, data)
+            for limit in (None, len(data), len(data) + 1, 5 << 30):
+                found = await get_bounded(store, key, limit)
+                assert (found.data, found.etag) == (data, etag), limit
+            for limit in (0, len(data) // 2, len(data) - 1):
+                if 0 <= limit < len(data):
+                    with pytest.raises(CorruptionError, match=key) as caught:
+                        await _get_at_most(store, key, limit)
+                    assert caught.value.path == key
+        with pytest.raises(ObjectNotFoundError):
+            await get_bounded(store, "missing", 0)
 
     async def test_get_range(self, store: ObjectStore) -> None:
         """Ranges are half-open and end with the object."""
@@ -187,3 +210,11 @@ class ObjectTests:
         except WalError:
             return
         assert found.data == b"1"
+
+
+async def _get_at_most(store: ObjectStore, key: str, limit: int) -> None:
+    """Ask the store itself, which may take the limit and ignore it."""
+    if takes_limit(type(store)):
+        await cast("BoundedStore", store).get(key, max_bytes=limit)
+    else:
+        await get_bounded(store, key, limit)

@@ -24,6 +24,7 @@ from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.sealing import is_blocker
+from uploader.stored_document import read_object
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -112,7 +113,7 @@ class FragmentPuts:
         self._ahead.clear()
         async for listed in self._root.unpublished():
             with contextlib.suppress(ObjectNotFoundError):  # somebody cleaned up meanwhile
-                stored = await self._store.get(listed.key)
+                stored = await read_object(self._store, listed.key)
                 if stored.data == VOID:
                     continue
                 orphan = await self.examine(stored.data, listed.key)
@@ -137,7 +138,7 @@ class FragmentPuts:
 
     async def inspect(self, key: str) -> Orphan:
         """Return what the object at ``key`` holds, from nothing but its bytes."""
-        stored = await self._store.get(key)
+        stored = await read_object(self._store, key)
         return await self.examine(stored.data, key)
 
     async def examine(self, data: bytes, key: str) -> Orphan:
@@ -204,10 +205,7 @@ class FragmentPuts:
     # -- inside ------------------------------------------------------------------------------
 
     async def _create(self, key: str, data: bytes) -> Taken | None:
-        result = await self._decided(cas.create, key, data)
-        while result.outcome is cas.Outcome.LOST and result.data in {None, VOID}:
-            put = cas.create if result.etag is None else partial(cas.swap, etag=result.etag)
-            result = await self._decided(put, key, data)
+        result = await self._decided(partial(cas.fill, nothing=VOID), key, data)
         if result.outcome is not cas.Outcome.LOST:
             self._count(data)
             return None

@@ -16,6 +16,7 @@ from uploader.fragments.fragment import fragment_time_bounds
 from uploader.manifests.entries import Fragment
 from uploader.manifests.root import Root
 from uploader.manifests.sealing import is_blocker
+from uploader.stored_document import read_object
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.together import together
@@ -190,7 +191,7 @@ class LogEnd:
                 CorruptionError
             ):  # a long footer, or an object of another length
                 return await self._worker.run(_time_bounds, end, entry.path)
-            whole = await self._store.get(entry.path)
+            whole = await read_object(self._store, entry.path)
         except ObjectNotFoundError as error:
             raise CorruptionError("a fragment is missing", path=entry.path) from error
         return await self._worker.run(_time_bounds, whole.data, entry.path)

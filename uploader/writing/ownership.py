@@ -201,10 +201,15 @@ def check_direct(manifest: Manifest, *, url: str) -> None:
 
     Logs of other programs may be written; they contend as wal3's writers do among themselves.
     """
-    if _named(manifest.writer) is not None:
+    if is_shipped_to(manifest):
         raise ContentionError(
             f"{url} belongs to a local log, which ships there; append to that, or use a prefix of its own"
         )
+
+
+def is_shipped_to(manifest: Manifest) -> bool:
+    """Return whether the prefix belongs to a local log."""
+    return _named(manifest.writer) is not None
 
 
 def check_owner(manifest: Manifest, log_id: bytes, *, url: str) -> None:

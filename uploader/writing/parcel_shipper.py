@@ -27,7 +27,7 @@ from functools import partial
 from uploader.manifests.entries import Fragment
 from uploader.manifests.root import Root
 from uploader.stores.port import ObjectStore
-from uploader.together import first_of
+from uploader.together import first_of, together
 from uploader.writing.building import Building, Records
 from uploader.writing.conveyor import Conveyor
 from uploader.writing.encoding import Encoding
@@ -277,7 +277,7 @@ class ParcelShipper:
 
     async def _wait(self, seconds: float) -> None:
         """Return after that time, or when something has changed."""
-        async with asyncio.TaskGroup() as group:
+        async with together() as group:
             sleeping = group.create_task(self._clock.sleep(seconds))
             waking = group.create_task(self._wake.wait())
             await asyncio.wait((sleeping, waking), return_when=asyncio.FIRST_COMPLETED)

@@ -27,7 +27,7 @@ from uploader.manifests.root import Root
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.together import first_of
+from uploader.together import first_of, together
 from uploader.writing.claiming import Claiming, Remember
 from uploader.writing.fragment_puts import FragmentPuts, puts_at_once
 from uploader.writing.fragment_writer import FragmentWriter, LateFragmentError
@@ -364,7 +364,7 @@ class Uploader:
         if source.wants_cloud:
             await source.wait_shipping_due(full)  # at once
             return
-        async with asyncio.TaskGroup() as group:
+        async with together() as group:
             waiting = group.create_task(source.wait_shipping_due(full))
             aging = group.create_task(self._clock.sleep(self._settings.fragment_age_seconds))
             await asyncio.wait((waiting, aging), return_when=asyncio.FIRST_COMPLETED)
@@ -385,7 +385,7 @@ class Uploader:
             elif shipment.may_begin and self._deserves_head_start(source, shipment, mark):
                 await shipment.begin(source.durable_limit)
                 continue
-            async with asyncio.TaskGroup() as group:
+            async with together() as group:
                 sleeping = group.create_task(self._clock.sleep(seconds))
                 changing = group.create_task(shipment.wait_change())
                 await asyncio.wait((sleeping, changing), return_when=asyncio.FIRST_COMPLETED)

@@ -172,7 +172,7 @@ def _change(view: LogView, name: str, offset: int | None) -> None:
             held.remove(name)
         else:
             if offset < held.head():
-                _check_offset(LogView.open(view.path), offset)
+                _check_offset(LogView.open(view.path, fs=view.fs), offset)
             now_us = SystemClock().now_us()
             info = _find(view, name)
             state = info.state if info is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Final
 
 from walstore.errors import (
@@ -54,10 +55,22 @@ def is_expected(error: BaseException) -> bool:
 
 
 def unwrap(error: BaseException) -> BaseException:
-    """Return the one error in a group, however deep; the group itself if there are several."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
+    """Return the one error in a group, however deep.
+
+    The first if there are several and all are expected; the group itself if one is not.
+    """
+    found = list(_errors(error))
+    if len(found) == 1 or all(map(is_expected, found)):
+        return found[0]
     return error
+
+
+def _errors(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from _errors(one)
+    else:
+        yield error
 
 
 def exit_code(error: BaseException) -> int:

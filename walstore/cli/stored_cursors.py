@@ -7,7 +7,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from walstore.cli.output import complain
-from walstore.errors import LogNotFoundError, OffsetNotWrittenError, OffsetTrimmedError
+from walstore.errors import (
+    CorruptionError,
+    LogNotFoundError,
+    OffsetNotWrittenError,
+    OffsetTrimmedError,
+)
 from walstore.locks import this_process
 
 if TYPE_CHECKING:
@@ -43,9 +48,13 @@ async def move(
 
 
 async def remove(url: str, name: str, *, is_confirmed: bool) -> dict[str, Any]:
-    """Remove a cursor; return those that are left."""
+    """Remove a cursor, damaged or not; return those that are left."""
     async with _open(url) as (found, cursors):
-        before = await cursors.load(name)
+        try:
+            before = await cursors.load(name)
+        except CorruptionError as error:
+            await _remove_damaged(cursors, name, error, is_confirmed=is_confirmed)
+            return await _to_json(found, cursors)
         if before is None:
             raise LogNotFoundError(
                 f"there is no cursor {name!r} at {found.store.url}", location=found.store.url
@@ -57,6 +66,23 @@ async def remove(url: str, name: str, *, is_confirmed: bool) -> dict[str, Any]:
                 f"nothing was changed; give --confirm to remove cursor {name!r} ({_stands(before)})"
             )
         return await _to_json(found, cursors)
+
+
+async def _remove_damaged(
+    cursors: CloudCursors, name: str, error: CorruptionError, *, is_confirmed: bool
+) -> None:
+    """Remove a cursor that cannot be read; not one that another program has put in its place since."""
+    if not is_confirmed:
+        complain(
+            f"nothing was changed; give --confirm to remove cursor {name!r}; cursor {name!r} is damaged, and "
+            f"nothing is collected before it is removed or put back ({error})"
+        )
+    elif await cursors.delete_damaged(name):
+        complain(
+            f"cursor {name!r} was damaged and is removed; collections no longer wait for it ({error})"
+        )
+    else:
+        complain(f"cursor {name!r} was damaged, but another program has changed it; look again")
 
 
 @asynccontextmanager

@@ -48,7 +48,8 @@ class DirectoryLog:
         self._tier_url = self._view.tier_url if use_tier else None
 
     def close(self) -> None:
-        """Release the tier's connections, if there are any."""
+        """Release the directory, and the tier's connections, if there are any."""
+        self._view.close()
         if "_tier" in self.__dict__ and self._tier is not None:
             self._tier.close()
 

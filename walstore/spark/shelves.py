@@ -15,7 +15,7 @@ from typing import Final, Protocol, cast
 from uploader import open_store
 from uploader.layout import FRAGMENT_FOLDER, MANIFEST
 from uploader.partitioned import PARTITIONS, read_partitions
-from uploader.stores.port import ListedObject, ObjectStore, StoredObject
+from uploader.stores.port import ListedObject, ObjectStore, StoredObject, get_bounded
 from uploader.stores.wrapper import StoreWrapper
 from walstore.posix import PosixFileSystem
 from walstore.segment import parse_file_name
@@ -184,8 +184,8 @@ class _Below(StoreWrapper):
         super().__init__(inner)
         self._prefix = f"{name}/" if name else ""
 
-    async def get(self, key: str) -> StoredObject:
-        return await self.inner.get(self._prefix + key)
+    async def get(self, key: str, *, max_bytes: int | None = None) -> StoredObject:
+        return await get_bounded(self.inner, self._prefix + key, max_bytes)
 
 
 def _topics(counts: Counts) -> list[str]:

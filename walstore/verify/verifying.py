@@ -7,12 +7,13 @@ few megabytes, whatever the size of the log. Repairs nothing; opening the log do
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
 from walstore import checkpoint, segment
 from walstore.checkpoint import Checkpoint, DurableCell
-from walstore.directory import RESTORE_NAME, read_cell, restore_interrupted
+from walstore.directory import RESTORE_NAME, anchor_log, read_cell, restore_interrupted
 from walstore.errors import CorruptionError, LogNotFoundError
 from walstore.ports import FileSystem
 from walstore.posix import PosixFileSystem
@@ -36,7 +37,10 @@ def verify_directory(
     each segment before it is read. Raises LogNotFoundError if there is no log, FormatVersionError for
     files of a newer version, and OSError if the disk does not answer.
     """
-    return _Verification(Path(path), fs or PosixFileSystem(), on_progress).run()
+    path = Path(path)
+    # All of it is looked up in one directory, whatever is at its path meanwhile.
+    with contextlib.closing(anchor_log(fs or PosixFileSystem(), path)) as anchored:
+        return _Verification(path, anchored, on_progress).run()
 
 
 class _Verification:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.uploader.documents import manifest_of
+from tests.uploader.logs import replace
 from uploader import layout
 from uploader.collecting.garbage import Garbage, apply_garbage
 from uploader.collecting.garbage_plan import plan_garbage
@@ -278,6 +279,37 @@ async def test_a_damaged_cursor(place: Place) -> None:
     with pytest.raises(CorruptionError, match=r"cursor/other\.json"):
         await place.cursors.list(strict=True)
     assert [cursor.name for cursor in await place.cursors.list()] == ["billing"]
+
+
+async def test_only_a_damaged_cursor_is_removed_for_that(place: Place) -> None:
+    """That very object goes, and no cursor that another program has put in its place since."""
+    assert not await place.cursors.delete_damaged("billing")
+    await place.inner.put_if_absent(PATH, b"{")
+
+    async def mend() -> None:
+        await place.other.delete("billing")
+        await place.other.commit("billing", 9)
+
+    place.store.on("put_if_match", call(mend))
+    assert not await place.cursors.delete_damaged("billing")
+    (kept,) = await place.cursors.list()
+    assert kept.position == 9
+    assert not await place.cursors.delete_damaged("billing")
+    await replace(place.inner, PATH, b"[" * 2_000_000)
+    assert await place.cursors.delete_damaged("billing")
+    assert await place.cursors.load("billing") is None
+
+
+async def test_a_removed_cursor_stays_where_it_stood_for_wal3(place: Place) -> None:
+    """Its collector goes by the lowest object, and takes everything below; where there is none, nothing.
+
+    So a position at the end of all offsets would let it take all as soon as no other cursor is left.
+    """
+    await place.cursors.commit("billing", 9)
+    await place.cursors.commit("billing", 31)
+    await place.cursors.delete("billing")
+    document = json.loads((await place.inner.get(PATH)).data)
+    assert document["position"] == {"offset": 31}
 
 
 async def test_deleted_while_listing(place: Place) -> None:

@@ -31,6 +31,7 @@ from uploader.stores import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
+from uploader.writing.adoption import VOID
 from uploader.writing.writer_settings import WriterSettings
 from walstore import InvalidSettingsError, LogNotFoundError
 from walstore.threads import Worker
@@ -402,6 +403,13 @@ async def test_left_overs_and_strangers(store, worker) -> None:
     assert "2 objects" in next(found.what for found in report.findings if found.key == "b/")
 
 
+async def test_a_place_that_was_voided_is_empty(store, worker) -> None:
+    """Nothing waits there to be published, and nobody is asked to do anything about it."""
+    await begin(store, worker, 2)
+    await store.inner.put_if_absent(layout.fragment_path(5), VOID)
+    assert told(await scrub(store)) == []
+
+
 async def test_what_was_collected_and_not_deleted(store, worker) -> None:
     log = await begin(store, worker, 5)
     kept = (await store.inner.get(SECOND)).data
@@ -446,6 +454,17 @@ async def test_in_parts(store, worker) -> None:
     assert tuple(findings) == whole.findings
     assert records == whole.records == 10
     assert total.hexdigest() == whole.setsum
+
+
+async def test_what_progress_raises_is_raised(store, worker) -> None:
+    """As it is, not in a group."""
+    await begin(store, worker)
+
+    def refuse(_: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await scrub(store, progress=refuse)
 
 
 async def test_progress(store, worker) -> None:

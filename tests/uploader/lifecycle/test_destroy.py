@@ -22,6 +22,7 @@ from uploader.stores.local import LocalStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, StoreKilled, faults
 from uploader.testing.faults import Fault, fail, hang, happen_then_fail, timeout
+from uploader.writing.adoption import VOID
 from walstore import (
     CorruptionError,
     InvalidSettingsError,
@@ -82,6 +83,16 @@ async def test_only_the_tombstone_stays(store, worker) -> None:
     tombstone = (await store.inner.get(layout.TOMBSTONE)).data.decode()
     assert log.manifest.setsum.hexdigest() in tombstone
     assert f'"limit":{{"offset":{end}}}' in tombstone
+
+
+async def test_what_was_voided_goes_as_well(store, worker) -> None:
+    log = await begin(store, worker)
+    number = log.manifest.next_seq_no
+    for ahead in (0, 1, 5):
+        await store.put_if_absent(layout.fragment_path(number + ahead), VOID)
+    removed = await destroy(URL, store=store, confirm=True)
+    assert removed.left == ()
+    assert await keys(store) == [layout.TOMBSTONE]
 
 
 async def test_a_log_that_may_be_in_use_is_refused(store, worker) -> None:

@@ -245,6 +245,17 @@ async def test_a_fork_of_a_sealed_log_can_be_written(source, target, worker) -> 
     assert await cloud_values(target.inner) == numbers(1, 11)
 
 
+async def test_what_progress_raises_is_raised(source, target, worker) -> None:
+    """As it is, not in a group."""
+    await begin(source, worker)
+
+    def refuse(_: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await copy(source, target, progress=refuse, parallel=2)
+
+
 async def test_progress_is_told(source, target, worker) -> None:
     await begin(source, worker)
     told: list[Forked] = []
@@ -318,7 +329,7 @@ async def test_fragments_in_the_way(source, target, worker) -> None:
 async def test_another_fork_in_the_way(source, target, worker) -> None:
     await begin(source, worker)
     target.on("put_if_absent", faults.kill(), key_prefix="log/")
-    with pytest.raises(BaseExceptionGroup):
+    with pytest.raises(StoreKilled):
         await copy(source, target, stop=5)
     for options in ({"stop": 6}, {"start": 2, "stop": 5}):
         with pytest.raises(ContentionError, match="another fork"):

@@ -37,6 +37,7 @@ from uploader.stores.local import LocalStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, StoreKilled, faults
 from uploader.testing.faults import Fault, fail, hang, happen_then_fail, timeout
+from uploader.writing.adoption import VOID
 from uploader.writing.writer_settings import WriterSettings
 from walstore import LogNotFoundError, LogSealedError, Settings, Wal
 from walstore.errors import OutcomeUnknownError, WalError
@@ -403,6 +404,33 @@ async def test_what_can_never_be_published_gives_way(store, worker, is_fragment:
     assert (await store.inner.get(key)).data == blocker(5)
 
 
+async def test_what_was_voided_is_an_empty_place(store, worker) -> None:
+    """The blocker goes there at once. A void is not taken for a writer that was quicker."""
+    await begin(store, worker)
+    await put_fragment(store, 3, 5, [b"one"])
+    await store.put_if_absent(layout.fragment_path(4), VOID)
+    assert await seal(URL, store=store) == 6
+    assert await blockers(store.inner) == [4]
+
+
+async def test_a_wall_stands_where_something_was_voided(store, worker) -> None:
+    """It is put behind two fragments in a row, and ends the log that has been published up to it."""
+    await begin(store, worker)
+    for number in (3, 4, 5):
+        await put_fragment(store, number, number + 2, [b"x"])
+    await store.put_if_absent(layout.fragment_path(6), VOID)
+    assert await seal(URL, store=store) == 8
+    assert await blockers(store.inner) == [6]
+
+
+async def blockers(store: ObjectStore) -> list[int]:
+    """Return the numbers of the places in which there is a blocker."""
+    found = await snapshot(store)
+    return [
+        layout.parse_fragment_path(key) for key, data in sorted(found.items()) if is_blocker(data)
+    ]
+
+
 async def test_it_gives_way_also_if_it_is_put_or_deleted_meanwhile(store, worker) -> None:
     await begin(store, worker)
     key = layout.fragment_path(3)
@@ -515,7 +543,8 @@ async def test_beside_a_writer_that_never_pauses(worker) -> None:
     await begin(store, worker, fragments=1)
     stranger = BusyStranger(store.inner)
     store.on("any", faults.call(stranger.go_on), times=200)
-    end = await seal(URL, store=store)
+    # Time stands still: a slow sealer looks for announced garbage beside, and then two would go on at once.
+    end = await seal(URL, store=store, clock=ManualClock())
     assert store._plans  # it did not have to wait for the end of the writer
     for _ in range(20):
         await stranger.go_on()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 
@@ -198,6 +199,56 @@ async def test_a_hold_that_comes_behind_an_announcement_is_put_again(store):
         assert await committer.commit(write, staged)
     assert await bounds(store.inner) == (5, 8)
     assert await values_in(store.inner, 0) == B
+
+
+@LAYOUTS
+async def test_a_hold_that_comes_behind_what_is_announced_and_not_dropped(store, layout):
+    """The manifest does not show it yet, so the announcement of that very log tells: the hold is put again.
+
+    The write goes behind what is going to be dropped, and nothing of it is dropped with that.
+    """
+    settings = dataclasses.replace(SMALL, layout=layout)
+    await write_epoch(store.inner, epoch(0), {0: A, 1: A}, settings=settings)
+    write = epoch(1)
+    staged = await stage(store.inner, write, {0: B, 1: B})
+    holds: dict[str, int] = {"0/": 0, "1/": 0}
+
+    async def announce() -> None:
+        await append(store.inner, 0, b"other")
+        dying = FaultyStore(store.inner)
+        is_chained = settings.layout == "chain"
+        dying.on(
+            "put_if_absent" if is_chained else "put_if_match", kill(), key_prefix="0/manifest/"
+        )
+        with pytest.raises(StoreKilled):
+            await collect(dying)
+        assert await bounds(store.inner) == (1, 5)
+
+    async def note(partition: str) -> None:
+        holds[partition] += 1
+
+    store.on("put_if_absent", call(announce), key_prefix="0/hold/")
+    for partition in holds:
+        store.on(
+            "put_if_absent", call(partial(note, partition)), key_prefix=partition + "hold/", times=9
+        )
+    async with driver(store, settings) as committer:
+        assert await committer.commit(write, staged)
+    assert holds == {"0/": 1, "1/": 1}
+    await collect(store.inner)
+    assert (await bounds(store.inner))[1] == 8
+    assert (await values_in(store.inner, 0))[-3:] == B
+
+
+async def test_only_the_announcement_of_the_log_itself_counts(store):
+    """Another log may lie above, and another one beside."""
+    await write_epoch(store.inner, epoch(0), {0: A, 1: A})
+    for place in ("", "1/"):
+        await store.inner.put_if_absent(place + layout.GARBAGE, b"{")
+    assert await write_epoch(store.inner, epoch(1), {0: B})
+    await store.inner.put_if_absent("0/" + layout.GARBAGE, b"{")
+    with pytest.raises(CorruptionError, match="gc/GARBAGE"):
+        await write_epoch(store.inner, epoch(2), {0: A})
 
 
 async def test_a_hold_never_moves_on_while_its_job_lives(store):

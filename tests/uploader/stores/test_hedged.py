@@ -333,6 +333,16 @@ async def test_a_missing_object_is_an_answer(race):
     assert isinstance(answer, ObjectNotFoundError)
 
 
+async def test_a_defect_of_the_store_is_no_group(race):
+    with pytest.raises(ExceptionGroup) as of_the_test:
+        await race.get("known", (_defect, happen()), order=(0,))
+    assert [type(error) for error in of_the_test.value.exceptions] == [ZeroDivisionError]
+
+
+async def _defect(_request):
+    raise ZeroDivisionError
+
+
 ORDERS = pytest.mark.parametrize("order", [(0, 1), (1, 0), (0,), (1,)])
 
 

@@ -19,6 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from uploader.stores import ObjectNotFoundError, PreconditionFailedError, S3Store
 from walstore.errors import (
+    CorruptionError,
     InvalidSettingsError,
     LogNotFoundError,
     StorageUnavailableError,
@@ -44,6 +45,8 @@ class Answer:
         if self.code:
             body = f"<Error><Code>{self.code}</Code><Message>said so</Message></Error>".encode()
         headers = {"Content-Length": str(len(body)), **self.headers}
+        if "Transfer-Encoding" in headers:
+            del headers["Content-Length"]
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         return f"HTTP/1.1 {self.status} x\r\n{head}\r\n".encode() + body[: self.cut_body_at]
 
@@ -310,6 +313,32 @@ async def test_reads_give_up(server, store, instant_clock):
     assert caught.value.outcome == "not_written"
     assert len(server.requests) == 5
     assert instant_clock.waits == [0.05, 0.1, 0.2, 0.4]
+
+
+@pytest.mark.parametrize("size_bytes", [11, 1 << 40])
+async def test_the_body_of_what_is_too_long_is_not_read(server, store, size_bytes):
+    """Its length is told before it; nothing more is sent here, and nothing more is waited for."""
+    server.answers = [
+        Answer(200, headers={"ETag": '"abc"', "Content-Length": str(size_bytes)}, body=b"x"),
+        OK,
+    ]
+    with pytest.raises(CorruptionError, match="longer") as caught:
+        await store.get("key", max_bytes=10)
+    assert (caught.value.path, caught.value.found) == ("key", size_bytes)
+    assert len(server.requests) == 1
+    assert (await store.get("key", max_bytes=10)).data == b"data"
+
+
+async def test_a_body_of_a_length_that_is_not_told_is_read_no_further(server, store):
+    chunks = b"".join(b"4\r\ndata\r\n" for _ in range(3))
+    headers = {"ETag": '"abc"', "Transfer-Encoding": "chunked"}
+    server.answers = [
+        Answer(200, headers=headers, body=chunks),
+        Answer(200, headers=headers, body=chunks + b"0\r\n\r\n"),
+    ]
+    with pytest.raises(CorruptionError, match="longer"):
+        await store.get("key", max_bytes=10)
+    assert (await store.get("key", max_bytes=12)).data == b"data" * 3
 
 
 async def test_a_missing_object_is_not_repeated(server, store):

@@ -42,6 +42,18 @@ class QuotesETags(MemoryStore):
         return StoredObject(found.data, f'"{found.etag}"')
 
 
+class IgnoresTheLimit(MemoryStore):
+    async def get(self, key, *, max_bytes=None):
+        return await super().get(key)
+
+
+class TakesNoLimit(MemoryStore):
+    """Sound: the port asks for none."""
+
+    async def get(self, key):
+        return await super().get(key)
+
+
 class EndsRangesLate(MemoryStore):
     async def get_range(self, key, start, limit):
         return await super().get_range(key, start, limit + 1)
@@ -113,6 +125,7 @@ BROKEN: dict[type[MemoryStore], str] = {
     OverwritesOnSwap: "test_swap",
     CreatesOnSwap: "test_swap_of_a_missing_object",
     QuotesETags: "test_etags_have_no_quotes_and_are_the_same_everywhere",
+    IgnoresTheLimit: "test_get_with_a_limit",
     EndsRangesLate: "test_get_range",
     RefusesRangesPastTheEnd: "test_get_range_at_the_edges",
     ListsOnePage: "test_many_objects",
@@ -139,6 +152,10 @@ async def test_a_broken_store_is_found(broken):
     await run(BROKEN[broken], MemoryStore)
     with pytest.raises((AssertionError, WalError, pytest.fail.Exception)):
         await run(BROKEN[broken], broken)
+
+
+async def test_a_store_without_a_limit_is_sound():
+    await run("test_get_with_a_limit", TakesNoLimit)
 
 
 @pytest.mark.slow

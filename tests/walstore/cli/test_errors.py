@@ -53,3 +53,9 @@ def test_groups_of_one_are_unwrapped() -> None:
     assert unwrap(ExceptionGroup("", [ExceptionGroup("", [error])])) is error
     two = ExceptionGroup("", [error, ValueError()])
     assert unwrap(two) is two
+
+
+def test_of_several_that_are_expected_the_first_is_told() -> None:
+    """A disk that is full stops several tasks at once; that is no traceback."""
+    first, second = OSError("full"), errors.WalError("x")
+    assert unwrap(ExceptionGroup("", [ExceptionGroup("", [first]), second])) is first

@@ -179,6 +179,24 @@ def test_a_cursor_for_some_time(cli: Cli, grown: str) -> None:
     assert cursor["expires_us"] - cursor["updated_us"] == pytest.approx(3600e6, rel=0.01)
 
 
+@pytest.mark.parametrize("content", [b"{", b"x" * (2 << 20)], ids=["torn", "too long"])
+def test_a_damaged_cursor_is_removed(cli: Cli, grown: str, content: bytes) -> None:
+    """Nothing is collected before, and it cannot be read to be moved."""
+    path = path_of(grown) / "cursor" / "billing.json"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    done = cli("cursors", grown, "--delete", "billing")
+    assert done.code == 0
+    assert "cursor 'billing' is damaged" in done.err
+    assert path.read_bytes() == content
+    done = cli("cursors", grown, "--delete", "billing", "--confirm", "--json")
+    assert done.code == 0
+    assert "cursor 'billing' was damaged" in done.err
+    assert done.json["cursors"] == []
+    assert cli("gc", "plan", grown).code == 0
+    assert cli("cursors", grown, "--delete", "billing", "--confirm").code == 3
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
