@@ -6,12 +6,13 @@ CorruptionError, and stays as it is.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from walstore import frame, segment
 from walstore.checkpoint import Checkpoint, DurableCell
-from walstore.directory import list_segments, walk_file
+from walstore.directory import pick_segments, walk_file
 from walstore.errors import CorruptionError
 from walstore.ledger import Ledger, Marks
 from walstore.ports import File, FileSystem
@@ -44,17 +45,18 @@ class Found:
 def find_log(
     fs: FileSystem,
     directory: Path,
+    names: Iterable[str],
     hint: Checkpoint | None,
     cell: DurableCell | None,
     ledger: Ledger,
 ) -> Found | None:
     """Return what lies in ``directory``; None if there is no log.
 
-    ``hint`` is the checkpoint and ``cell`` the durable cell, if there are. What the log remembers beside its
+    ``names`` are those of the files in it, ``hint`` is the checkpoint and ``cell`` the durable cell, if there are. What the log remembers beside its
     records goes into ``ledger``, as far as it can be told without walking the active segment. Raises
     CorruptionError, FormatVersionError, OSError.
     """
-    starts = list_segments(fs, directory)
+    starts = pick_segments(directory, names)
     if not starts:
         if hint is not None:
             raise CorruptionError(
