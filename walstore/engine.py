@@ -315,7 +315,8 @@ class Engine:
             if self._supervisor.done():
                 self._supervisor = self._start()  # cancelled before it ran
             try:
-                await asyncio.sleep(0)  # the tasks start within two turns; waiting takes four
+                # The tasks start within two turns of the event loop; waiting for them takes four.
+                await asyncio.sleep(0)  # noqa: TID251 - no wait is meant
             except asyncio.CancelledError:
                 is_cancelled = True
         if is_cancelled:
@@ -342,7 +343,7 @@ class Engine:
     def abandon(self, error: WalClosedError) -> None:
         """Refuse everything in a child process, which has neither the threads nor the files."""
         self._abandoned = error
-        self.source.closed = error
+        self.source.close(error)
         self.channel.abandon(error)
         self.writer.abandon(error)
         self.state.abandon(error)
@@ -378,8 +379,9 @@ class Engine:
         await self._wait_for(*helpers)
         writer.stop()
         await self._wait_for(writing)
-        self.source.closed = writer.failure or closed
-        self.state.end(self.source.closed)
+        reason = writer.failure or closed
+        self.source.close(reason)
+        self.state.end(reason)
         await self._release()
         if shipping is not None and not shipping.cancelled():  # it may be, before it ran
             error = shipping.exception()
@@ -405,7 +407,7 @@ class Engine:
             writing = self._loop.create_task(self.writer.run())
             while not self.writer.started.done() and not writing.done():
                 try:
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)  # noqa: TID251 - no wait is meant
                 except asyncio.CancelledError:
                     self.request_close()
             if self.writer.started.done():

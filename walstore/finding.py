@@ -52,9 +52,9 @@ def find_log(
 ) -> Found | None:
     """Return what lies in ``directory``; None if there is no log.
 
-    ``names`` are those of the files in it, ``hint`` is the checkpoint and ``cell`` the durable cell, if there are. What the log remembers beside its
-    records goes into ``ledger``, as far as it can be told without walking the active segment. Raises
-    CorruptionError, FormatVersionError, OSError.
+    ``names`` are those of the files in it, ``hint`` is the checkpoint and ``cell`` the durable cell, if there
+    are. What the log remembers beside its records goes into ``ledger``, as far as it can be told without
+    walking the active segment. Raises CorruptionError, FormatVersionError, OSError.
     """
     starts = pick_segments(directory, names)
     if not starts:
