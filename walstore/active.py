@@ -222,14 +222,15 @@ class ActiveCell:
         self._has_durable_name = False
         self._is_closed = False
 
-    def store(self, data: bytes) -> None:
-        """Replace the content; does nothing once it is closed. Never raises."""
+    def store(self, data: bytes) -> bool:
+        """Replace the content and return whether others see it; never raises. Not once it is closed."""
         if self._is_closed:
-            return
+            return False
         error = self._try(data) and self._try(data)
         if error is not None and not self._has_failed:
             logger.warning("%s cannot be stored to, the log goes on: %s", self._path, error)
         self._has_failed = error is not None
+        return error is None
 
     def settle(self, data: bytes) -> None:
         """Replace the content so that a power failure brings no older one back; OSError.

@@ -8,7 +8,7 @@ then rebuilt from its segments. The layouts are specified in docs/format.md. Pur
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
@@ -163,11 +163,12 @@ def _decode_body(body: bytes) -> Checkpoint:
     return found
 
 
-def _pairs(body: bytes) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a map; the sealed segments of a large one row by row."""
-    if len(body) <= SMALL_BYTES:
-        yield from unpack_pairs(body, "a checkpoint")
-        return
+def _pairs(body: bytes) -> Iterable[tuple[str, Any]]:
+    """Return the fields of a map; the sealed segments of a large one row by row."""
+    return unpack_pairs(body, "a checkpoint") if len(body) <= SMALL_BYTES else _large_pairs(body)
+
+
+def _large_pairs(body: bytes) -> Iterator[tuple[str, Any]]:
     packed = Packed(body, "a checkpoint", longest_row=len(_SUMMARY))
     for name in packed.fields():
         yield name, packed.rows() if name == "sealed" else packed.value()

@@ -28,11 +28,13 @@ from walstore import claims as claims_file
 from walstore.active import ActiveCell
 from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.claims import Claims
+from walstore.cursors.directory import list_cursors, lowest_pin
 from walstore.directory import (
     evidence_of,
     load_checkpoint,
     load_claims,
     peek_log_id,
+    pick_segments,
     read_cell,
     used_limit,
     walk_file,
@@ -228,7 +230,7 @@ def _open_locked(
 ) -> Opened:
     directory, fs = entered.directory, entered.fs
     hint = load_checkpoint(fs, directory)
-    cell = read_cell(fs, directory)
+    cell = _heeding_cursors(entered, hint, read_cell(fs, directory))
     ledger = Ledger(window=settings.producer_window, max_producers=settings.max_producers)
     found = find_log(fs, directory, entered.names, hint, cell, ledger)
     if found is None:
@@ -282,6 +284,23 @@ def _open_locked(
         for summary in tail.summaries()[:-1]
     ]
     return Opened(fs, tail, entered.lock, log_id, sealed, start.recovery, look(fs, directory))
+
+
+def _heeding_cursors(
+    entered: Entered, hint: Checkpoint | None, cell: DurableCell | None
+) -> DurableCell | None:
+    """Return the cell with a head that no cursor forbids, if the checkpoint does not know it.
+
+    Without room for the lock of the cursors the cell shows a head before it is sure that there is none
+    (:class:`walstore.pins.HeldPins`), and the process may have died before it took that back.
+    """
+    if hint is None or cell is None or cell.head <= hint.head:
+        return cell
+    pin = lowest_pin(list_cursors(entered.fs, entered.directory, now_us=0))
+    starts = pick_segments(entered.directory, entered.names)
+    if pin is None or pin >= cell.head or not starts:
+        return cell
+    return cell._replace(head=min(cell.head, max(hint.head, pin, starts[0])))
 
 
 @dataclass(slots=True)

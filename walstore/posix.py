@@ -283,8 +283,9 @@ class PosixFileSystem:
         descriptor = self._open(path, os.O_RDONLY)
         try:
             size = os.fstat(descriptor).st_size + 1
-            data = b""
-            while piece := os.read(descriptor, size):
+            data = piece = os.read(descriptor, size)
+            while len(piece) == size:  # it grew meanwhile
+                piece = os.read(descriptor, size)
                 data += piece
             return data
         finally:

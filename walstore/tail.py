@@ -211,6 +211,15 @@ class Tail:
         with _Failing(self):
             return self._advance_head(limit)
 
+    def show_head(self, limit: int) -> bool:
+        """Tell other processes that ``limit`` is the head, before it is; return whether they see it.
+
+        For those who look for the head before they rely on a record. Take it back with the head that there
+        is unless :meth:`advance_head` follows, which says it again.
+        """
+        with _Failing(self):
+            return self._cell.store(self._cell_data(limit))
+
     def summaries(self) -> list[SegmentSummary]:
         """Return the sealed segments, oldest first, and behind them the active one as sealing it now
         would record it."""
@@ -619,11 +628,11 @@ class Tail:
         """Tell other processes what is durable."""
         self._cell.store(self._cell_data())
 
-    def _cell_data(self) -> bytes:
-        """Return what the durable cell says now."""
+    def _cell_data(self, head: int | None = None) -> bytes:
+        """Return what the durable cell says now, or would with another head."""
         written = self._chain.next_offset if self._shows_written else self.durable_limit
         cell = DurableCell(
-            self.head,
+            self.head if head is None else head,
             self.durable_limit,
             self._chain.epoch,
             self.active.start,
