@@ -32,7 +32,7 @@ from walstore.errors import (
     WalClosedError,
 )
 from walstore.ports import Clock
-from walstore.reader import Reader
+from walstore.reader import Reader, ReadGuard
 from walstore.records import Start
 from walstore.resource import Opening
 from walstore.threads import Worker
@@ -128,6 +128,7 @@ class CloudLog:
         self._refreshing = asyncio.Lock()
         self._refreshed_at = clock.monotonic()
         self._closed = False
+        self._read_guard = ReadGuard(self.check_open)
 
     @property
     def url(self) -> str:
@@ -193,7 +194,9 @@ class CloudLog:
             raise ValueError(f"prefetch must not be negative, not {prefetch}")
         ahead = ReadAhead(self._fragments, max_bytes=prefetch, stream=stream, verify=verify)
         source = CloudSource(self, self._fragments, ahead)
-        return Reader(source, start=start, stop=stop, stream=stream, follow=follow)
+        return Reader(
+            source, start=start, stop=stop, stream=stream, follow=follow, guard=self._read_guard
+        )
 
     async def scan(
         self,
@@ -298,6 +301,7 @@ class CloudLog:
     async def aclose(self) -> None:
         """Release connections and threads; twice is allowed. Readers end with WalClosedError."""
         self._closed = True
+        self._read_guard.thread = 0
         await self._fragments.aclose()
         self._worker.close()
         await self._store.aclose()

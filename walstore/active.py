@@ -219,16 +219,38 @@ class ActiveCell:
         self._size = size
         self._cell: Cell | None = None
         self._has_failed = False
+        self._has_durable_name = False
         self._is_closed = False
 
-    def store(self, data: bytes) -> None:
-        """Replace the content; does nothing once it is closed. Never raises."""
+    def store(self, data: bytes) -> bool:
+        """Replace the content and return whether others see it; never raises. Not once it is closed."""
         if self._is_closed:
-            return
+            return False
         error = self._try(data) and self._try(data)
         if error is not None and not self._has_failed:
             logger.warning("%s cannot be stored to, the log goes on: %s", self._path, error)
         self._has_failed = error is not None
+        return error is None
+
+    def settle(self, data: bytes) -> None:
+        """Replace the content so that a power failure brings no older one back; OSError.
+
+        Afterwards it finds this content, a later one, or no file.
+        """
+        self.park()  # what has the file's name counts, and somebody may have replaced it
+        self.store(data)
+        if self._has_failed:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.remove(self._path)
+        else:
+            file = self._fs.open(self._path, "r+")
+            try:
+                file.datasync()
+            finally:
+                file.close()
+        if not self._has_durable_name:
+            self._fs.sync_directory(self._path.parent)
+            self._has_durable_name = not self._has_failed
 
     def park(self) -> None:
         """Close it until the next store."""
@@ -250,6 +272,7 @@ class ActiveCell:
         except OSError as error:
             with contextlib.suppress(OSError):
                 self.park()
+            self._has_durable_name = False
             with contextlib.suppress(OSError):
                 self._fs.remove(self._path)
             return error

@@ -28,7 +28,10 @@ class Anchor(Protocol):
     """Finds the files of a file system."""
 
     def at(self, path: Path) -> AbstractContextManager[tuple[int | None, str]]:
-        """Return the descriptor of a directory, valid in the block, and the name of ``path`` in it."""
+        """Return the descriptor of a directory, valid in the block, and the name of ``path`` in it.
+
+        An OSError of the block about that name is made one about ``path``.
+        """
 
     def below(self, path: Path) -> Anchor:
         """Return the anchor of a directory that ``path`` leads to now."""
@@ -118,17 +121,21 @@ class _OpenDirectory:
 class _Use:
     """A call within a directory that is held open. Opening a log makes some thirty."""
 
-    __slots__ = ("_directory", "_path")
+    __slots__ = ("_directory", "_name", "_path")
 
     def __init__(self, directory: _OpenDirectory, path: Path) -> None:
         self._directory = directory
         self._path = path
 
     def __enter__(self) -> tuple[int | None, str]:
-        return self._directory.begin(self._path)
+        found = self._directory.begin(self._path)
+        self._name = found[1]
+        return found
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._directory.end()
+        if isinstance(error, OSError):
+            _name_whole(error, self._name, self._path)
 
 
 class _DirectoryBelow:
@@ -155,7 +162,11 @@ class _DirectoryBelow:
         with stack:
             if _identify(descriptor) != self._identity:
                 raise self._moved()
-            yield descriptor, name
+            try:
+                yield descriptor, name
+            except OSError as error:
+                _name_whole(error, name, path)
+                raise
 
     def below(self, path: Path) -> Anchor:
         """Remember which directory it is."""
@@ -187,6 +198,12 @@ def _name_below(directory: Path, path: Path) -> str:
     if not whole.startswith(prefix := prefix.rstrip("/") + "/"):
         raise ValueError(f"{path} is not below {directory}, to which the file system is anchored")
     return whole[len(prefix) :]
+
+
+def _name_whole(error: OSError, name: str, path: Path) -> None:
+    """Let an error about a name below an anchor be about the path that was given."""
+    if error.filename == name:
+        error.filename = str(path)
 
 
 def _identify(descriptor: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ then rebuilt from its segments. The layouts are specified in docs/format.md. Pur
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
@@ -21,10 +21,12 @@ from walstore.ledger import Marks
 from walstore.packed import (
     MOST_OFFSET,
     MOST_TIMESTAMP_US,
+    SMALL_BYTES,
     MalformedError,
     Packed,
     require,
     require_number,
+    unpack_pairs,
 )
 from walstore.segment import SegmentIndex, SegmentSummary
 
@@ -128,7 +130,7 @@ def decode_checkpoint(data: bytes, path: str) -> Checkpoint | None:
     body = data[PREFIX.size : PREFIX.size + size]
     if magic != MAGIC or len(body) != size or _crc(version, body) != crc:
         return None
-    if any(data[PREFIX.size + size :]):
+    if data[PREFIX.size + size :].strip(b"\0"):
         return None
     if version > VERSION:
         raise FormatVersionError(
@@ -144,14 +146,9 @@ def decode_checkpoint(data: bytes, path: str) -> Checkpoint | None:
 
 def _decode_body(body: bytes) -> Checkpoint:
     """Parse the map that is a checkpoint; ValueError if no writer writes such a one."""
-    packed = Packed(body, "a checkpoint", longest_row=len(_SUMMARY))
     fields: dict[str, Any] = {}
-    for name in packed.fields():
-        if name == "sealed":
-            fields[name] = tuple(map(_decode_summary, packed.rows()))
-        else:
-            fields[name] = _FIELDS.get(name, _refuse)(packed.value(), name)
-    packed.end()
+    for name, value in _pairs(body):
+        fields[name] = _FIELDS.get(name, _refuse)(value, name)
     if missing := _REQUIRED - fields.keys():
         raise MalformedError(f"a checkpoint without {min(missing)}")
     found = Checkpoint(**fields)
@@ -164,6 +161,24 @@ def _decode_body(body: bytes) -> Checkpoint:
     if starts != sorted(starts) or starts[1:-1] != limits[:-1] or found.head > found.next_offset:
         raise MalformedError("a checkpoint of segments that do not follow each other")
     return found
+
+
+def _pairs(body: bytes) -> Iterable[tuple[str, Any]]:
+    """Return the fields of a map; the sealed segments of a large one row by row."""
+    return unpack_pairs(body, "a checkpoint") if len(body) <= SMALL_BYTES else _large_pairs(body)
+
+
+def _large_pairs(body: bytes) -> Iterator[tuple[str, Any]]:
+    packed = Packed(body, "a checkpoint", longest_row=len(_SUMMARY))
+    for name in packed.fields():
+        yield name, packed.rows() if name == "sealed" else packed.value()
+    packed.end()
+
+
+def _decode_sealed(rows: object, what: str) -> tuple[SegmentSummary, ...]:
+    if not isinstance(rows, list | Iterator):
+        raise MalformedError(f"{what} is no list")
+    return tuple(map(_decode_summary, rows))
 
 
 def _decode_summary(row: object) -> SegmentSummary:
@@ -200,6 +215,7 @@ _SUMMARY: Final = (MOST_OFFSET, MOST_OFFSET, MOST_OFFSET, _MOST_CRC, MOST_TIMEST
 """Highest values of a sealed segment's fields."""
 _FIELDS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "log_id": _decode_log_id,
+    "sealed": _decode_sealed,
     "epoch": require_number,
     "head": partial(require_number, least=1),
     "tail_start": partial(require_number, least=1),
@@ -217,8 +233,8 @@ _FIELDS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "own_epoch": require_number,
     "is_closed": lambda value, what: require(value, bool, what),
 }
-"""What the fields of a checkpoint can be. The list of sealed segments is read row by row."""
-_REQUIRED: Final = frozenset(("sealed", *_FIELDS)) - {
+"""What the fields of a checkpoint can be."""
+_REQUIRED: Final = frozenset(_FIELDS) - {
     "ledger",
     "tail_salt",
     "own_epoch",

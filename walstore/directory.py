@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +51,11 @@ def list_segments(fs: FileSystem, directory: Path) -> list[int]:
         names = fs.list(directory)
     except (FileNotFoundError, NotADirectoryError):
         raise LogNotFoundError(f"there is no log at {directory}", location=str(directory)) from None
+    return pick_segments(directory, names)
+
+
+def pick_segments(directory: Path, names: Iterable[str]) -> list[int]:
+    """As :func:`list_segments`, of the names in the directory."""
     starts = []
     for name in names:
         start = segment.parse_file_name(name)

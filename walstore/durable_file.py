@@ -21,9 +21,11 @@ def sync_entry(fs: FileSystem, directory: Path) -> None:
 def write_durably(fs: FileSystem, path: Path, data: bytes) -> None:
     """Replace a small file so that a crash leaves either the old or the new content."""
     spare = path.with_name(path.name + ".tmp")
-    with contextlib.suppress(FileNotFoundError):
+    try:
+        file = fs.open(spare, "x")
+    except FileExistsError:  # a crash left it
         fs.remove(spare)
-    file = fs.open(spare, "x")
+        file = fs.open(spare, "x")
     try:
         file.pwrite([data], 0)
         file.datasync()

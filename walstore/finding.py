@@ -6,12 +6,13 @@ CorruptionError, and stays as it is.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from walstore import frame, segment
 from walstore.checkpoint import Checkpoint, DurableCell
-from walstore.directory import list_segments, walk_file
+from walstore.directory import pick_segments, walk_file
 from walstore.errors import CorruptionError
 from walstore.ledger import Ledger, Marks
 from walstore.ports import File, FileSystem
@@ -44,17 +45,18 @@ class Found:
 def find_log(
     fs: FileSystem,
     directory: Path,
+    names: Iterable[str],
     hint: Checkpoint | None,
     cell: DurableCell | None,
     ledger: Ledger,
 ) -> Found | None:
     """Return what lies in ``directory``; None if there is no log.
 
-    ``hint`` is the checkpoint and ``cell`` the durable cell, if there are. What the log remembers beside its
-    records goes into ``ledger``, as far as it can be told without walking the active segment. Raises
-    CorruptionError, FormatVersionError, OSError.
+    ``names`` are those of the files in it, ``hint`` is the checkpoint and ``cell`` the durable cell, if there
+    are. What the log remembers beside its records goes into ``ledger``, as far as it can be told without
+    walking the active segment. Raises CorruptionError, FormatVersionError, OSError.
     """
-    starts = list_segments(fs, directory)
+    starts = pick_segments(directory, names)
     if not starts:
         if hint is not None:
             raise CorruptionError(
@@ -65,8 +67,8 @@ def find_log(
             )
         if cell is not None and cell.durable_limit > cell.head:
             raise CorruptionError(
-                "the durable cell speaks of records in segments that are gone; restore them, or move the "
-                "cell away to begin a new log",
+                "the durable cell speaks of records in segments that are gone; put them back, or "
+                f"'walstore repair' begins the log at offset {cell.durable_limit} without them",
                 path=str(directory),
                 expected=segment.file_name(cell.tail_start),
             )
@@ -87,12 +89,7 @@ def find_log(
     last = starts[-1]
     _check_adjacent(directory, sealed, last)
     if starts[0] > known_head > 0:
-        raise CorruptionError(
-            "segments are missing at the beginning of the log",
-            path=str(directory),
-            expected=segment.file_name(known_head),
-            found=segment.file_name(starts[0]),
-        )
+        raise _missing_beginning(directory, known_head, starts[0], is_noted=hint is not None)
     if hint is not None and last < hint.tail_start:
         raise CorruptionError(
             "segments are missing at the end of the log",
@@ -103,6 +100,23 @@ def find_log(
     head = known_head or starts[0]
     found = _find_tail(fs, directory, hint, sealed, last, head, log_id, ledger)
     return replace(found, given_up=given_up)
+
+
+def _missing_beginning(
+    directory: Path, head: int, first: int, *, is_noted: bool
+) -> CorruptionError:
+    """Return the error for a log that should begin at ``head``, and begins at ``first``.
+
+    ``is_noted``: the checkpoint is there, which is never older than the removal of a segment.
+    """
+    why = "" if is_noted else " (or the durable cell is older than their removal)"
+    return CorruptionError(
+        f"segments are missing at the beginning of the log{why}; put them back, or begin it at offset "
+        f"{first} with 'walstore repair'",
+        path=str(directory),
+        expected=segment.file_name(head),
+        found=segment.file_name(first),
+    )
 
 
 def _find_tail(

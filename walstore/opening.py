@@ -28,11 +28,13 @@ from walstore import claims as claims_file
 from walstore.active import ActiveCell
 from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.claims import Claims
+from walstore.cursors.directory import list_cursors, lowest_pin
 from walstore.directory import (
     evidence_of,
     load_checkpoint,
     load_claims,
     peek_log_id,
+    pick_segments,
     read_cell,
     used_limit,
     walk_file,
@@ -107,6 +109,8 @@ class Entered:
     fs: FileSystem
     """Anchored to the directory."""
     lock: Lock
+    names: Sequence[str]
+    """What lies in it. Only who has the lock makes or removes segments and files of transactions."""
 
     def peek(self) -> tuple[bytes | None, Claims]:
         """Return the identity of the log, None if there is none yet, and what it knows of its claims."""
@@ -139,10 +143,11 @@ def enter_log(
         stack.callback(fs.close)
         lock = take_lock(fs, directory, owner)
         stack.callback(lock.release)
-        if not is_made and not any(name.endswith(segment.SUFFIX) for name in fs.list(directory)):
+        names = fs.list(directory)
+        if not is_made and not any(name.endswith(segment.SUFFIX) for name in names):
             sync_entry(fs, directory)  # before there is anything that would say it was done
         stack.pop_all()
-    return Entered(directory, fs, lock)
+    return Entered(directory, fs, lock, names)
 
 
 def open_log(
@@ -192,11 +197,9 @@ def recover_log(
     with contextlib.ExitStack() as stack:
         stack.callback(entered.release)
         opened = _open_locked(
-            entered.directory,
-            entered.fs,
+            entered,
             clock,
             settings,
-            entered.lock,
             make_log_id,
             tier_limit,
             tier_url,
@@ -216,21 +219,20 @@ def close_log(opened: Opened) -> None:
 
 
 def _open_locked(
-    directory: Path,
-    fs: FileSystem,
+    entered: Entered,
     clock: Clock,
     settings: Settings,
-    lock: Lock,
     make_log_id: Callable[[], bytes],
     tier_limit: int,
     tier_url: str | None,
     *,
     defers_epoch: bool,
 ) -> Opened:
+    directory, fs = entered.directory, entered.fs
     hint = load_checkpoint(fs, directory)
-    cell = read_cell(fs, directory)
+    cell = _heeding_cursors(entered, hint, read_cell(fs, directory))
     ledger = Ledger(window=settings.producer_window, max_producers=settings.max_producers)
-    found = find_log(fs, directory, hint, cell, ledger)
+    found = find_log(fs, directory, entered.names, hint, cell, ledger)
     if found is None:
         chain = Chain(tier_limit, 0, 0, 0, ledger)
         log_id, start = make_log_id(), _Start(chain, tier_limit, Recovery(created=True))
@@ -245,7 +247,7 @@ def _open_locked(
     start.chain.epoch = max(start.chain.epoch, hint.epoch if hint else 0) + 1
     shared = None
     try:
-        remove_leftovers(fs, directory)
+        remove_leftovers(fs, directory, entered.names)
         cell_path = directory / checkpoint.CELL_FILE_NAME
         shared = ActiveCell(fs, cell_path, checkpoint.CELL_BYTES)
 
@@ -281,7 +283,24 @@ def _open_locked(
         Segment(directory / segment.file_name(summary.start), summary.start, summary)
         for summary in tail.summaries()[:-1]
     ]
-    return Opened(fs, tail, lock, log_id, sealed, start.recovery, look(fs, directory))
+    return Opened(fs, tail, entered.lock, log_id, sealed, start.recovery, look(fs, directory))
+
+
+def _heeding_cursors(
+    entered: Entered, hint: Checkpoint | None, cell: DurableCell | None
+) -> DurableCell | None:
+    """Return the cell with a head that no cursor forbids, if the checkpoint does not know it.
+
+    Without room for the lock of the cursors the cell shows a head before it is sure that there is none
+    (:class:`walstore.pins.HeldPins`), and the process may have died before it took that back.
+    """
+    if hint is None or cell is None or cell.head <= hint.head:
+        return cell
+    pin = lowest_pin(list_cursors(entered.fs, entered.directory, now_us=0))
+    starts = pick_segments(entered.directory, entered.names)
+    if pin is None or pin >= cell.head or not starts:
+        return cell
+    return cell._replace(head=min(cell.head, max(hint.head, pin, starts[0])))
 
 
 @dataclass(slots=True)
@@ -413,7 +432,7 @@ def _cut_torn_tail(
     end, size = found.position, file.size()
     if size > end:
         end = walk_file(file, path, chain, found.index, end, header.salt)
-    rest = file.pread(used_limit(file, end) - end, end)
+    rest = file.pread(used_limit(file, end) - end, end) if size > end else b""
     verdict, why = recovery.judge(memoryview(rest), chain, evidence, position=end, header=header)
     if verdict is Verdict.CORRUPT:
         raise CorruptionError(

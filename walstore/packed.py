@@ -19,7 +19,7 @@ MOST_TIMESTAMP_US: Final = (1 << 63) - 1
 """Latest time of a record, in microseconds since 1970 UTC."""
 MOST_SEQUENCE: Final = (1 << 63) - 1
 """Highest number that an idempotent producer may give an append."""
-_SMALL_BYTES: Final = 2048
+SMALL_BYTES: Final = 2048
 """What so few bytes can claim is no danger, so they may be unpacked in one call."""
 _NIL: Final = b"\xc0"
 _TEXT: Final = frozenset((str,))
@@ -104,9 +104,24 @@ def _unreadable(what: str, error: BaseException) -> MalformedError:
     return MalformedError(f"{what} that cannot be read: {error}")
 
 
+def unpack_pairs(data: bytes, what: str) -> Sequence[tuple[str, Any]]:
+    """Return the keys and values of a map with texts for keys, each once; MalformedError otherwise.
+
+    For at most :data:`SMALL_BYTES`: however they are nested, what they become takes little memory.
+    """
+    try:
+        pairs = msgpack.unpackb(data, object_pairs_hook=tuple)
+    except _UNREADABLE as error:
+        raise _unreadable(what, error) from None
+    names = {require(name, str, f"a key of {what}") for name, _ in require(pairs, tuple, what)}
+    if len(names) != len(pairs):
+        raise MalformedError(f"{what} with a key twice")
+    return pairs
+
+
 def unpack_names(data: memoryview | bytes) -> list[str]:
     """Return an array of texts; MalformedError for anything else."""
-    if len(data) > _SMALL_BYTES:
+    if len(data) > SMALL_BYTES:
         packed = Packed(data, "names")
         found = list(packed.rows())
         packed.end()

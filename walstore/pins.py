@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import Self
 
 from walstore.cursors import directory as cursor_directory
-from walstore.faults import describe_read
+from walstore.errors import WalLockedError
+from walstore.faults import describe_read, describe_upkeep, is_full
 from walstore.ports import FileSystem
 from walstore.retention import Pin, Plan
 
@@ -104,19 +105,65 @@ class LogPins:
         """Pins of this process; any thread may ask for one."""
 
     @contextlib.contextmanager
-    def hold(self, now_us: int) -> Iterator[Callable[[Callable[[Sequence[Pin]], Plan]], Plan]]:
-        """Keep all cursors where they are, and give what decides over all pins: ``settle(decide)``.
+    def hold(self, now_us: int) -> Iterator[HeldPins]:
+        """Keep all cursors where they are, and give what decides over all pins.
 
         Make what was decided durable before leaving. Raises WalLockedError if somebody else is at the
         cursors, for some milliseconds, and StorageUnavailableError if they cannot be read.
         """
         with contextlib.ExitStack() as stack:
+            refusal: OSError | None = None
+            cursors: Sequence[Pin] = ()
             try:
-                stack.enter_context(cursor_directory.hold_cursors(self._fs, self._directory))
-                cursors = cursor_pins(self._fs, self._directory, now_us)
+                try:
+                    stack.enter_context(cursor_directory.hold_cursors(self._fs, self._directory))
+                    cursors = cursor_pins(self._fs, self._directory, now_us)
+                except OSError as error:
+                    if not is_full(error) or self._has_cursors():
+                        raise
+                    refusal = error
             except OSError as error:
                 raise describe_read(error, self._directory) from error
-            yield lambda decide: self.readers.settle(cursors, decide)
+            yield HeldPins(self.readers, cursors, refusal, self._has_cursors)
+
+    def _has_cursors(self) -> bool:
+        """Return whether there ever was a cursor; OSError."""
+        return cursor_directory.DIRECTORY_NAME in self._fs.list(self._directory)
+
+
+class HeldPins:
+    """All pins of a log while a head is decided on. Blocking; made by :meth:`LogPins.hold`."""
+
+    def __init__(
+        self,
+        readers: ReaderPins,
+        cursors: Sequence[Pin],
+        refusal: OSError | None,
+        has_cursors: Callable[[], bool],
+    ) -> None:
+        self._readers = readers
+        self._cursors = cursors
+        self._has_cursors = has_cursors
+        self.refusal = refusal
+        """Why the cursors are not locked: there are none, and a full disk has no room for their directory.
+        Else a disk could not be trimmed because it is full. None if they are."""
+
+    def settle(self, decide: Callable[[Sequence[Pin]], Plan]) -> Plan:
+        """Return what ``decide`` makes of all pins; see :meth:`ReaderPins.settle`."""
+        return self._readers.settle(self._cursors, decide)
+
+    def confirm(self) -> None:
+        """Check that no cursor came meanwhile, if they are not locked. WalLockedError if there may be one.
+
+        Show the head before: whoever makes the first cursor makes the directory, then looks for the head.
+        So a cursor of which this does not know is made at or above that head, or not at all.
+        """
+        try:
+            is_new = self.refusal is not None and self._has_cursors()
+        except OSError as error:
+            raise describe_upkeep(error, "the head cannot be moved") from error
+        if is_new:
+            raise WalLockedError("the log's first cursor is just made", path="cursors")
 
 
 def cursor_pins(fs: FileSystem, directory: Path, now_us: int) -> list[Pin]:

@@ -13,13 +13,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from walstore.anchor import Anchor, NoAnchor
 from walstore.errors import WalClosedError, WalLockedError
 from walstore.forks import abandon_in_children
 from walstore.ports import Buffer
 
+_T = TypeVar("_T")
 _IOV_MAX = 1024
 _NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -268,7 +269,7 @@ class PosixFileSystem:
             missing.append(path)
             path = path.parent
         for directory in reversed(missing):
-            with self._at(directory) as (parent, name):
+            with self._anchor.at(directory) as (parent, name):
                 try:
                     os.mkdir(name, dir_fd=parent)
                 except FileExistsError:
@@ -282,8 +283,9 @@ class PosixFileSystem:
         descriptor = self._open(path, os.O_RDONLY)
         try:
             size = os.fstat(descriptor).st_size + 1
-            data = b""
-            while piece := os.read(descriptor, size):
+            data = piece = os.read(descriptor, size)
+            while len(piece) == size:  # it grew meanwhile
+                piece = os.read(descriptor, size)
                 data += piece
             return data
         finally:
@@ -291,17 +293,17 @@ class PosixFileSystem:
 
     def replace(self, source: Path, target: Path) -> None:
         """Rename over the target."""
-        with self._at(source) as (old, name), self._at(target) as (new, new_name):
+        with self._anchor.at(source) as (old, name), self._anchor.at(target) as (new, new_name):
             os.rename(name, new_name, src_dir_fd=old, dst_dir_fd=new)
 
     def remove(self, path: Path) -> None:
         """Delete a file."""
-        with self._at(path) as (parent, name):
+        with self._anchor.at(path) as (parent, name):
             os.unlink(name, dir_fd=parent)
 
     def remove_tree(self, path: Path) -> None:
         """Delete a directory with all that is in it."""
-        with self._at(path) as (parent, name):
+        with self._anchor.at(path) as (parent, name):
             try:
                 shutil.rmtree(name, dir_fd=parent)
             except FileNotFoundError:
@@ -310,8 +312,7 @@ class PosixFileSystem:
 
     def sync_directory(self, path: Path) -> None:
         """Make the directory's entries durable."""
-        with self._opened_directory(path) as descriptor:
-            os.fsync(descriptor)
+        self._on_directory(path, os.fsync)
 
     def lock(self, path: Path, owner: str) -> PosixLock:
         """Take the lock or raise WalLockedError with the note its holder left."""
@@ -360,15 +361,14 @@ class PosixFileSystem:
 
     def free_bytes(self, path: Path) -> int:
         """Return the space left for ordinary users."""
-        with self._opened_directory(path) as descriptor:
-            found = os.fstatvfs(descriptor)
+        found = self._on_directory(path, os.fstatvfs)
         return found.f_bavail * found.f_frsize
 
     def _open(self, path: Path, flags: int) -> int:
         if flags & (os.O_RDWR | os.O_CREAT):
             flags |= os.O_NOFOLLOW
         try:
-            with self._at(path) as (parent, name):
+            with self._anchor.at(path) as (parent, name):
                 return os.open(name, flags | os.O_CLOEXEC, 0o644, dir_fd=parent)
         except OSError as error:
             if error.errno != errno.ELOOP:
@@ -378,32 +378,36 @@ class PosixFileSystem:
             ) from None
 
     @contextlib.contextmanager
-    def _at(self, path: Path) -> Iterator[tuple[int | None, str]]:
-        with self._anchor.at(path) as (parent, name):
-            try:
-                yield parent, name
-            except OSError as error:
-                if error.filename == name:
-                    error.filename = str(path)
-                raise
-
-    @contextlib.contextmanager
     def _opened_directory(self, path: Path) -> Iterator[int]:
         # A description of its own: listings of one that is shared would disturb each other.
         descriptor = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            if not os.fstat(descriptor).st_nlink:  # removed: else its listing is empty
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            _check_there(descriptor, path)
             yield descriptor
         finally:
             os.close(descriptor)
 
+    def _on_directory(self, path: Path, call: Callable[[int], _T]) -> _T:
+        """Call with a descriptor of a directory; the anchor's own is not opened once more."""
+        with self._anchor.at(path) as (held, name):
+            if held is not None and name == ".":
+                _check_there(held, path)
+                return call(held)
+        with self._opened_directory(path) as descriptor:
+            return call(descriptor)
+
     def _is_directory(self, path: Path) -> bool:
         try:
-            with self._at(path) as (parent, name):
+            with self._anchor.at(path) as (parent, name):
                 return stat.S_ISDIR(os.stat(name, dir_fd=parent).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
+
+
+def _check_there(descriptor: int, path: Path) -> None:
+    """Refuse a directory that was removed: its listing is empty, and nothing in it lasts."""
+    if not os.fstat(descriptor).st_nlink:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 _OWNER_BYTES: Final = 256

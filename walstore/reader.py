@@ -6,6 +6,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
+from threading import get_ident
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
@@ -24,6 +25,26 @@ _TAKEN_APART_RECORDS = 4096
 _NO_OFFSET = "offsets begin at 1; start at 'earliest' for the first record that is retained"
 _SETTLE_BYTES = 64 << 10
 """How much is read at once to see whether records are as late as a start by time asks for."""
+
+
+def _allow() -> None:
+    """For sources that belong to nobody."""
+
+
+class ReadGuard:
+    """Keeps readers from handing out what they have in memory: in a wrong thread, or once the log is closed.
+
+    Shared by all readers of a log. One comparison for each record: a thread that is not the one that asked
+    last asks again.
+    """
+
+    __slots__ = ("check", "thread")
+
+    def __init__(self, check: Callable[[], None] = _allow) -> None:
+        self.check = check
+        """Raises WrongLoopError for a caller that is not the owner, WalClosedError after closing."""
+        self.thread = 0
+        """Identity of the thread that asked last; 0 to let everybody ask, as closing must."""
 
 
 class ReadSource(Protocol):
@@ -68,8 +89,9 @@ class Reader:
     may be used with ``async with``, but holds nothing that must be released. One task at a time.
 
     Raises OffsetTrimmedError if its position was removed from the log, OffsetNotWrittenError if it
-    lies beyond the tail, CorruptionError for damaged data, WalClosedError when the log is closed. After
-    an error or a cancellation the position is that of the first record not yet delivered.
+    lies beyond the tail, CorruptionError for damaged data, WalClosedError when the log is closed, also
+    for what the reader had in memory. After an error or a cancellation the position is that of the first
+    record not yet delivered.
     """
 
     def __init__(
@@ -81,6 +103,7 @@ class Reader:
         stream: str | None = None,
         follow: bool = True,
         read_bytes: int = MIB,
+        guard: ReadGuard | None = None,
     ) -> None:
         """Begin at ``start``; see :meth:`walstore.Wal.reader` for the options."""
         if stream is not None:
@@ -98,8 +121,9 @@ class Reader:
         self._time_us: int | None
         # Batches read and not yet delivered, the next one last; the first of them is at _position.
         self._batches: list[Batch] = []
-        self._records: Sequence[Record] = ()
-        self._next_record = 0
+        # Records taken apart for ``async for`` and not yet delivered, the next one last.
+        self._records: list[Record] = []
+        self._guard = guard or ReadGuard()
         # Size of the batches of other streams that the last read has found instead of any.
         self._passed_bytes = 0
         # When to let others have their turn while batches of other streams are passed over.
@@ -137,9 +161,10 @@ class Reader:
     def position(self) -> int:
         """Offset of the next record to be delivered. For a start by time: before the first read or
         ``async with``, the head; while no record is late enough, the next one to be looked at."""
-        # Looked at once each: metrics ask on another thread while records are delivered.
-        records, at = self._records, self._next_record
-        return records[at].offset if at < len(records) else self._position
+        try:  # metrics ask on another thread while records are delivered
+            return self._records[-1].offset
+        except IndexError:
+            return self._position
 
     @property
     def is_caught_up(self) -> bool:
@@ -158,27 +183,28 @@ class Reader:
         """
         self._position, self._time_us = self._resolve(start, "a place to seek")
         self._batches.clear()
-        self._records = ()
-        self._next_record = 0
+        self._records = []
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Record:
-        at = self._next_record
+        if get_ident() != self._guard.thread:
+            self._guard.check()
+            self._guard.thread = get_ident()
         try:
-            record = self._records[at]
+            return self._records.pop()
         except IndexError:
-            records: Sequence[Record] = ()
-            while not records:
-                batch = await self._next_batch(_TAKEN_APART_RECORDS)
-                if batch is None:
-                    raise StopAsyncIteration from None
-                records = batch.records()
-            self._records = records
-            at, record = 0, records[0]
-        self._next_record = at + 1
-        return record
+            pass
+        while True:
+            batch = await self._next_batch(_TAKEN_APART_RECORDS)
+            if batch is None:
+                raise StopAsyncIteration
+            records = list(batch.records())
+            if records:
+                records.reverse()
+                self._records = records
+                return records.pop()
 
     def batches(self) -> AsyncIterator[Batch]:
         """Iterate over batches as they lie in the log, the cheapest way to read much.
@@ -206,6 +232,7 @@ class Reader:
         """
         if max_records < 1:
             raise ValueError(f"max_records must be at least 1, not {max_records}")
+        self._guard.check()
         self._unread_records()
         deadline = None if max_wait is None else asyncio.get_running_loop().time() + max_wait
         begin = self._begin()
@@ -249,6 +276,7 @@ class Reader:
             raise
 
     async def _next_batch(self, most_records: int | None = None) -> Batch | None:
+        self._guard.check()
         self._unread_records()
         begin = self._begin()
         while not self._batches:
@@ -273,12 +301,10 @@ class Reader:
 
     def _unread_records(self) -> None:
         """Return records taken apart for ``async for`` and not delivered to the batches."""
-        if self._next_record < len(self._records):
-            position = self._records[self._next_record].offset
+        if self._records:
+            self._position = self._records[-1].offset
             self._batches.clear()
-            self._position = position
-        self._records = ()
-        self._next_record = 0
+            self._records = []
 
     async def _fill(self, *, follow: bool, deadline: float | None = None) -> bool:
         """Read batches at the position; False if there are none and none are waited for.

@@ -41,7 +41,7 @@ from walstore.log_watch import (
 )
 from walstore.ports import CellView, Clock, FileSystem
 from walstore.posix import PosixFileSystem
-from walstore.reader import Reader
+from walstore.reader import Reader, ReadGuard
 from walstore.records import Start
 from walstore.resource import Opening, warn_unclosed
 from walstore.segment_file import SEARCH_BYTES
@@ -129,6 +129,7 @@ class ReadonlyWal(Cursored):
         self._ledger = LedgerView(fs, path)
         self._abandoned: WalClosedError | None = None
         self._is_closed = False
+        self._read_guard = ReadGuard(self._check_readable)
         abandon_in_children(self)
 
     # -- looking -----------------------------------------------------------------------------
@@ -228,7 +229,9 @@ class ReadonlyWal(Cursored):
         It raises OffsetTrimmedError once the writer has deleted the record it is to read next, and goes
         on as before through rotations and restarts of the writer.
         """
-        return Reader(self, start=start, stop=stop, stream=stream, follow=follow)
+        return Reader(
+            self, start=start, stop=stop, stream=stream, follow=follow, guard=self._read_guard
+        )
 
     async def wait_limit(self, limit: int) -> None:
         """Return when records below ``limit`` can be read.
@@ -315,6 +318,7 @@ class ReadonlyWal(Cursored):
         """Release the thread and the descriptors; twice is allowed. Readers end with WalClosedError."""
         self._check_home()
         self._is_closed = True
+        self._read_guard.thread = 0
         if not isinstance(self._watch.failure, WalClosedError):
             self._watch.fail(WalClosedError(f"the log at {self.path} is closed"))
         try:
@@ -328,6 +332,13 @@ class ReadonlyWal(Cursored):
     def abandon(self, error: WalClosedError) -> None:
         """Refuse everything in a child process; see :mod:`walstore.forks`."""
         self._abandoned = self._watch.failure = error
+        self._read_guard.thread = 0
+
+    def _check_readable(self) -> None:
+        """Refuse what readers have in memory to a wrong thread, and to all once this is closed."""
+        self._check_home()
+        if self._is_closed:
+            self._watch.check()
 
     def _check_home(self) -> None:
         if self._abandoned is not None:

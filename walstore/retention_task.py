@@ -24,7 +24,8 @@ from itertools import count
 from typing import Final, Protocol
 
 from walstore.errors import WalClosedError, WalError, WalLockedError
-from walstore.pins import LogPins
+from walstore.faults import describe_upkeep
+from walstore.pins import HeldPins, LogPins
 from walstore.ports import Clock
 from walstore.retention import Hold, Pin, Plan, plan_retention, plan_trim
 from walstore.segment import SegmentSummary
@@ -55,6 +56,9 @@ class HeadKeeper(Protocol):
     def summaries(self) -> list[SegmentSummary]:
         """Return the sealed segments, oldest first, and behind them the active one as sealing it now
         would record it."""
+
+    def show_head(self, limit: int) -> bool:
+        """Tell other processes that ``limit`` is the head, before it is; return whether they see it."""
 
     def advance_head(self, limit: int) -> list[int]:
         """Make ``limit`` the head, durably, and give up the sealed segments wholly below it.
@@ -269,8 +273,10 @@ class _Decision:
             try:
                 self.result = self.plan(tail, self.now_us, ())
                 if self.result.changes(tail.head):
-                    settle = held.enter_context(self.pins.hold(self.now_us))
-                    self.result = settle(partial(self.plan, tail, self.now_us))
+                    pins = held.enter_context(self.pins.hold(self.now_us))
+                    self.result = pins.settle(partial(self.plan, tail, self.now_us))
+                    if pins.refusal is not None:
+                        self._show_and_confirm(tail, pins, pins.refusal, self.result.head)
             except (WalError, TypeError) as error:
                 self.error = error
                 return []
@@ -279,9 +285,21 @@ class _Decision:
                 starts = tail.advance_head(self.result.head)
             except WalError as error:  # the disk refused it for now; the log goes on
                 self.result, self.error = None, error
+                tail.show_head(tail.head)
                 return []
             if tail.head != self.result.head:  # no room to write it down
                 self.result = replace(self.result, head=tail.head)
         self.dropped_segments = len(starts)
         self.dropped_bytes = sum(sizes[start] for start in starts)
         return starts
+
+    @staticmethod
+    def _show_and_confirm(tail: HeadKeeper, pins: HeldPins, refusal: OSError, head: int) -> None:
+        """Move the head though the cursors cannot be locked, since there are none. WalError if not."""
+        if not tail.show_head(head):
+            raise describe_upkeep(refusal, "the head cannot be moved")
+        try:
+            pins.confirm()
+        except WalError:
+            tail.show_head(tail.head)
+            raise

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -175,9 +176,9 @@ class Spill:
         self._give_place(found, chain, at, synced_limit)
 
 
-def remove_leftovers(fs: FileSystem, directory: Path) -> None:
-    """Delete the files of transactions that a crash interrupted."""
-    for name in fs.list(directory):
+def remove_leftovers(fs: FileSystem, directory: Path, names: Iterable[str]) -> None:
+    """Delete the files of transactions that a crash interrupted, among the names in a directory."""
+    for name in names:
         if name.startswith(PREFIX) and name.endswith(SUFFIX):
             try:
                 fs.remove(directory / name)

@@ -8,7 +8,7 @@ Invariants (tests/walstore/test_tail.py, tests/scenarios)
   T1  ``durable_limit`` moves only after the sync that covers it returned.
   T2  After a failed write or sync nothing is written any more; a sync is never called again on the same data.
   T3  A segment is sealed and synced before the next one gets its name.
-  T4  The head is durable in a checkpoint before a file below it is removed.
+  T4  The head is durable, in a checkpoint and in the cell, before a file below it is removed.
   T5  Every segment begins with the whole ledger, or the ledger was empty.
   T6  Whatever a method raises but WalError is a TailError, which says how far the log had come.
   T7  What is not on the way of the data (checkpoints, the cell, removing files) may fail without failing the
@@ -210,6 +210,15 @@ class Tail:
         assert limit <= self.durable_limit
         with _Failing(self):
             return self._advance_head(limit)
+
+    def show_head(self, limit: int) -> bool:
+        """Tell other processes that ``limit`` is the head, before it is; return whether they see it.
+
+        For those who look for the head before they rely on a record. Take it back with the head that there
+        is unless :meth:`advance_head` follows, which says it again.
+        """
+        with _Failing(self):
+            return self._cell.store(self._cell_data(limit))
 
     def summaries(self) -> list[SegmentSummary]:
         """Return the sealed segments, oldest first, and behind them the active one as sealing it now
@@ -594,6 +603,14 @@ class Tail:
         )
 
     def _remove_given_up(self) -> None:
+        if not self._given_up:
+            return
+        try:
+            # A power failure must not bring a cell back that speaks of what is removed now.
+            self._cell.settle(self._cell_data())
+        except OSError as error:
+            logger.warning("segments of %s are deleted later: %s", self._directory, error)
+            return
         starts, self._given_up = self._given_up, []
         for start in starts:
             try:
@@ -603,16 +620,19 @@ class Tail:
             except OSError as error:
                 logger.warning("segment %d is deleted later: %s", start, error)
                 self._given_up.append(start)
-        if starts:
-            # If this fails, a crash may bring a file back, which is deleted again.
-            with contextlib.suppress(OSError):
-                self._fs.sync_directory(self._directory)
+        # If this fails, a crash may bring a file back, which is deleted again.
+        with contextlib.suppress(OSError):
+            self._fs.sync_directory(self._directory)
 
     def _store_cell(self) -> None:
         """Tell other processes what is durable."""
+        self._cell.store(self._cell_data())
+
+    def _cell_data(self, head: int | None = None) -> bytes:
+        """Return what the durable cell says now, or would with another head."""
         written = self._chain.next_offset if self._shows_written else self.durable_limit
         cell = DurableCell(
-            self.head,
+            self.head if head is None else head,
             self.durable_limit,
             self._chain.epoch,
             self.active.start,
@@ -620,7 +640,7 @@ class Tail:
             written,
             self._header.salt,
         )
-        self._cell.store(checkpoint.encode_cell(cell))
+        return checkpoint.encode_cell(cell)
 
     def _refuse(self) -> None:
         """Raise the error that ended the tail, if one did."""

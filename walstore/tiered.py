@@ -22,6 +22,7 @@ from walstore.errors import (
 from walstore.faults import describe_read, fresh
 from walstore.healing import DamagedSegments, is_damage, not_shipped
 from walstore.ports import FileSystem, Tier
+from walstore.reader import ReadGuard
 from walstore.segment_file import SEARCH_BYTES, Segment, load_streams, read_batches
 from walstore.state import LogState
 from walstore.threads import Lane
@@ -45,8 +46,9 @@ class TieredSource:
         self._worker = worker
         self._tier = tier
         self._channel = channel
-        self.closed: WalError | None = None
-        """Why reading ended, once the log is closed."""
+        self._closed: WalError | None = None
+        self.guard = ReadGuard(self.check_open)
+        """Of all its readers."""
         # Bytes of the batches that reads returned, by where they were.
         self.cache_read_bytes = 0
         self.file_reads = 0
@@ -98,7 +100,7 @@ class TieredSource:
 
     async def _read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         while True:
-            self._check_open()
+            self.check_open()
             try:
                 found = await self._read_local(position, limit, max_bytes)
             except WalError as error:
@@ -189,7 +191,7 @@ class TieredSource:
 
         One binary search over the segments, whose times are in memory, and a read at one place.
         """
-        self._check_open()
+        self.check_open()
         if self._tier is not None and self.head < self._state.head:
             found = await self._tier.offset_at(timestamp_us)
             if found is not None and found < self._state.head:
@@ -272,9 +274,15 @@ class TieredSource:
             tail=self.limit,
         )
 
-    def _check_open(self) -> None:
-        if self.closed is not None:
-            raise fresh(self.closed)
+    def close(self, error: WalError) -> None:
+        """Refuse every read from now on, also of what readers have in memory, with ``error``."""
+        self._closed = error
+        self.guard.thread = 0
+
+    def check_open(self) -> None:
+        """Raise what reading ended by, or WrongLoopError for another thread or event loop."""
+        if self._closed is not None:
+            raise fresh(self._closed)
         self._channel.check_loop()
 
     async def _read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:

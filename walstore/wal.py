@@ -407,6 +407,7 @@ class Wal(Cursored):
             stream=stream,
             follow=follow,
             read_bytes=self.settings.read_ahead_bytes,
+            guard=engine.source.guard,
         )
         if follow and stop is None:
             self._followers.add(reader)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import resource
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +15,13 @@ import pytest
 
 from tests.local import SMALL, copy_log, gather_outcomes, open_descriptors, read_all, segments
 from walstore import DiskFullError, Wal, WalError
+from walstore.checkpoint import decode_cell
+from walstore.cursors.directory import hold_cursors
+from walstore.cursors.file import CursorState
 from walstore.posix import PosixFileSystem
 from walstore.settings import KIB
 from walstore.testing import FaultyFileSystem
+from walstore.testing.script import Call
 from walstore.verify.verifying import verify_directory
 
 SETTINGS = SMALL.replace(min_free_bytes=0)
@@ -187,7 +192,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
     place = tmp_path / "disk"
     place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "walstore-test", str(place)]
+    yield from mounted(place, ["-t", "tmpfs", "-o", "size=1m", "walstore-test"])
+
+
+@pytest.fixture
+def small_ext4(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB in which directories take blocks."""
+    place, image = tmp_path / "disk", tmp_path / "image"
+    place.mkdir()
+    with image.open("wb") as file:
+        file.truncate(8 << 20)
+    make = ["mkfs.ext4", "-q", "-F", "-m", "0", str(image)]
+    if shutil.which(make[0]) is None or subprocess.run(make, check=False).returncode:
+        pytest.skip("needs mkfs.ext4")
+    yield from mounted(place, ["-o", "loop", str(image)])
+
+
+def mounted(place: Path, what: list[str]) -> Iterator[Path]:
+    command = ["mount", *what, str(place)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount a file system")
     try:
@@ -241,3 +263,136 @@ async def test_S16_a_hint_that_cannot_be_overwritten_is_removed(
     assert report.problems == ()
     async with Wal.open(log_directory, settings=SETTINGS) as wal:
         await check_all(wal, {1: b"kept"})
+
+
+# -- cursors ---------------------------------------------------------------------------------------
+
+
+async def test_S16_a_log_without_cursors_is_trimmed_without_room_for_their_directory(
+    log_directory: Path, faulty: FaultyFileSystem
+) -> None:
+    """A directory takes a block, which a full ext4 does not have; the lock of the cursors lies in it."""
+    async with Wal.open(log_directory, settings=SETTINGS, fs=faulty) as wal:
+        for number in range(60):
+            await wal.append(b"%d " % number * 2000)
+        faulty.fail("make_directory", errno.ENOSPC, name="cursors", times=None)
+        before = len(await asyncio.to_thread(segments, log_directory))
+        assert await wal.trim(40) == 40
+        assert len(await asyncio.to_thread(segments, log_directory)) < before
+        with pytest.raises(DiskFullError) as refused:
+            await wal.cursor("billing")
+        assert (refused.value.outcome, refused.value.retriable) == ("not_written", True)
+        faulty.heal()
+        assert (await wal.cursor("billing")).position == 40
+        assert await wal.trim(50) == 40
+
+
+@pytest.mark.parametrize(("kind", "nth", "position"), [("store", 1, 1), ("list", 2, 40)])
+async def test_S16_the_first_cursor_is_made_while_its_log_is_trimmed(
+    log_directory: Path, faulty: FaultyFileSystem, kind: str, nth: int, position: int
+) -> None:
+    """By another process, which found room: before the new head is shown, or right behind that."""
+    calls: list[str] = []
+
+    def make_cursor(call: Call) -> None:
+        if calls or call.path.name == "cursors":
+            calls.append(call.kind)
+        if call.kind != kind or calls.count(kind) != nth:
+            return
+        with hold_cursors(PosixFileSystem(), log_directory) as held:
+            head = held.head()
+            held.write("billing", CursorState(head, 1, b"8 bytes.", 0, 0, 0, "another"))
+            held.sync()
+
+    async with Wal.open(log_directory, settings=SETTINGS, fs=faulty) as wal:
+        for number in range(60):
+            await wal.append(b"%d " % number * 2000)
+        faulty.fail("make_directory", errno.ENOSPC, name="cursors")
+        faulty.before_each(make_cursor)
+        assert await wal.trim(40) == position
+        assert calls.count("make_directory") == 2
+        cell = decode_cell(await asyncio.to_thread((log_directory / "DURABLE").read_bytes))
+        assert cell is not None
+        assert cell.head == wal.head == position
+        assert (await wal.cursor("billing")).position == position
+        assert (await read_all(wal))[0].offset == position
+
+
+@pytest.mark.parametrize("has_cursor", [False, True])
+async def test_S16_a_process_that_died_before_it_took_a_head_back(
+    log_directory: Path, tmp_path: Path, *, has_cursor: bool
+) -> None:
+    async with Wal.open(log_directory, settings=SETTINGS) as wal:
+        for number in range(60):
+            await wal.append(b"%d " % number * 2000)
+        if has_cursor:
+            assert (await wal.cursor("billing")).position == 1
+        await asyncio.to_thread(wal._engine.opened.tail.show_head, 40)
+        died = await asyncio.to_thread(copy_log, log_directory, tmp_path / "died")
+    async with Wal.open(died, settings=SETTINGS) as wal:
+        assert wal.head == (1 if has_cursor else 40)
+        assert (await read_all(wal))[0].offset == wal.head
+        if has_cursor:
+            assert (await wal.cursor("billing")).position == 1
+
+
+async def test_S16_a_head_that_cannot_be_shown_is_not_moved_without_that_lock(
+    log_directory: Path, faulty: FaultyFileSystem
+) -> None:
+    async with Wal.open(log_directory, settings=SETTINGS, fs=faulty) as wal:
+        await wal.append_many([b"1", b"2", b"3"])
+        faulty.fail("make_directory", errno.ENOSPC, name="cursors", times=None)
+        faulty.fail("store", errno.EIO, times=None)
+        with pytest.raises(DiskFullError, match="the head cannot be moved"):
+            await wal.trim(2)
+        assert wal.head == 1
+        faulty.heal()
+        assert await wal.trim(2) == 2
+
+
+async def test_S16_a_cursor_is_committed_once_there_is_room(
+    log_directory: Path, faulty: FaultyFileSystem
+) -> None:
+    async with Wal.open(log_directory, settings=SETTINGS, fs=faulty) as wal:
+        await wal.append_many([b"1", b"2", b"3"])
+        cursor = await wal.cursor("billing")
+        await cursor.commit(2)
+        faulty.limit_space(0)
+        for _ in range(2):
+            with pytest.raises(DiskFullError) as refused:
+                await cursor.commit(3)
+            assert (refused.value.outcome, refused.value.retriable) == ("not_written", True)
+            assert cursor.position == 2
+        assert [(one.name, one.position, one.problem) for one in await wal.cursors()] == [
+            ("billing", 2, None)
+        ]
+        faulty.limit_space(None)
+        await cursor.commit(3)
+    async with Wal.open(log_directory, settings=SETTINGS) as wal:
+        assert (await wal.cursor("billing")).position == 3
+
+
+@pytest.mark.slow
+async def test_S16_cursors_on_a_real_ext4_without_a_free_block(small_ext4: Path) -> None:
+    directory = small_ext4 / "log"
+    async with Wal.open(directory, settings=SETTINGS) as wal:
+        for number in range(100):
+            await wal.append(b"%d " % number * 2000)
+    await asyncio.to_thread(fill_up, small_ext4)
+    async with Wal.open(directory, settings=SETTINGS) as wal:
+        with pytest.raises(DiskFullError) as refused:
+            await wal.cursor("billing")
+        assert refused.value.outcome == "not_written"
+        head = await wal.trim(60)
+        assert head > 1
+        cursor = await wal.cursor("billing")
+        assert cursor.position == head
+        await asyncio.to_thread(fill_up, small_ext4)
+        with pytest.raises(DiskFullError) as refused:
+            await cursor.commit(head + 1)
+        assert (refused.value.outcome, cursor.position) == ("not_written", head)
+        await asyncio.to_thread((small_ext4 / "ballast").unlink)
+        await cursor.commit(head + 1)
+    async with Wal.open(directory, settings=SETTINGS) as wal:
+        assert (await wal.cursor("billing")).position == head + 1
+        assert (await read_all(wal))[-1].offset == 100

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.local import SMALL, contents
+from tests.local import SMALL, contents, segments
 from walstore import StorageUnavailableError, Wal, WalStore
 from walstore.checkpoint import CELL_FILE_NAME, decode_cell
 from walstore.readonly import ReadonlyWal
@@ -133,3 +133,55 @@ async def test_a_lock_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None
         await wal.append(b"2")
     assert not (log / CELL_FILE_NAME).is_symlink()
     assert await asyncio.to_thread(victim.read_bytes) == b"somebody's file"
+
+
+@pytest.mark.parametrize("harm", [remove, replace, cut])
+async def test_segments_are_removed_whatever_became_of_the_cell(
+    log_directory: Path, harm: Callable[[Path], None]
+) -> None:
+    async with Wal.open(log_directory, settings=SMALL) as wal:
+        for number in range(3):
+            await wal.append(b"%d" % number)
+            await wal.rotate()
+        await asyncio.to_thread(harm, log_directory / CELL_FILE_NAME)
+        assert await wal.trim(3) == 3
+        assert len(await asyncio.to_thread(segments, log_directory)) == 2
+        found = decode_cell(await asyncio.to_thread((log_directory / CELL_FILE_NAME).read_bytes))
+        assert found is not None
+        assert found.head == 3
+
+
+@pytest.mark.parametrize("kind", ["open", "datasync"])
+async def test_segments_stay_while_the_cell_cannot_be_synced(
+    log_directory: Path, faulty, kind: str
+) -> None:
+    """What a power failure may bring back must not speak of segments that are gone."""
+    async with Wal.open(log_directory, settings=SMALL, fs=faulty) as wal:
+        for number in range(3):
+            await wal.append(b"%d" % number)
+            await wal.rotate()
+        faulty.fail(kind, errno.EIO, name=CELL_FILE_NAME, times=None)
+        assert await wal.trim(3) == 3
+        assert len(await asyncio.to_thread(segments, log_directory)) == 4
+        faulty.heal()
+        assert await wal.trim(4) == 4
+        assert len(await asyncio.to_thread(segments, log_directory)) == 1
+    assert await contents(log_directory) == []
+
+
+async def test_a_cell_that_cannot_be_stored_to_is_gone_durably_before_segments_are(
+    log_directory: Path, faulty
+) -> None:
+    async with Wal.open(log_directory, settings=SMALL, fs=faulty) as wal:
+        for number in range(3):
+            await wal.append(b"%d" % number)
+            await wal.rotate()
+        faulty.fail("store", errno.EIO, times=None)
+        before = len(faulty.calls)
+        assert await wal.trim(3) == 3
+        calls = [(call.kind, call.path.name) for call in faulty.calls[before:]]
+    gone = len(calls) - calls[::-1].index(("remove", CELL_FILE_NAME))
+    first = min(
+        at for at, (kind, name) in enumerate(calls) if (kind, name[-4:]) == ("remove", ".wal")
+    )
+    assert "sync_directory" in [kind for kind, _ in calls[gone:first]]

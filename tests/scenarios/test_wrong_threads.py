@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,19 @@ import pytest
 
 from tests.local import KIB, SMALL, contents, read_values
 from tests.waiting import until
+from uploader import CloudLog, CloudWriter
 from walstore import (
     Consumer,
     Cursor,
     ReadonlyWal,
     Transaction,
     Wal,
+    WalClosedError,
     WalError,
     WalStore,
     WrongLoopError,
 )
+from walstore.reader import Reader
 
 _SPILLING = replace(SMALL, transaction_memory_bytes=16 * KIB)
 
@@ -364,3 +368,70 @@ def test_the_error_crosses_processes() -> None:
     error = pickle.loads(pickle.dumps(WrongLoopError("x")))
     assert isinstance(error, RuntimeError)
     assert (str(error), error.outcome, error.retriable) == ("x", "not_written", False)
+
+
+# -- what readers have in memory -------------------------------------------------------------------
+
+_READS: dict[str, Callable[[Reader], object]] = {
+    "anext": lambda reader: anext(reader),
+    "batches": lambda reader: anext(reader.batches()),
+    "fetch": lambda reader: reader.fetch(max_wait=0),
+}
+_VALUES = [b"%d" % number for number in range(10)]
+
+
+@contextlib.asynccontextmanager
+async def half_read(
+    kind: str, directory: Path, how: str
+) -> AsyncIterator[tuple[Reader, Callable[[], Awaitable[None]]]]:
+    """Yield a reader that has delivered two of ten records and holds others, and what closes its log."""
+    async with contextlib.AsyncExitStack() as stack:
+        wal = await stack.enter_async_context(Wal.open(directory / "log", settings=SMALL))
+        for at in range(0, 10, 2):
+            await wal.append_many(_VALUES[at : at + 2])
+        log: Wal | ReadonlyWal | CloudLog = wal
+        if kind == "readonly":
+            log = await stack.enter_async_context(ReadonlyWal.open(wal.path))
+        elif kind == "cloud":
+            url = (directory / "bucket").as_uri()
+            async with CloudWriter.open(url) as writer:
+                await writer.append_many(_VALUES)
+            log = await stack.enter_async_context(CloudLog.open(url))
+        reader = (
+            wal.reader(visibility="accepted") if kind == "accepted" else log.reader(follow=False)
+        )
+        if how == "batches":
+            assert len(await reader.fetch(max_records=2)) == 2
+        else:
+            assert [(await anext(reader)).value for _ in range(2)] == _VALUES[:2]
+        if how == "half a batch":
+            assert (await anext(reader)).value == _VALUES[2]
+        yield reader, log.aclose
+
+
+@pytest.mark.parametrize("how", ["records", "half a batch", "batches"])
+@pytest.mark.parametrize("kind", ["wal", "accepted", "readonly"])
+async def test_S9_what_a_reader_has_in_memory_is_for_its_own_thread(
+    tmp_path: Path, kind: str, how: str
+) -> None:
+    async with half_read(kind, tmp_path, how) as (reader, _):
+        before = reader.position
+        for read in _READS.values():
+            await refused(lambda read=read: read(reader))
+            assert reader.position == before
+        found = [(await anext(reader)).value for _ in range(11 - before)]
+        assert found == _VALUES[before - 1 :]
+
+
+@pytest.mark.parametrize("how", ["records", "half a batch", "batches"])
+@pytest.mark.parametrize("kind", ["wal", "accepted", "readonly", "cloud"])
+async def test_what_a_reader_has_in_memory_ends_with_its_log(
+    tmp_path: Path, kind: str, how: str
+) -> None:
+    async with half_read(kind, tmp_path, how) as (reader, close):
+        before = reader.position
+        await close()
+        for read in _READS.values():
+            with pytest.raises(WalClosedError):
+                await awaited(lambda read=read: read(reader))
+            assert reader.position == before

@@ -162,7 +162,7 @@ def test_closing_waits_for_no_call_and_leaves_none_without_its_directory(
     inside, go_on = threading.Event(), threading.Event()
 
     def list_slowly() -> None:
-        with anchored._at(home) as (descriptor, _):
+        with anchored._anchor.at(home) as (descriptor, _):
             inside.set()
             assert go_on.wait(30)
             assert os.listdir(descriptor) == ["file"]

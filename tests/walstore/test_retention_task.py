@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.local import SMALL, check_contiguous, read_all, segments, turns
+from tests.local import (
+    SMALL,
+    UnsyncedFileSystem,
+    check_contiguous,
+    read_all,
+    segments,
+    turns,
+)
 from tests.waiting import until
 from walstore import (
     OffsetNotWrittenError,
@@ -466,6 +473,26 @@ async def test_R3_a_head_that_was_returned_survives_a_power_failure(
     async with opened(into, SMALL, clock) as after:
         assert after.head == head
         check_contiguous(await read_all(after), head)
+    with contextlib.suppress(WalError):
+        await wal.aclose()
+
+
+@pytest.mark.parametrize("head", [FULL + 1, 14])
+async def test_R3_a_cell_of_before_a_trim_does_not_come_back(
+    log_directory, tmp_path, clock, head
+) -> None:
+    """Else a log without its checkpoint would miss segments that were removed on purpose."""
+    fs = PowerLossFileSystem(log_directory, UnsyncedFileSystem())
+    wal = await Wal.open(log_directory, settings=SMALL, clock=clock, fs=fs)
+    await fill(wal, 3 * FULL)
+    assert await wal.trim(head) == head
+    for seed in (LOSE_ALL, KEEP_ALL, *range(2, 12)):
+        into = tmp_path.with_name(f"{tmp_path.name}-{seed}")
+        await asyncio.to_thread(fs.crash, seed, into)
+        (into / "CHECKPOINT").unlink()
+        async with opened(into, SMALL, clock) as after:
+            assert after.head == head
+            check_contiguous(await read_all(after), head)
     with contextlib.suppress(WalError):
         await wal.aclose()
 

@@ -236,10 +236,12 @@ def test_T4_the_head_is_durable_before_a_file_goes(tail, faulty, log_directory) 
     assert tail.advance_head(2) == [1]
     assert checkpoint_of(log_directory).head == cell_of(log_directory).head == tail.head == 2
     assert len(segments(log_directory)) == 3
-    seen: list[int] = []
+    seen: list[tuple[str, int]] = []
     faulty.before_each(
         lambda call: (
-            seen.append(checkpoint_of(log_directory).head) if call.kind == "remove" else None
+            seen.append((call.path.name, checkpoint_of(log_directory).head))
+            if call.kind in ("remove", "datasync")
+            else None
         )
     )
     tail.remove([1])
@@ -247,7 +249,7 @@ def test_T4_the_head_is_durable_before_a_file_goes(tail, faulty, log_directory) 
         segment.file_name(2),
         segment.file_name(3),
     ]
-    assert seen == [2]
+    assert seen == [("DURABLE", 2), (segment.file_name(1), 2)]
 
 
 def test_only_whole_sealed_segments_are_dropped(tail) -> None:

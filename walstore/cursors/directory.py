@@ -15,7 +15,6 @@ Invariants (tests/walstore/cursors/test_directory.py)
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +31,13 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
+from walstore.faults import is_full
 from walstore.ports import FileSystem
 
 DIRECTORY_NAME: Final = "cursors"
 LOCK_NAME: Final = ".lock"
 SPARE_NAME: Final = ".next"
 """Names with a leading dot are ours: no cursor can have one."""
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +226,7 @@ def describe_cursor(cause: OSError, path: Path, outcome: Outcome) -> WalError:
             f"cursor may or may not have moved; try the commit again: {path}: {cause}",
             retriable=True,
         )
-    elif cause.errno in _FULL:
+    elif is_full(cause):
         error = DiskFullError(
             f"no space left for a cursor; free some and try again: {path}: {cause}", retriable=True
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
-from walstore import segment
+from walstore import checkpoint, segment
 from walstore.repair.plan import JOURNAL_NAME, Damage
-from walstore.repair.run import SegmentSurvey, Survey
+from walstore.repair.run import Run, SegmentSurvey, Survey
 from walstore.repair.stretches import Situation, summary_of
+from walstore.segment import SegmentSummary
 
 _FOREIGN: Final = {
     JOURNAL_NAME: "the plan of an interrupted repair is damaged",
@@ -19,6 +21,12 @@ _FOREIGN: Final = {
 def find_damages(survey: Survey, situation: Situation) -> list[Damage]:
     """Return what is not as it was written, in the order of the log."""
     damages = list(situation.damages)
+    if situation.forgotten:
+        path = str(survey.path / checkpoint.FILE_NAME)
+        names = ", ".join(one.name for one in situation.forgotten)
+        damages.append(
+            Damage(path, None, f"the checkpoint is gone, which says that {names} was to be removed")
+        )
     for name in survey.foreign:
         damages.append(Damage(str(survey.path / name), None, _FOREIGN.get(name, _FOREIGN[""])))
     damages += [
@@ -106,12 +114,17 @@ def _at_the_end(
         yield None, one.footer_error
     elif footer is not None and footer.data_bytes > end:
         yield end, _damaged(offset)
-    elif footer is not None and one.runs and footer != summary_of(one.runs[-1]):
+    elif footer is not None and one.runs and not _fits(footer, one.runs[-1]):
         yield footer.data_bytes, f"the footer ends at {footer.limit}, the batches at {offset}"
     elif footer is None and not is_last:
         yield end, "the sealed segment has lost its footer"
     if one.torn_bytes and not one.ends_early:
         yield end, f"{one.torn_bytes} bytes that hold no acknowledged record"
+
+
+def _fits(footer: SegmentSummary, last: Run) -> bool:
+    """Return whether a footer describes the end of the last run; batches before it may be damaged."""
+    return footer == replace(summary_of(last), start=footer.start)
 
 
 def _lost_marks(one: SegmentSurvey, offset: int) -> str:

@@ -235,8 +235,10 @@ class _Decision:
         if is_sealed and footer != summary_of(run) and not begins_late:
             self._step(RepairKind.REBUILD_FOOTER, source.name, f"write the footer of {name} again")
         elif not is_sealed and source.lost_marks and run is source.runs[-1]:
+            had_records = self._limit < self._situation.limit
+            what = "damaged batches" if had_records else "damaged batches without records"
             text = (
-                f"cut {source.rest_bytes} bytes off {name}, damaged batches without records"
+                f"cut {source.rest_bytes} bytes off {name}, {what}"
                 if source.rest_bytes
                 else f"end {name} at byte {run.end}; batches behind it are missing"
             )

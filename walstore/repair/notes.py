@@ -13,6 +13,12 @@ def general_notes(survey: Survey, situation: Situation) -> Iterator[str]:
     """Yield what holds whatever is kept."""
     if situation.log_id is None:
         yield "the log's identity is lost; it gets a new one, which its cloud tier refuses"
+    first = min((one.start for one in situation.segments), default=situation.head)
+    if survey.cell is not None and not situation.is_hint_trusted and situation.head < first:
+        yield (
+            f"only the durable cell says that the log began at offset {situation.head}; if "
+            f"[{situation.head}, {first}) had been trimmed since it was written, nothing of it is lost"
+        )
     torn = any(one.torn_bytes for one in situation.segments)
     if torn and not situation.is_hint_trusted and survey.cell is None:
         yield (

@@ -61,6 +61,8 @@ class Situation:
     """Those that belong to the log and are not left over from a deletion."""
     strangers: list[SegmentSurvey]
     """Segments of other logs."""
+    forgotten: list[SegmentSurvey]
+    """Segments left over from a deletion of which neither checkpoint nor durable cell know."""
     stretches: list[Stretch]
     damages: list[Damage] = field(default_factory=list)
     """Of the checkpoint and the durable cell."""
@@ -119,6 +121,7 @@ def understand(survey: Survey) -> Situation:
     damages, is_trusted = _judge_hints(survey, segments, log_id)
     hint = survey.hint if is_trusted else None
     known_heads = [one.head for one in (hint, survey.cell) if one is not None]
+    noted = _without_leftovers(segments, max(known_heads, default=0))
     known_heads += [head for one in segments for run in one.runs if (head := _trimmed(run))]
     first = min((min(one.start, one.first_offset) for one in segments), default=1)
     head = max(known_heads, default=first)
@@ -139,6 +142,7 @@ def understand(survey: Survey) -> Situation:
         epoch=max(epochs, default=0),
         segments=segments,
         strangers=strangers,
+        forgotten=noted[: len(noted) - len(segments)],
         stretches=_join(segments),
         damages=damages,
     )

@@ -33,13 +33,13 @@ def survey_log(fs: FileSystem, directory: Path) -> Survey:
     except (FileNotFoundError, NotADirectoryError):
         names = frozenset()
     starts = {name: segment.parse_file_name(name) for name in names}
+    hint, hint_error = _read_hint(fs, directory, names)
+    cell, cell_error = _read_cell(fs, directory, names)
     is_log = checkpoint.FILE_NAME in names or any(start is not None for start in starts.values())
-    if not is_log:
+    if not is_log and (cell is None or cell.durable_limit <= cell.head):
         raise LogNotFoundError(f"there is no log at {directory}", location=str(directory))
     if RESTORE_NAME in names:
         raise restore_interrupted(directory)
-    hint, hint_error = _read_hint(fs, directory, names)
-    cell, cell_error = _read_cell(fs, directory, names)
     found = sorted((start, name) for name, start in starts.items() if start is not None)
     segments: list[SegmentSurvey] = []
     following: SegmentHeader | None = None

@@ -120,9 +120,7 @@ class Running(RuleBasedStateMachine):
         self.generation += 1
         self.power.crash(seed, self.place)
         shutil.rmtree(before)
-        # The failure may bring an older cell back. Where the checkpoint is gone, too, it speaks of segments
-        # that were removed since, as it does where somebody lost them: such a log is refused.
-        self._forget((*forgotten, "DURABLE") if "CHECKPOINT" in forgotten else forgotten)
+        self._forget(forgotten)
         self._open(variant)
         self._recover()
 
