@@ -113,20 +113,7 @@ class CloudTier:
         another log; LogSealedError if it was sealed, LogNotFoundError if it was destroyed; CorruptionError
         for damaged objects, or fragments without a manifest; else the store's errors.
         """
-        root = await find_root(
-            self._store,
-            retry=self._retry,
-            worker=self._worker,
-            layout=self._layout,
-            chain=self._chain,
-            roll_up=self._settings.roll_up,
-        )
-        await require_conditional_puts(
-            self._store,
-            with_swaps=needs_swaps(root),
-            is_new=not root.is_known,
-            retry=self._retry,
-        )
+        root = await self._open_root()
         root = noting(root, self._note)
         self._root = root
         self._uploader = Uploader(
@@ -138,12 +125,6 @@ class CloudTier:
             worker=self._worker,
         )
         if not root.is_known:
-            await check_not_destroyed(self._store)
-            async for listed in root.unpublished():
-                raise CorruptionError(
-                    f"the manifest is missing although there are fragments ({listed.key}); restore it",
-                    path=layout.MANIFEST,
-                )
             return
         check_unsealed(root.manifest, url=self.url)
         if not has_records(root.manifest):
@@ -191,6 +172,39 @@ class CloudTier:
         await self._fragments.aclose()
         self._worker.close()
         await self._store.aclose()
+
+    async def _open_root(self) -> Root:
+        """Return the root, whose store is known to enforce conditions; its log may not be begun yet."""
+        root = await self._find_root()
+        await require_conditional_puts(
+            self._store,
+            with_swaps=needs_swaps(root),
+            is_new=not root.is_known,
+            retry=self._retry,
+        )
+        if root.is_known:
+            return root
+        await check_not_destroyed(self._store)
+        async for listed in root.unpublished():
+            # Another machine may have begun the log since the manifest was looked for.
+            root = await self._find_root()
+            if not root.is_known:
+                raise CorruptionError(
+                    f"the manifest is missing although there are fragments ({listed.key}); restore it",
+                    path=layout.MANIFEST,
+                )
+            break
+        return root
+
+    async def _find_root(self) -> Root:
+        return await find_root(
+            self._store,
+            retry=self._retry,
+            worker=self._worker,
+            layout=self._layout,
+            chain=self._chain,
+            roll_up=self._settings.roll_up,
+        )
 
     @property
     def _manifest(self) -> Manifest:

@@ -154,6 +154,22 @@ async def test_fragments_without_a_manifest(store, opened, log_id) -> None:
     assert await fragment_keys(store.inner) == [layout.fragment_path(1)]
 
 
+async def test_a_log_that_another_machine_begins_at_the_same_time(store, opened) -> None:
+    """Its manifest and first fragment come after the look for a manifest: nothing is missing."""
+
+    async def and_begin(request):
+        try:
+            return await request()
+        finally:
+            entry = await put_fragment(store.inner, 1, 1, values(10))
+            await write(store, Manifest.initial(WRITER).apply_fragments([entry], WRITER))
+
+    store.on("get", and_begin, key_prefix=layout.MANIFEST)
+    one = opened()
+    await one.open(None)
+    assert (one.log_id, one.head, one.limit) == (ID, 1, 11)
+
+
 @pytest.mark.parametrize("damaged", [layout.MANIFEST, layout.fragment_path(1)])
 async def test_damage_is_named(store, opened, damaged) -> None:
     if damaged != layout.MANIFEST:

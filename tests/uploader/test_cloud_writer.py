@@ -13,7 +13,7 @@ from tests.cloud import FAST, LOG_ID, URL, cloud_log, put_fragment, snapshot, ti
 from tests.local import turns
 from tests.uploader.parquet import copy_as_wal3
 from tests.waiting import until
-from uploader import layout
+from uploader import CollectorSettings, GarbageCollector, destroy, layout
 from uploader.cloud_writer import CloudWriter
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.roots import Layout
@@ -30,6 +30,7 @@ from walstore.errors import (
     InvalidSettingsError,
     LimitExceededError,
     LogNotFoundError,
+    LogSealedError,
     OutcomeUnknownError,
     RecordTooLargeError,
     StorageUnavailableError,
@@ -84,6 +85,51 @@ async def test_time_never_goes_back(store, clock: ManualClock) -> None:
     async with open_writer(store, clock=behind) as log:
         await log.append(b"3")
     assert [item.timestamp_us - now for item in await records(store.inner)] == [5_000_000] * 3
+
+
+@pytest.mark.parametrize("kind", ["swap", "chain"])
+async def test_a_log_that_is_destroyed_while_it_is_opened(store, kind: Layout) -> None:
+    """The last fragment, whose time is looked at, is gone because the log is: that is no damage."""
+    async with open_writer(store, layout=kind) as log:
+        await log.append(b"1")
+
+    async def destroy_first(request):
+        await destroy(URL, store=store.inner, confirm=True)
+        return await request()
+
+    store.on("get_range", destroy_first)
+    with pytest.raises((LogSealedError, LogNotFoundError)):
+        await open_writer(store)
+
+
+@pytest.mark.parametrize("kind", ["swap", "chain"])
+async def test_a_last_fragment_that_is_collected_meanwhile(store, kind: Layout) -> None:
+    """The log went on since the manifest was read, and all that this named was collected."""
+    settings = CollectorSettings(interval_seconds=0, max_drop_fraction=1)
+    async with open_writer(store, layout=kind) as log:
+        await log.append(b"1")
+
+    async def go_on_first(request):
+        async with open_writer(store.inner) as other:
+            await other.append(b"2")
+            await other.cursors.commit("c", 2)
+        async with GarbageCollector.open(URL, store=store.inner, settings=settings) as collector:
+            assert (await collector.collect()).head == 2
+        return await request()
+
+    store.on("get_range", go_on_first)
+    async with open_writer(store) as log:
+        assert await log.append(b"3") == 3
+    assert [item.value for item in await records(store.inner)] == [b"2", b"3"]
+
+
+async def test_a_last_fragment_that_is_missing(store) -> None:
+    """The newest manifest names it: that is damage, and said."""
+    async with open_writer(store) as log:
+        await log.append(b"1")
+    await store.inner.delete([layout.fragment_path(1)])
+    with pytest.raises(CorruptionError, match="missing"):
+        await open_writer(store)
 
 
 async def test_appends_at_once_go_together(store) -> None:

@@ -33,7 +33,13 @@ from uploader.stored_document import read_object
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.writing.writable import check_appendable, check_creatable, check_not_destroyed
+from uploader.writing.writable import (
+    check_appendable,
+    check_creatable,
+    check_not_destroyed,
+    is_destroyed,
+    may_be_revived,
+)
 from walstore.errors import (
     ContentionError,
     InvalidSettingsError,
@@ -121,7 +127,7 @@ class ManifestLog:
             yield listed
 
     async def load(self) -> bool:
-        """Read the manifest; return False if there is none.
+        """Read the manifest; return False if there is none, or an empty one came after the log was destroyed.
 
         CorruptionError if it is damaged, or does not go on from the one known before. The store's errors are
         passed on: how often a read is repeated is the store's affair.
@@ -143,10 +149,13 @@ class ManifestLog:
         if the store does not answer; call again.
         """
         async with self._turn:
+            before = self._known
             if not await self._load():
                 await check_creatable(self._store, is_gone=self.is_known)
                 await self._create(writer)
-        await check_not_destroyed(self._store)
+            was_looked_at = self._known is not before and may_be_revived(self.manifest)
+        if not was_looked_at:
+            await check_not_destroyed(self._store)
 
     async def publish(self, fragments: Sequence[Fragment], writer: str) -> None:
         """Append fragments to the manifest with one swap.
@@ -224,6 +233,10 @@ class ManifestLog:
         if self._known is None or not is_same:
             before = None if self._known is None else self._known.manifest
             manifest = await self._worker.run(_parse, stored.data, before)
+            if may_be_revived(manifest):
+                if await is_destroyed(self._store):
+                    return False
+                _check_successor(before, manifest)
             self._known = _Known(manifest, stored.etag)
         return True
 
@@ -265,9 +278,14 @@ class ManifestLog:
 def _parse(data: bytes, before: Manifest | None) -> Manifest:
     manifest = Manifest.parse(data)
     manifest.scrub()
+    if not may_be_revived(manifest):
+        _check_successor(before, manifest)
+    return manifest
+
+
+def _check_successor(before: Manifest | None, manifest: Manifest) -> None:
     if before is not None:
         before.scrub_successor(manifest)
-    return manifest
 
 
 def _make_checked(make: Change, manifest: Manifest) -> Manifest | None:

@@ -121,10 +121,15 @@ class LogEnd:
 
     async def learn_floor(self) -> None:
         """Let no record be older than the last one of the log, if another writer wrote that."""
-        manifest = self._root.manifest
-        last = manifest.fragments[-1] if manifest.fragments else None
-        if last is not None and last.seq_no > self._floor_seq_no:
-            times_us = await self._patience.call(partial(self._times, last))
+        while (last := self._last_of_others()) is not None:
+            try:
+                times_us = await self._patience.call(partial(self._times, last))
+            except ObjectNotFoundError as error:
+                await self.load()  # the log may have gone on, have been collected, or destroyed
+                check_unsealed(self._root.manifest, url=self._store.url)
+                if self._last_of_others() == last:
+                    raise CorruptionError("a fragment is missing", path=last.path) from error
+                continue
             self.floor_us = max(self.floor_us, times_us[1])
             self._floor_seq_no = last.seq_no
 
@@ -133,6 +138,13 @@ class LogEnd:
         self._floor_seq_no = max(self._floor_seq_no, seq_no)
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _last_of_others(self) -> Fragment | None:
+        """Return the last fragment of the log, unless its times are in the floor."""
+        fragments = self._root.manifest.fragments
+        if not fragments or fragments[-1].seq_no <= self._floor_seq_no:
+            return None
+        return fragments[-1]
 
     async def _make_way(self, parcel: Parcel, taken: Taken) -> bool:
         """Deal with what lies where the log goes on; return False if the log goes on with that."""
@@ -184,16 +196,11 @@ class LogEnd:
 
     async def _times(self, entry: Fragment) -> tuple[int, int]:
         """Return the first and the last time of a fragment's records."""
-        try:
-            start = max(entry.num_bytes - _FOOTER_BYTES, 0)
-            end = await self._store.get_range(entry.path, start, entry.num_bytes)
-            with contextlib.suppress(
-                CorruptionError
-            ):  # a long footer, or an object of another length
-                return await self._worker.run(_time_bounds, end, entry.path)
-            whole = await read_object(self._store, entry.path)
-        except ObjectNotFoundError as error:
-            raise CorruptionError("a fragment is missing", path=entry.path) from error
+        start = max(entry.num_bytes - _FOOTER_BYTES, 0)
+        end = await self._store.get_range(entry.path, start, entry.num_bytes)
+        with contextlib.suppress(CorruptionError):  # a long footer, or an object of another length
+            return await self._worker.run(_time_bounds, end, entry.path)
+        whole = await read_object(self._store, entry.path)
         return await self._worker.run(_time_bounds, whole.data, entry.path)
 
 

@@ -46,8 +46,13 @@ async def check_not_destroyed(store: ObjectStore) -> None:
     Who creates a manifest asks before it, so that nothing is created in vain, and afterwards: a destroyer
     puts the tombstone before it removes anything, so one of the two sees what the other did.
     """
-    if await store.head(layout.TOMBSTONE) is not None:
+    if await is_destroyed(store):
         raise destroyed(store.url)
+
+
+async def is_destroyed(store: ObjectStore) -> bool:
+    """Return whether a log was destroyed here."""
+    return await store.head(layout.TOMBSTONE) is not None
 
 
 async def check_exists(store: ObjectStore, root: Root) -> None:
@@ -78,6 +83,14 @@ def has_records(manifest: Manifest) -> bool:
     log's place, by a program that died before it looked.
     """
     return manifest.next_offset > layout.FIRST_OFFSET
+
+
+def may_be_revived(manifest: Manifest) -> bool:
+    """Return whether a manifest may have been created where a log was destroyed, by a request that came late.
+
+    One that a destroyer has begun with is sealed, or holds records.
+    """
+    return not has_records(manifest) and not manifest.is_sealed
 
 
 def destroyed(url: str) -> LogNotFoundError:
