@@ -14,6 +14,7 @@ from uploader.fragments.fragment_cache import FragmentCache
 from uploader.fragments.fragment_reader import FragmentReader
 from uploader.fragments.read_ahead import ReadAhead
 from uploader.integrity.verified import Verified, verify_log
+from uploader.manifests.closings import finished_closings
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
@@ -22,6 +23,7 @@ from uploader.shared_worker import SharedWorker
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.streams.stream_file import StreamFile
 from walstore.arguments import as_moment_us
 from walstore.batch import Batch
 from walstore.clock import SystemClock
@@ -31,6 +33,7 @@ from walstore.errors import (
     OffsetTrimmedError,
     WalClosedError,
 )
+from walstore.ledger import StreamInfo
 from walstore.ports import Clock
 from walstore.reader import Reader
 from walstore.records import Start
@@ -124,6 +127,7 @@ class CloudLog:
         self._cursors = CloudCursors.of_store(
             store, retry=RetryPolicy(clock=clock), clock=clock, worker=worker
         )
+        self._streams = StreamFile(store, retry=RetryPolicy(clock=clock), worker=worker)
         # One request for the manifest at a time, so that no older answer overtakes a newer one.
         self._refreshing = asyncio.Lock()
         self._refreshed_at = clock.monotonic()
@@ -194,6 +198,32 @@ class CloudLog:
         ahead = ReadAhead(self._fragments, max_bytes=prefetch, stream=stream, verify=verify)
         source = CloudSource(self, self._fragments, ahead)
         return Reader(source, start=start, stop=stop, stream=stream, follow=follow)
+
+    async def streams(self) -> dict[str, StreamInfo]:
+        """Return every stream that was opened or appended to, by name, in the order of opening.
+
+        Of a log that :class:`uploader.CloudWriter` writes, its table of streams tells all: two requests.
+        Streams of records that were appended before there was a table, and those of a log that a local one
+        ships, are found by the footers of the fragments, a request for each; they count as open, and have no
+        metadata. A stream that is just being closed is open until the closing has taken effect for every
+        writer.
+
+        Raises CorruptionError for damaged objects, LogNotFoundError if the log is gone, the store's errors.
+        """
+        self.check_open()
+        table = await self._streams.load()
+        await self.refresh()
+        manifest = self.manifest
+        listed = table.infos(finished_closings(manifest))
+        since = table.since if table.revision else manifest.next_offset
+        if since <= manifest.oldest_offset:
+            return listed
+        found = await self._fragments.streams(manifest, manifest.oldest_offset, since)
+        older = {
+            name: StreamInfo(is_open=True, metadata={}, opened_at=start)
+            for name, start in found.items()
+        }
+        return {**older, **listed}
 
     async def scan(
         self,
