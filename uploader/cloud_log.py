@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import datetime
 
-from uploader.cloud_source import CloudSource, check_limits, within
+from uploader.cloud_source import CloudSource, check_limits, check_max_wait, in_time, within
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.fragments.fragment_cache import FragmentCache
@@ -232,6 +232,7 @@ class CloudLog:
         max_fragments: int | None = None,
         max_bytes: int | None = None,
         max_records: int | None = None,
+        max_wait: float | None = None,
     ) -> AsyncGenerator[Fragment, None]:
         """Yield the entries of the fragments from the one on that holds ``start``, within limits.
 
@@ -239,11 +240,18 @@ class CloudLog:
         the last one more than ``max_records`` asks for. There is always one, whatever its size, unless
         ``start`` is the tail. ``max_bytes`` counts objects. See :meth:`read_fragment`.
 
+        ``max_wait`` bounds the scan in seconds from its first step on, the time that its caller takes
+        included: then it ends as at any other limit, and gives up the request that is under way. What came
+        in time was yielded; there may be nothing. Go on at the ``limit`` of the last one, or at ``start``.
+        The first one is yielded however short the time, if no request is needed for it.
+
         Raises OffsetTrimmedError if ``start`` was removed from the log, OffsetNotWrittenError if it lies
-        beyond the tail, InvalidSettingsError for a limit below 1.
+        beyond the tail, InvalidSettingsError for a limit below 1, or a negative ``max_wait``.
         """
         self.check_open()
         check_limits(max_fragments=max_fragments, max_bytes=max_bytes, max_records=max_records)
+        if max_wait is not None:
+            max_wait = check_max_wait(max_wait)
         manifest = self.manifest
         place = {"requested": start, "head": manifest.oldest_offset, "tail": manifest.next_offset}
         if start < manifest.oldest_offset:
@@ -256,8 +264,10 @@ class CloudLog:
             "max_bytes": max_bytes,
             "max_records": max_records,
         }
-        async with aclosing(fragments), aclosing(within(fragments, start, **limits)) as found:
-            async for fragment in found:
+        found = within(fragments, start, **limits)
+        timed = found if max_wait is None else in_time(found, max_wait, self._clock)
+        async with aclosing(fragments), aclosing(found), aclosing(timed) as scanned:
+            async for fragment in scanned:
                 yield fragment
 
     async def fragments(self, start: int = 0, limit: int | None = None) -> list[Fragment]:
