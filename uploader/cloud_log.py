@@ -14,7 +14,7 @@ from uploader.fragments.fragment_cache import FragmentCache
 from uploader.fragments.fragment_reader import FragmentReader
 from uploader.fragments.read_ahead import ReadAhead
 from uploader.integrity.verified import Verified, verify_log
-from uploader.manifests.closings import finished_closings
+from uploader.manifests.closings import closings_in, finished_closings
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
@@ -211,7 +211,8 @@ class CloudLog:
         Raises CorruptionError for damaged objects, LogNotFoundError if the log is gone, the store's errors.
         """
         self.check_open()
-        table = await self._streams.load()
+        told = closings_in(self.manifest.writer)
+        table = (await self._streams.load()).checked(told)
         await self.refresh()
         manifest = self.manifest
         listed = table.infos(finished_closings(manifest))

@@ -15,16 +15,17 @@ import pytest
 
 from tests.cloud import FAST, URL, cloud_log, put_fragment
 from tests.local import turns
-from uploader import CloudWriter, layout, seal
+from uploader import CloudWriter, fork, layout, seal
 from uploader.integrity.findings import Severity
 from uploader.integrity.scrubber import Scrubber
 from uploader.manifests.manifest import Manifest
 from uploader.stores.memory import MemoryStore
+from uploader.streams.stream_file import StreamFile
 from uploader.testing import FaultyStore
 from uploader.testing.faults import hang, happen_then_fail, happen_then_hang, kill, timeout
 from uploader.writing.writer_settings import WriterSettings
 from walstore import StreamClosedError
-from walstore.errors import ContentionError, WalError
+from walstore.errors import ContentionError, CorruptionError, WalError
 
 LAYOUTS = ["swap", "chain"]
 PUBLISHES = {"swap": "put_if_match", "chain": "put_if_absent"}
@@ -39,6 +40,10 @@ def store() -> MemoryStore:
 def writer(store, kind: str | None = None) -> CloudWriter:
     settings = WriterSettings(interval_seconds=0)
     return CloudWriter.open(URL, store=store, retry=FAST, layout=kind, settings=settings)
+
+
+async def opened_writer(store) -> CloudWriter:
+    return await writer(store)
 
 
 async def in_stream(store, name: str) -> list[bytes]:
@@ -154,6 +159,28 @@ async def test_taken_over_before_it_is_closed(store, kind) -> None:
             await late.close_stream("eu")
         assert await scene.outcomes() == [3, 4]
     assert await in_stream(store, "eu") == [b"1", b"late"]
+
+
+@pytest.mark.parametrize("verb", ["open", "seal"])
+async def test_named_at_the_last_moment(store, verb) -> None:
+    """The closing is half done, so its writer may name it still, while another one sees that it must go."""
+    async with under_way(store, "swap") as scene:
+        await StreamFile(store, retry=FAST, worker=scene.log._worker).change(
+            lambda table: table.close("eu")
+        )
+        looking, go_on, reached = FaultyStore(store), asyncio.Event(), asyncio.Event()
+        looking.on("put_if_match", hang(go_on, reached), key_prefix="manifest/")
+        act = seal(URL, store=looking) if verb == "seal" else opened_writer(looking)
+        task = asyncio.ensure_future(act)
+        await reached.wait()
+        assert await scene.outcomes() == [3, 4]
+        go_on.set()
+        opened = await task
+        if verb == "open":
+            assert await opened.append(b"4", stream="us") == 5
+            await opened.aclose()
+    assert await in_stream(store, "eu") == [b"1", b"late"]
+    assert not await is_open(store, "eu")
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
@@ -336,3 +363,30 @@ async def test_a_table_that_is_damaged_is_told(store) -> None:
         with pytest.raises(WalError, match=r"field .* is missing"):
             await log.append(b"1", stream="eu")
         assert await log.append(b"1") == 1
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+async def test_a_table_that_is_gone_is_told(store, kind) -> None:
+    """Nobody knows what was closed: not appended to streams, not forked without them, not begun anew."""
+    async with writer(store, kind) as other:
+        await other.append(b"1", stream="eu")
+        await other.append(b"2", stream="us")
+        await other.close_stream("eu")
+        await store.delete([layout.STREAMS])
+        async with writer(store) as log, cloud_log(store) as reader:
+            for call in (
+                lambda: log.append(b"x", stream="eu"),
+                lambda: log.append(b"x", stream="new"),
+                lambda: log.open_stream("eu"),
+                lambda: log.close_stream("eu"),
+                log.streams,
+                reader.streams,
+                lambda: fork(URL, "memory://x", source_store=store, target_store=MemoryStore()),
+            ):
+                with pytest.raises(CorruptionError, match="the manifest tells of"):
+                    await call()
+            assert await log.append(b"3") == 3
+            with pytest.raises(CorruptionError):
+                await other.append(b"x", stream="new")
+    assert await store.head(layout.STREAMS) is None
+    assert await in_stream(store, "us") == [b"2"]

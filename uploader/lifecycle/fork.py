@@ -24,7 +24,7 @@ from uploader.errand import Errand, errand
 from uploader.lifecycle.creation import check_empty, create_manifest
 from uploader.lifecycle.fork_pin import ForkPin
 from uploader.lifecycle.forking import Forking
-from uploader.manifests.closings import finished_closings
+from uploader.manifests.closings import closings_in, finished_closings
 from uploader.manifests.document import (
     MOST_SMALL_BYTES,
     Fields,
@@ -160,6 +160,7 @@ async def _begin(
 async def _copy_streams(source: Errand, target: Errand, stop: int) -> None:
     """Put the table of streams, if the source has one, and an earlier call has not."""
     table = await StreamFile(source.store, retry=source.retry, worker=source.worker).load()
+    table.checked(closings_in(source.root.manifest.writer))
     if not table.revision:
         return
     copied = table.forked(finished_closings(await source.newest()), stop=stop)

@@ -20,7 +20,7 @@ from typing import Final, TypeVar, cast
 from uploader.cloud_log import CloudLog
 from uploader.cloud_tier import CloudTier
 from uploader.fragments.fragment_batch import FragmentBatch
-from uploader.manifests.closings import finished_closings
+from uploader.manifests.closings import closings_in, finished_closings
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.roots import find_root
@@ -175,7 +175,8 @@ class Restoring:
     async def _streams(self, log: CloudLog, limit: int) -> dict[str, StreamInfo]:
         """Return what the log's table says of the streams that were opened up to ``limit``."""
         file = StreamFile(self._store, retry=self._retry, worker=self._reading)
-        found = (await file.load()).infos(finished_closings(log.manifest))
+        told = closings_in(log.manifest.writer)
+        found = (await file.load()).checked(told).infos(finished_closings(log.manifest))
         return {name: info for name, info in found.items() if info.opened_at <= limit}
 
     async def _adopt(self, log: CloudLog) -> None:

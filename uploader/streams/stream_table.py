@@ -18,7 +18,12 @@ from typing import Final
 
 from uploader import layout
 from uploader.manifests.document import Fields, join_list, position, read_document, serialise
-from walstore.errors import FormatVersionError, LimitExceededError, StreamClosedError
+from walstore.errors import (
+    CorruptionError,
+    FormatVersionError,
+    LimitExceededError,
+    StreamClosedError,
+)
 from walstore.ledger import StreamInfo
 from walstore.terms import MAX_LEDGER_BYTES, check_stream_count
 
@@ -95,6 +100,21 @@ class StreamTable:
             raise StreamClosedError(
                 f"stream {name!r} is closed; open it again with open_stream()", stream=name
             )
+
+    def checked(self, closings: int | None) -> StreamTable:
+        """Return the table if it is not older than what a manifest said that was read before it.
+
+        ``closings`` are those that this manifest tells of. CorruptionError: somebody deleted the table, or
+        put an older one in its place, and nobody knows what is closed.
+        """
+        if self.closings < (closings or 0):
+            raise CorruptionError(
+                "the table of streams lacks closings that the manifest tells of; put its newest version back",
+                path=layout.STREAMS,
+                expected=closings,
+                found=self.closings,
+            )
+        return self
 
     def admits(self, names: Iterable[str], closings: int) -> bool:
         """Return whether a fragment with records of these streams may be named by a manifest.

@@ -141,11 +141,12 @@ class FragmentPuts:
                 logger.warning("%s: %s can never be part of the log", self._store.url, entry.path)
 
     async def void(self, entry: Fragment, data: bytes | None = None) -> None:
-        """Void a fragment that can never be published, if its key is its number; else it is in nobody's way.
+        """Void a fragment that no manifest to come can name, unless the one that is known does.
 
-        Only if it has the bytes ``data``; None: those that :meth:`orphans` has found last.
+        Where its key is not its number it is in nobody's way. Only if it has the bytes ``data``; None: those
+        that :meth:`orphans` has found last.
         """
-        if not _is_numbered(self._root):
+        if not _is_numbered(self._root) or entry.seq_no < self._root.manifest.next_seq_no:
             return
         if data is None:
             etag = self._ahead.pop(entry.seq_no).etag

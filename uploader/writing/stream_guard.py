@@ -73,12 +73,18 @@ class StreamGuard:
         return with_closings(self._writer, self.closings)
 
     async def load(self) -> StreamTable:
-        """Read the newest table."""
-        return self._noted(await self._patience.call(self._file.load))
+        """Read the newest table; see :meth:`StreamFile.load` and :meth:`StreamTable.checked`."""
+        told = closings_in(self._root.manifest.writer)
+        return self._noted((await self._patience.call(self._file.load)).checked(told))
 
     async def change(self, make: Change) -> StreamTable:
-        """Change the table; see :meth:`StreamFile.change`."""
-        return self._noted(await self._patience.call(partial(self._file.change, make)))
+        """Change the table; see :meth:`StreamFile.change` and :meth:`StreamTable.checked`."""
+        told = closings_in(self._root.manifest.writer)
+
+        def changed(table: StreamTable) -> StreamTable | None:
+            return make(table.checked(told))
+
+        return self._noted(await self._patience.call(partial(self._file.change, changed)))
 
     def adopt(self, streams: Iterable[tuple[frozenset[str], int]] = ()) -> None:
         """Append under the closings of the newest table from now on.
