@@ -28,7 +28,8 @@ from walstore.ledger import StreamInfo
 from walstore.terms import MAX_LEDGER_BYTES, check_stream_count
 
 _VERSION: Final = 1
-_MOST_BYTES: Final = 2 * MAX_LEDGER_BYTES
+_MOST_CHANGES: Final = 10**18
+"""A table of more changes, or closings, was forged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class StreamTable:
     @classmethod
     def parse(cls, data: bytes) -> StreamTable:
         """Read :meth:`serialise`; CorruptionError, FormatVersionError for a newer version's."""
-        return read_document(data, _table, path=layout.STREAMS, most_bytes=_MOST_BYTES)
+        return read_document(data, _table, path=layout.STREAMS, most_bytes=MAX_LEDGER_BYTES)
 
     def serialise(self) -> bytes:
         """Return the table's bytes; LimitExceededError if there are too many."""
@@ -188,6 +189,11 @@ class StreamTable:
         return StreamTable(streams=streams, revision=1, since=self.since)
 
     def _with(self, changed: Mapping[str, StoredStream]) -> StreamTable:
+        if self.revision >= _MOST_CHANGES:
+            raise LimitExceededError(
+                f"the table of streams was changed {self.revision} times; nothing was written",
+                limit=_MOST_CHANGES,
+            )
         streams = {**self.streams, **changed}
         return dataclasses.replace(self, streams=streams, revision=self.revision + 1)
 
@@ -214,7 +220,8 @@ def _table(fields: Fields) -> StreamTable:
             supported=_VERSION,
         )
     streams: dict[str, StoredStream] = {}
-    closings = fields.number("closings")
+    revision = fields.number("revision", maximum=_MOST_CHANGES)
+    closings = fields.number("closings", maximum=revision)
     for item in fields.objects("streams"):
         name = item.text("name")
         if name in streams:
@@ -228,6 +235,6 @@ def _table(fields: Fields) -> StreamTable:
     return StreamTable(
         streams=streams,
         closings=closings,
-        revision=fields.number("revision"),
+        revision=revision,
         since=fields.position("since"),
     )
