@@ -54,7 +54,7 @@ def test_readme_snippets_run_in_order(tmp_path: Path) -> None:
 PAGES = {
     "chain": 1,
     "cloud_reading": 1,
-    "cloud_writer": 1,
+    "cloud_writer": 2,
     "collection": 1,
     "consumers": 4,
     "integrity": 5,

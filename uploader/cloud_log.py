@@ -7,13 +7,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import datetime
 
-from uploader.cloud_source import CloudSource, check_limits, within
+from uploader.cloud_source import CloudSource, check_limits, check_max_wait, in_time, within
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.fragments.fragment_cache import FragmentCache
 from uploader.fragments.fragment_reader import FragmentReader
 from uploader.fragments.read_ahead import ReadAhead
 from uploader.integrity.verified import Verified, verify_log
+from uploader.manifests.closings import closings_in, finished_closings
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
@@ -22,6 +23,7 @@ from uploader.shared_worker import SharedWorker
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.streams.stream_file import StreamFile
 from walstore.arguments import as_moment_us
 from walstore.batch import Batch
 from walstore.clock import SystemClock
@@ -31,6 +33,7 @@ from walstore.errors import (
     OffsetTrimmedError,
     WalClosedError,
 )
+from walstore.ledger import StreamInfo
 from walstore.ports import Clock
 from walstore.reader import Reader, ReadGuard
 from walstore.records import Start
@@ -124,6 +127,7 @@ class CloudLog:
         self._cursors = CloudCursors.of_store(
             store, retry=RetryPolicy(clock=clock), clock=clock, worker=worker
         )
+        self._streams = StreamFile(store, retry=RetryPolicy(clock=clock), worker=worker)
         # One request for the manifest at a time, so that no older answer overtakes a newer one.
         self._refreshing = asyncio.Lock()
         self._refreshed_at = clock.monotonic()
@@ -198,6 +202,33 @@ class CloudLog:
             source, start=start, stop=stop, stream=stream, follow=follow, guard=self._read_guard
         )
 
+    async def streams(self) -> dict[str, StreamInfo]:
+        """Return every stream that was opened or appended to, by name, in the order of opening.
+
+        Of a log that :class:`uploader.CloudWriter` writes, its table of streams tells all: two requests.
+        Streams of records that were appended before there was a table, and those of a log that a local one
+        ships, are found by the footers of the fragments, a request for each; they count as open, and have no
+        metadata. A stream that is just being closed is open until the closing has taken effect for every
+        writer.
+
+        Raises CorruptionError for damaged objects, LogNotFoundError if the log is gone, the store's errors.
+        """
+        self.check_open()
+        told = closings_in(self.manifest.writer)
+        table = (await self._streams.load()).checked(told)
+        await self.refresh()
+        manifest = self.manifest
+        listed = table.infos(finished_closings(manifest))
+        since = table.since if table.revision else manifest.next_offset
+        if since <= manifest.oldest_offset:
+            return listed
+        found = await self._fragments.streams(manifest, manifest.oldest_offset, since)
+        older = {
+            name: StreamInfo(is_open=True, metadata={}, opened_at=start)
+            for name, start in found.items()
+        }
+        return {**older, **listed}
+
     async def scan(
         self,
         start: int,
@@ -205,6 +236,7 @@ class CloudLog:
         max_fragments: int | None = None,
         max_bytes: int | None = None,
         max_records: int | None = None,
+        max_wait: float | None = None,
     ) -> AsyncGenerator[Fragment, None]:
         """Yield the entries of the fragments from the one on that holds ``start``, within limits.
 
@@ -212,11 +244,18 @@ class CloudLog:
         the last one more than ``max_records`` asks for. There is always one, whatever its size, unless
         ``start`` is the tail. ``max_bytes`` counts objects. See :meth:`read_fragment`.
 
+        ``max_wait`` bounds the scan in seconds from its first step on, the time that its caller takes
+        included: then it ends as at any other limit, and gives up the request that is under way. What came
+        in time was yielded; there may be nothing. Go on at the ``limit`` of the last one, or at ``start``.
+        The first one is yielded however short the time, if no request is needed for it.
+
         Raises OffsetTrimmedError if ``start`` was removed from the log, OffsetNotWrittenError if it lies
-        beyond the tail, InvalidSettingsError for a limit below 1.
+        beyond the tail, InvalidSettingsError for a limit below 1, or a negative ``max_wait``.
         """
         self.check_open()
         check_limits(max_fragments=max_fragments, max_bytes=max_bytes, max_records=max_records)
+        if max_wait is not None:
+            max_wait = check_max_wait(max_wait)
         manifest = self.manifest
         place = {"requested": start, "head": manifest.oldest_offset, "tail": manifest.next_offset}
         if start < manifest.oldest_offset:
@@ -229,8 +268,10 @@ class CloudLog:
             "max_bytes": max_bytes,
             "max_records": max_records,
         }
-        async with aclosing(fragments), aclosing(within(fragments, start, **limits)) as found:
-            async for fragment in found:
+        found = within(fragments, start, **limits)
+        timed = found if max_wait is None else in_time(found, max_wait, self._clock)
+        async with aclosing(fragments), aclosing(found), aclosing(timed) as scanned:
+            async for fragment in scanned:
                 yield fragment
 
     async def fragments(self, start: int = 0, limit: int | None = None) -> list[Fragment]:

@@ -5,6 +5,7 @@ Owns nothing but what is fetched ahead for that reader. Which manifest is read i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable
 from typing import Protocol
 
@@ -12,8 +13,11 @@ from uploader.fragments.fragment_reader import FragmentReader, pieces
 from uploader.fragments.read_ahead import ReadAhead
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
+from uploader.together import together
+from walstore.arguments import as_seconds
 from walstore.batch import Batch
 from walstore.errors import InvalidSettingsError
+from walstore.ports import Clock
 from walstore.reader import ReadSource
 
 
@@ -103,6 +107,43 @@ async def within(
         yield fragment
         if count == max_fragments:
             return
+
+
+async def in_time(
+    fragments: AsyncGenerator[Fragment, None], seconds: float, clock: Clock
+) -> AsyncGenerator[Fragment, None]:
+    """Yield what comes within so many seconds from the first step on; then give up what is asked for.
+
+    The first one comes in any case if there is no need to wait for it, also within 0 seconds.
+    """
+    deadline = clock.monotonic() + seconds
+    left = seconds
+    while True:
+        async with together() as tasks:
+            asking = tasks.create_task(_next_of(fragments))
+            sleeping = tasks.create_task(clock.sleep(left))
+            await asyncio.wait((asking, sleeping), return_when=asyncio.FIRST_COMPLETED)
+            sleeping.cancel()
+            asking.cancel()  # nothing, if it has ended
+        found = None if asking.cancelled() else asking.result()
+        if found is None:
+            return
+        yield found
+        left = deadline - clock.monotonic()
+        if left <= 0:
+            return
+
+
+async def _next_of(fragments: AsyncGenerator[Fragment, None]) -> Fragment | None:
+    return await anext(fragments, None)
+
+
+def check_max_wait(seconds: float) -> float:
+    """Return a time to wait at most; TypeError, InvalidSettingsError if it is negative or not finite."""
+    checked = as_seconds(seconds, "max_wait")
+    if checked < 0:
+        raise InvalidSettingsError(f"max_wait must not be negative, not {seconds!r}")
+    return checked
 
 
 def check_limits(**limits: int | None) -> None:

@@ -27,12 +27,15 @@ from uploader.writing.noting import Note, noting
 from uploader.writing.ownership import check_direct, direct_writer_name
 from uploader.writing.parcel_shipper import ParcelShipper
 from uploader.writing.patience import Patience
+from uploader.writing.stream_door import StreamDoor
+from uploader.writing.stream_guard import StreamGuard
 from uploader.writing.writable import check_exists, check_unsealed, has_records
 from uploader.writing.writer_settings import WriterSettings, WriterStatistics
 from walstore.clock import SystemClock
 from walstore.draft import Group
 from walstore.errors import OffsetMismatchError, WalClosedError
 from walstore.group import make_group, make_record
+from walstore.ledger import StreamInfo
 from walstore.ports import Clock
 from walstore.resource import Opening
 from walstore.threads import Worker
@@ -147,17 +150,34 @@ class CloudWriter:
                 root, most=settings.max_in_flight, is_parallel=settings.parallel_puts
             ),
         )
+        guard = StreamGuard(
+            store=store,
+            root=root,
+            patience=patience,
+            writer=self.writer,
+            retry=retry,
+            worker=worker,
+        )
         self._shipper = ParcelShipper(
             store=store,
             root=root,
             puts=self._puts,
             patience=patience,
+            streams=guard,
             settings=settings,
             writer=self.writer,
             clock=clock,
             worker=worker,
         )
         self._intake = self._shipper.intake
+        self._streams = StreamDoor(
+            guard,
+            root=root,
+            url=store.url,
+            patience=patience,
+            settle=self._shipper.settle,
+            check_open=self._intake.check_open,
+        )
         self._supervisor: asyncio.Task[None] | None = None
 
     # -- appending ---------------------------------------------------------------------------
@@ -186,10 +206,14 @@ class CloudWriter:
             StorageUnavailableError: The store did not answer before anything was put. Not written.
             RecordTooLargeError: It exceeds ``max_record_bytes``.
             LogSealedError: The log takes no more records.
+            StreamClosedError: The stream is closed. Not written.
+            LimitExceededError: The log has as many streams as it can have. Not written.
             WalClosedError: The writer is closed.
         """
         times = self._timestamp(timestamp_us)
         group = make_record(value, key, stream, headers, times)
+        if stream is not None or self._streams.has_waiting:
+            await self._streams.enter(group.streams or ())
         if expect_offset is None:
             return await (await self._intake.add(group))
         return await self._append_at(group, expect_offset)
@@ -211,6 +235,8 @@ class CloudWriter:
         """
         times = self._timestamp(timestamp_us)
         group = make_group(values, key, stream, headers, times)
+        if stream is not None or self._streams.has_waiting:
+            await self._streams.enter(group.streams or ())
         if expect_offset is None:
             start = await (await self._intake.add(group))
         else:
@@ -223,6 +249,39 @@ class CloudWriter:
         What waits for company is shipped at once. Cancelling has no effect on the records.
         """
         await self._shipper.settle()
+
+    # -- streams -----------------------------------------------------------------------------
+
+    async def open_stream(self, name: str, *, metadata: Mapping[str, str] | None = None) -> None:
+        """Open a stream, or open it again, with ``metadata``; in the store when this returns.
+
+        The first append to a stream opens it too, without metadata. A name has 1 to 256 characters, metadata
+        4096 together. LimitExceededError if the log has 65 536 streams already, or the table of streams would
+        be longer than 16 MiB; UnsupportedStoreError if the store has no swaps.
+
+        OutcomeUnknownError, or StorageUnavailableError, if the store does not answer, and cancelled: it may
+        be open or not, or may come to be; call again.
+        """
+        await self._streams.open(name, metadata)
+
+    async def close_stream(self, name: str) -> None:
+        """Close a stream: appends to it, by whatever writer, raise StreamClosedError until it is opened
+        again.
+
+        Its records stay. Appends to it that this writer accepted before come first. When it returns the
+        stream has no records but those that the newest manifest names. StreamClosedError if there is no such
+        stream; closing one twice is allowed, and finishes what an interrupted call began. Else as
+        :meth:`open_stream`.
+        """
+        await self._streams.close(name)
+
+    async def streams(self) -> dict[str, StreamInfo]:
+        """Return every stream that was opened or appended to, by name, in the order of opening.
+
+        As the store says now: one or two requests. See :meth:`uploader.CloudLog.streams`.
+        """
+        table = await self._streams.table()
+        return table.infos()
 
     # -- looking -----------------------------------------------------------------------------
 
@@ -318,6 +377,7 @@ class CloudWriter:
             await self._release()
 
     async def _release(self) -> None:
+        await self._streams.drain()
         await self._root.aclose()
         self._worker.close()
         await self._store.aclose()

@@ -27,6 +27,8 @@ class Part(Enum):
     """What a collector is about to drop."""
     HEADS = "heads"
     """Since when the log has begun where, for collectors."""
+    STREAMS = "streams"
+    """Which streams there are, and which are closed."""
     PROBE = "probe"
     """Left over from looking whether a store keeps its conditions."""
     MARK = "mark"
@@ -47,6 +49,7 @@ FOLDERS: Final = {
     layout.HOLD_FOLDER: Part.HOLD,
     layout.GARBAGE.rpartition("/")[0] + "/": Part.GARBAGE,
     layout.HEADS.rpartition("/")[0] + "/": Part.HEADS,
+    layout.STREAMS.rpartition("/")[0] + "/": Part.STREAMS,
     f"{PROBE_FOLDER}/": Part.PROBE,
     f"{MARK_FOLDER}/": Part.MARK,
     layout.FORK_NOTE.rpartition("/")[0] + "/": Part.FORK_NOTE,
@@ -98,4 +101,11 @@ _PARSERS: Final[dict[Part, Callable[[str], object]]] = {
     Part.PROBE: parse_probe_key,
     Part.MARK: parse_probe_key,
 }
-_SINGLE: Final = {layout.GARBAGE, layout.HEADS, layout.FORK_NOTE, layout.MANIFEST, layout.TOMBSTONE}
+_SINGLE: Final = {
+    layout.GARBAGE,
+    layout.HEADS,
+    layout.STREAMS,
+    layout.FORK_NOTE,
+    layout.MANIFEST,
+    layout.TOMBSTONE,
+}

@@ -35,6 +35,8 @@ TOMBSTONE: Final = "tombstone/DESTROYED"
 """Ours: there was a log once, and nothing may begin in its place."""
 HEADS: Final = "collection/HEADS"
 """Ours: since when the log has begun where, so that collectors know what no reader can want any more."""
+STREAMS: Final = "streams/TABLE"
+"""Ours: the streams of a log that is written straight to the store."""
 
 _FRAGMENT_NAME: Final = re.compile(r"FragmentSeqNo=([0-9a-fA-F]+)\.parquet")
 _BUCKET_NAME: Final = re.compile(r"Bucket=[0-9a-f]{16}")

@@ -84,6 +84,7 @@ async def _stream(at: Inspection, found: CloudLog) -> None:
 
 async def _look(at: Inspection, found: CloudLog) -> None:
     await found.offset_at(TIME_US)
+    await found.streams()
     async for entry in found.scan(found.head):
         str(entry)
     await found.cursors.list()
@@ -97,6 +98,9 @@ def writer(at: Inspection) -> None:
         async with CloudWriter.open(URL, settings=WRITER, store=store, retry=FAST) as found:
             offset = await found.append(b"appended")
             await found.append(b"again", expect_offset=offset + 1)
+            await found.append(b"of a stream", stream="eu")
+            await found.open_stream("closed", metadata={"opened": "again"})
+            await found.close_stream("eu")
 
     _through(at, "CloudWriter", write)
 

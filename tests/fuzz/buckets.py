@@ -84,6 +84,8 @@ async def _write(store: ObjectStore, kind: str = "swap") -> None:
         store=store,
         retry=FAST,
     ) as log:
+        await log.open_stream("closed", metadata={"a": "b"})
+        await log.close_stream("closed")
         for number in range(9):
             headers = {"n": b"%d" % number} if number % 3 else None
             stream = ("eu", "us", None)[number % 3]

@@ -165,6 +165,7 @@ def _add(rng: Random, files: Files) -> str:
     key = rng.choice(
         (
             *(layout.GARBAGE, layout.HEADS, layout.FORK_NOTE, layout.TOMBSTONE, layout.MANIFEST),
+            layout.STREAMS,
             *("cursor/odd.json", "cursor/odd", "snapshot/odd", "log/odd", "sink/queries/odd"),
             *("sink/jobs/odd", "sink/PARTITIONS", "manifest/MANIFEST.ffffffffffffff00"),
             layout.fragment_path(rng.choice((1, 12, 2**63, 2**64 - 1))),

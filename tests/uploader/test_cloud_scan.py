@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cloud import cloud_log
+from tests.local import turns
 from tests.uploader.documents import snapshot_of
 from uploader import layout
 from uploader.cloud_source import within
@@ -20,12 +22,15 @@ from uploader.manifests.tree import overlapping
 from uploader.setsum import Setsum
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
+from uploader.testing.faults import fail, hang, timeout
 from walstore.errors import (
     InvalidSettingsError,
     OffsetNotWrittenError,
     OffsetTrimmedError,
+    StorageUnavailableError,
     WalClosedError,
 )
+from walstore.testing import ManualClock
 
 
 def entries(*bounds: int, sizes: Sequence[int] = ()) -> tuple[Fragment, ...]:
@@ -63,7 +68,7 @@ async def log_of(*fragments: Fragment, snapshots: int = 0) -> FaultyStore:
     return FaultyStore(store)
 
 
-async def scan(store: FaultyStore, start: int, **limits: int) -> list[int]:
+async def scan(store: FaultyStore, start: int, **limits: float) -> list[int]:
     """Return the numbers of the fragments that a scan yields."""
     async with cloud_log(store) as log:
         return [fragment.seq_no async for fragment in log.scan(start, **limits)]
@@ -201,6 +206,80 @@ async def test_a_scan_that_is_continued_leaves_nothing_out(lengths, data, record
         seen += found
         position = found[-1].limit
     assert tuple(seen) == tuple(overlapping(whole, start, bounds[-1]))
+
+
+# -- for so long -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("caller_seconds", [0.0, 4.0])
+async def test_it_ends_in_time(clock: ManualClock, caller_seconds) -> None:
+    """Though the store does not answer, or its caller takes the time; what came before is not lost."""
+    store = await log_of(*entries(*range(1, 12)), snapshots=3)
+    never, asked = asyncio.Event(), asyncio.Event()
+    store.on("get", hang(never, asked), key_prefix="snapshot/", nth=2)
+    found: list[int] = []
+    async with cloud_log(store, clock) as log:
+
+        async def scanning() -> None:
+            async for fragment in log.scan(1, max_wait=5.0):
+                found.append(fragment.seq_no)
+                clock.advance(caller_seconds)
+
+        task = asyncio.create_task(scanning())
+        if caller_seconds == 0:
+            await asked.wait()
+            await clock.wait_for_sleepers()
+            clock.advance(4.9)
+            await turns()
+            assert not task.done()
+            clock.advance(0.2)
+        await task
+        assert found == [1, 2]
+        never.set()
+        rest = [fragment.seq_no async for fragment in log.scan(3)]  # from a log that is as before
+        assert rest == list(range(3, 11))
+    assert clock.sleepers == 0
+
+
+async def test_a_scan_that_is_continued_comes_to_the_end(clock: ManualClock) -> None:
+    """However little time there is, as long as something comes in it."""
+    store = await log_of(*entries(*range(1, 12)), snapshots=3)
+    position, found = 1, []
+    async with cloud_log(store, clock) as log:
+        while position < log.tail:
+            async for fragment in log.scan(position, max_wait=1.0):
+                found.append(fragment.seq_no)
+                position = fragment.limit
+                clock.advance(1.0)
+    assert found == list(range(1, 11))
+
+
+async def test_no_time_at_all() -> None:
+    """The first one needs none if the manifest has it; nobody waits for a snapshot."""
+    store = await log_of(*entries(*range(1, 8)), snapshots=1)
+    store.on("get", hang(asyncio.Event()), key_prefix="snapshot/")
+    assert await scan(store, 1, max_wait=0) == []
+    assert await scan(store, 3, max_wait=0) == [3]
+    assert await scan(store, 7, max_wait=0) == []
+
+
+async def test_errors_within_the_time_are_raised(clock: ManualClock) -> None:
+    store = await log_of(*entries(*range(1, 8)), snapshots=1)
+    store.on("get", fail(timeout()), key_prefix="snapshot/")
+    async with cloud_log(store, clock) as log:
+        with pytest.raises(StorageUnavailableError):
+            [fragment async for fragment in log.scan(1, max_wait=1.0)]
+    assert clock.sleepers == 0
+
+
+@pytest.mark.parametrize(
+    ("max_wait", "error"),
+    [(-1, InvalidSettingsError), (float("nan"), InvalidSettingsError), ("1", TypeError)],
+)
+async def test_a_time_that_is_none(max_wait, error) -> None:
+    store = await log_of(*entries(1, 2))
+    with pytest.raises(error, match="max_wait"):
+        await scan(store, 1, max_wait=max_wait)
 
 
 @pytest.mark.parametrize("name", ["max_fragments", "max_bytes", "max_records"])

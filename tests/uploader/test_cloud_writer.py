@@ -13,7 +13,7 @@ from tests.cloud import FAST, LOG_ID, URL, cloud_log, put_fragment, snapshot, ti
 from tests.local import turns
 from tests.uploader.parquet import copy_as_wal3
 from tests.waiting import until
-from uploader import CollectorSettings, GarbageCollector, destroy, layout
+from uploader import CollectorSettings, GarbageCollector, destroy, layout, seal
 from uploader.cloud_writer import CloudWriter
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.roots import Layout
@@ -364,6 +364,22 @@ async def test_only_a_log_that_exists(layout_name: Layout | None) -> None:
     async with open_writer(store, create=False) as log:
         assert await log.append(b"two") == 2
     assert [record.value for record in await records(store)] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("kind", ["swap", "chain"])
+@pytest.mark.parametrize("create", [True, False])
+async def test_only_a_log_that_takes_records(kind: Layout, *, create: bool) -> None:
+    """Not a sealed one, nor where one was destroyed; nothing is put, asked for either layout."""
+    store = MemoryStore()
+    async with open_writer(store, layout=kind) as log:
+        await log.append(b"one")
+    for end, error in ((seal, LogSealedError), (destroy, LogNotFoundError)):
+        await end(URL, store=store)
+        before = await snapshot(store)
+        for asked in (None, kind):
+            with pytest.raises(error):
+                await open_writer(store, create=create, layout=asked)
+        assert await snapshot(store) == before
 
 
 async def test_a_writer_begins_no_other_log_in_the_place_of_its_own(store) -> None:

@@ -14,7 +14,7 @@ from uploader.manifests.roller import Roller
 from uploader.manifests.root import Change
 from uploader.manifests.tree import ManifestTree
 from uploader.stores.port import ObjectStore
-from uploader.writing.writable import check_appendable
+from uploader.writing.writable import next_writer
 from walstore.errors import ContentionError
 from walstore.threads import Worker
 
@@ -48,10 +48,10 @@ class Maker:
                 self._tree, manifest, last, url=self._store.url
             ):
                 return None
-            check_appendable(manifest, writer, url=self._store.url)
+            name = next_writer(manifest, writer, url=self._store.url)
             first = fragments[0]
             if (manifest.next_seq_no, manifest.next_offset) == (first.seq_no, first.start):
-                grown = manifest.apply_fragments(fragments, writer)
+                grown = manifest.apply_fragments(fragments, name)
                 return self._roller.fold(self._announced.take_out(grown))
             if not ground.is_durable:
                 raise WaitForDurableError

@@ -108,6 +108,18 @@ def fragment_maker(data: bytes, *, path: str = "fragment") -> str | None:
     return fragment_file.maker(data, path=path)
 
 
+def fragment_closings(data: bytes, *, path: str = "fragment") -> tuple[int, frozenset[str]] | None:
+    """Return how many closings of streams a fragment's maker knew, and which streams it has records of.
+
+    None if its footer does not say: it is not bound to them. CorruptionError if it is no fragment.
+    """
+    known = fragment_file.closings(data, path=path)
+    if known is None:
+        return None
+    names = fragment_file.read(data, path=path, only={"stream"}).records.column("stream").unique()
+    return known, frozenset(name for name in names.to_pylist() if name is not None)
+
+
 def _read(
     data: bytes | bytearray, entry: Fragment, *, only: Collection[str] | None = None
 ) -> Content:

@@ -64,11 +64,13 @@ class FragmentBuilder:
     that refuses its batches with ValueError changes nothing; after any other error it is of no use any more.
     """
 
-    def __init__(self, *, timestamp_us: int, writer: str | None = None) -> None:
-        """``timestamp_us`` and ``writer`` as for :func:`encode_fragment`."""
+    def __init__(
+        self, *, timestamp_us: int, writer: str | None = None, closings: int | None = None
+    ) -> None:
+        """``timestamp_us`` and ``writer`` as for :func:`encode_fragment`; ``closings`` as for FileWriter."""
         check_u64(timestamp_us=timestamp_us)
         self._timestamp_us = timestamp_us
-        self._file = FileWriter(timestamp_us=timestamp_us, writer=writer)
+        self._file = FileWriter(timestamp_us=timestamp_us, writer=writer, closings=closings)
         self._bounds: tuple[int, int] | None = None  # of the records so far
         self._setsum = Setsum()  # of what was hashed
         self._unsummed: list[Batch] = []

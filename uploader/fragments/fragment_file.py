@@ -16,7 +16,8 @@ How columns are stored, and why:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,6 +39,9 @@ STREAMS_KEY: Final = b"walstore.streams"
 """Footer entry that says which streams there are; see ``bloom.py``."""
 WRITER_KEY: Final = b"walstore.writer"
 """Footer entry that names who made the file, if that matters."""
+CLOSINGS_KEY: Final = b"walstore.closings"
+"""Footer entry of a file with streams: how many closings of streams its writer knew; see
+``uploader/streams/stream_table.py``."""
 
 WAL3_FIELDS: Final = (
     pa.field("offset", pa.uint64(), nullable=False),
@@ -57,6 +61,7 @@ ROW_GROUP_ROWS: Final = 128 * 1024
 ROW_GROUP_BYTES: Final = 8 * 1024 * 1024
 """A row group has at most so many rows and about so many bytes, so that a part can be read alone."""
 PAGE_BYTES: Final = 1024 * 1024
+_NUMBER: Final = re.compile(rb"[0-9]{1,19}")
 _SHORTAGES: Final = ("not enough memory", "Resource temporarily unavailable")
 """What codecs and the system say that Arrow reports as if the file could not be read."""
 _PAGE_CHECK_ROWS: Final = 1024
@@ -115,10 +120,16 @@ class FileWriter:
     """One file in the making. The same tables, time and writer give the same bytes, as long as pyarrow
     stays the same."""
 
-    def __init__(self, *, timestamp_us: int, writer: str | None = None) -> None:
-        """``timestamp_us`` is the fragment's time; ``writer`` is named in the footer."""
+    def __init__(
+        self, *, timestamp_us: int, writer: str | None = None, closings: int | None = None
+    ) -> None:
+        """``timestamp_us`` is the fragment's time; ``writer`` is named in the footer.
+
+        So is ``closings``, if any record has a stream.
+        """
         self._timestamp = pa.scalar(timestamp_us, pa.uint64())
         self._writer = writer
+        self._closings = closings
         self._sink = pa.BufferOutputStream()
         self._file: pq.ParquetWriter | None = None
         self._streams: set[str] = set()
@@ -157,6 +168,8 @@ class FileWriter:
             self._file.add_key_value_metadata({STREAMS_KEY: text})
         if self._writer is not None:
             self._file.add_key_value_metadata({WRITER_KEY: self._writer})
+        if self._closings is not None and self._streams:
+            self._file.add_key_value_metadata({CLOSINGS_KEY: str(self._closings)})
         self._file.close()
         return bytes(self._sink.getvalue().to_pybytes())
 
@@ -246,10 +259,21 @@ def timestamp(data: bytes, *, path: str) -> int:
 
 def maker(data: bytes, *, path: str) -> str | None:
     """Return who made the file, if that is noted in it; CorruptionError if there is no footer."""
-    with _parsing(path):
-        entries = pq.read_metadata(pa.BufferReader(data)).metadata or {}
-    found = entries.get(WRITER_KEY)
+    found = _entries(data, path).get(WRITER_KEY)
     return None if found is None else found.decode(errors="replace")
+
+
+def closings(data: bytes, *, path: str) -> int | None:
+    """Return how many closings of streams its maker knew, if the file says so; CorruptionError if there is
+    no footer."""
+    found = _entries(data, path).get(CLOSINGS_KEY)
+    return int(found) if found is not None and _NUMBER.fullmatch(found) else None
+
+
+def _entries(data: bytes, path: str) -> Mapping[bytes, bytes]:
+    with _parsing(path):
+        found: Mapping[bytes, bytes] | None = pq.read_metadata(pa.BufferReader(data)).metadata
+    return found or {}
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from uploader import layout
 from uploader.fragments.fragment import decode_fragment, has_length, verify_fragment
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.fragments.fragment_cache import FragmentCache
-from uploader.fragments.fragment_footers import FragmentFooters
+from uploader.fragments.fragment_footers import PARALLEL, FragmentFooters
 from uploader.fragments.fragment_projection import read_columns
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
@@ -31,6 +31,7 @@ from uploader.stored_document import read_object
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.together import together
 from uploader.writing.writable import check_not_destroyed
 from walstore.batch import Batch
 from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
@@ -216,6 +217,24 @@ class FragmentReader:
             async for entry in found:
                 yield entry
 
+    async def streams(self, manifest: Manifest, start: int, limit: int) -> dict[str, int]:
+        """Return the streams of the records in ``[start, limit)``, and an offset below which each has none.
+
+        In the order of their first fragments. Reads footers, and of fragments that do not list their streams
+        that column.
+        """
+        found: dict[str, int] = {}
+        async with aclosing(self.tree.runs(manifest, start, limit)) as runs:
+            async for run in runs:
+                for low in range(0, len(run), PARALLEL):
+                    window = run[low : low + PARALLEL]
+                    async with together() as tasks:
+                        asked = [tasks.create_task(self._streams_of(entry)) for entry in window]
+                    for entry, task in zip(window, asked, strict=True):
+                        for name in sorted(task.result()):
+                            found.setdefault(name, max(start, entry.start))
+        return found
+
     async def skip_stream(self, manifest: Manifest, name: str, position: int, limit: int) -> int:
         """Return an offset of ``[position, limit]`` before which no record of a stream lies.
 
@@ -241,6 +260,13 @@ class FragmentReader:
             await asyncio.wait(self._tasks)
 
     # -- inside ------------------------------------------------------------------------------
+
+    async def _streams_of(self, entry: Fragment) -> frozenset[str]:
+        names = (await self.footers.get(entry)).streams.names
+        if names is not None:
+            return names
+        batch = await self.read_columns(entry, {"stream"})
+        return frozenset(name for name in batch.streams if name is not None)
 
     async def _from_disk(
         self, entry: Fragment, check: Callable[[bytes, Fragment], FragmentBatch]

@@ -9,9 +9,10 @@ Between any two calls to the store the process may die; calling again with the s
   1. A note in the target says what is going to be there: which log, from where, and up to which offset,
      so that every attempt copies the same. Without it, a target that holds fragments is refused.
   2. The source is pinned, so that collectors leave it alone (``fork_pin.py``).
-  3. Fragments are copied. Those that an earlier call has put are looked at, and not put again.
-  4. The manifest is created. Until then there is no log; from then on it is whole.
-  5. The pin is removed.
+  3. The table of streams is copied as it is, unless an earlier call has done that.
+  4. Fragments are copied. Those that an earlier call has put are looked at, and not put again.
+  5. The manifest is created. Until then there is no log; from then on it is whole.
+  6. The pin is removed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from uploader.errand import Errand, errand
 from uploader.lifecycle.creation import check_empty, create_manifest
 from uploader.lifecycle.fork_pin import ForkPin
 from uploader.lifecycle.forking import Forking
+from uploader.manifests.closings import closings_in, finished_closings
 from uploader.manifests.document import (
     MOST_SMALL_BYTES,
     Fields,
@@ -35,6 +37,7 @@ from uploader.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.streams.stream_file import StreamFile
 from uploader.writing.writable import check_not_destroyed
 from walstore.errors import (
     ContentionError,
@@ -98,6 +101,7 @@ async def fork(
         if not target.root.is_known:
             check_range(source, start, stop)
             stop, is_resumed = await _begin(source, target, start, stop)
+            await _copy_streams(source, target, stop)
             low = await pin.hold(start)
             forking = Forking(source, target, pin, parallel=parallel, is_resumed=is_resumed)
             manifest = await forking.run(writer, low, stop, progress)
@@ -152,6 +156,17 @@ async def _begin(
     )
     result.decided(target.store.url, "the note was put; call again")
     return await _read_note(source, target, start, stop), False
+
+
+async def _copy_streams(source: Errand, target: Errand, stop: int) -> None:
+    """Put the table of streams, if the source has one, and an earlier call has not."""
+    table = await StreamFile(source.store, retry=source.retry, worker=source.worker).load()
+    table.checked(closings_in(source.root.manifest.writer))
+    if not table.revision:
+        return
+    copied = table.forked(finished_closings(await source.newest()), stop=stop)
+    result = await cas.create(target.store, layout.STREAMS, copied.serialise(), retry=target.retry)
+    result.decided(target.store.url, f"{layout.STREAMS} was put; call again")
 
 
 async def _read_note(source: Errand, target: Errand, start: int | None, stop: int | None) -> int:

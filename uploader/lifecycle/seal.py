@@ -27,13 +27,15 @@ from typing import Final
 
 from uploader import cas, layout
 from uploader.errand import Errand, errand
-from uploader.fragments.fragment import inspect_fragment
+from uploader.fragments.fragment import fragment_closings, inspect_fragment
+from uploader.manifests.closings import raise_closings
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.manifest_log import ManifestLog
 from uploader.manifests.sealing import blocker, is_blocker
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.streams.stream_file import StreamFile
 from uploader.writing.adoption import VOID
 from walstore.errors import ContentionError, CorruptionError, LogSealedError
 from walstore.ports import Clock
@@ -122,6 +124,8 @@ async def _make_way(found: Errand, seen: Manifest, taken: cas.PutResult) -> None
     assert taken.data is not None
     assert taken.etag is not None
     entry = await found.worker.run(_fragment, taken.data, key)
+    if entry is not None and not await _is_admitted(found, taken.data, key):
+        entry = None  # whoever knew less can name it no more
     if entry is not None and entry.start == seen.next_offset and not seen.is_sealed:
         try:
             await found.root.publish([entry], seen.writer)
@@ -132,6 +136,20 @@ async def _make_way(found: Errand, seen: Manifest, taken: cas.PutResult) -> None
         data = blocker(seen.next_offset)
         result = await cas.swap(found.store, key, data, taken.etag, retry=found.retry)
         result.decided(found.store.url, f"{key} was put; call again")
+
+
+async def _is_admitted(found: Errand, data: bytes, key: str) -> bool:
+    """Return whether no stream of a fragment was closed since it was made; see
+    ``writing/stream_guard.py``."""
+    bound = await found.worker.run(partial(fragment_closings, data, path=key))
+    if bound is None:
+        return True
+    closings, streams = bound
+    table = await StreamFile(found.store, retry=found.retry, worker=found.worker).load()
+    if table.admits(streams, closings):
+        return True
+    await found.root.change(partial(raise_closings, closings=table.closings))
+    return False
 
 
 def _fragment(data: bytes, key: str) -> Fragment | None:

@@ -124,6 +124,21 @@ class Fields:
             self._refuse(name, f"an integer between 0 and {maximum}", value)
         return value
 
+    def flag(self, name: str) -> bool:
+        """Return true or false."""
+        value = self._get(name)
+        if not isinstance(value, bool):
+            self._refuse(name, "true or false", value)
+        return value
+
+    def text_map(self, name: str) -> dict[str, str]:
+        """Return an object whose values are strings; all of valid Unicode."""
+        value = self._get(name)
+        if not isinstance(value, dict) or not all(map(_is_text, (*value, *value.values()))):
+            self._refuse(name, "an object of strings", value)
+        texts: dict[str, str] = value
+        return texts
+
     def position(self, name: str) -> int:
         """Return the offset of a log position."""
         value = self._get(name)

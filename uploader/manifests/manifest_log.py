@@ -34,11 +34,11 @@ from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.writing.writable import (
-    check_appendable,
     check_creatable,
     check_not_destroyed,
     is_destroyed,
     may_be_revived,
+    next_writer,
 )
 from walstore.errors import (
     ContentionError,
@@ -174,14 +174,14 @@ class ManifestLog:
                 self._tree, self.manifest, fragments[-1], url=self._store.url
             ):
                 known = self._current()
-                check_appendable(known.manifest, writer, url=self._store.url)
+                name = next_writer(known.manifest, writer, url=self._store.url)
                 end = known.manifest.next_seq_no, known.manifest.next_offset
                 if end != (fragments[0].seq_no, fragments[0].start):
                     raise ContentionError(
                         f"another writer published fragment {fragments[0].seq_no} of "
                         f"{self._store.url}; only one log may ship to a prefix"
                     )
-                grown = known.manifest.apply_fragments(fragments, writer)
+                grown = known.manifest.apply_fragments(fragments, name)
                 await self._swap(known, self._roller.fold(self._announced.take_out(grown)))
             self._roller.begin(self.manifest)
             self._announced.begin()

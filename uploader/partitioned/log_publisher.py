@@ -36,6 +36,7 @@ from uploader.writing.fragment_puts import FragmentPuts, Taken
 from uploader.writing.log_end import Fate, LogEnd
 from uploader.writing.parcel import Parcel
 from uploader.writing.patience import Patience
+from uploader.writing.stream_guard import StreamGuard
 from uploader.writing.writable import check_unsealed
 from walstore.errors import ContentionError, CorruptionError, OutcomeUnknownError, WalError
 from walstore.threads import Worker
@@ -81,6 +82,9 @@ class LogPublisher:
             root=root,
             puts=self._puts,
             patience=patience,
+            streams=StreamGuard(
+                store=log, root=root, patience=patience, writer=writer, retry=retry, worker=worker
+            ),
             writer=writer,
             worker=worker,
         )

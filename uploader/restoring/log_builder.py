@@ -8,7 +8,7 @@ finds the marker of an interrupted one that made the same log goes on behind its
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,7 @@ from walstore.directory import LOCK_NAME, RESTORE_NAME, walk_file
 from walstore.draft import BATCH_RECORDS
 from walstore.durable_file import write_durably
 from walstore.errors import CorruptionError, InvalidSettingsError, WalError
-from walstore.ledger import Ledger
+from walstore.ledger import Ledger, Marks, StreamInfo
 from walstore.locks import lock_log
 from walstore.ports import Clock, FileSystem
 from walstore.recovery import Chain
@@ -62,6 +62,7 @@ class LogBuilder:
         self._sealed: list[SegmentSummary] = []
         self._tail_index = SegmentIndex()
         self._tail_salt: int | None = None
+        self._tail_position = segment.HEADER_BYTES
         self._writer: SegmentWriter | None = None
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = self._gathered_bytes = 0
@@ -113,19 +114,18 @@ class LogBuilder:
         except FileNotFoundError:
             return None
 
-    def begin(self, marker: RestoreMarker) -> None:
-        """Begin a log, or go on with an interrupted one; :attr:`position` says where. OSError."""
+    def begin(self, marker: RestoreMarker, streams: Mapping[str, StreamInfo] | None = None) -> None:
+        """Begin a log, or go on with an interrupted one; :attr:`position` says where. OSError.
+
+        ``streams`` are those that the log is to know beside those of its records.
+        """
         self._log_id = bytes.fromhex(marker.log_id)
         self._forget(marker.head)
-        if self.interrupted() == marker:
-            try:
-                self._resume()
-                return
-            except WalError as error:
-                logger.warning("an interrupted restore is begun anew: %s", error)
-                self._forget(marker.head)
-        self._remove_files()
-        write_durably(self._fs, self._directory / RESTORE_NAME, marker.encode())
+        if self.interrupted() != marker or not self._could_resume():
+            self._forget(marker.head)
+            self._remove_files()
+            write_durably(self._fs, self._directory / RESTORE_NAME, marker.encode())
+        self._ledger.apply(Marks(streams=dict(streams or {})))
 
     def add(self, records: Iterable[pa.RecordBatch]) -> None:
         """Add records behind the others, in the columns of ``walstore.arrow.SCHEMA``; OSError.
@@ -152,6 +152,8 @@ class LogBuilder:
             writer = self._begin_segment()
             writer.leave_open()
             self._tail_salt = writer.salt
+            self._tail_index = writer.index
+            self._tail_position = writer.size_bytes  # it begins with the streams, if there are any
         elif self._writer is not None:
             self._seal(self._writer)
         self._writer = None
@@ -268,6 +270,14 @@ class LogBuilder:
             self._chain.previous_crc = summary.last_crc
             self._chain.timestamp_us = summary.max_timestamp_us
 
+    def _could_resume(self) -> bool:
+        try:
+            self._resume()
+        except WalError as error:
+            logger.warning("an interrupted restore is begun anew: %s", error)
+            return False
+        return True
+
     def _remove_files(self) -> None:
         made = (
             SPARE_NAME,
@@ -291,8 +301,8 @@ class LogBuilder:
             head=self._head,
             sealed=tuple(self._sealed[:-1]),
             tail_start=last.start if last else self._head,
-            tail_position=last.data_bytes if last else segment.HEADER_BYTES,
-            tail_index=self._tail_index if last else SegmentIndex(),
+            tail_position=last.data_bytes if last else self._tail_position,
+            tail_index=self._tail_index,
             next_offset=self.position,
             previous_crc=self._chain.previous_crc,
             timestamp_us=self._chain.timestamp_us,

@@ -60,9 +60,10 @@ async def restore(
         fs: Where the directory lies.
 
     Offsets, values, keys, streams, headers and times are those of the log; a time that went back, as
-    other programs' may, is raised to the one before. The log begins at the oldest offset in the store. Its
-    streams are open again, without metadata. Registers, producers' windows and cursors were never in the
-    store and are not restored.
+    other programs' may, is raised to the one before. The log begins at the oldest offset in the store.
+    Streams of a log that :class:`uploader.CloudWriter` wrote are as they are now, but for those opened
+    behind ``stop``; those of any other log are open again, without metadata. Registers, producers' windows
+    and cursors were never in the store and are not restored.
 
     Raises LogNotFoundError if there is no log; InvalidSettingsError if the directory is not empty;
     WalLockedError if it is in use; OffsetTrimmedError or OffsetNotWrittenError for a ``stop`` outside the

@@ -47,4 +47,4 @@ class Restored:
     adopted_fragments: int
     """Fragments that no manifest had named, and that were published first."""
     streams: int
-    """Streams that the log knows again from its records."""
+    """Streams that the log knows again, from its records and from its table of streams."""

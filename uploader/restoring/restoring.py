@@ -20,6 +20,7 @@ from typing import Final, TypeVar, cast
 from uploader.cloud_log import CloudLog
 from uploader.cloud_tier import CloudTier
 from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.manifests.closings import closings_in, finished_closings
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.roots import find_root
@@ -29,6 +30,7 @@ from uploader.restoring.restore_marker import RestoreMarker
 from uploader.restoring.restored import Restored, RestoreProgress
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.streams.stream_file import StreamFile
 from uploader.together import together
 from uploader.writing.ownership import check_shippable, owner
 from uploader.writing.writable import check_unsealed
@@ -41,6 +43,7 @@ from walstore.errors import (
     StorageUnavailableError,
 )
 from walstore.faults import describe_open
+from walstore.ledger import StreamInfo
 from walstore.locks import this_process
 from walstore.ports import Clock, FileSystem
 from walstore.settings import Settings
@@ -142,7 +145,8 @@ class Restoring:
         )
         identify = partial(_identify, builder, make_marker, owner(manifest))
         marker = await self._writing.run(partial(identify, owns_prefix=owns_prefix))
-        await self._writing.run(builder.begin, marker)
+        streams = await self._streams(log, limit)
+        await self._writing.run(builder.begin, marker, streams)
         resumed_at = builder.position
         await self._fill(log, builder, limit)
         finish = partial(
@@ -167,6 +171,13 @@ class Restoring:
             adopted_fragments=self._adopted,
             streams=builder.streams,
         )
+
+    async def _streams(self, log: CloudLog, limit: int) -> dict[str, StreamInfo]:
+        """Return what the log's table says of the streams that were opened up to ``limit``."""
+        file = StreamFile(self._store, retry=self._retry, worker=self._reading)
+        told = closings_in(log.manifest.writer)
+        found = (await file.load()).checked(told).infos(finished_closings(log.manifest))
+        return {name: info for name, info in found.items() if info.opened_at <= limit}
 
     async def _adopt(self, log: CloudLog) -> None:
         """Publish what a crash left unpublished, as opening a new directory would."""

@@ -36,6 +36,10 @@ class Orphan:
     """The fragment's own time, which its setsum covers."""
     maker: str | None = None
     """Who made it, as its footer says; None if that says nothing."""
+    closings: int | None = None
+    """How many closings of streams its maker knew; None if it is not bound to them."""
+    streams: frozenset[str] = frozenset()
+    """Which streams it has records of, if it is bound to closings."""
 
 
 @dataclass(frozen=True, slots=True)

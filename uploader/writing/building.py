@@ -17,10 +17,17 @@ Records = Callable[[], Sequence[Batch]]
 class Building:
     """Calls follow one another in the order in which they were made."""
 
-    def __init__(self, worker: Worker, *, timestamp_us: int, writer: str | None = None) -> None:
-        """``timestamp_us`` is the fragment's time; ``writer`` goes into the footer."""
+    def __init__(
+        self,
+        worker: Worker,
+        *,
+        timestamp_us: int,
+        writer: str | None = None,
+        closings: int | None = None,
+    ) -> None:
+        """``timestamp_us`` is the fragment's time; ``writer`` and ``closings`` go into the footer."""
         self._worker = worker
-        self._builder = FragmentBuilder(timestamp_us=timestamp_us, writer=writer)
+        self._builder = FragmentBuilder(timestamp_us=timestamp_us, writer=writer, closings=closings)
         self._turn = asyncio.Lock()
         self._missing = 0  # parts that were not added yet, or never will be
         self.is_broken = False

@@ -46,7 +46,7 @@ class Conveyor:
         tasks: asyncio.TaskGroup,
         *,
         root: Root,
-        writer: str,
+        writer: str | Callable[[], str],
         patience: Patience,
         clock: Clock,
         pace: Pace,
@@ -59,8 +59,9 @@ class Conveyor:
         """Run in ``tasks``: what fails there, fails the group.
 
         Errors of publishing among ``halts_on`` halt the conveyor instead. ``writer`` is what the root
-        will say of who wrote it. ``max_making`` is ``max_in_flight`` if left out; with 1 none is begun before
-        the one before is made. ``notify`` is called at every change, as :meth:`wait_change` returns.
+        will say of who wrote it, or returns that whenever it is asked. ``max_making`` is ``max_in_flight``
+        if left out; with 1 none is begun before the one before is made. ``notify`` is called at every
+        change, as :meth:`wait_change` returns.
         """
         self._tasks = tasks
         self._root = root
@@ -206,7 +207,8 @@ class Conveyor:
             if not is_first and self.is_halted:
                 return False
             is_first = False
-            await self._root.publish(run, self._writer)
+            writer = self._writer if isinstance(self._writer, str) else self._writer()
+            await self._root.publish(run, writer)
             return True
 
         return attempt

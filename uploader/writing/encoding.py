@@ -23,18 +23,28 @@ class Encoding:
     """One fragment, for one place in the log. Belongs to the event loop."""
 
     def __init__(
-        self, *, start: int, timestamp_us: int, floor_us: int, writer: str, worker: Worker
+        self,
+        *,
+        start: int,
+        timestamp_us: int,
+        floor_us: int,
+        writer: str,
+        worker: Worker,
+        closings: int | None = None,
     ) -> None:
         """The first record comes to lie at ``start``; none is older than ``floor_us``.
 
         ``timestamp_us`` is the fragment's time. ``writer`` goes into the footer, so that two writers never
-        make the same bytes of the same records.
+        make the same bytes of the same records; so do the ``closings`` of streams that it knows.
         """
         self.start = start
         self.floor_us = floor_us
+        self.closings = closings
         self.latest_us = floor_us
         """Time of the last record taken."""
-        self.building = Building(worker, timestamp_us=timestamp_us, writer=writer)
+        self.building = Building(
+            worker, timestamp_us=timestamp_us, writer=writer, closings=closings
+        )
         self._rows = 0  # taken
 
     def take(self, draft: Draft, now_us: int) -> Records:

@@ -18,7 +18,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from uploader import cas, layout
-from uploader.fragments.fragment import fragment_maker, fragment_timestamp, inspect_fragment
+from uploader.fragments.fragment import (
+    fragment_closings,
+    fragment_maker,
+    fragment_timestamp,
+    inspect_fragment,
+)
 from uploader.fragments.fragment_builder import EncodedFragment
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
@@ -136,6 +141,26 @@ class FragmentPuts:
                 await self._decided(partial(cas.swap, etag=ahead.etag), entry.path, VOID)
                 logger.warning("%s: %s can never be part of the log", self._store.url, entry.path)
 
+    async def void(self, entry: Fragment, data: bytes | None = None) -> None:
+        """Void a fragment that no manifest to come can name, unless the one that is known does.
+
+        Where its key is not its number it is in nobody's way. Only if it has the bytes ``data``; None: those
+        that :meth:`orphans` has found last.
+        """
+        if not _is_numbered(self._root) or entry.seq_no < self._root.manifest.next_seq_no:
+            return
+        if data is None:
+            etag = self._ahead.pop(entry.seq_no).etag
+        else:
+            try:
+                stored = await self._patience.call(partial(read_object, self._store, entry.path))
+            except ObjectNotFoundError:
+                return
+            if stored.data != data:
+                return
+            etag = stored.etag
+        await self._decided(partial(cas.swap, etag=etag), entry.path, VOID)
+
     async def inspect(self, key: str) -> Orphan:
         """Return what the object at ``key`` holds, from nothing but its bytes."""
         stored = await read_object(self._store, key)
@@ -247,8 +272,12 @@ async def _always(_: Orphan) -> bool:
 def _examine(data: bytes, key: str) -> Orphan:
     if is_blocker(data):
         raise LogSealedError("the log is sealed; begin another one", location=key)
+    entry = inspect_fragment(data, key)
+    closings, streams = fragment_closings(data, path=key) or (None, frozenset())
     return Orphan(
-        inspect_fragment(data, key),
+        entry,
         fragment_timestamp(data, path=key),
         fragment_maker(data, path=key),
+        closings,
+        streams,
     )

@@ -20,10 +20,12 @@ from uploader.stored_document import read_object
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.together import together
+from uploader.writing.adoption import Orphan
 from uploader.writing.fragment_puts import FragmentPuts, Taken
 from uploader.writing.ownership import check_direct
 from uploader.writing.parcel import Parcel
 from uploader.writing.patience import Patience
+from uploader.writing.stream_guard import StreamGuard
 from uploader.writing.writable import check_unsealed
 from walstore.errors import (
     ContentionError,
@@ -58,6 +60,7 @@ class LogEnd:
         root: Root,
         puts: FragmentPuts,
         patience: Patience,
+        streams: StreamGuard,
         writer: str,
         worker: Worker,
     ) -> None:
@@ -66,6 +69,7 @@ class LogEnd:
         self._root = root
         self._puts = puts
         self._patience = patience
+        self._streams = streams
         self._writer = writer
         self._worker = worker
         self._floor_seq_no = 0  # the last fragment whose times are in the floor
@@ -78,6 +82,7 @@ class LogEnd:
         """Read the root; ContentionError if the log is not ours to write."""
         await self._patience.call(partial(self._root.load_or_create, self._writer))
         check_direct(self._root.manifest, url=self._store.url)
+        await self._streams.catch_up()
 
     async def adopt_orphans(self) -> None:
         """Publish what others put behind the end, as far as it continues the log.
@@ -88,10 +93,9 @@ class LogEnd:
         async with together() as tasks:
             tasks.create_task(self.learn_floor())
             orphans = await self._orphans()
-        for entry in orphans:
-            manifest = self._root.manifest
-            if (entry.seq_no, entry.start) == (manifest.next_seq_no, manifest.next_offset):
-                await self._adopt(entry)
+        for orphan in orphans:
+            if self._is_next(orphan.entry) and not await self._adopt(orphan):
+                await self._puts.void(orphan.entry)
         manifest = self._root.manifest
         await self._puts.void_misfits(manifest.next_seq_no, manifest.next_offset)
 
@@ -101,13 +105,23 @@ class LogEnd:
         If something lies in its place that no manifest can ever name, it is put there instead.
         """
         while parcel.taken is not None:
+            is_admitted = await self._streams.admits_made(parcel.streams, parcel.closings)
             manifest = self._root.manifest
             if (manifest.next_seq_no, manifest.next_offset) != (parcel.seq_no, parcel.start):
                 return Fate.LOST  # our object is not in the store
-            if not await self._make_way(parcel, parcel.taken):
+            if not is_admitted or not await self._make_way(parcel, parcel.taken):
                 return Fate.LOST
         assert parcel.entry is not None
-        while not await self._publish(parcel.entry):
+        while True:
+            await self._streams.catch_up()
+            if not await self._streams.admits_made(parcel.streams, parcel.closings):
+                if self._root.manifest.next_seq_no <= parcel.seq_no:
+                    assert parcel.built is not None
+                    await self._puts.void(parcel.entry, parcel.built.data)
+                    return Fate.LOST
+                return Fate.COMMITTED if await self._publish(parcel.entry) else Fate.LOST
+            if await self._publish(parcel.entry):
+                return Fate.COMMITTED
             if self._root.manifest.next_seq_no < parcel.seq_no:
                 await self.load()  # what we knew may have been old
             manifest = self._root.manifest
@@ -117,7 +131,6 @@ class LogEnd:
                 return Fate.LOST
             if manifest.next_seq_no > parcel.seq_no and not await self._publish(parcel.entry):
                 return Fate.LOST
-        return Fate.COMMITTED
 
     async def learn_floor(self) -> None:
         """Let no record be older than the last one of the log, if another writer wrote that."""
@@ -151,10 +164,11 @@ class LogEnd:
         check_unsealed(self._root.manifest, url=self._store.url)
         if is_blocker(taken.data):
             raise LogSealedError(f"{self._store.url} is sealed", location=self._store.url)
-        other = (await self._puts.examine(taken.data, taken.key)).entry
-        if other.start == parcel.start:
-            await self._adopt(other)
+        other = await self._puts.examine(taken.data, taken.key)
+        if other.entry.start == parcel.start and await self._adopt(other):
             return False
+        if not self._is_next(other.entry) and other.entry.start == parcel.start:
+            return True  # somebody has named it
         assert parcel.built is not None
         try:
             parcel.entry = await self._puts.replace(taken, parcel.built, parcel.seq_no)
@@ -173,26 +187,33 @@ class LogEnd:
         OutcomeUnknownError if the log begins behind it by now: nobody can tell whether it was named.
         """
         try:
-            await self._patience.call(partial(self._root.publish, [entry], self._writer))
+            await self._patience.call(lambda: self._root.publish([entry], self._streams.signature))
         except ContentionError as error:
             if error.outcome == "unknown":
                 raise OutcomeUnknownError(str(error)) from error
             return False
         return True
 
-    async def _adopt(self, entry: Fragment) -> None:
-        if await self._publish(entry):
+    async def _adopt(self, orphan: Orphan) -> bool:
+        """Name another's fragment; False if its streams were closed since it was made."""
+        if not await self._streams.admits(orphan):
+            return False
+        if await self._publish(orphan.entry):
             self.adopted_fragments += 1
+        return True
 
-    async def _orphans(self) -> list[Fragment]:
+    def _is_next(self, entry: Fragment) -> bool:
+        manifest = self._root.manifest
+        return (entry.seq_no, entry.start) == (manifest.next_seq_no, manifest.next_offset)
+
+    async def _orphans(self) -> list[Orphan]:
         check_unsealed(self._root.manifest, url=self._store.url)
         try:
-            found = await self._patience.call(self._puts.orphans)
+            return await self._patience.call(self._puts.orphans)
         except CorruptionError:
             await self.load()  # a log that is being sealed has something there that is no fragment
             check_unsealed(self._root.manifest, url=self._store.url)
             raise
-        return [orphan.entry for orphan in found]
 
     async def _times(self, entry: Fragment) -> tuple[int, int]:
         """Return the first and the last time of a fragment's records."""

@@ -118,7 +118,8 @@ def next_claim(
                     f"{url} was taken over by another directory, and ends at offset "
                     f"{manifest.next_offset} now; this one may hold records from some offset on that are "
                     "nowhere else: read them without the tier. Go on in a new directory, or, if the other "
-                    "one is gone for good, open this one with CloudTier(take_over=True)"
+                    "one is gone for good, open this one with CloudTier(take_over=True), or 'walstore upload "
+                    "--take-over'"
                 )
     if limit is not None and limit < manifest.next_offset:
         raise ContentionError(

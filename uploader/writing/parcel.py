@@ -7,6 +7,7 @@ keeps its records until it is committed. Pure, but for the futures of the caller
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -52,6 +53,10 @@ class Parcel:
     """What a manifest says of it, once it was put."""
     taken: Taken | None = None
     """What lies in its place instead."""
+    streams: frozenset[str] = frozenset()
+    """Streams of its records."""
+    closings: int = 0
+    """Closings of streams under which its fragment was made; see ``stream_table.py``."""
     is_exposed: bool = False
     """Whether its fragment may be in the store, where others could adopt it."""
     _told_offset: int = 0
@@ -73,18 +78,21 @@ class Parcel:
         self.is_conditional |= expect_offset is not None
         self.size_bytes += group.size_bytes
 
-    def place(self, seq_no: int, start: int) -> None:
+    def place(
+        self, seq_no: int, start: int, check_stream: Callable[[str | None], None] | None = None
+    ) -> None:
         """Give it its place in the log; appends that must not be there are refused and leave it.
 
-        It may be empty then.
+        It may be empty then. ``check_stream`` raises what speaks against appends to a stream.
         """
         self.seq_no, self.start = seq_no, start
         self.built = self.entry = self.taken = None
         self.is_exposed = False
         if self.limit > MAX_U64 or seq_no > MAX_U64:
             self._refuse_all(used_up())
-        elif self.is_conditional:
-            self._refuse_misplaced()
+        elif self.is_conditional or (check_stream is not None and self.draft.streams is not None):
+            self._refuse_misplaced(check_stream)
+        self.streams = frozenset(name for name in self.draft.streams or () if name is not None)
 
     def resolve(self, first: int, most: int) -> bool:
         """Tell up to ``most`` appends from the ``first`` on where their records are.
@@ -122,18 +130,23 @@ class Parcel:
             refuse(waiter, fresh(error))
         self.draft, self.waiters, self.encoding = Draft(0), [], None
 
-    def _refuse_misplaced(self) -> None:
+    def _refuse_misplaced(self, check_stream: Callable[[str | None], None] | None) -> None:
         kept: list[Waiter] = []
         rows: list[int] = []
-        row, offset = 0, self.start
+        row, offset, streams = 0, self.start, self.draft.streams
         for item in self.waiters:
             waiter, count, expected = item
-            if expected is None or expected == offset:
+            try:
+                if expected is not None and expected != offset:
+                    raise mismatch(expected, offset)
+                if check_stream is not None and streams is not None:
+                    check_stream(streams[row])
+            except WalError as error:
+                refuse(waiter, error)
+            else:
                 kept.append(item)
                 rows += range(row, row + count)
                 offset += count
-            else:
-                refuse(waiter, mismatch(expected, offset))
             row += count
         if len(rows) < row:
             self.encoding = None

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
+from uploader.manifests.closings import without_closings
 from uploader.manifests.entries import Fragment
 from uploader.manifests.root import Root
 from uploader.stores.port import ObjectStore
@@ -37,6 +38,7 @@ from uploader.writing.log_end import Fate, LogEnd
 from uploader.writing.pace import TIMER_SECONDS, Pace
 from uploader.writing.parcel import Parcel
 from uploader.writing.patience import Patience
+from uploader.writing.stream_guard import StreamGuard
 from uploader.writing.teller import Teller
 from uploader.writing.writer_settings import WriterSettings
 from walstore.errors import (
@@ -63,6 +65,7 @@ class ParcelShipper:
         root: Root,
         puts: FragmentPuts,
         patience: Patience,
+        streams: StreamGuard,
         settings: WriterSettings,
         writer: str,
         clock: Clock,
@@ -73,6 +76,8 @@ class ParcelShipper:
         self._root = root
         self._puts = puts
         self._patience = patience
+        self._streams = streams
+        streams.on_change = self._know_streams
         self._settings = settings
         self._writer = writer
         self._clock = clock
@@ -81,7 +86,13 @@ class ParcelShipper:
             interval_seconds=settings.interval_seconds, max_publishing=root.max_publishing
         )
         self._end = LogEnd(
-            store=store, root=root, puts=puts, patience=patience, writer=writer, worker=worker
+            store=store,
+            root=root,
+            puts=puts,
+            patience=patience,
+            streams=streams,
+            writer=writer,
+            worker=worker,
         )
         self._wake = asyncio.Event()
         self._teller = Teller(asyncio.get_running_loop())
@@ -205,7 +216,7 @@ class ParcelShipper:
         conveyor = Conveyor(
             tasks,
             root=self._root,
-            writer=self._writer,
+            writer=lambda: self._streams.signature,
             patience=self._patience,
             clock=self._clock,
             pace=self.pace,
@@ -304,7 +315,8 @@ class ParcelShipper:
     def _place(self, parcel: Parcel, seq_no: int, start: int) -> bool:
         """Give a parcel its place; False if none of its appends may be there."""
         before = parcel.count
-        parcel.place(seq_no, start)
+        table = self._streams.table
+        parcel.place(seq_no, start, table.check if table is not None and table.closings else None)
         if parcel.count < before:
             self.intake.release(0, before - parcel.count)
             self._recount()
@@ -316,6 +328,7 @@ class ParcelShipper:
         if encoding is None or not self._fits(encoding, parcel):
             encoding = self._encoding(parcel.start, now_us)
         parcel.encoding = None
+        parcel.closings = encoding.closings or 0
         records = encoding.take(parcel.draft, now_us)
         self._end.floor_us = encoding.latest_us
 
@@ -338,15 +351,21 @@ class ParcelShipper:
             floor_us=self._end.floor_us,
             writer=self._writer,
             worker=self._worker,
+            closings=self._streams.closings,
         )
 
     def _fits(self, encoding: Encoding, parcel: Parcel) -> bool:
         """Return whether what was encoded early is good for the place that the parcel got."""
         return (
             encoding.start == parcel.start
+            and encoding.closings == self._streams.closings
             and encoding.floor_us >= self._end.floor_us
             and not encoding.building.is_broken
         )
+
+    def _know_streams(self) -> None:
+        """Append under the newest closings, unless a fragment under way must be decided first."""
+        self._streams.adopt((parcel.streams, parcel.closings) for parcel in self._under_way)
 
     def _on_published(self, run: Sequence[Fragment]) -> None:
         for entry in run:
@@ -354,7 +373,7 @@ class ParcelShipper:
             parcel = next(parcel for parcel in self._under_way if parcel.entry is entry)
             self._under_way.remove(parcel)
             self._commit(parcel)
-        if self._root.manifest.writer == self._writer:
+        if without_closings(self._root.manifest.writer) == self._writer:
             self._window = min(self._window * 2, _UNLIMITED)
         else:  # somebody else published it for us: let them have their turn, too
             self._window = 1

@@ -9,10 +9,11 @@ manifest, which carries a mark of its own (docs/chain.md, "The end").
 from __future__ import annotations
 
 from uploader import layout
+from uploader.manifests.closings import carry_closings, check_closings
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.stores.port import ObjectStore
-from uploader.writing.ownership import check_held
+from uploader.writing.ownership import Claim, check_held
 from walstore.errors import LogNotFoundError, LogSealedError
 
 
@@ -31,13 +32,18 @@ def check_unsealed(manifest: Manifest, *, url: str) -> None:
         )
 
 
-def check_appendable(manifest: Manifest, writer: str, *, url: str) -> None:
-    """Raise LogSealedError, or FencedError if a directory claimed the log since ``writer`` did.
+def next_writer(manifest: Manifest, writer: str, *, url: str) -> str:
+    """Return what the next manifest is to say of ``writer``, who appends fragments to this very one.
 
-    Asked of the very manifest that is to be replaced, by whoever appends fragments to it.
+    LogSealedError, FencedError if a directory claimed the log since ``writer`` did, ContentionError if
+    ``writer`` lacks closings of streams (``closings.py``).
     """
     check_unsealed(manifest, url=url)
     check_held(manifest, writer, url=url)
+    if Claim.parse(writer) is not None:
+        return writer
+    check_closings(manifest.writer, writer, url=url)
+    return carry_closings(manifest.writer, writer)
 
 
 async def check_not_destroyed(store: ObjectStore) -> None:

@@ -14,7 +14,7 @@ import typer
 from walstore.cli.errors import UsageError
 from walstore.cli.layout import Alpha, LayoutOption, Shards, layout_arguments
 from walstore.cli.location import is_url, to_directory, to_url
-from walstore.cli.options import AsJson, Location
+from walstore.cli.options import AsJson, Location, TakeOver
 from walstore.cli.output import complain, print_fields, print_json
 from walstore.cli.running import run_async, stop_on_signal
 from walstore.cli.splitting import MOST_RECORD_BYTES, LengthPrefixed, Lines, Splitter
@@ -80,6 +80,7 @@ def append(
     layout: LayoutOption = None,
     alpha: Alpha = None,
     shards: Shards = None,
+    take_over: TakeOver = False,
     as_json: AsJson = False,
 ) -> None:
     """Append records from stdin, a line each, and write the offsets they got to stdout.
@@ -97,8 +98,8 @@ def append(
     options = {"key": None if key is None else key.encode(), "stream": stream}
     placing = layout_arguments(layout, alpha, shards)
     if is_url(location):
-        if durability is not None or tier is not None:
-            raise UsageError("--durability and --tier are for log directories")
+        if durability is not None or tier is not None or take_over:
+            raise UsageError("--durability, --tier and --take-over are for log directories")
         url = to_url(location, "append")
         done = run_async(append_to_store(url, splitter, options, placing))
     else:
@@ -106,13 +107,16 @@ def append(
             raise UsageError("--durability cloud needs --tier URL")
         if placing and tier is None:
             raise UsageError("--layout, --alpha and --shards need --tier URL")
+        if take_over and tier is None:
+            raise UsageError("--take-over needs --tier URL")
+        shipping = {**placing, "take_over": take_over}
         done = run_async(
             _append(
                 to_directory(location, "append"),
                 splitter,
                 _settings(max_record_bytes),
                 level=durability or Level.DISK,
-                tier=None if tier is None else _make_tier(to_url(tier, "--tier"), placing),
+                tier=None if tier is None else _make_tier(to_url(tier, "--tier"), shipping),
                 options=options,
             )
         )

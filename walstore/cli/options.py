@@ -47,6 +47,15 @@ Stream = Annotated[
     ),
 ]
 
+TakeOver = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        help="Take the prefix back from the directory that took it over; that one ships no more. Only if "
+        "this one holds every record that is there.",
+    ),
+]
+
 AsJson = Annotated[
     bool, typer.Option("--json", help="Write JSON to stdout; the fields are in docs/cli.md.")
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from walstore.cli.layout import Alpha, LayoutOption, Shards, layout_arguments
 from walstore.cli.location import to_directory, to_url
-from walstore.cli.options import AsJson, Directory, StoreUrl
+from walstore.cli.options import AsJson, Directory, StoreUrl, TakeOver
 from walstore.cli.output import format_bytes, print_fields, print_json, terminal
 from walstore.cli.running import run_async
 from walstore.clock import SystemClock
@@ -21,6 +21,7 @@ Examples:
   walstore upload data/orders s3://bucket/orders
   walstore upload data/orders file:///srv/bucket/orders --json
   walstore upload data/orders s3://bucket/orders --layout chain --shards 4
+  walstore upload data/orders s3://bucket/orders --take-over
 """
 
 _PROGRESS_SECONDS = 0.2
@@ -33,14 +34,16 @@ def upload(
     layout: LayoutOption = None,
     alpha: Alpha = None,
     shards: Shards = None,
+    take_over: TakeOver = False,
     as_json: AsJson = False,
 ) -> None:
     """Ship everything durable in DIRECTORY that is not at URL yet, then end.
 
     Opens the log for writing, so it takes the lock; exit code 4 if a writer has it. Interrupted, it
-    leaves a prefix of the log at URL, and the next run goes on from there.
+    leaves a prefix of the log at URL, and the next run goes on from there. Exit code 4, too, if another
+    directory took the prefix over: see --take-over.
     """
-    options = layout_arguments(layout, alpha, shards)
+    options = {**layout_arguments(layout, alpha, shards), "take_over": take_over}
     shipped = run_async(_upload(to_directory(directory, "upload"), to_url(url, "upload"), options))
     if as_json:
         print_json(shipped)

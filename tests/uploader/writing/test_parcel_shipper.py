@@ -223,6 +223,7 @@ async def test_columns_that_only_one_half_has(store, clock, is_early) -> None:
     full = {"key": b"k", "stream": "s", "headers": {"h": b"x"}}
     halves = (full, plain) if is_early else (plain, full)
     async with gathering(store, clock) as scene:
+        await scene.log.open_stream("s")  # a stream's first append waits until it is listed
         await scene.append(b"1", **halves[0])
         await scene.append(b"2")
         await scene.begin()

@@ -60,3 +60,12 @@ def test_a_directory_without_a_tier(cli: Cli, log_directory: Path) -> None:
     done = cli("append", log_directory, "--layout", "chain", stdin=STDIN)
     assert (done.code, done.error) == (1, "--layout, --alpha and --shards need --tier URL")
     assert not log_directory.exists()
+
+
+def test_a_prefix_is_taken_back_for_a_directory(cli: Cli, tmp_path: Path) -> None:
+    done = cli("append", tmp_path / "log", "--take-over")
+    assert (done.code, done.error) == (1, "--take-over needs --tier URL")
+    done = cli("append", (tmp_path / "store").as_uri(), "--take-over")
+    expected = "--durability, --tier and --take-over are for log directories"
+    assert (done.code, done.error) == (1, expected)
+    assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.uploader.conftest import S3Server
-from tests.walstore.cli.conftest import Cli, fill, make_newer
+from tests.walstore.cli.conftest import Cli, Done, fill, make_newer
+from uploader import CloudTier
 from walstore import Wal
 
 
@@ -48,6 +49,51 @@ def test_the_prefix_of_another_log(cli: Cli, stored: str, tmp_path: Path) -> Non
     done = cli("upload", tmp_path / "other", stored)
     assert done.code == 4
     assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["upload", "append"])
+@pytest.mark.parametrize("layout", ["swap", "chain"])
+def test_a_prefix_is_taken_back(cli: Cli, tmp_path: Path, verb: str, layout: str) -> None:
+    """From a directory that took it over and shipped nothing; it is refused without the option, then and
+    later, and so is the other one from then on."""
+    ours, theirs, url = tmp_path / "a", tmp_path / "b", (tmp_path / "store").as_uri()
+    asyncio.run(fill(ours, records=3))
+    assert cli("upload", ours, url, "--layout", layout).code == 0
+    asyncio.run(_open_there(theirs, url))
+
+    def ship(directory: Path, *options: str) -> Done:
+        if verb == "upload":
+            return cli("upload", directory, url, *options)
+        return cli("append", directory, "--tier", url, "--durability", "cloud", *options)
+
+    refused = ship(ours)
+    assert refused.code == 4
+    assert "walstore upload --take-over" in refused.error
+    assert ship(ours, "--take-over").code == 0
+    assert ship(ours).code == 0
+    assert ship(theirs).code == 4
+    asyncio.run(fill(ours, records=2, start=4))
+    assert ship(ours).code == 0
+    assert len(cli("dump", url).lines) == 5
+
+
+def test_what_the_other_one_shipped_is_not_lost(cli: Cli, tmp_path: Path) -> None:
+    """A directory that lacks it is refused, also with the option."""
+    ours, theirs, url = tmp_path / "a", tmp_path / "b", (tmp_path / "store").as_uri()
+    asyncio.run(fill(ours, records=3))
+    assert cli("upload", ours, url).code == 0
+    asyncio.run(_open_there(theirs, url, append=b"theirs"))
+    done = cli("upload", ours, url, "--take-over")
+    assert (done.code, "this log ends at 4" in done.error) == (4, True)
+    assert len(cli("dump", url).lines) == 4
+    assert cli("upload", theirs, url).code == 0
+
+
+async def _open_there(directory: Path, url: str, *, append: bytes | None = None) -> None:
+    async with Wal.open(directory, tier=CloudTier(url)) as wal:
+        if append is not None:
+            await wal.append(append, durability="cloud")
 
 
 def test_a_damaged_log_and_a_newer_one(cli: Cli, damaged: Path, tmp_path: Path) -> None:

@@ -1,0 +1,146 @@
+"""StreamGuard: keeps records of closed streams out of the log, for one writer beside others.
+
+A closing takes two steps. It is put into the table of streams, then its number into the manifest. A writer
+appends to streams under the number of closings that it knows (:attr:`StreamGuard.closings`), and the root
+refuses what is appended to a manifest with a larger one (``uploader/manifests/closings.py``). So every append
+comes either before the second step, and is in the log before the stream counts as closed, or after it: then
+its writer reads the table first. There is no flag that could be looked at too early.
+
+Between the two steps the program may die: then the stream is not closed yet for those who do not look at the
+table, and whoever closes it again, or appends under the newer number, finishes it.
+
+A fragment whose streams were closed since it was made may lie where the log goes on. It is named by nobody
+any more, once the number is in the manifest: before it is replaced, the number is put there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from uploader.manifests.closings import (
+    closings_in,
+    is_telling,
+    raise_closings,
+    with_closings,
+)
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.root import Root
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.streams.stream_file import Change, StreamFile
+from uploader.streams.stream_table import StreamTable
+from uploader.writing.adoption import Orphan
+from uploader.writing.ownership import check_direct
+from uploader.writing.patience import Patience
+from walstore.threads import Worker
+
+
+class StreamGuard:
+    """What one writer knows of its log's streams. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        root: Root,
+        patience: Patience,
+        writer: str,
+        retry: RetryPolicy,
+        worker: Worker,
+    ) -> None:
+        """``writer`` is the writer's name. Nothing is asked for before somebody uses a stream."""
+        self._root = root
+        self._patience = patience
+        self._writer = writer
+        self._url = store.url
+        self._file = StreamFile(store, retry=retry, worker=worker)
+        self.closings: int | None = None
+        """Closings under which is appended; None as long as no stream was used."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called with every table that is newer than the one before."""
+
+    @property
+    def table(self) -> StreamTable | None:
+        """The newest table known; None as long as no stream was used."""
+        return self._file.table
+
+    @property
+    def signature(self) -> str:
+        """What the root is told of who appends."""
+        if self.closings is None:
+            return self._writer
+        return with_closings(self._writer, self.closings)
+
+    async def load(self) -> StreamTable:
+        """Read the newest table; see :meth:`StreamFile.load` and :meth:`StreamTable.checked`."""
+        told = closings_in(self._root.manifest.writer)
+        return self._noted((await self._patience.call(self._file.load)).checked(told))
+
+    async def change(self, make: Change) -> StreamTable:
+        """Change the table; see :meth:`StreamFile.change` and :meth:`StreamTable.checked`."""
+        told = closings_in(self._root.manifest.writer)
+
+        def changed(table: StreamTable) -> StreamTable | None:
+            return make(table.checked(told))
+
+        return self._noted(await self._patience.call(partial(self._file.change, changed)))
+
+    def adopt(self, streams: Iterable[tuple[frozenset[str], int]] = ()) -> None:
+        """Append under the closings of the newest table from now on.
+
+        Not if that speaks against one of the fragments under way, of which ``streams`` tells the streams and
+        the closings under which they were made: first it must be decided what becomes of them.
+        """
+        table = self.table
+        if table is not None and all(table.admits(*found) for found in streams):
+            self.closings = table.closings
+
+    async def catch_up(self) -> None:
+        """Know all closings that the root's manifest tells of, if streams are used at all."""
+        manifest = self._root.manifest
+        if self.closings is None:
+            return
+        if (closings_in(manifest.writer) or 0) > self.closings or not is_telling(manifest.writer):
+            await self.load()
+        self.adopt()
+
+    async def admits(self, orphan: Orphan) -> bool:
+        """Return whether a fragment that was found in the store may be named; False is for good.
+
+        Then no manifest names it any more, unless the one that is known by now does.
+        """
+        if orphan.closings is None:
+            return True
+        if self.closings is None:
+            await self.load()
+            self.adopt()
+        await self.catch_up()
+        return await self.admits_made(orphan.streams, orphan.closings)
+
+    async def admits_made(self, streams: frozenset[str], closings: int) -> bool:
+        """As :meth:`admits`, for a fragment with these streams that was made under ``closings``."""
+        table = self.table
+        if table is None or table.admits(streams, closings):
+            return True
+        await self.finish(table.closings)
+        return False
+
+    async def finish(self, closings: int) -> None:
+        """See to it that the manifest tells of so many closings, at least. A sealed log's need not.
+
+        ContentionError if the log belongs to a local one by now.
+        """
+        make = partial(_raised, closings=closings, url=self._url)
+        await self._patience.call(partial(self._root.change, make))
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _noted(self, table: StreamTable) -> StreamTable:
+        self.on_change()
+        return table
+
+
+def _raised(manifest: Manifest, *, closings: int, url: str) -> Manifest | None:
+    check_direct(manifest, url=url)
+    return raise_closings(manifest, closings)
