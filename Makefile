@@ -52,6 +52,13 @@ test-s3: $(DEV) ## Run the store and log tests against a real S3 server, Ceph's;
 		tests/uploader/stores/test_s3.py tests/uploader/stores/test_conformance.py tests/cluster -m s3 $(ARGS) \
 		|| { status=$$?; [ $$status -eq 77 ] && echo "test-s3: skipped, see above"; } || exit $$status
 
+# Chroma's repository is not here, and is not needed otherwise: a checkout, or a git directory, is named.
+CHROMA ?=
+.PHONY: test-wal3
+test-wal3: $(DEV) ## Build Chroma's own wal3 with cargo and run the tests of both at one log: CHROMA=path/to/chroma
+	@$(VENV)/bin/python tests/wal3/build.py run "$(CHROMA)" $(PYTEST) $(PARALLEL) tests/wal3 -m wal3 $(ARGS) \
+		|| { status=$$?; [ $$status -eq 77 ] && echo "test-wal3: skipped, see above"; } || exit $$status
+
 # strace is the only part that needs root; without it, and without root, it says so and is skipped.
 .PHONY: crash
 crash: $(DEV) ## Record a log's system calls, make the states a power failure may leave, and try 20 000: ARGS="--states 100000 --seed 7"
@@ -115,8 +122,8 @@ bench: $(DEV) ## Measure, each figure beside a raw baseline of the same run
 
 .PHONY: clean
 clean: ## Remove the environment, caches and build products
-	rm -rf $(VENV) .venv-spark-* build dist *.egg-info .benchmarks .fuzz .hypothesis .import_linter_cache .mypy_cache \
-		.pytest_cache .ruff_cache spark-warehouse metastore_db derby.log
+	rm -rf $(VENV) .venv-spark-* .wal3 build dist *.egg-info .benchmarks .fuzz .hypothesis .import_linter_cache \
+		.mypy_cache .pytest_cache .ruff_cache spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:

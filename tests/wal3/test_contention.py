@@ -1,0 +1,247 @@
+"""Both write to one log: in turns, at once, and each stopped at its worst moment while the other goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.wal3.ledger import Ledger
+from tests.wal3.ours import AT_ONCE, CURSOR, assert_sound, read
+from tests.wal3.wal3 import Wal3, pairs
+from uploader import CloudWriter, GarbageCollector, RollUpSettings, WriterSettings, layout
+from uploader.stores.local import LocalStore
+from uploader.testing import FaultyStore
+from uploader.testing.faults import Fault, hang, happen_then_hang
+from walstore import Record
+
+pytestmark = [pytest.mark.wal3, pytest.mark.timeout(120)]
+
+TREES = RollUpSettings(fragments_per_snapshot=2, snapshots_per_snapshot=2)
+SETTINGS = WriterSettings(interval_seconds=0, contention_attempts=100, roll_up=TREES)
+FRAGMENT = layout.FRAGMENT_FOLDER
+MANIFEST = layout.MANIFEST
+
+
+async def assert_agreed(url: str, wal3: Wal3, ledger: Ledger) -> list[Record]:
+    """Assert that both find the same records, no fault, and what the ledger says; return them."""
+    found = await read(url)
+    assert pairs(await wal3.read()) == pairs(found)
+    await wal3.call("scrub")
+    await assert_sound(url)
+    ledger.check(found)
+    return found
+
+
+async def test_in_turns(url: str, wal3: Wal3) -> None:
+    """wal3 learns from its first refused put that somebody else was there, and goes behind."""
+    ledger = Ledger()
+    await wal3.open()
+    async with CloudWriter.open(url, settings=SETTINGS) as log:
+        for number in range(50):
+            assert await ledger.ours(log, b"ours %d" % number)
+            assert await ledger.theirs(wal3, b"theirs %d" % number)
+    found = await assert_agreed(url, wal3, ledger)
+    assert len(found) == 100
+    assert not ledger.errors
+
+
+async def test_in_turns_each_opening_anew(url: str, wal3: Wal3) -> None:
+    ledger = Ledger()
+    for number in range(15):
+        async with CloudWriter.open(url, settings=SETTINGS) as log:
+            assert await ledger.ours(log, b"ours %d" % number)
+        await wal3.open(create=False)
+        assert await ledger.theirs(wal3, b"theirs %d" % number)
+        await wal3.call("close")
+    assert len(await assert_agreed(url, wal3, ledger)) == 30
+
+
+@pytest.mark.parametrize("tasks_each", [1, 8])
+async def test_both_at_once(url: str, wal3: Wal3, tasks_each: int) -> None:
+    """With settings as they are; wal3's appends may fail for contention, but say what became of them."""
+    ledger = Ledger()
+    await wal3.open()
+
+    async def ours(log: CloudWriter, task: int) -> None:
+        for number in range(80 // tasks_each):
+            assert await ledger.ours(log, b"ours %d %d" % (task, number))
+
+    async def theirs(task: int) -> None:
+        for number in range(80 // tasks_each):
+            await ledger.theirs(wal3, b"theirs %d %d" % (task, number))
+
+    settings = WriterSettings(contention_attempts=100)
+    async with CloudWriter.open(url, settings=settings) as log, asyncio.TaskGroup() as tasks:
+        for task in range(tasks_each):
+            tasks.create_task(ours(log, task))
+            tasks.create_task(theirs(task))
+    await assert_agreed(url, wal3, ledger)
+
+
+async def test_two_of_each_at_once(url: str, wal3: Wal3, second: Wal3) -> None:
+    ledger = Ledger()
+    await wal3.open()
+    await second.open()
+
+    async def ours(log: CloudWriter, name: bytes) -> None:
+        for number in range(30):
+            await ledger.ours(log, b"%s %d" % (name, number))
+
+    async def theirs(process: Wal3, name: bytes) -> None:
+        for number in range(30):
+            await ledger.theirs(process, b"%s %d" % (name, number))
+
+    async with (
+        CloudWriter.open(url, settings=SETTINGS) as one,
+        CloudWriter.open(url, settings=SETTINGS) as two,
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task(ours(one, b"one"))
+        tasks.create_task(ours(two, b"two"))
+        tasks.create_task(theirs(wal3, b"three"))
+        tasks.create_task(theirs(second, b"four"))
+    await assert_agreed(url, wal3, ledger)
+
+
+# -- wal3 stopped -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [FRAGMENT, MANIFEST])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_they_are_stopped_and_we_go_on(
+    url: str, wal3: Wal3, second: Wal3, key: str, when: str, is_killed: bool
+) -> None:
+    """Whatever they have put is published by us; what they have not put goes behind ours, or nowhere."""
+    ledger = Ledger()
+    await wal3.open()
+    await ledger.theirs(wal3, b"first")
+    await wal3.stop(when, key)
+    late = asyncio.create_task(ledger.theirs(wal3, b"late"))
+    await wal3.stopped()
+    async with CloudWriter.open(url, settings=SETTINGS) as log:
+        for number in range(3):
+            assert await ledger.ours(log, b"ours %d" % number)
+    await (wal3.kill() if is_killed else wal3.go())
+    is_in_the_log = await late
+    assert is_in_the_log is not is_killed
+    found = [record.value for record in await assert_agreed(url, second, ledger)]
+    if (key, when) != (FRAGMENT, "before"):
+        assert found[1] == b"late"
+    elif not is_killed:
+        assert found[-1] == b"late"
+    await second.open(create=False)
+    assert await ledger.theirs(second, b"last")
+    await assert_agreed(url, second, ledger)
+
+
+# -- ours stopped -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [FRAGMENT, MANIFEST])
+@pytest.mark.parametrize("fault", [hang, happen_then_hang])
+async def test_we_are_stopped_and_they_go_on(
+    url: str, directory: Path, wal3: Wal3, key: str, fault: Fault
+) -> None:
+    """What we have put they publish when they open, or meet it; then ours is told that it is committed."""
+    ledger = Ledger()
+    local = LocalStore(directory)
+    store = FaultyStore(local)
+    async with CloudWriter.open(url, settings=SETTINGS, store=store) as log:
+        assert await ledger.ours(log, b"first")
+        await wal3.open(create=False)
+        release, reached = asyncio.Event(), asyncio.Event()
+        kind = "put_if_absent" if key == FRAGMENT else "put_if_match"
+        store.on(kind, fault(release, reached), key_prefix=key)
+        late = asyncio.create_task(ledger.ours(log, b"late"))
+        await reached.wait()
+        for number in range(3):
+            assert await ledger.theirs(wal3, b"theirs %d" % number)
+        release.set()
+        assert await late
+        assert await ledger.ours(log, b"last")
+    await local.aclose()
+    found = [record.value for record in await assert_agreed(url, wal3, ledger)]
+    assert found[4 if key == FRAGMENT and fault is hang else 1] == b"late"
+
+
+# -- collection -------------------------------------------------------------------------------
+
+
+async def commit(url: str, position: int) -> None:
+    """Let everything below a position go."""
+    async with GarbageCollector.open(url, settings=AT_ONCE) as collector:
+        await collector.cursors.commit(CURSOR, position)
+
+
+async def assert_collected(url: str, wal3: Wal3, ledger: Ledger) -> None:
+    """Assert that both find the same from the same head on, and that nothing is wrong."""
+    head = (await wal3.call("state"))["head"]
+    found = await read(url)
+    assert pairs(await wal3.read()) == pairs(found)
+    await wal3.call("scrub")
+    await assert_sound(url)
+    ledger.check(found, head)
+    assert found[-1].offset + 1 == (await wal3.call("state"))["next"]
+
+
+async def test_we_collect_beside_their_writer(url: str, wal3: Wal3) -> None:
+    ledger = Ledger()
+    await wal3.open(
+        snapshot_manifest={"snapshot_rollover_threshold": 2, "fragment_rollover_threshold": 2}
+    )
+    await wal3.call("cursor", name=CURSOR, position=1)
+    is_done = False
+
+    async def theirs() -> None:
+        nonlocal is_done
+        for number in range(120):
+            await ledger.theirs(wal3, b"theirs %d" % number)
+        is_done = True
+
+    heads = set()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(theirs())
+        async with GarbageCollector.open(url, settings=AT_ONCE) as collector:
+            while not is_done or len(heads) < 2:
+                end = (await wal3.call("state"))["next"]
+                await collector.cursors.commit(CURSOR, max(end - 5, 1))
+                heads.add((await collector.collect()).head)
+    await assert_collected(url, wal3, ledger)
+
+
+async def test_they_collect_beside_our_writer(url: str, wal3: Wal3, second: Wal3) -> None:
+    """Another process of wal3 collects, each phase by itself, so that ours comes in between."""
+    ledger = Ledger()
+    is_done = False
+    async with CloudWriter.open(url, settings=SETTINGS) as log:
+
+        async def ours() -> None:
+            nonlocal is_done
+            for number in range(120):
+                assert await ledger.ours(log, b"ours %d" % number)
+            is_done = True
+
+        assert await ledger.ours(log, b"first")
+        await wal3.open(create=False)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ours())
+            collected = 0
+            while not is_done or not collected:
+                end = (await second.call("state"))["next"]
+                await second.call("cursor", name=CURSOR, position=max(end - 5, 1))
+                collected += await collect(wal3)
+    await assert_collected(url, second, ledger)
+
+
+async def collect(wal3: Wal3) -> bool:
+    """Collect through wal3, phase by phase; return whether it was not too late for any of them."""
+    for phase in (1, 2, 3):
+        try:
+            await wal3.call("collect", phase=phase)
+        except Exception as error:  # noqa: BLE001 - shown by the caller
+            print(phase, error)
+            return False
+    return True
