@@ -24,6 +24,17 @@ settings.register_profile("walstore", deadline=None, max_examples=50, print_blob
 settings.load_profile("walstore")
 
 
+SLOW_TEST_SECONDS = 300
+"""Time limit of a slow test that has none of its own: it shall find what hangs, not a busy machine."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give slow tests more time."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_TEST_SECONDS))
+
+
 def pytest_collection_finish() -> None:
     """Spare the garbage collector what stays: modules and tests. It took a sixth of the quick suite."""
     gc.collect()
