@@ -274,6 +274,11 @@ def say(*message: Any) -> None:
         data = data[os.write(1, data) :]
 
 
+def may_pass(error: BaseException) -> bool:
+    """Return whether the log or the store may do it another time."""
+    return isinstance(error, WalError) and (error.retriable or error.outcome == "unknown")
+
+
 async def main(plan: Plan) -> None:
     """Do what the plan's role does."""
     if plan.role in plan.writers:
@@ -292,5 +297,4 @@ if __name__ == "__main__":
         if not is_expected(cause):
             raise
         complain(explain(cause))
-        may_pass = isinstance(cause, WalError) and (cause.retriable or cause.outcome == "unknown")
-        sys.exit(TRY_AGAIN if may_pass else exit_code(cause))
+        sys.exit(TRY_AGAIN if may_pass(cause) else exit_code(cause))

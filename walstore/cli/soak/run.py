@@ -172,6 +172,8 @@ class Soak:
         try:
             actor.process, actor.is_open = process, False
             actor.rss.append([])
+            if actor.is_over:  # since it was decided to start it
+                actor.kill()
             assert process.stdout is not None
             async for kind, *items in receive(process.stdout):
                 self._take(actor, kind, items)
@@ -187,12 +189,19 @@ class Soak:
             ahead = max(self._readers, key=lambda one: one.position)
             reader = actor if actor in self._readers else ahead
             place = reader.position, reader.numbers
-            if actor not in self._writers or self._plan.directory is not None:
+            if actor not in self._writers or self._plan.directory or actor.is_over:
                 return place
-            with suppress(OffsetTrimmedError):
+            try:
                 async with CloudLog.open(self._plan.url) as log:
                     await log.cursors.pin(actor.role, place[0], seconds=_END_SECONDS)
                     return place
+            except OffsetTrimmedError:  # the readers have gone on
+                continue
+            except WalError as error:
+                if not child.may_pass(error):
+                    raise
+                self._counts["failures"] += 1
+                await asyncio.sleep(_PAUSE_SECONDS)
 
     def _take(self, actor: Actor, kind: str, items: list[Any]) -> None:
         """Take a message of a process into account."""
