@@ -55,6 +55,7 @@ from walstore.cli.output import (
     prepare_streams,
     send_logs_to_stderr,
 )
+from walstore.cli.soak import verb as soak
 
 PROGRAM: Final = "walstore"
 _INTERRUPTED: Final = 130
@@ -173,6 +174,7 @@ _add(seal.seal, seal.EXAMPLES, ENDING)
 _add(destroy.destroy, destroy.EXAMPLES, ENDING)
 _add(bench.bench, bench.EXAMPLES, TRYING)
 _add(demo.demo, demo.EXAMPLES, TRYING)
+_add(soak.soak, soak.EXAMPLES, TRYING)
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 - typer calls it so

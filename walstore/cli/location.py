@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 from walstore.cli.errors import UsageError
 
@@ -45,3 +49,23 @@ def to_url(location: str, verb: str) -> str:
             f"a memory:// store is gone when this command ends; {verb} needs s3:// or file:///"
         )
     return location
+
+
+def own_directory(directory: Path | None, verb: str) -> Path:
+    """Return an empty directory for what a verb makes: the given one, created, or a temporary one.
+
+    UsageError if something is in it.
+    """
+    if directory is None:
+        return Path(tempfile.mkdtemp(prefix=f"walstore-{verb}-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise UsageError(f"{directory} is not empty; the {verb} needs a directory of its own")
+    return directory.resolve()
+
+
+def fresh_prefix(url: str, verb: str) -> str:
+    """Return a store URL with a last component that no other run uses."""
+    name = f"{verb}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.urandom(4).hex()}"
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))

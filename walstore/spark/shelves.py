@@ -15,7 +15,13 @@ from typing import Final, Protocol, cast
 from uploader import open_store
 from uploader.layout import FRAGMENT_FOLDER, MANIFEST
 from uploader.partitioned import PARTITIONS, read_partitions
-from uploader.stores.port import ListedObject, ObjectStore, StoredObject, get_bounded
+from uploader.stores.port import (
+    ListedObject,
+    ListingOrder,
+    ObjectStore,
+    StoredObject,
+    get_bounded,
+)
 from uploader.stores.wrapper import StoreWrapper
 from walstore.posix import PosixFileSystem
 from walstore.segment import parse_file_name
@@ -203,9 +209,19 @@ async def list_names(
 ) -> tuple[set[str], set[str]]:
     """Return the names under which a log has a manifest, and those that are partitioned.
 
-    A log's many objects lie in a few folders; one that is longer than a page is leapt over.
+    A log's many objects lie in a few folders; one that is longer than a page is leapt over, if the keys
+    come in order. Where they turn out not to, all of them are looked at.
     """
     found = _Listed()
+    await _walk(store, found, most_objects)
+    if found.has_leapt and not found.order.is_proven:
+        found = _Listed(may_leap=False)
+        await _walk(store, found, most_objects)
+    return found.logs, found.partitioned
+
+
+async def _walk(store: ObjectStore, found: _Listed, most_objects: int | None) -> None:
+    """Take the keys of a store, or only some if so many are enough."""
     after: str | None = ""
     while after is not None:
         listing = cast("AsyncGenerator[ListedObject, None]", store.list("", after=after or None))
@@ -213,26 +229,28 @@ async def list_names(
             after = None
             async for item in listing:
                 after = found.add(item.key)
-                if after is not None:
+                if after is not None or found.objects == most_objects:
                     break
-                if found.objects == most_objects:
-                    break
-    return found.logs, found.partitioned
 
 
 class _Listed:
     """What the keys of a listing say, and where the listing may go on."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_leap: bool = True) -> None:
         self.logs: set[str] = set()
         self.partitioned: set[str] = set()
         self.objects = 0
+        self.order = ListingOrder()
+        """Of all keys so far; a leap keeps it."""
+        self.has_leapt = False
+        self._may_leap = may_leap
         self._folder = ""
         self._in_folder = 0
 
     def add(self, key: str) -> str | None:
         """Take the next key; return the one after which to list again, or None to go on."""
         self.objects += 1
+        self.order.note(key)
         manifest, partitions = _MANIFEST.fullmatch(key), _PARTITIONS.fullmatch(key)
         if manifest:
             self.logs.add(manifest[1])
@@ -242,5 +260,8 @@ class _Listed:
         folder = data[1] if data else ""
         self._in_folder = self._in_folder + 1 if folder == self._folder else 1
         self._folder = folder
-        # What sorts after every key with the folder and a slash.
-        return f"{folder}0" if folder and self._in_folder >= _LONG_FOLDER else None
+        is_long = folder and self._in_folder >= _LONG_FOLDER
+        if not (is_long and self._may_leap and self.order.is_proven):
+            return None
+        self.has_leapt = True
+        return f"{folder}0"  # what sorts after every key with the folder and a slash

@@ -14,7 +14,7 @@ from tests.walstore.cli.conftest import Cli
 VERBS = (
     *("append", "tail", "dump", "inspect", "segments", "fragments", "manifest", "cursors"),
     *("verify", "scrub", "repair", "upload", "restore", "fork", "trim", "gc", "seal", "destroy"),
-    *("bench", "demo"),
+    *("bench", "demo", "soak"),
 )
 
 

@@ -16,6 +16,8 @@ from walstore.cli import errors
 from walstore.cli.app import app
 from walstore.cli.demo.report import Result
 from walstore.cli.encoding import ValueEncoding
+from walstore.cli.soak.child import Plan
+from walstore.cli.soak.run import Soak
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
 VERBS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
@@ -103,6 +105,17 @@ def test_json_fields(cli: Cli, log: Path, stored: str, tmp_path: Path) -> None:
     assert {"key", "kind", "reason", "at_us"} <= _quoted(_section("gc"))
     assert {"path", "depth", "start", "limit", "bytes"} <= _quoted(_section("manifest"))
     assert {field.name for field in dataclasses.fields(Result)} <= _quoted(_section("demo"))
+    plan = Plan(
+        url="file:///store",
+        directory=None,
+        layout="swap",
+        durability="cloud",
+        seed=1,
+        rate=1,
+        collect_seconds=1,
+    )
+    soak = Soak(plan, tmp_path, seconds=1, kill_seconds=0)
+    assert set(soak.report(1.0, 1, 1)) <= _quoted(_section("soak"))
 
 
 def test_values_of_options() -> None:
@@ -111,6 +124,7 @@ def test_values_of_options() -> None:
         "tail": {"--from": "-10"},
         "dump": {"--from": "earliest", "--to": "latest"},
         "demo": {"--seconds": "12"},
+        "soak": {"--minutes": "5", "--rate": "1000", "--kill-seconds": "10"},
         "bench": {"--seconds": "5", "--producers": "64", "--record-bytes": "100"},
         "fragments": {"--from": "earliest", "--to": "latest"},
         "gc": {"--max-fragments": "10000", "--max-fraction": "0.95"},

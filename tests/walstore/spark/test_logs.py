@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,6 +16,7 @@ from uploader.layout import MANIFEST
 from uploader.partitioned import PARTITIONS
 from uploader.stores.memory import MemoryStore
 from uploader.stores.metering import MeteredStore
+from uploader.testing import ShuffledStore
 from walstore.errors import CorruptionError, InvalidSettingsError, LogNotFoundError
 from walstore.spark.location import parse_location
 from walstore.spark.logs import find_logs, open_log
@@ -238,6 +240,25 @@ async def test_a_listing_leaps_over_long_folders():
     logs, partitioned = await list_names(store, most_objects=10)
     assert not logs
     assert not partitioned
+
+
+def _by_parts(found) -> None:
+    """The first part, with the long folder, proves an order; the second one has keys before and behind it."""
+    found.sort(key=lambda listed: (listed.key[0] in "ac", listed.key))
+
+
+@pytest.mark.parametrize(
+    "shuffle", [list.reverse, random.Random(4).shuffle, random.Random(5).shuffle, _by_parts]
+)
+async def test_a_listing_without_an_order_is_read_to_its_end(shuffle):
+    store = MemoryStore()
+    for at in range(2500):
+        await store.put_if_absent(f"b/log/Bucket=0/FragmentSeqNo={at:016x}", b"x")
+    for log in ("a", "b", "c"):
+        await store.put_if_absent(f"{log}/manifest/MANIFEST", b"x")
+    for name in ("a/parts", "z"):
+        await store.put_if_absent(f"{name}/partitioned/PARTITIONS", b"x")
+    assert await list_names(ShuffledStore(store, shuffle)) == ({"a", "b", "c"}, {"a/parts", "z"})
 
 
 async def test_only_manifests_make_logs():

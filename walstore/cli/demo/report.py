@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,11 +67,16 @@ class Result:
 
 def show(result: Result, console: Console) -> None:
     """Print the figures as a short table."""
+    show_figures(_rows(result), console)
+
+
+def show_figures(rows: Iterable[tuple[str, str, str]], console: Console) -> None:
+    """Print rows of a name, a figure and a remark."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(justify="left", style="bold")
     table.add_column(justify="right")
     table.add_column(justify="left", style="dim")
-    for name, value, remark in _rows(result):
+    for name, value, remark in rows:
         table.add_row(name, value, remark)
     console.print(table)
 
@@ -80,8 +86,8 @@ def _rows(result: Result) -> list[tuple[str, str, str]]:
         ("records", format_count(result.records), "read back from the cloud, one by one"),
         ("MB", f"{result.megabytes:.1f}", "values alone"),
         ("appends/s", format_count(result.appends_per_second), "acknowledged on disk"),
-        ("durable append", _times(result.append_p50_ms, result.append_p99_ms), "p50 / p99"),
-        ("append to tail", _times(result.tail_p50_ms, result.tail_p99_ms), "p50 / p99"),
+        ("durable append", format_times(result.append_p50_ms, result.append_p99_ms), "p50 / p99"),
+        ("append to tail", format_times(result.tail_p50_ms, result.tail_p99_ms), "p50 / p99"),
         ("commits", format_count(result.commits), "one write and one sync each"),
         ("segments", format_count(result.segments), f"sealed; disk begins at {result.disk_head}"),
         ("fragments", format_count(result.fragments), f"setsum {result.setsum[:16]}… verified"),
@@ -102,7 +108,8 @@ def _spark(result: Result) -> str:
     return "agrees" if result.spark_ok else "disagrees"
 
 
-def _times(p50_ms: float | None, p99_ms: float | None) -> str:
+def format_times(p50_ms: float | None, p99_ms: float | None) -> str:
+    """Return two latencies for people."""
     if p50_ms is None or p99_ms is None:
         return "none"
     return f"{p50_ms:.2f} / {p99_ms:.2f} ms"

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit, urlunsplit
 
 import typer
 from rich.console import Console
@@ -16,7 +12,7 @@ from rich.console import Console
 from walstore.cli.demo import samples
 from walstore.cli.demo.plan import Plan
 from walstore.cli.errors import FAILED, UsageError
-from walstore.cli.location import to_url
+from walstore.cli.location import fresh_prefix, own_directory, to_url
 from walstore.cli.options import AsJson
 from walstore.cli.output import complain, print_json, terminal
 from walstore.cli.running import run_async
@@ -68,8 +64,10 @@ def demo(
         raise UsageError("the demo reads samples of this machine from /proc, which is not there")
     from walstore.cli.demo.show import Show  # a missing extra is told before anything is made
 
-    place = _prepare(directory)
-    url = (place / "store").as_uri() if store is None else _fresh_prefix(to_url(store, "--store"))
+    place = own_directory(directory, "demo")
+    url = (place / "store").as_uri()
+    if store is not None:
+        url = fresh_prefix(to_url(store, "--store"), "demo")
     plan = Plan(directory=str(place / "log"), store_url=url, life_seconds=seconds / 2)
     is_ok = False
     try:
@@ -107,20 +105,3 @@ def _run(run: Show, *, as_json: bool) -> bool:
     else:
         print(verdict, flush=True)
     return result.ok
-
-
-def _prepare(directory: Path | None) -> Path:
-    """Return an empty directory."""
-    if directory is None:
-        return Path(tempfile.mkdtemp(prefix="walstore-demo-"))
-    directory.mkdir(parents=True, exist_ok=True)
-    if any(directory.iterdir()):
-        raise UsageError(f"{directory} is not empty; the demo needs a directory of its own")
-    return directory.resolve()
-
-
-def _fresh_prefix(url: str) -> str:
-    """Return the URL with a last component that no other run uses."""
-    name = f"demo-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.urandom(4).hex()}"
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))

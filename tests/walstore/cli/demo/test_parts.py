@@ -20,7 +20,7 @@ from walstore.cli.demo.plan import SAMPLE_STREAMS, Plan
 from walstore.cli.demo.progress import Display
 from walstore.cli.demo.story import Story
 from walstore.cli.demo.texts import Texts
-from walstore.cli.demo.verb import _fresh_prefix
+from walstore.cli.location import fresh_prefix
 
 
 @pytest.mark.parametrize("stream", SAMPLE_STREAMS)
@@ -175,11 +175,13 @@ def test_the_plan_travels() -> None:
 
 
 def test_a_fresh_prefix_keeps_the_options_of_a_url() -> None:
-    one, two = (_fresh_prefix("s3://bucket/a/?endpoint_url=http://x:1&region=r") for _ in range(2))
+    one, two = (
+        fresh_prefix("s3://bucket/a/?endpoint_url=http://x:1&region=r", "demo") for _ in range(2)
+    )
     assert one != two
     assert one.startswith("s3://bucket/a/demo-")
     assert one.endswith("?endpoint_url=http://x:1&region=r")
-    assert _fresh_prefix("s3://bucket").startswith("s3://bucket/demo-")
+    assert fresh_prefix("s3://bucket", "demo").startswith("s3://bucket/demo-")
 
 
 def test_the_display_shows_what_the_story_tells() -> None:

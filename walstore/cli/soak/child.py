@@ -1,0 +1,300 @@
+"""The processes of a soak: writers, readers and a collector. Each may be killed at any moment.
+
+Started as ``python -m walstore.cli.soak.child PLAN`` with a pipe to the parent as stdout. A message is in the
+pipe before the process goes on: a reader's place before its cursor moves there, an append before it begins.
+So whatever a kill takes, the parent knows what may have happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+
+from uploader import CloudLog, CloudTier, CloudWriter, CollectorSettings, GarbageCollector
+from uploader.manifests.roots import Layout
+from uploader.together import first_of
+from uploader.writing.uploader import UploadSettings
+from uploader.writing.writer_settings import WriterSettings
+from walstore.cli.errors import exit_code, explain, is_expected
+from walstore.cli.output import complain, send_logs_to_stderr
+from walstore.cli.soak.records import STREAMS, Checker, Generator
+from walstore.errors import ContentionError, OffsetMismatchError, WalError
+from walstore.reader import Reader
+from walstore.records import AnyDurability
+from walstore.settings import KIB, MIB, Settings
+from walstore.wal import Wal
+
+FOUND: Final = "found"
+"""A writer looked at the log: the number of the next record of each stream."""
+OPENED: Final = "opened"
+"""The process does its work from here on."""
+BEGUN: Final = "begun"
+"""An append begins: stream, the number behind its records."""
+ACKNOWLEDGED: Final = "acknowledged"
+"""It returned: the same, and the microseconds that it took."""
+READ: Final = "read"
+"""A reader's place: the next offset, the next number of each stream, how many records it just read."""
+COLLECTED: Final = "collected"
+"""A collection ended: how many objects it removed."""
+CLOSED: Final = "closed"
+"""A writer was asked to close the log, and has."""
+
+TRY_AGAIN: Final = 75
+"""Exit code of a process that the log or the store refused for now."""
+
+SETTINGS: Final = Settings(
+    segment_bytes=256 * KIB, checkpoint_bytes=256 * KIB, retention_bytes=1 * MIB
+)
+"""Small, so that segments rotate, ship and go all the time."""
+_FRAGMENT_BYTES: Final = 256 * KIB
+_PUTS: Final = 4
+"""Fragments that a writer to the store has under way."""
+_MEAN_ROWS: Final = 8
+_WEIGHTS: Final = [(at + 1) ** -1.2 for at in range(len(STREAMS))]
+"""How the rate is divided: the k-th stream gets a part like ``1 / k**1.2``."""
+_LOOK_SECONDS: Final = 0.5
+
+Say = Callable[..., None]
+Append = Callable[..., Awaitable[range]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one process does. A value; crosses to it as JSON."""
+
+    url: str
+    directory: str | None
+    """Where the local log lies; None if writers append straight to the store."""
+    layout: Layout
+    durability: AnyDurability
+    seed: int
+    rate: float
+    """Records a second that all streams together are given."""
+    collect_seconds: float
+    role: str = ""
+    life: int = 0
+    position: int = 1
+    """Where a reader goes on, and a writer begins to look for what it wrote last."""
+    numbers: tuple[int, ...] = (1,) * len(STREAMS)
+    """The next numbers of the streams there."""
+
+    @property
+    def writers(self) -> tuple[str, ...]:
+        """The roles of processes that append; a local log has one."""
+        return ("writer",) if self.directory else ("writer_0", "writer_1")
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """The roles of processes that follow; also the names of their cursors."""
+        return ("disk", "store") if self.directory else ("store_0", "store_1")
+
+    def own_streams(self, writer: str) -> range:
+        """Return the streams that a writer appends to; no two writers share one."""
+        return range(self.writers.index(writer), len(STREAMS), len(self.writers))
+
+    def to_json(self) -> str:
+        """Return the plan as an argument."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Rebuild from :meth:`to_json`."""
+        return cls(**json.loads(text))
+
+
+async def advance(checker: Checker, reader: Reader, max_wait: float | None = None) -> int:
+    """Check what is there, or comes within that time; return how many records. WalError if any is wrong."""
+    batch = await reader.fetch(max_records=4096, max_wait=max_wait)
+    checker.take(batch)
+    if checker.problems:
+        raise WalError(checker.problems[0])
+    return len(batch)
+
+
+async def advance_to(limit: int, checker: Checker, reader: Reader) -> None:
+    """Check all records below ``limit``."""
+    async with reader:
+        while checker.position < limit:
+            await advance(checker, reader)
+
+
+class Writing:
+    """Appends to the streams of one writer, at rates that differ and vary."""
+
+    def __init__(self, plan: Plan, say: Say) -> None:
+        self._plan = plan
+        self._say = say
+        self._checker = Checker(plan.seed, plan.position, plan.numbers)
+        self._generator = Generator(plan.seed)
+        self._chance = random.Random(f"{plan.seed} {plan.role} {plan.life}")
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Append until SIGTERM, then close the log. What an earlier life left is looked up first."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop.set)
+        await (self._write_locally() if self._plan.directory else self._write_to_store())
+        self._say(CLOSED)
+
+    async def _write_locally(self) -> None:
+        plan = self._plan
+        tier = CloudTier(
+            plan.url,
+            layout=plan.layout,
+            settings=UploadSettings(fragment_bytes=_FRAGMENT_BYTES, fragment_age_seconds=0.2),
+        )
+        async with Wal.open(Path(plan.directory or ""), settings=SETTINGS, tier=tier) as wal:
+            limit = wal.durable_limit
+            reader = wal.reader(plan.position, stop=limit, follow=False)
+            await advance_to(limit, self._checker, reader)
+            self._say(FOUND, self._checker.numbers)
+            await self._produce(partial(wal.append_many, durability=plan.durability))
+
+    async def _write_to_store(self) -> None:
+        plan = self._plan
+        settings = WriterSettings(fragment_bytes=_FRAGMENT_BYTES, max_in_flight=_PUTS)
+        async with CloudWriter.open(plan.url, create=False, settings=settings) as log:
+            await self._look()
+            self._say(FOUND, self._checker.numbers)
+            for _ in range(_PUTS):
+                await self._occupy(log)
+            await log.cursors.delete(plan.role)
+            await self._produce(log.append_many)
+
+    async def _look(self) -> None:
+        """Read what is in the log by now."""
+        async with CloudLog.open(self._plan.url) as log:
+            reader = log.reader(self._checker.position, stop=log.tail)
+            await advance_to(log.tail, self._checker, reader)
+
+    async def _occupy(self, log: CloudWriter) -> None:
+        """Append a record where the log ends, and look again if it ends elsewhere by then.
+
+        A request of a killed writer may reach the store late. After as many of these as it had fragments
+        under way, none of its fragments fits any more: what became of its appends is final.
+        """
+        stream = self._plan.own_streams(self._plan.role)[0]
+        while True:
+            try:
+                at = self._checker.position
+                await self._append(partial(log.append_many, expect_offset=at), stream, 1)
+            except OffsetMismatchError:
+                self._checker.numbers[stream] -= 1
+                await self._look()
+            else:
+                self._checker.position += 1
+                return
+
+    async def _produce(self, append: Append) -> None:
+        self._say(OPENED)
+        async with asyncio.TaskGroup() as group:
+            for stream in self._plan.own_streams(self._plan.role):
+                group.create_task(self._feed(append, stream))
+
+    async def _feed(self, append: Append, stream: int) -> None:
+        """Append to one stream: groups of 1 to 15 records, after pauses of any length."""
+        mean_seconds = _MEAN_ROWS * sum(_WEIGHTS) / (self._plan.rate * _WEIGHTS[stream])
+        while not self._stop.is_set():
+            try:
+                async with asyncio.timeout(self._chance.expovariate(1 / mean_seconds)):
+                    await self._stop.wait()
+            except TimeoutError:
+                await self._append(append, stream, self._chance.randrange(1, 2 * _MEAN_ROWS))
+
+    async def _append(self, append: Append, stream: int, rows: int) -> None:
+        first, generator = self._checker.numbers[stream], self._generator
+        values = [generator.value(stream, first + row) for row in range(rows)]
+        self._checker.numbers[stream] = limit = first + rows
+        self._say(BEGUN, stream, limit)
+        begin = time.monotonic_ns()
+        while True:
+            try:
+                await append(values, key=STREAMS[stream].encode(), stream=STREAMS[stream])
+            except ContentionError:  # not written
+                continue
+            self._say(ACKNOWLEDGED, stream, limit, (time.monotonic_ns() - begin) // 1000)
+            return
+
+
+async def read(plan: Plan, say: Say) -> None:
+    """Follow the log from the plan's place on, in its directory or in the store."""
+    if plan.role == "disk":
+        assert plan.directory is not None
+        async with Wal.open_readonly(plan.directory) as wal:
+            cursor = await wal.cursor(plan.role)
+            await _follow(plan, wal.reader(plan.position), cursor.commit, say)
+    else:
+        async with CloudLog.open(plan.url) as log:
+            commit = partial(log.cursors.commit, plan.role)
+            await _follow(plan, log.reader(plan.position, follow=True), commit, say)
+
+
+async def _follow(
+    plan: Plan, reader: Reader, commit: Callable[[int], Awaitable[object]], say: Say
+) -> None:
+    checker, at = Checker(plan.seed, plan.position, plan.numbers), 0.0
+    say(OPENED)
+    while True:
+        count = await advance(checker, reader, _LOOK_SECONDS)
+        say(READ, checker.position, checker.numbers, count)  # also nothing: is the parent there?
+        if count and time.monotonic() - at > _LOOK_SECONDS:
+            at = time.monotonic()
+            await commit(checker.position)
+
+
+async def collect(plan: Plan, say: Say) -> None:
+    """Remove what no cursor asks for, again and again."""
+    settings = CollectorSettings(
+        interval_seconds=plan.collect_seconds, delete_pause_seconds=0, max_drop_fraction=1
+    )
+    async with GarbageCollector.open(plan.url, settings=settings) as collector:
+        say(OPENED)
+        while True:
+            done = await collector.collect()
+            say(COLLECTED, len(done.deleted))
+            await asyncio.sleep(min(plan.collect_seconds, _LOOK_SECONDS))
+
+
+def say(*message: Any) -> None:
+    """Put a message into the pipe; return once it is there. BrokenPipeError if the parent is gone."""
+    data = memoryview(msgpack.packb(message))
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether the log or the store may do it another time."""
+    return isinstance(error, WalError) and (error.retriable or error.outcome == "unknown")
+
+
+async def main(plan: Plan) -> None:
+    """Do what the plan's role does."""
+    if plan.role in plan.writers:
+        await Writing(plan, say).run()
+    else:
+        await (collect if plan.role == "collector" else read)(plan, say)
+
+
+if __name__ == "__main__":
+    send_logs_to_stderr()
+    try:
+        asyncio.run(main(Plan.from_json(sys.argv[1])))
+    except Exception as error:
+        # One store that fails fails all streams at once.
+        cause = first_of(error) if isinstance(error, ExceptionGroup) else error
+        if not is_expected(cause):
+            raise
+        complain(explain(cause))
+        sys.exit(TRY_AGAIN if may_pass(cause) else exit_code(cause))
