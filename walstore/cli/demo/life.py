@@ -16,6 +16,8 @@ START_SECONDS = 60.0
 """How long a life may take to open the log."""
 DRAIN_SECONDS = 180.0
 """How long it may take to end by itself after its time is up."""
+_EXIT_SECONDS = 10.0
+"""An interpreter may take that long to end on a busy machine."""
 _BUFFER_BYTES = 1 << 20
 
 
@@ -100,7 +102,7 @@ async def _happens(event: asyncio.Event, seconds: float) -> bool:
 async def _failure(process: asyncio.subprocess.Process, what: str) -> WalError:
     """Return the error for a child that did not do what it should; one without a pipe ends at once."""
     try:
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(_EXIT_SECONDS):
             code = await process.wait()
     except TimeoutError:
         return WalError(f"the writing process {what}")
