@@ -36,7 +36,15 @@ def test_the_core_runs_without_cloud_tier_and_extras() -> None:
     assert result.returncode == 0, result.stderr
 
 
-PARSERS = {"loads", "unpackb", "read_document", "inspect_fragment", "read_metadata", "ParquetFile"}
+PARSERS = {
+    "loads",
+    "unpackb",
+    "read_document",
+    "inspect_fragment",
+    "parse_marker",
+    "read_metadata",
+    "ParquetFile",
+}
 DOCUMENTS = {
     "CloudCursor",
     "CommitRecord",

@@ -28,7 +28,7 @@ from typing import Final
 from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt
 
 from uploader.chain.moment import Moment
-from uploader.stored_document import read_object
+from uploader.stored_document import most_bytes_at, read_object
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -220,7 +220,9 @@ class _Attempts:
     async def _read_back(self) -> PutResult | None:
         """Tell from the object whose it is. None: it is as if nothing had been put, or unreadable."""
         try:
-            found = await read_object(self._store, self._key)
+            # Whatever we have put can be read back.
+            most_bytes = max(most_bytes_at(self._key), len(self._data))
+            found = await read_object(self._store, self._key, most_bytes=most_bytes)
         except ObjectNotFoundError:
             return None if self._expected is None else PutResult(outcome=Outcome.LOST)
         except StorageUnavailableError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 from uploader.manifests.document import MOST_BYTES
@@ -43,9 +44,12 @@ async def read_object(
     CorruptionError if it has more than ``most_bytes``. Default: what a fragment may have at most for the
     key of a Parquet file, else what a document may have.
     """
-    if most_bytes is None:
-        most_bytes = MOST_FRAGMENT_BYTES if key.endswith(".parquet") else MOST_BYTES
-    return await get_bounded(store, key, most_bytes)
+    return await get_bounded(store, key, most_bytes_at(key) if most_bytes is None else most_bytes)
+
+
+def most_bytes_at(key: str) -> int:
+    """Return how long an object may be at most, by its key alone."""
+    return MOST_FRAGMENT_BYTES if key.endswith(".parquet") else MOST_BYTES
 
 
 async def read_stored(
@@ -90,10 +94,15 @@ async def parse_aside(
     """
     if worker is not None:
         return await worker.run(parse, data)
-    if len(data) <= _SHORT_BYTES:
-        return parse(data)
+    return await run_aside(partial(parse, data), size_bytes=len(data))
+
+
+async def run_aside(parse: Callable[[], _T], *, size_bytes: int) -> _T:
+    """Return ``parse()``, made at once or, if it reads many bytes, on a thread that all logs share."""
+    if size_bytes <= _SHORT_BYTES:
+        return parse()
     shared = SharedWorker("cloud", 1)
     try:
-        return await shared.run(parse, data)
+        return await shared.run(parse)
     finally:
         shared.close()

@@ -13,7 +13,15 @@ import pytest
 
 from tests.cloud import FAST, URL
 from tests.uploader.logs import replace
-from uploader import CloudLog, CloudWriter, CollectorSettings, GarbageCollector, Scrubber, layout
+from uploader import (
+    CloudLog,
+    CloudWriter,
+    CollectorSettings,
+    GarbageCollector,
+    Scrubber,
+    cas,
+    layout,
+)
 from uploader.collecting.garbage_file import announced_head
 from uploader.collecting.holds import Keepers
 from uploader.lifecycle.destroy import destroy
@@ -31,7 +39,7 @@ from uploader.stored_document import (
 from uploader.stores import MemoryStore, ObjectNotFoundError, StoredObject
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore
-from uploader.testing.faults import call
+from uploader.testing.faults import call, happen_then_fail, timeout
 from uploader.writing.writer_settings import WriterSettings
 from walstore import threads
 from walstore.errors import CorruptionError
@@ -107,6 +115,16 @@ async def test_the_limit_goes_by_the_key_unless_one_is_given() -> None:
     with pytest.raises(CorruptionError, match="longer"):
         await read_object(store, "a", most_bytes=3)
     assert (await read_stored(store, "a", bytes.upper)).value == b"DATA"
+
+
+async def test_what_was_put_can_be_read_back_however_long_it_is() -> None:
+    """To tell whether it was put; reading it for what it says is refused."""
+    store = FaultyStore(MemoryStore())
+    store.on("put_if_absent", happen_then_fail(timeout()))
+    data = bytes(MOST_BYTES + 1)
+    assert (await cas.create(store, "a", data, retry=FAST)).outcome is cas.Outcome.COMMITTED
+    with pytest.raises(CorruptionError):
+        await read_object(store, "a")
 
 
 # -- threads ---------------------------------------------------------------------------------

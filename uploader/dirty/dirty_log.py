@@ -14,8 +14,9 @@ or were compacted already: markers are hints, and the manifest of the log in que
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from uploader.cloud_log import CloudLog
@@ -25,6 +26,7 @@ from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.dirty.dirty_marker import Dirty, Purge, coalesce, parse_marker
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
+from uploader.stored_document import run_aside
 from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -189,13 +191,18 @@ class DirtyLog:
         async with self._log.reader(start, stop=end) as reader:
             async for batch in reader.batches():
                 path = f"{self.url} at offset {batch.start}"
-                coalesce(known, (parse_marker(value, path=path) for value in batch.values))
+                parse = partial(_parse_all, batch.values, path)
+                coalesce(known, await run_aside(parse, size_bytes=batch.nbytes))
                 count += len(batch)
         return count, known, end
 
     async def _newest(self) -> Manifest:
         await self._log.refresh()
         return self._log.manifest
+
+
+def _parse_all(values: Iterable[bytes], path: str) -> list[Dirty | Purge | None]:
+    return [parse_marker(value, path=path) for value in values]
 
 
 def _rest(dirty: Dirty, compacted: Mapping[str, int]) -> Dirty | None:

@@ -51,6 +51,7 @@ _TEMPORARY = ".tmp"
 _STALE_US = 3_600_000_000
 # Coarser than the time stamps of any file system with hard links.
 _STAMP_GRAIN_NS = 2_000_000_000
+_PIECE_BYTES = 1 << 20
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -72,8 +73,11 @@ class Directory:
         with self._reading(key) as path, path.open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
             check_length(key, size_bytes, max_bytes)
-            # An object never grows; what does is a file of somebody else's.
             data = file.read(size_bytes)
+            # An object never grows. What has more than its length is no file of ours.
+            while piece := file.read(_PIECE_BYTES):
+                data += piece
+                check_length(key, len(data), max_bytes)
         return StoredObject(data, _hash(data).hexdigest())
 
     def read_range(self, key: str, start: int, limit: int) -> bytes:

@@ -132,8 +132,14 @@ async def get_bounded(store: ObjectStore, key: str, max_bytes: int | None) -> St
 @lru_cache(maxsize=256)
 def takes_limit(kind: type[ObjectStore]) -> bool:
     """Return whether a store's ``get`` takes ``max_bytes``, also if it was overridden without."""
-    get = getattr(kind, "get", None)
-    return get is not None and "max_bytes" in signature(get).parameters
+    try:
+        return "max_bytes" in signature(kind.get).parameters
+    except (
+        AttributeError,
+        TypeError,
+        ValueError,
+    ):  # passed on to another one, or not written in Python
+        return False
 
 
 class ListingOrder:

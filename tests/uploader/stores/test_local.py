@@ -6,6 +6,7 @@ The order of durable system calls is observed, and faults and deaths are injecte
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import os
@@ -21,6 +22,7 @@ import pytest
 from uploader.stores import LocalStore, ObjectNotFoundError, PreconditionFailedError, open_store
 from walstore.clock import SystemClock
 from walstore.errors import (
+    CorruptionError,
     DiskFullError,
     InvalidSettingsError,
     StorageUnavailableError,
@@ -458,3 +460,24 @@ async def test_the_root_may_be_a_link(root, tmp_path):
         assert (await store.get("a/b")).data == b"1"
         assert [listed.key async for listed in store.list("")] == ["a/b"]
     assert (tmp_path / "there/a/b").read_bytes() == b"1"
+
+
+async def test_what_tells_no_length_is_read_to_its_end_or_to_the_limit(tmp_path):
+    """A pipe, for one: it has no length, and its content comes when its writer likes."""
+    async with aclosing(LocalStore(tmp_path)) as store:
+        os.mkfifo(tmp_path / "pipe")
+        for limit in (None, 5_000_000, 3_000_000):
+            writing = asyncio.create_task(
+                asyncio.to_thread(_write_to, tmp_path / "pipe", 4_000_000)
+            )
+            if limit == 3_000_000:
+                with pytest.raises(CorruptionError, match="longer"):
+                    await store.get("pipe", max_bytes=limit)
+            else:
+                assert len((await store.get("pipe", max_bytes=limit)).data) == 4_000_000
+            await writing
+
+
+def _write_to(path, size_bytes):
+    with contextlib.suppress(BrokenPipeError), path.open("wb") as file:
+        file.write(bytes(size_bytes))
