@@ -110,10 +110,10 @@ def unpack_pairs(data: bytes, what: str) -> Sequence[tuple[str, Any]]:
     For at most :data:`SMALL_BYTES`: however they are nested, what they become takes little memory.
     """
     try:
-        found = msgpack.unpackb(data, object_pairs_hook=tuple)
+        unpacked = msgpack.unpackb(data, object_pairs_hook=tuple)
     except _UNREADABLE as error:
         raise _unreadable(what, error) from None
-    pairs: tuple[tuple[str, Any], ...] = require(found, tuple, what)
+    pairs: tuple[tuple[str, Any], ...] = require(unpacked, tuple, what)
     names = {require(name, str, f"a key of {what}") for name, _ in pairs}
     if len(names) != len(pairs):
         raise MalformedError(f"{what} with a key twice")

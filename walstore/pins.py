@@ -123,6 +123,8 @@ class LogPins:
                         raise
                     refusal = error
             except OSError as error:
+                if is_full(error):
+                    raise describe_upkeep(error, "the head cannot be moved") from error
                 raise describe_read(error, self._directory) from error
             yield HeldPins(self.readers, cursors, refusal, self._has_cursors)
 

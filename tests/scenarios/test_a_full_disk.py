@@ -268,13 +268,19 @@ async def test_S16_a_hint_that_cannot_be_overwritten_is_removed(
 # -- cursors ---------------------------------------------------------------------------------------
 
 
+async def fill_segments(wal: Wal) -> None:
+    """Append 60 records, a few to a segment."""
+    for number in range(60):
+        await wal.append(b"%d " % number * 2000, durability="memory")
+    await wal.flush()
+
+
 async def test_S16_a_log_without_cursors_is_trimmed_without_room_for_their_directory(
     log_directory: Path, faulty: FaultyFileSystem
 ) -> None:
     """A directory takes a block, which a full ext4 does not have; the lock of the cursors lies in it."""
     async with Wal.open(log_directory, settings=SETTINGS, fs=faulty) as wal:
-        for number in range(60):
-            await wal.append(b"%d " % number * 2000)
+        await fill_segments(wal)
         faulty.fail("make_directory", errno.ENOSPC, name="cursors", times=None)
         before = len(await asyncio.to_thread(segments, log_directory))
         assert await wal.trim(40) == 40
@@ -305,8 +311,7 @@ async def test_S16_the_first_cursor_is_made_while_its_log_is_trimmed(
             held.sync()
 
     async with Wal.open(log_directory, settings=SETTINGS, fs=faulty) as wal:
-        for number in range(60):
-            await wal.append(b"%d " % number * 2000)
+        await fill_segments(wal)
         faulty.fail("make_directory", errno.ENOSPC, name="cursors")
         faulty.before_each(make_cursor)
         assert await wal.trim(40) == position
@@ -323,8 +328,7 @@ async def test_S16_a_process_that_died_before_it_took_a_head_back(
     log_directory: Path, tmp_path: Path, *, has_cursor: bool
 ) -> None:
     async with Wal.open(log_directory, settings=SETTINGS) as wal:
-        for number in range(60):
-            await wal.append(b"%d " % number * 2000)
+        await fill_segments(wal)
         if has_cursor:
             assert (await wal.cursor("billing")).position == 1
         await asyncio.to_thread(wal._engine.opened.tail.show_head, 40)

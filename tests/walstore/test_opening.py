@@ -7,6 +7,7 @@ import errno
 import logging
 import shutil
 import struct
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -594,3 +595,14 @@ def test_the_cell_knows_where_the_log_begins(log_directory) -> None:
     for path in segments(log_directory):
         path.unlink()
     refused(log_directory, CorruptionError, "the durable cell speaks of records")
+
+
+def test_how_much_opening_asks_of_the_disk(log_directory, faulty) -> None:
+    """A log that was closed is listed once, and its new epoch costs one file and one name."""
+    write(log_directory, b"1", b"2")
+    opened = open_blocking(log_directory, fs=faulty)
+    kinds = Counter(call.kind for call in faulty.calls)
+    close_opened(opened)
+    assert kinds["list"] == 1
+    assert (kinds["datasync"], kinds["sync_directory"]) == (1, 1)
+    assert kinds["remove"] == 0

@@ -486,7 +486,7 @@ async def test_R3_a_cell_of_before_a_trim_does_not_come_back(
     wal = await Wal.open(log_directory, settings=SMALL, clock=clock, fs=fs)
     await fill(wal, 3 * FULL)
     assert await wal.trim(head) == head
-    for seed in (LOSE_ALL, KEEP_ALL, *range(2, 12)):
+    for seed in (LOSE_ALL, KEEP_ALL, 2, 3):
         into = tmp_path.with_name(f"{tmp_path.name}-{seed}")
         await asyncio.to_thread(fs.crash, seed, into)
         (into / "CHECKPOINT").unlink()

@@ -20,7 +20,6 @@ from walstore.verify.verifying import verify_directory
 FS = UnsyncedFileSystem()
 ALL = {offset: b"value %d " % offset * 3 for offset in range(1, 16)}
 LOST = [HINTS[:1], HINTS[1:], HINTS]
-SLOW_LOST = [*(pytest.param(names, marks=pytest.mark.slow) for names in LOST[:2]), HINTS]
 CELL = checkpoint.CELL_FILE_NAME
 
 
@@ -128,7 +127,8 @@ def cases(logs: dict[int, Path]) -> Iterator[tuple[Path, Callable[[Path], object
         yield logs[0], damage
 
 
-@pytest.mark.parametrize("lost", SLOW_LOST, ids=" ".join)
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", LOST, ids=" ".join)
 def test_what_is_called_good_opens_and_what_is_repaired_is_good(
     lost: tuple[str, ...], logs: dict[int, Path], tmp_path: Path
 ) -> None:
