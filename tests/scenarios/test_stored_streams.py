@@ -20,12 +20,14 @@ from uploader.integrity.findings import Severity
 from uploader.integrity.scrubber import Scrubber
 from uploader.manifests.manifest import Manifest
 from uploader.stores.memory import MemoryStore
+from uploader.stores.retry import RetryPolicy
 from uploader.streams.stream_file import StreamFile
 from uploader.testing import FaultyStore
-from uploader.testing.faults import hang, happen_then_fail, happen_then_hang, kill, timeout
+from uploader.testing.faults import call, hang, happen_then_fail, happen_then_hang, kill, timeout
 from uploader.writing.writer_settings import WriterSettings
 from walstore import StreamClosedError
 from walstore.errors import ContentionError, CorruptionError, WalError
+from walstore.testing import ManualClock
 
 LAYOUTS = ["swap", "chain"]
 PUBLISHES = {"swap": "put_if_match", "chain": "put_if_absent"}
@@ -242,6 +244,35 @@ async def test_many_writers_and_one_who_closes(store, kind) -> None:
     assert len(final) == len(written)
     assert {type(error) for error in errors} <= {StreamClosedError, ContentionError}
     assert {error.outcome for error in errors} <= {"not_written"}
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+async def test_closed_behind_a_writer_that_never_pauses(store, kind, clock: ManualClock) -> None:
+    """It is always quicker, but it sees now and then what was closed, and its own manifest says so."""
+    closing = FaultyStore(store)
+    async with (
+        CloudWriter.open(
+            URL, store=store, retry=RetryPolicy(clock=clock), clock=clock, layout=kind
+        ) as busy,
+        writer(closing) as log,
+    ):
+        for name in ("eu", "us"):
+            await busy.append(b"1", stream=name)
+        lost = 0
+
+        async def publish() -> None:
+            nonlocal lost
+            lost += 1
+            clock.advance(0.5)
+            await busy.append(b"x", stream="us")
+            await busy._guard._beside.wait()
+
+        closing.on(PUBLISHES[kind], call(publish), key_prefix="manifest/", times=100)
+        await log.close_stream("eu")
+        assert 1 <= lost <= 10
+        with pytest.raises(StreamClosedError):
+            await busy.append(b"late", stream="eu")
+    assert await in_stream(store, "eu") == [b"1"]
 
 
 # -- whatever fails ----------------------------------------------------------------------------

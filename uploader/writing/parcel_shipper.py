@@ -373,6 +373,8 @@ class ParcelShipper:
             parcel = next(parcel for parcel in self._under_way if parcel.entry is entry)
             self._under_way.remove(parcel)
             self._commit(parcel)
+        self._know_streams()
+        self._streams.note_published()
         if without_closings(self._root.manifest.writer) == self._writer:
             self._window = min(self._window * 2, _UNLIMITED)
         else:  # somebody else published it for us: let them have their turn, too
