@@ -75,7 +75,7 @@ class StreamGuard:
         self.closings: int | None = None
         """Closings under which is appended; None as long as no stream was used."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called with every table that is newer than the one before."""
+        """Called whenever a table was read or written."""
 
     @property
     def table(self) -> StreamTable | None:
@@ -116,8 +116,7 @@ class StreamGuard:
             self.closings = table.closings
 
     def note_published(self) -> None:
-        """Take note that something was published, and begin to read the table if it is time; return at
-        once."""
+        """Take note that something was published; begin to read the table if it is time. Returns at once."""
         now, before = self._clock.monotonic(), self._published_at
         self._published_at = now
         if self.closings is None or self._beside.is_busy:
