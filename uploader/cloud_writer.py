@@ -150,7 +150,7 @@ class CloudWriter:
                 root, most=settings.max_in_flight, is_parallel=settings.parallel_puts
             ),
         )
-        guard = StreamGuard(
+        self._guard = StreamGuard(
             store=store,
             root=root,
             patience=patience,
@@ -163,7 +163,7 @@ class CloudWriter:
             root=root,
             puts=self._puts,
             patience=patience,
-            streams=guard,
+            streams=self._guard,
             settings=settings,
             writer=self.writer,
             clock=clock,
@@ -171,7 +171,7 @@ class CloudWriter:
         )
         self._intake = self._shipper.intake
         self._streams = StreamDoor(
-            guard,
+            self._guard,
             root=root,
             url=store.url,
             patience=patience,
@@ -278,7 +278,8 @@ class CloudWriter:
     async def streams(self) -> dict[str, StreamInfo]:
         """Return every stream that was opened or appended to, by name, in the order of opening.
 
-        As the store says now: one or two requests. See :meth:`uploader.CloudLog.streams`.
+        As the table of streams says now, by which this writer's appends go: one request. Those of records
+        that were appended before there was a table are not in it; see :meth:`uploader.CloudLog.streams`.
         """
         table = await self._streams.table()
         return table.infos()
@@ -378,6 +379,7 @@ class CloudWriter:
 
     async def _release(self) -> None:
         await self._streams.drain()
+        await self._guard.aclose()
         await self._root.aclose()
         self._worker.close()
         await self._store.aclose()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -20,12 +21,24 @@ from uploader.integrity.findings import Severity
 from uploader.integrity.scrubber import Scrubber
 from uploader.manifests.manifest import Manifest
 from uploader.stores.memory import MemoryStore
+from uploader.stores.retry import RetryPolicy
 from uploader.streams.stream_file import StreamFile
 from uploader.testing import FaultyStore
-from uploader.testing.faults import hang, happen_then_fail, happen_then_hang, kill, timeout
+from uploader.testing.faults import (
+    call,
+    fail,
+    hang,
+    happen_then_fail,
+    happen_then_hang,
+    kill,
+    postpone,
+    report,
+    timeout,
+)
 from uploader.writing.writer_settings import WriterSettings
 from walstore import StreamClosedError
-from walstore.errors import ContentionError, CorruptionError, WalError
+from walstore.errors import ContentionError, CorruptionError, StorageUnavailableError, WalError
+from walstore.testing import ManualClock
 
 LAYOUTS = ["swap", "chain"]
 PUBLISHES = {"swap": "put_if_match", "chain": "put_if_absent"}
@@ -244,6 +257,35 @@ async def test_many_writers_and_one_who_closes(store, kind) -> None:
     assert {error.outcome for error in errors} <= {"not_written"}
 
 
+@pytest.mark.parametrize("kind", LAYOUTS)
+async def test_closed_behind_a_writer_that_never_pauses(store, kind, clock: ManualClock) -> None:
+    """It is always quicker, but it sees now and then what was closed, and its own manifest says so."""
+    closing = FaultyStore(store)
+    async with (
+        CloudWriter.open(
+            URL, store=store, retry=RetryPolicy(clock=clock), clock=clock, layout=kind
+        ) as busy,
+        writer(closing) as log,
+    ):
+        for name in ("eu", "us"):
+            await busy.append(b"1", stream=name)
+        lost = 0
+
+        async def publish() -> None:
+            nonlocal lost
+            lost += 1
+            clock.advance(0.5)
+            await busy.append(b"x", stream="us")
+            await busy._guard._beside.wait()
+
+        closing.on(PUBLISHES[kind], call(publish), key_prefix="manifest/", times=100)
+        await log.close_stream("eu")
+        assert 1 <= lost <= 10
+        with pytest.raises(StreamClosedError):
+            await busy.append(b"late", stream="eu")
+    assert await in_stream(store, "eu") == [b"1"]
+
+
 # -- whatever fails ----------------------------------------------------------------------------
 
 
@@ -390,3 +432,129 @@ async def test_a_table_that_is_gone_is_told(store, kind) -> None:
                 await other.append(b"x", stream="new")
     assert await store.head(layout.STREAMS) is None
     assert await in_stream(store, "us") == [b"2"]
+
+
+async def test_a_store_that_does_not_answer(store) -> None:
+    """The append was never accepted, so it says so; what became of a closing nobody knows."""
+    faulty = FaultyStore(store)
+    settings = WriterSettings(patience_seconds=0.05)
+    async with CloudWriter.open(URL, store=faulty, retry=FAST, settings=settings) as log:
+        await log.append(b"1", stream="eu")
+        faulty.on("any", fail(timeout()), key_prefix="streams/", times=10**6)
+        for call_it, outcome in (
+            (lambda: log.append(b"x", stream="new"), "not_written"),
+            (lambda: log.close_stream("eu"), "unknown"),
+            (lambda: log.open_stream("new"), "unknown"),
+        ):
+            with pytest.raises(StorageUnavailableError) as caught:
+                await call_it()
+            assert caught.value.outcome == outcome
+        assert await log.append(b"2", stream="eu") == 2
+
+
+# -- all of it at once -------------------------------------------------------------------------
+
+
+class Storm:
+    """Several writers that append to one stream, close it and open it, over stores that misbehave."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        self.kind = kind
+        self.rng = random.Random(seed)
+        self.store = MemoryStore()
+        self.late: list[FaultyStore] = []
+        self.told: dict[bytes, int | WalError] = {}
+        self.closed: list[
+            tuple[int, int]
+        ] = []  # (tail when it was closed, tail before it was opened)
+        self.turn = asyncio.Lock()  # one at a time closes or opens
+
+    async def run(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            logs = []
+            for _ in range(3):
+                faulty = FaultyStore(self.store)
+                self.late.append(faulty)
+                logs.append(await stack.enter_async_context(writer(faulty, self.kind)))
+            async with asyncio.TaskGroup() as tasks:
+                for who, log in enumerate(logs):
+                    tasks.create_task(self.live(who, log, self.late[who]))
+            for faulty in self.late:
+                await faulty.deliver(newest_first=self.rng.random() < 0.5)
+
+    async def live(self, who: int, log: CloudWriter, faulty: FaultyStore) -> None:
+        for number in range(12):
+            if self.rng.random() < 0.4:
+                faulty.on("any", self.fault(faulty), nth=self.rng.randint(1, 6))
+            if self.rng.random() < 0.2:
+                await faulty.deliver()
+            if self.rng.random() < 0.25:
+                await self.change(log)
+            else:
+                name = self.rng.choice(("eu", "eu", "us"))
+                values = [b"%s %d %d %d" % (name.encode(), who, number, at) for at in range(2)]
+                await asyncio.gather(*(self.append(log, value, name) for value in values))
+            await turns(self.rng.randint(0, 5))
+
+    def fault(self, faulty: FaultyStore):
+        return self.rng.choice(
+            (
+                fail(timeout()),
+                happen_then_fail(timeout()),
+                report("412", happens=True),
+                report("409", happens=False),
+                postpone(faulty.late),
+            )
+        )
+
+    async def append(self, log: CloudWriter, value: bytes, name: str) -> None:
+        try:
+            self.told[value] = await log.append(value, stream=name)
+        except WalError as error:
+            self.told[value] = error
+
+    async def change(self, log: CloudWriter) -> None:
+        async with self.turn:
+            with contextlib.suppress(WalError):
+                if self.rng.random() < 0.6:
+                    await log.close_stream("eu")
+                    self.closed.append((await self.tail(), 0))
+                else:
+                    before = await self.tail()
+                    self.closed = [(start, limit or before) for start, limit in self.closed]
+                    await log.open_stream("eu")
+
+    async def tail(self) -> int:
+        async with cloud_log(self.store) as log:
+            return log.tail
+
+    async def check(self) -> None:
+        async with cloud_log(self.store) as log:
+            await log.verify()
+            found = {record.offset: record async for record in log.reader()}
+        values = [record.value for record in found.values()]
+        assert len(values) == len(set(values)), "twice"
+        for value, outcome in self.told.items():
+            if isinstance(outcome, int):
+                assert found[outcome].value == value
+            elif outcome.outcome == "not_written":
+                assert value not in values, outcome
+        for start, limit in self.closed:
+            inside = range(start, limit or max([*found, 0]) + 1)
+            assert not [at for at in inside if at in found and found[at].stream == "eu"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", LAYOUTS)
+async def test_whatever_happens(kind) -> None:
+    """No record comes into a closed stream, none is lost or doubled."""
+    closed = refused = 0
+    for seed in range(10):
+        storm = Storm(kind, seed)
+        async with asyncio.timeout(20):
+            await storm.run()
+            await storm.check()
+        closed += len(storm.closed)
+        refused += sum(isinstance(item, StreamClosedError) for item in storm.told.values())
+    assert closed  # most seeds close the stream, and refuse appends to it
+    assert refused

@@ -11,6 +11,7 @@ from tests.cloud import FAST, URL, cloud_log
 from uploader import CloudWriter, destroy, fork, layout, restore, seal
 from uploader.manifests.closings import closings_in
 from uploader.stores.memory import MemoryStore
+from uploader.stores.wrapper import StoreWrapper
 from uploader.streams import stream_table
 from uploader.testing import FaultyStore
 from uploader.testing.faults import happen_then_fail, timeout
@@ -20,6 +21,7 @@ from walstore import (
     LogSealedError,
     StreamClosedError,
     StreamInfo,
+    UnsupportedStoreError,
     Wal,
     WalClosedError,
     terms,
@@ -282,6 +284,29 @@ async def copy_without_table(store: MemoryStore) -> MemoryStore:
         if key != layout.STREAMS:
             await twin.put_if_absent(key, (await store.get(key)).data)
     return twin
+
+
+class Unconditional(StoreWrapper):
+    """A store whose swaps take place whatever lies there."""
+
+    async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
+        found = await self.inner.head(key)
+        return await self.inner.put_if_match(key, data, found.etag if found else etag)
+
+
+async def test_in_a_store_without_swaps() -> None:
+    """Which a chain can do without: appends to streams work as before, and nothing else does."""
+    store = Unconditional(MemoryStore())
+    async with writer(store, "chain") as log:
+        told = await asyncio.gather(*(log.append(b"%d" % at, stream="eu") for at in range(3)))
+        assert told == [1, 2, 3]
+        assert await log.append(b"3", stream="us") == 4
+        for call in (lambda: log.open_stream("eu"), lambda: log.close_stream("eu")):
+            with pytest.raises((UnsupportedStoreError, StreamClosedError)):
+                await call()
+        assert await log.streams() == {}
+    assert list(await listed(store)) == ["eu", "us"]  # the fragments tell
+    assert await values(store, "eu") == [b"0", b"1", b"2"]
 
 
 async def test_a_lost_answer_changes_nothing(store) -> None:

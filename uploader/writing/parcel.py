@@ -54,7 +54,7 @@ class Parcel:
     taken: Taken | None = None
     """What lies in its place instead."""
     streams: frozenset[str] = frozenset()
-    """Streams of its records."""
+    """Streams of its records, once it has its place."""
     closings: int = 0
     """Closings of streams under which its fragment was made; see ``stream_table.py``."""
     is_exposed: bool = False
@@ -70,6 +70,11 @@ class Parcel:
     def limit(self) -> int:
         """Offset after its last record."""
         return self.start + self.count
+
+    @property
+    def draft_streams(self) -> frozenset[str]:
+        """Streams of the records that it has now."""
+        return frozenset(name for name in self.draft.streams or () if name is not None)
 
     def add(self, group: Group, waiter: asyncio.Future[int], expect_offset: int | None) -> None:
         """Take in an append."""
@@ -90,9 +95,9 @@ class Parcel:
         self.is_exposed = False
         if self.limit > MAX_U64 or seq_no > MAX_U64:
             self._refuse_all(used_up())
-        elif self.is_conditional or (check_stream is not None and self.draft.streams is not None):
+        elif self.is_conditional or check_stream is not None:
             self._refuse_misplaced(check_stream)
-        self.streams = frozenset(name for name in self.draft.streams or () if name is not None)
+        self.streams = self.draft_streams
 
     def resolve(self, first: int, most: int) -> bool:
         """Tell up to ``most`` appends from the ``first`` on where their records are.

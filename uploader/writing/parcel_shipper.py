@@ -316,7 +316,8 @@ class ParcelShipper:
         """Give a parcel its place; False if none of its appends may be there."""
         before = parcel.count
         table = self._streams.table
-        parcel.place(seq_no, start, table.check if table is not None and table.closings else None)
+        is_open = table is None or not table.closings or table.is_open(parcel.draft_streams)
+        parcel.place(seq_no, start, None if is_open or table is None else table.check)
         if parcel.count < before:
             self.intake.release(0, before - parcel.count)
             self._recount()
@@ -373,6 +374,8 @@ class ParcelShipper:
             parcel = next(parcel for parcel in self._under_way if parcel.entry is entry)
             self._under_way.remove(parcel)
             self._commit(parcel)
+        self._know_streams()
+        self._streams.note_published()
         if without_closings(self._root.manifest.writer) == self._writer:
             self._window = min(self._window * 2, _UNLIMITED)
         else:  # somebody else published it for us: let them have their turn, too

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 
 from uploader.layout import FIRST_OFFSET
@@ -22,6 +23,7 @@ from walstore.arguments import as_text
 from walstore.errors import (
     LimitExceededError,
     LogNotFoundError,
+    StorageUnavailableError,
     StreamClosedError,
     UnsupportedStoreError,
 )
@@ -86,7 +88,7 @@ class StreamDoor:
         """See :meth:`uploader.CloudWriter.open_stream`."""
         checked = check_metadata(metadata or {})
         opened = check_name(name, "stream")
-        async with self._turn:
+        async with self._turn, _in_doubt():
             self._check_open()
             await self._patience.guard(partial(self._patience.call, self._look))
             await self._change(lambda table: self._opened(table, opened, checked))
@@ -94,7 +96,7 @@ class StreamDoor:
     async def close(self, name: str) -> None:
         """See :meth:`uploader.CloudWriter.close_stream`."""
         name = as_text(name, "a stream name")
-        async with self._turn:
+        async with self._turn, _in_doubt():
             self._check_open()
             self._closing = name
             try:
@@ -163,3 +165,13 @@ class StreamDoor:
         manifest = self._root.manifest
         is_complete = table.since == FIRST_OFFSET
         return manifest.next_offset if is_complete else manifest.oldest_offset
+
+
+@asynccontextmanager
+async def _in_doubt() -> AsyncIterator[None]:
+    """Let an error of a store that gave no answer say that a change may have happened."""
+    try:
+        yield
+    except StorageUnavailableError as error:
+        error.outcome = "unknown"
+        raise

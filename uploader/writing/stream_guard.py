@@ -9,15 +9,21 @@ its writer reads the table first. There is no flag that could be looked at too e
 Between the two steps the program may die: then the stream is not closed yet for those who do not look at the
 table, and whoever closes it again, or appends under the newer number, finishes it.
 
+Behind a writer that publishes all the time, whoever closes a stream is always too late with the manifest. So
+such a writer, if it uses streams, reads the table now and then, and its own next manifest brings the number.
+
 A fragment whose streams were closed since it was made may lie where the log goes on. It is named by nobody
 any more, once the number is in the manifest: before it is replaced, the number is put there.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Final
 
+from uploader.beside import Beside
 from uploader.manifests.closings import (
     closings_in,
     is_telling,
@@ -34,6 +40,13 @@ from uploader.writing.adoption import Orphan
 from uploader.writing.ownership import check_direct
 from uploader.writing.patience import Patience
 from walstore.threads import Worker
+
+logger = logging.getLogger("walstore")
+
+LOOK_SECONDS: Final = 2.0
+"""How often a writer reads the table that publishes without such a pause. Others never do, since whoever
+closes
+a stream gets in between."""
 
 
 class StreamGuard:
@@ -55,10 +68,14 @@ class StreamGuard:
         self._writer = writer
         self._url = store.url
         self._file = StreamFile(store, retry=retry, worker=worker)
+        self._clock = retry.clock
+        self._beside = Beside[StreamTable]()
+        self._published_at: float | None = None
+        self._looked_at = 0.0
         self.closings: int | None = None
         """Closings under which is appended; None as long as no stream was used."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called with every table that is newer than the one before."""
+        """Called whenever a table was read or written."""
 
     @property
     def table(self) -> StreamTable | None:
@@ -93,8 +110,30 @@ class StreamGuard:
         the closings under which they were made: first it must be decided what becomes of them.
         """
         table = self.table
-        if table is not None and all(table.admits(*found) for found in streams):
+        if table is None or table.closings == self.closings:
+            return
+        if all(table.admits(*found) for found in streams):
             self.closings = table.closings
+
+    def note_published(self) -> None:
+        """Take note that something was published; begin to read the table if it is time. Returns at once."""
+        now, before = self._clock.monotonic(), self._published_at
+        self._published_at = now
+        if self.closings is None or self._beside.is_busy:
+            return
+        looked = self._beside.take()
+        if looked is not None and not looked.cancelled() and looked.exception() is not None:
+            logger.info("%s: %s", self._url, looked.exception())
+        is_steady = before is not None and now - before < LOOK_SECONDS
+        if not is_steady:
+            self._looked_at = now
+        elif now - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = now
+            self._beside.start(self._look(), f"look for closed streams of {self._url}")
+
+    async def aclose(self) -> None:
+        """Give up what goes on beside publishing; twice is allowed."""
+        await self._beside.aclose()
 
     async def catch_up(self) -> None:
         """Know all closings that the root's manifest tells of, if streams are used at all."""
@@ -135,6 +174,10 @@ class StreamGuard:
         await self._patience.call(partial(self._root.change, make))
 
     # -- inside ------------------------------------------------------------------------------
+
+    async def _look(self) -> StreamTable:
+        told = closings_in(self._root.manifest.writer)
+        return self._noted((await self._file.load()).checked(told))
 
     def _noted(self, table: StreamTable) -> StreamTable:
         self.on_change()
