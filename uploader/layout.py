@@ -35,6 +35,9 @@ TOMBSTONE: Final = "tombstone/DESTROYED"
 """Ours: there was a log once, and nothing may begin in its place."""
 HEADS: Final = "collection/HEADS"
 """Ours: since when the log has begun where, so that collectors know what no reader can want any more."""
+REBUILT_FOLDER: Final = "rebuilt/"
+"""Ours: what a rebuild of a damaged log replaced or gave up, each object under its key there."""
+_REBUILD_NOTE: Final = "REBUILD"
 
 _FRAGMENT_NAME: Final = re.compile(r"FragmentSeqNo=([0-9a-fA-F]+)\.parquet")
 _BUCKET_NAME: Final = re.compile(r"Bucket=[0-9a-f]{16}")
@@ -43,6 +46,7 @@ _SNAPSHOT_PREFIX: Final = SNAPSHOT_FOLDER + "SNAPSHOT."
 _CURSOR_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
 _CURSOR_SUFFIX: Final = ".json"
 _HOLD_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+_REBUILT: Final = re.compile(rf"{REBUILT_FOLDER}([0-9a-f]{{16}})/(.+)")
 
 
 def fragment_path(seq_no: int) -> str:
@@ -133,3 +137,27 @@ def parse_hold_path(path: str) -> str:
     if not _HOLD_NAME.fullmatch(name) or hold_path(name) != path:
         raise ValueError(f"not the key of a hold: {path!r}")
     return name
+
+
+def rebuilt_path(name: str, key: str) -> str:
+    """Return where the rebuild ``name``, 16 hex digits, keeps the object that was at ``key``."""
+    return f"{REBUILT_FOLDER}{name}/{key}"
+
+
+def rebuild_note(name: str) -> str:
+    """Return the key of what a rebuild says of itself."""
+    return rebuilt_path(name, _REBUILD_NOTE)
+
+
+def parse_rebuilt_path(path: str) -> tuple[str, str]:
+    """Return the rebuild and the key in a key below :data:`REBUILT_FOLDER`; ValueError if it is none."""
+    found = _REBUILT.fullmatch(path)
+    if found is None:
+        raise ValueError(f"not the key of what a rebuild keeps: {path!r}")
+    return found[1], found[2]
+
+
+def is_rebuild_note(path: str) -> bool:
+    """Return whether the key is one that :func:`rebuild_note` returns."""
+    found = _REBUILT.fullmatch(path)
+    return found is not None and found[2] == _REBUILD_NOTE

@@ -113,6 +113,14 @@ class HeadFile:
         return kept[: _MOST - 1]
 
 
+async def read_heads(store: ObjectStore) -> list[Head]:
+    """Return the heads that were noted; none if the record is missing or damaged. The store's errors."""
+    try:
+        return _parse((await store.get(layout.HEADS)).data)
+    except (ObjectNotFoundError, CorruptionError):
+        return []
+
+
 def _covering(heads: Sequence[Head], offset: int, now_us: int) -> Head | None:
     """Return the first that was noted of those at ``offset`` or further on.
 

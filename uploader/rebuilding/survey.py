@@ -1,0 +1,319 @@
+"""Survey: all that lies in the place of a log, read once and judged one object at a time. Writes nothing.
+
+Nothing that is damaged ends it; what cannot be *looked at* does, since a fragment that the store does not
+give, or that a newer version wrote, is not lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Final
+
+from uploader import layout
+from uploader.chain.names import MANIFEST_PREFIX, SHARD_PREFIX, FragmentName
+from uploader.collecting.collection_heads import read_heads
+from uploader.collecting.garbage import Garbage
+from uploader.cursors.cloud_cursor import CloudCursor
+from uploader.fragments.fragment import fragment_maker, inspect_fragment
+from uploader.integrity.findings import Finding, check_manifest, of_error
+from uploader.inventory import Part, part_of
+from uploader.manifests.entries import Fragment
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.sealing import is_blocker
+from uploader.manifests.snapshot import Snapshot
+from uploader.rebuilding.note import Note
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore, StoredObject
+from uploader.together import first_of
+from uploader.writing.adoption import VOID
+from walstore.errors import CorruptionError, InvalidSettingsError, WalError
+from walstore.threads import Worker
+
+logger = logging.getLogger("walstore")
+
+_EXCLUDED: Final = "it was excluded"
+Progress = Callable[[int, int], None]
+"""Called with how many fragments were read, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenFragment:
+    """An object that lies where a fragment belongs."""
+
+    key: str
+    seq_no: int
+    etag: str
+    entry: Fragment | None = None
+    """What a manifest would say of it, from nothing but its bytes; None if it is no fragment."""
+    maker: str | None = None
+    """Who made it, as its footer says."""
+    problem: str = ""
+    """Why it is no fragment, in words."""
+    is_excluded: bool = False
+    """Whether the caller said that it is to be taken for damaged."""
+    is_void: bool = False
+    """Whether it counts as an empty place."""
+    is_blocker: bool = False
+    """Whether a seal put it there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenSnapshot:
+    """An object that lies where a snapshot belongs."""
+
+    etag: str
+    snapshot: Snapshot | None
+    """None if it cannot be read."""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What was found."""
+
+    url: str
+    manifest: Manifest | None
+    """None if it is missing or cannot be read."""
+    manifest_data: bytes
+    """Empty if there is none."""
+    manifest_etag: str | None
+    """None if there is none."""
+    manifest_findings: tuple[Finding, ...]
+    """All that is wrong inside the manifest."""
+    snapshots: Mapping[str, SeenSnapshot]
+    """By key."""
+    fragments: Mapping[int, SeenFragment]
+    """By number."""
+    garbage_etag: str | None
+    """Names the announced collection; None if there is none."""
+    head: int
+    """Where collectors have seen the log begin, or are about to let it begin; 0 if nothing says so."""
+    cursors: tuple[CloudCursor, ...]
+    """Those that can be read."""
+    notes: tuple[Note, ...]
+    """What earlier rebuilds noted."""
+    is_forked: bool
+    """Whether a fork was made here, or is being made."""
+
+
+async def is_chain(store: ObjectStore) -> bool:
+    """Return whether what lies there is a log of the layout ``chain``, or what is left of one."""
+    if await store.head(layout.MANIFEST) is not None:
+        return False
+    async for listed in store.list(MANIFEST_PREFIX):
+        if part_of(listed.key) is Part.MANIFEST:
+            return True
+    async for listed in store.list(SHARD_PREFIX):
+        try:
+            FragmentName.parse(listed.key)
+        except ValueError:
+            continue
+        return True
+    return False
+
+
+async def survey(
+    store: ObjectStore,
+    worker: Worker,
+    *,
+    exclude: AbstractSet[str],
+    parallel: int,
+    now_us: int,
+    progress: Progress | None,
+) -> Survey:
+    """Read everything; fragments ``parallel`` at a time. FormatVersionError if something is too new.
+
+    InvalidSettingsError for a log of the layout ``chain``; the store's errors.
+    """
+    if await is_chain(store):
+        raise InvalidSettingsError(
+            f"the log at {store.url} has the layout 'chain'; use uploader.rebuild for that"
+        )
+    stored = await _get(store, layout.MANIFEST)
+    manifest, findings = None, _missing_manifest()
+    if stored is not None:
+        manifest, findings = await worker.run(_parse_manifest, stored.data)
+    snapshots = await _snapshots(store, worker)
+    keys = await _fragment_keys(store, _named(manifest, snapshots))
+    fragments = await _fragments(store, worker, keys, exclude, parallel, progress)
+    garbage = await _get(store, layout.GARBAGE)
+    announced = _announced(garbage)
+    return Survey(
+        url=store.url,
+        manifest=manifest,
+        manifest_data=b"" if stored is None else stored.data,
+        manifest_etag=None if stored is None else stored.etag,
+        manifest_findings=findings,
+        snapshots=snapshots,
+        fragments=fragments,
+        garbage_etag=None if garbage is None or announced is None else garbage.etag,
+        head=max(
+            [announced.first_to_keep if announced else 0]
+            + [head.offset for head in await read_heads(store)]
+        ),
+        cursors=tuple(
+            [cursor async for cursor in _cursors(store) if not cursor.is_expired(now_us)]
+        ),
+        notes=tuple([note async for note in _notes(store)]),
+        is_forked=await store.head(layout.FORK_NOTE) is not None,
+    )
+
+
+# -- inside ----------------------------------------------------------------------------------
+
+
+async def _get(store: ObjectStore, key: str) -> StoredObject | None:
+    try:
+        return await store.get(key)
+    except ObjectNotFoundError:
+        return None
+
+
+def _missing_manifest() -> tuple[Finding, ...]:
+    return (of_error(CorruptionError("the manifest is missing", path=layout.MANIFEST)),)
+
+
+def _parse_manifest(data: bytes) -> tuple[Manifest | None, tuple[Finding, ...]]:
+    try:
+        manifest = Manifest.parse(data)
+    except CorruptionError as error:
+        return None, (of_error(error),)
+    return manifest, tuple(check_manifest(manifest))
+
+
+async def _snapshots(store: ObjectStore, worker: Worker) -> dict[str, SeenSnapshot]:
+    found: dict[str, SeenSnapshot] = {}
+    async for listed in store.list(layout.SNAPSHOT_FOLDER):
+        if part_of(listed.key) is not Part.SNAPSHOT:
+            continue
+        stored = await _get(store, listed.key)
+        if stored is not None:
+            found[listed.key] = await worker.run(_parse_snapshot, stored, listed.key)
+    return found
+
+
+def _parse_snapshot(stored: StoredObject, key: str) -> SeenSnapshot:
+    try:
+        snapshot = Snapshot.parse(stored.data, path=key)
+        snapshot.scrub()
+        if snapshot.path != key:
+            raise CorruptionError("it says that it has another key", path=key)
+    except CorruptionError as error:
+        return SeenSnapshot(stored.etag, None, of_error(error).what)
+    return SeenSnapshot(stored.etag, snapshot)
+
+
+def _named(manifest: Manifest | None, snapshots: Mapping[str, SeenSnapshot]) -> Iterable[Fragment]:
+    """Yield every entry of a fragment in any document."""
+    if manifest is not None:
+        yield from manifest.fragments
+    for seen in snapshots.values():
+        if seen.snapshot is not None:
+            yield from seen.snapshot.fragments
+
+
+async def _fragment_keys(store: ObjectStore, named: Iterable[Fragment]) -> dict[int, str]:
+    """Return the keys of all fragments, by number; one under an unusual key only if that is named."""
+    keys: dict[int, str] = {}
+    for entry in named:
+        try:
+            number = layout.parse_fragment_path(entry.path)
+        except ValueError:
+            continue
+        if number == entry.seq_no:
+            keys[number] = entry.path
+    async for listed in store.list(layout.FRAGMENT_FOLDER):
+        seq_no = layout.fragment_number(listed.key)
+        if seq_no is not None:
+            keys.setdefault(seq_no, listed.key)
+    return dict(sorted(keys.items()))
+
+
+async def _fragments(
+    store: ObjectStore,
+    worker: Worker,
+    keys: Mapping[int, str],
+    exclude: AbstractSet[str],
+    parallel: int,
+    progress: Progress | None,
+) -> dict[int, SeenFragment]:
+    found: dict[int, SeenFragment] = {}
+    waiting = iter(keys.items())
+    done = 0
+
+    async def read_on() -> None:
+        nonlocal done
+        for seq_no, key in waiting:
+            stored = await _get(store, key)
+            if stored is not None:
+                seen = await worker.run(_examine, stored, key, seq_no)
+                if key in exclude and seen.entry is not None:
+                    seen = replace(seen, entry=None, problem=_EXCLUDED, is_excluded=True)
+                found[seq_no] = seen
+            done += 1
+            if progress is not None:
+                progress(done, len(keys))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(parallel):
+                group.create_task(read_on())
+    except* WalError as errors:
+        error = first_of(errors)
+        raise error from error.__cause__
+    return dict(sorted(found.items()))
+
+
+def _examine(stored: StoredObject, key: str, seq_no: int) -> SeenFragment:
+    seen = SeenFragment(key, seq_no, stored.etag)
+    if stored.data == VOID:
+        return replace(seen, problem="it is void", is_void=True)
+    if is_blocker(stored.data):
+        return replace(seen, problem="a seal put it there", is_blocker=True)
+    try:
+        entry = inspect_fragment(stored.data, key)
+        maker = fragment_maker(stored.data, path=key)
+    except CorruptionError as error:
+        return replace(seen, problem=of_error(error).what)
+    return replace(seen, entry=entry, maker=maker)
+
+
+def _announced(stored: StoredObject | None) -> Garbage | None:
+    """Return the announced collection; None if there is none, or nobody can tell."""
+    if stored is None:
+        return None
+    try:
+        garbage = Garbage.parse(stored.data)
+    except CorruptionError:
+        return None  # it stops collectors, nobody else; a scrub says what to do
+    return None if garbage.is_empty else garbage
+
+
+async def _cursors(store: ObjectStore) -> AsyncIterator[CloudCursor]:
+    async for listed in store.list(layout.CURSOR_FOLDER):
+        if part_of(listed.key) is not Part.CURSOR:
+            continue
+        stored = await _get(store, listed.key)
+        if stored is None:
+            continue
+        try:
+            yield CloudCursor.parse(stored.data, name=layout.parse_cursor_path(listed.key))
+        except CorruptionError:
+            continue  # a scrub tells
+
+
+async def _notes(store: ObjectStore) -> AsyncIterator[Note]:
+    async for listed in store.list(layout.REBUILT_FOLDER):
+        if not layout.is_rebuild_note(listed.key):
+            continue
+        stored = await _get(store, listed.key)
+        if stored is None:
+            continue
+        try:
+            yield Note.parse(stored.data, path=listed.key)
+        except CorruptionError as error:
+            logger.warning("%s: %s", store.url, error)
