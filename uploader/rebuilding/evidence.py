@@ -196,7 +196,8 @@ def _problem(seen: SeenFragment | None, stated: set[Setsum], *, is_total_right: 
 
 
 def _misnamed(found: Evidence) -> Iterator[Finding]:
-    """Yield the entries that say other offsets than those of their fragments. No sum covers that."""
+    """Yield the entries that say other offsets or another key than those of their fragments. No sum covers
+    that."""
     for entry in found.named:
         seen = found.proven.get(entry.seq_no) if isinstance(entry, Fragment) else None
         if seen is None or seen.entry is None:
@@ -205,6 +206,9 @@ def _misnamed(found: Evidence) -> Iterator[Finding]:
         if held != stated:
             what = "its offsets are not what is said of them"
             yield Finding(Severity.ERROR, seen.key, what, RESTORE, stated, held)
+        elif seen.key != entry.path:
+            what = "its key is not what is said of it"
+            yield Finding(Severity.ERROR, seen.key, what, RESTORE, entry.path, seen.key)
 
 
 def _check_unspoken(found: Evidence) -> None:

@@ -218,19 +218,20 @@ def _named(manifest: Manifest | None, snapshots: Mapping[str, SeenSnapshot]) -> 
 
 async def _fragment_keys(store: ObjectStore, named: Iterable[Fragment]) -> dict[int, str]:
     """Return the keys of all fragments, by number; one under an unusual key only if that is named."""
-    keys: dict[int, str] = {}
-    for entry in named:
-        try:
-            number = layout.parse_fragment_path(entry.path)
-        except ValueError:
-            continue
-        if number == entry.seq_no:
-            keys[number] = entry.path
-    async for listed in store.list(layout.FRAGMENT_FOLDER):
-        seq_no = layout.fragment_number(listed.key)
-        if seq_no is not None:
-            keys.setdefault(seq_no, listed.key)
+    there = [listed.key async for listed in store.list(layout.FRAGMENT_FOLDER)]
+    keys = {number: key for key in there if (number := layout.fragment_number(key)) is not None}
+    unusual = {entry.path: entry.seq_no for entry in named}
+    keys.update(
+        {unusual[key]: key for key in there if key in unusual and unusual[key] == _number_in(key)}
+    )
     return dict(sorted(keys.items()))
+
+
+def _number_in(key: str) -> int | None:
+    try:
+        return layout.parse_fragment_path(key)
+    except ValueError:
+        return None
 
 
 async def _fragments(

@@ -184,6 +184,11 @@ async def _wrong_entry_number(store: MemoryStore) -> None:
     await edit(store, lambda one: one["fragments"][-1].update(seq_no=1))
 
 
+async def _wrong_entry_key(store: MemoryStore) -> None:
+    other = layout.fragment_path(6).replace("Bucket=0000", "Bucket=0100")
+    await edit(store, lambda one: one["fragments"][-1].update(path=other))
+
+
 async def _wrong_pointer(store: MemoryStore) -> None:
     await edit(store, lambda one: one["snapshots"][0].update(limit={"offset": 2}))
 
@@ -226,6 +231,7 @@ async def _no_snapshots_and_no_manifest(store: MemoryStore) -> None:
         _wrong_entry_start,
         _wrong_entry_limit,
         _wrong_entry_number,
+        _wrong_entry_key,
         _wrong_pointer,
         _wrong_bytes,
         _no_snapshot,

@@ -87,6 +87,7 @@ def test_a_sound_log(cli: Cli, stored: str) -> None:
     assert (told["layout"], told["needed"], told["applied"]) == ("swap", False, False)
 
 
+@pytest.mark.slow
 def test_a_damaged_log(cli: Cli, stored: str) -> None:
     manifest = to_path(stored) / "manifest" / "MANIFEST"
     records = cli("dump", stored).out
@@ -106,6 +107,7 @@ def test_a_damaged_log(cli: Cli, stored: str) -> None:
     assert cli("rebuild", stored).code == 0
 
 
+@pytest.mark.slow
 def test_a_hole(cli: Cli, tmp_path: Path) -> None:
     url = (tmp_path / "holes").as_uri()
     for value in (b"one\n", b"two\n", b"three\n"):
