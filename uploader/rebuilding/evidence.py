@@ -74,7 +74,7 @@ def weigh(survey: Survey) -> Evidence:
             found.proven[seq_no] = seen
         elif survey.manifest is None or seq_no in stated:
             key = layout.fragment_path(seq_no) if seen is None else seen.key
-            found.findings.append(_error(key, problem))
+            found.findings.append(_error(key, problem + _records(found.named, seq_no)))
     found.findings += _misnamed(found)
     if not is_total_right:
         _check_unspoken(found)
@@ -195,14 +195,23 @@ def _problem(seen: SeenFragment | None, stated: set[Setsum], *, is_total_right: 
     return ""
 
 
+def _records(named: Sequence[Entry], seq_no: int) -> str:
+    """Return which records go with a fragment, in words, if that is said."""
+    for entry in named:
+        if isinstance(entry, Fragment) and entry.seq_no == seq_no:
+            return f", and with it records {entry.start} to {entry.limit}"
+    return ""
+
+
 def _misnamed(found: Evidence) -> Iterator[Finding]:
     """Yield the entries that say other offsets or another key than those of their fragments. No sum covers
     that."""
     for entry in found.named:
-        seen = found.proven.get(entry.seq_no) if isinstance(entry, Fragment) else None
-        if seen is None or seen.entry is None:
+        if not isinstance(entry, Fragment) or entry.seq_no not in found.proven:
             continue
-        held, stated = (seen.entry.start, seen.entry.limit), (entry.start, entry.limit)
+        seen = found.proven[entry.seq_no]
+        stated = entry.start, entry.limit
+        held = None if seen.entry is None else (seen.entry.start, seen.entry.limit)
         if held != stated:
             what = "its offsets are not what is said of them"
             yield Finding(Severity.ERROR, seen.key, what, RESTORE, stated, held)
