@@ -82,13 +82,16 @@ class Rebuild:
             await self._create(layout.rebuild_note(changes.name), note.serialise())
 
     async def _copy(self, key: str, etag: str) -> None:
+        """Copy an object. If it changed, it was copied before by this very plan, or the plan is too old."""
+        copy = layout.rebuilt_path(self._changes.name, key)
         try:
             stored = await self._store.get(key)
         except ObjectNotFoundError:
-            raise self._changed(key) from None
-        if stored.etag != etag:
+            stored = None
+        if stored is not None and stored.etag == etag:
+            await self._create(copy, stored.data)
+        elif await self._store.head(copy) is None:
             raise self._changed(key)
-        await self._create(layout.rebuilt_path(self._changes.name, key), stored.data)
 
     async def _create(self, key: str, data: bytes) -> None:
         """Put an object that nobody ever removes or changes; a late answer is as good as any."""
@@ -109,13 +112,12 @@ class Rebuild:
         if result.outcome is cas.Outcome.LOST:
             raise self._changed(snapshot.path)
 
-    async def _put_manifest(self, manifest: Manifest) -> None:
-        if self._plan.is_marked:
-            manifest = manifest.begin_rebuilding()
+    async def _put_manifest(self, rebuilt: Manifest) -> None:
+        manifest = rebuilt.begin_rebuilding() if self._plan.is_marked else rebuilt
         data, etag = manifest.serialise(), self._changes.manifest_etag
         result = await cas.put(self._store, layout.MANIFEST, data, etag, retry=self._retry)
         result.decided(self._store.url, "the manifest was swapped; rebuild again")
-        if result.outcome is cas.Outcome.LOST:
+        if result.outcome is cas.Outcome.LOST and result.data != rebuilt.serialise():
             raise self._changed(layout.MANIFEST)
         if etag is None:
             await check_not_destroyed(self._store)

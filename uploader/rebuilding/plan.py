@@ -196,18 +196,28 @@ def _runs(survey: Survey, evidence: Evidence) -> list[list[SeenFragment]]:
             runs[-1].append(seen)
         else:
             runs.append([seen])
-    return _uncollected(runs, survey.head) if survey.manifest is None else runs
+    return _uncollected(runs, survey) if survey.manifest is None else runs
 
 
-def _uncollected(runs: Sequence[list[SeenFragment]], head: int) -> list[list[SeenFragment]]:
-    """Return the stretches without what was collected, as far as some of it is deleted already."""
-    live = [run for run in runs if _entry(run[-1]).limit > head]
-    if not live:
-        return list(runs)
-    first = _entry(live[0][0])
-    if (first.seq_no, first.start) != (layout.FIRST_SEQ_NO, layout.FIRST_OFFSET):
-        live[0] = [seen for seen in live[0] if _entry(seen).limit > head]
-    return live
+def _uncollected(runs: Sequence[list[SeenFragment]], survey: Survey) -> list[list[SeenFragment]]:
+    """Return the stretches without what was collected.
+
+    An announced collection may have been carried out, or not yet. It counts if its fragments are not all
+    there any more.
+    """
+    live = _from(runs, survey.head)
+    first = _entry(live[0][0]) if live else None
+    is_whole = first is not None and (
+        first.start <= survey.head
+        or (first.seq_no, first.start) == (layout.FIRST_SEQ_NO, layout.FIRST_OFFSET)
+    )
+    return (live if is_whole else _from(live, survey.announced)) or list(runs)
+
+
+def _from(runs: Sequence[list[SeenFragment]], head: int) -> list[list[SeenFragment]]:
+    """Return what of the stretches lies behind an offset, whole fragments; those that hold it, too."""
+    cut = [[seen for seen in run if _entry(seen).limit > head] for run in runs]
+    return [run for run in cut if run]
 
 
 class _Planning:
@@ -325,6 +335,8 @@ class _Planning:
 
     def _emptied(self, before: Manifest) -> Manifest:
         """Return the manifest of a log that lost all its records, and goes on where it ended."""
+        if before.next_seq_no > layout.MAX_U64:
+            raise CorruptionError("no number is left for another fragment", path=layout.MANIFEST)
         return dataclasses.replace(
             before,
             collected=before.setsum,
@@ -462,6 +474,8 @@ class _Planning:
     def _notes(self, manifest: Manifest) -> list[str]:
         survey, notes = self._survey, []
         if survey.manifest is None:
+            if layout.FIRST_OFFSET < survey.head <= manifest.oldest_offset:
+                notes.append(f"what came before offset {survey.head} was collected")
             if manifest.oldest_offset > max(survey.head, layout.FIRST_OFFSET):
                 notes.append(
                     f"what came before offset {manifest.oldest_offset} was collected, or is lost; nothing "

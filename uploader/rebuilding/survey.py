@@ -91,7 +91,9 @@ class Survey:
     garbage_etag: str | None
     """Names the announced collection; None if there is none."""
     head: int
-    """Where collectors have seen the log begin, or are about to let it begin; 0 if nothing says so."""
+    """Where collectors have seen the log begin; 0 if nothing says so."""
+    announced: int
+    """Where an announced collection lets the log begin, if it was carried out; 0 if there is none."""
     cursors: tuple[CloudCursor, ...]
     """Those that can be read."""
     notes: tuple[Note, ...]
@@ -151,10 +153,8 @@ async def survey(
         snapshots=snapshots,
         fragments=fragments,
         garbage_etag=None if garbage is None or announced is None else garbage.etag,
-        head=max(
-            [announced.first_to_keep if announced else 0]
-            + [head.offset for head in await read_heads(store)]
-        ),
+        head=max((head.offset for head in await read_heads(store)), default=0),
+        announced=0 if announced is None else announced.first_to_keep,
         cursors=tuple(
             [cursor async for cursor in _cursors(store) if not cursor.is_expired(now_us)]
         ),

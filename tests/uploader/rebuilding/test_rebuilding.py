@@ -706,6 +706,20 @@ async def test_a_manifest_that_came_back_since_the_plan_is_not_replaced(store, w
     assert await manifest_in(store) == log.manifest
 
 
+async def test_a_plan_may_be_carried_out_twice(store, worker) -> None:
+    await make(store, worker)
+    await _no_fragment(store)
+    found = await rebuild(store)
+    once = await snapshot(store)
+    await apply_rebuild(found, store=store, retry=FAST)
+    assert await snapshot(store) == once
+    async with CloudWriter.open(URL, store=store, retry=FAST) as log:
+        await log.append(b"7")
+    with pytest.raises(ContentionError):
+        await apply_rebuild(found, store=store, retry=FAST)
+    assert await cloud_values(store) == numbers(1, 8)
+
+
 async def test_a_log_that_changes_while_it_is_read(store, worker) -> None:
     """Damage is only believed if the manifest stayed the same."""
     log = await make(store, worker)
