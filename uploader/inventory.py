@@ -95,7 +95,7 @@ def _fits(part: Part, key: str) -> bool:
 def _check_rebuilt(key: str) -> None:
     """Raise ValueError unless a rebuild keeps something under the key: a copy, or its own note."""
     _, copied = layout.parse_rebuilt_path(key)
-    if not layout.is_rebuild_note(key) and part_of(copied) not in _COPIED:
+    if copied is not None and part_of(copied) not in _COPIED:
         raise ValueError(f"not the key of what a rebuild keeps: {key!r}")
 
 

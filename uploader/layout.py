@@ -36,7 +36,9 @@ TOMBSTONE: Final = "tombstone/DESTROYED"
 HEADS: Final = "collection/HEADS"
 """Ours: since when the log has begun where, so that collectors know what no reader can want any more."""
 REBUILT_FOLDER: Final = "rebuilt/"
-"""Ours: what a rebuild of a damaged log replaced or gave up, each object under its key there."""
+"""Ours: what a rebuild of a damaged log replaced or gave up."""
+KEPT_SUFFIX: Final = ".kept"
+"""Ours: behind the key of such a copy, so that none is an object of a log that lies below this one."""
 _REBUILD_NOTE: Final = "REBUILD"
 
 _FRAGMENT_NAME: Final = re.compile(r"FragmentSeqNo=([0-9a-fA-F]+)\.parquet")
@@ -46,7 +48,7 @@ _SNAPSHOT_PREFIX: Final = SNAPSHOT_FOLDER + "SNAPSHOT."
 _CURSOR_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
 _CURSOR_SUFFIX: Final = ".json"
 _HOLD_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
-_REBUILT: Final = re.compile(rf"{REBUILT_FOLDER}([0-9a-f]{{16}})/(.+)")
+_REBUILT: Final = re.compile(rf"({REBUILT_FOLDER}[0-9a-f]{{16}}/)(.+)")
 
 
 def fragment_path(seq_no: int) -> str:
@@ -139,25 +141,27 @@ def parse_hold_path(path: str) -> str:
     return name
 
 
-def rebuilt_path(name: str, key: str) -> str:
-    """Return where the rebuild ``name``, 16 hex digits, keeps the object that was at ``key``."""
-    return f"{REBUILT_FOLDER}{name}/{key}"
+def rebuilt_folder(name: str) -> str:
+    """Return where the rebuild ``name``, 16 hex digits, keeps what it replaced."""
+    return f"{REBUILT_FOLDER}{name}/"
+
+
+def kept_path(name: str, key: str) -> str:
+    """Return where the rebuild ``name`` keeps the object that was at ``key``."""
+    return f"{rebuilt_folder(name)}{key}{KEPT_SUFFIX}"
 
 
 def rebuild_note(name: str) -> str:
     """Return the key of what a rebuild says of itself."""
-    return rebuilt_path(name, _REBUILD_NOTE)
+    return rebuilt_folder(name) + _REBUILD_NOTE
 
 
-def parse_rebuilt_path(path: str) -> tuple[str, str]:
-    """Return the rebuild and the key in a key below :data:`REBUILT_FOLDER`; ValueError if it is none."""
+def parse_rebuilt_path(path: str) -> tuple[str, str | None]:
+    """Return the folder of a rebuild, and the key of what is kept under ``path``; None for its note.
+
+    ValueError if it is neither.
+    """
     found = _REBUILT.fullmatch(path)
-    if found is None:
+    if found is None or not (found[2] == _REBUILD_NOTE or found[2].endswith(KEPT_SUFFIX)):
         raise ValueError(f"not the key of what a rebuild keeps: {path!r}")
-    return found[1], found[2]
-
-
-def is_rebuild_note(path: str) -> bool:
-    """Return whether the key is one that :func:`rebuild_note` returns."""
-    found = _REBUILT.fullmatch(path)
-    return found is not None and found[2] == _REBUILD_NOTE
+    return found[1], None if found[2] == _REBUILD_NOTE else found[2].removesuffix(KEPT_SUFFIX)

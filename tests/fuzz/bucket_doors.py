@@ -172,6 +172,17 @@ def life(at: Inspection) -> None:
     async def begin_again(store: MemoryStore) -> None:
         await rebuild(store, "fuzz", retry=FAST)
 
+    async def end(store: MemoryStore) -> None:
+        await seal(URL, store=store, retry=FAST, clock=LeapingClock())
+
+    async def remove(store: MemoryStore) -> None:
+        await destroy(URL, confirm=True, store=store, retry=FAST, clock=LeapingClock())
+
+    for work in (fork_it, go_on, begin_again, _mending(at), end, remove):
+        _through(at, work.__name__, work)
+
+
+def _mending(at: Inspection) -> Work:
     async def mend(store: MemoryStore) -> None:
         plan = await plan_rebuild(URL, store=store)
         if not plan.is_needed:
@@ -185,14 +196,7 @@ def life(at: Inspection) -> None:
                 if record.offset in (at.truth or ()):  # what was collected may be there again
                     _check(at, "rebuild", record)
 
-    async def end(store: MemoryStore) -> None:
-        await seal(URL, store=store, retry=FAST, clock=LeapingClock())
-
-    async def remove(store: MemoryStore) -> None:
-        await destroy(URL, confirm=True, store=store, retry=FAST, clock=LeapingClock())
-
-    for work in (fork_it, go_on, begin_again, mend, end, remove):
-        _through(at, work.__name__, work)
+    return mend
 
 
 def others(at: Inspection) -> None:

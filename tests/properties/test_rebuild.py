@@ -133,7 +133,7 @@ async def check_nothing_is_gone(
     for key, data in before.items():
         if after.get(key) != data:
             assert plan.kept_in is not None, key
-            assert after[plan.kept_in + key] == data
+            assert after[plan.kept_in + key + layout.KEPT_SUFFIX] == data
 
 
 @pytest.mark.slow

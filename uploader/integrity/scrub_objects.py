@@ -248,7 +248,7 @@ class ScrubObjects:
         """Tell of an object that is no part of a log; count those outside its folders, and copies."""
         folder = next((folder for folder in FOLDERS if key.startswith(folder)), None)
         if part is Part.REBUILT:
-            counted[_rebuild_of(key), *_REBUILT] += 1
+            counted[layout.parse_rebuilt_path(key)[0], *_REBUILT] += 1
         elif folder is None:
             top, slash, _ = key.partition("/")
             counted[top + slash, *_OUTSIDE] += 1
@@ -294,11 +294,6 @@ _ODD: Final = {
         "destroy it again",
     ),
 }
-
-
-def _rebuild_of(key: str) -> str:
-    """Return the folder of the rebuild that keeps what lies at ``key``."""
-    return layout.rebuilt_path(layout.parse_rebuilt_path(key)[0], "")
 
 
 def _parse(data: bytes, path: str) -> Snapshot:

@@ -83,7 +83,7 @@ class Rebuild:
 
     async def _copy(self, key: str, etag: str) -> None:
         """Copy an object. If it changed, it was copied before by this very plan, or the plan is too old."""
-        copy = layout.rebuilt_path(self._changes.name, key)
+        copy = layout.kept_path(self._changes.name, key)
         try:
             stored = await self._store.get(key)
         except ObjectNotFoundError:

@@ -82,7 +82,7 @@ class RebuildPlan:
     set_aside: tuple[str, ...] = ()
     """Keys of objects of which a copy is kept, since they are replaced or given up."""
     kept_in: str | None = None
-    """The folder of the copies, relative to the log; None if nothing is set aside."""
+    """The folder of the copies, which end in ``.kept``, relative to the log; None if nothing is set aside."""
     notes: tuple[str, ...] = ()
     """What else to know before it is carried out."""
     fragments: int = 0
@@ -171,7 +171,7 @@ def _of_sound(survey: Survey) -> RebuildPlan:
         start=manifest.oldest_offset,
         limit=manifest.next_offset,
         set_aside=tuple(key for key, _ in copies),
-        kept_in=layout.rebuilt_path(name, "") if copies else None,
+        kept_in=layout.rebuilt_folder(name) if copies else None,
         setsum=manifest.setsum.hexdigest(),
         writer=rebuilt_writer(manifest.writer),
         is_sealed=is_sealed,
@@ -261,7 +261,7 @@ class _Planning:
             lost=lost,
             reassigned=self._reassigned(lost, manifest),
             set_aside=tuple(key for key, _ in copies),
-            kept_in=layout.rebuilt_path(name, "") if copies else None,
+            kept_in=layout.rebuilt_folder(name) if copies else None,
             notes=tuple(self._notes(manifest)),
             fragments=len(self._run),
             fragment_bytes=sum(_entry(seen).num_bytes for seen in self._run),

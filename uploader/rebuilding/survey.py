@@ -309,7 +309,7 @@ async def _cursors(store: ObjectStore) -> AsyncIterator[CloudCursor]:
 
 async def _notes(store: ObjectStore) -> AsyncIterator[Note]:
     async for listed in store.list(layout.REBUILT_FOLDER):
-        if not layout.is_rebuild_note(listed.key):
+        if part_of(listed.key) is not Part.REBUILT or layout.parse_rebuilt_path(listed.key)[1]:
             continue
         stored = await _get(store, listed.key)
         if stored is None:

@@ -310,8 +310,8 @@ async def check_set_aside(store: ObjectStore, found: RebuildPlan, there: dict[st
             assert key in found.set_aside
         if key in found.set_aside:
             assert found.kept_in is not None
-            assert objects[found.kept_in + key] == data
-            assert part_of(found.kept_in + key) is Part.REBUILT
+            assert objects[found.kept_in + key + ".kept"] == data
+            assert part_of(found.kept_in + key + ".kept") is Part.REBUILT
     given_up = [
         layout.fragment_path(seq_no)
         for seq_no in range(1, FRAGMENTS + 1)
@@ -396,7 +396,8 @@ async def test_what_was_given_up_can_be_made_a_log_of_its_own(store, worker) -> 
     aside = MemoryStore()
     for key, data in (await snapshot(store)).items():
         if key.startswith(found.kept_in):
-            await aside.put_if_absent(key.removeprefix(found.kept_in), data)
+            name = key.removeprefix(found.kept_in).removesuffix(layout.KEPT_SUFFIX)
+            await aside.put_if_absent(name, data)
     await rebuild(aside)
     assert await cloud_values(aside) == numbers(9, 13)
 
@@ -465,7 +466,7 @@ async def test_what_is_no_fragment_behind_the_end(store, worker, tmp_path) -> No
             pass
     found = await rebuild(store)
     assert found.set_aside == (layout.fragment_path(7),)
-    assert (await store.get(found.kept_in + layout.fragment_path(7))).data == b"junk"
+    assert (await store.get(found.kept_in + layout.fragment_path(7) + ".kept")).data == b"junk"
     await check(store, 1, 13, tmp_path)
 
 
@@ -799,7 +800,7 @@ async def test_it_may_die_at_any_call(worker, damage: Damage, fault) -> None:
             key: data for key, data in done.items() if not key.startswith("rebuilt/")
         }
         for key in found.set_aside:
-            assert left[found.kept_in + key] == damaged[key]
+            assert left[found.kept_in + key + ".kept"] == damaged[key]
 
 
 @pytest.mark.slow
