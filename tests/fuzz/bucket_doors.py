@@ -183,6 +183,8 @@ def life(at: Inspection) -> None:
 
 
 def _mending(at: Inspection) -> Work:
+    """Rebuild a log of the default layout; then all that is left is read, and is what it was."""
+
     async def mend(store: MemoryStore) -> None:
         plan = await plan_rebuild(URL, store=store)
         if not plan.is_needed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Awaitable, Callable, Sequence
@@ -801,6 +802,30 @@ async def test_it_may_die_at_any_call(worker, damage: Damage, fault) -> None:
         }
         for key in found.set_aside:
             assert left[found.kept_in + key + ".kept"] == damaged[key]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [_no_fragment, _no_manifest])
+async def test_requests_that_arrive_an_hour_late(worker, damage: Damage) -> None:
+    """They change nothing that was done since."""
+    for at in range(1, 12):
+        store = MemoryStore()
+        await make(store, worker)
+        await damage(store)
+        found = await plan(store)
+        slow = FaultyStore(store)
+        for kind in ("put_if_absent", "put_if_match"):
+            slow.on(kind, faults.postpone(slow.late, timeout()), nth=at, times=9)
+        with contextlib.suppress(OutcomeUnknownError):
+            await apply_rebuild(found, store=slow, retry=FAST)
+        await rebuild(store)
+        held = numbers(found.start, found.limit)
+        assert await cloud_values(store) == held
+        async with CloudWriter.open(URL, store=store, retry=FAST) as log:
+            for _ in range(3):
+                await log.append(b"more")
+        await slow.deliver()
+        assert await cloud_values(store) == [*held, *[b"more"] * 3]
 
 
 @pytest.mark.slow
