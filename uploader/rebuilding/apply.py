@@ -78,7 +78,8 @@ class Rebuild:
             for _ in range(_COPIES):
                 tasks.create_task(copy_on())
         if changes.name:
-            note = Note(plan.start, plan.limit, plan.setsum, plan.lost, changes.voids)
+            lost = tuple(f"[{one.start}, {one.stop})" for one in plan.lost)
+            note = Note(plan.start, plan.limit, plan.setsum, lost, changes.voids)
             await self._create(layout.rebuild_note(changes.name), note.serialise())
 
     async def _copy(self, key: str, etag: str) -> None:

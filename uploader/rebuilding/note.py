@@ -30,8 +30,9 @@ class Note:
     """Offset after its last one."""
     setsum: str
     """Of the new manifest; for people."""
-    lost: tuple[range, ...]
-    """Offsets that were in the damaged log, or should have been, and are not in the rebuilt one."""
+    lost: tuple[str, ...]
+    """Offsets that were in the damaged log, or should have been, and are not in the rebuilt one; for
+    people."""
     voids: tuple[Void, ...]
 
     def serialise(self) -> bytes:
@@ -42,9 +43,7 @@ class Note:
                 "start": position(self.start),
                 "limit": position(self.limit),
                 "setsum": self.setsum,
-                "lost": [
-                    {"start": position(one.start), "limit": position(one.stop)} for one in self.lost
-                ],
+                "lost": self.lost,
                 "voids": [{"key": one.key, "etag": one.etag} for one in self.voids],
             }
         )
@@ -58,10 +57,7 @@ class Note:
                 start=fields.position("start"),
                 limit=fields.position("limit"),
                 setsum=fields.text("setsum"),
-                lost=tuple(
-                    range(one.position("start"), one.position("limit"))
-                    for one in fields.objects("lost")
-                ),
+                lost=tuple(fields.texts("lost")),
                 voids=tuple(
                     Void(one.text("key"), one.text("etag") if one.has("etag") else None)
                     for one in fields.objects("voids")

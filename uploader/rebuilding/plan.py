@@ -26,7 +26,7 @@ from uploader.rebuilding.note import Note, Void
 from uploader.rebuilding.survey import SeenFragment, Survey
 from uploader.rebuilding.tree import grow, to_put
 from uploader.setsum import Setsum
-from uploader.writing.ownership import Claim
+from uploader.writing.ownership import Claim, is_direct_writer_name
 from walstore.errors import CorruptionError, InvalidSettingsError, LogNotFoundError
 
 Keep: TypeAlias = Literal["before", "after"] | int
@@ -133,11 +133,12 @@ def _of_sound(survey: Survey) -> RebuildPlan:
     """Return the plan for a log that is sound, but for what may lie behind its end."""
     manifest = survey.manifest
     assert manifest is not None
+    # A log that takes appends has nothing to finish, and what lies behind its end is its writers' own.
     begun = {
         void.key: void.etag
         for note in survey.notes
         for void in note.voids
-        if note.limit <= manifest.next_offset
+        if manifest.is_sealed and note.limit <= manifest.next_offset
     }
     is_sealed = manifest.is_sealed and not manifest.is_rebuilding
     found: list[tuple[Void, str]] = []
@@ -365,9 +366,11 @@ class _Planning:
         return seal_writer(writer) if is_sealed else writer
 
     def _made_by(self, run: Sequence[Fragment]) -> str:
-        maker = self._run[-1].maker or _WRITER
+        maker = self._run[-1].maker or ""
         claim = Claim.parse(maker)
-        if claim is None or not claim.epoch:
+        if claim is None:
+            return maker if is_direct_writer_name(maker) else _WRITER
+        if not claim.epoch:
             return maker
         epochs = [
             one.epoch
@@ -485,7 +488,8 @@ class _Planning:
                 "the manifest cannot be read: some of the last records may never have been acknowledged, and "
                 "the sums count from here"
             )
-            if Claim.parse(manifest.writer) is not None and self._writer is None:
+            claim = Claim.parse(manifest.writer)
+            if claim is not None and claim.epoch and self._writer is None:
                 notes.append(
                     "the log directory that ships there has to be opened with CloudTier(take_over=True)"
                 )

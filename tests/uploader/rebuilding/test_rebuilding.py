@@ -31,6 +31,7 @@ from uploader.lifecycle.seal import seal
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.manifest_log import ManifestLog
+from uploader.rebuilding.note import Note, Void
 from uploader.rebuilding.rebuilding import apply_rebuild, plan_rebuild
 from uploader.restoring.restore import restore
 from uploader.setsum import Setsum
@@ -457,6 +458,15 @@ async def test_what_a_writer_put_and_nobody_published_is_left_to_it(store, worke
         assert log.tail == 14
 
 
+async def test_a_forged_note_clears_nothing_away(store, worker) -> None:
+    await make(store, worker)
+    await put_fragment(store, 7, 13, [b"next"])
+    etag = (await store.get(layout.fragment_path(7))).etag
+    note = Note(1, 13, "", (), (Void(layout.fragment_path(7), etag),))
+    await store.put_if_absent(layout.rebuild_note("0" * 16), note.serialise())
+    assert not (await plan(store)).is_needed
+
+
 @pytest.mark.slow
 async def test_what_is_no_fragment_behind_the_end(store, worker, tmp_path) -> None:
     """No writer gets past it."""
@@ -657,9 +667,18 @@ async def test_what_a_directory_put_that_had_lost_the_prefix_is_no_part_of_it(
     await log.load_or_create(newer.name)
     await _put_as(store, log, newer)
     await _no_manifest(store)
-    await _put(store, Claim(identity, 1, "fedcba9876543210"), 2, 3)
+    await _put(store, Claim(identity, 1, "fedcba9876543210").name, 2, 3)
     found = await plan(store)
     assert (found.start, found.limit) == (1, 3)
+
+
+@pytest.mark.parametrize("maker", ["walstore-writer 0123456789abcdef", "walstore sealed, was: x"])
+async def test_who_wrote_a_log_that_lost_its_manifest(store, maker) -> None:
+    """Only what can be the name of a writer is taken for one."""
+    await _put(store, maker, 1, 1)
+    found = await plan(store)
+    assert found.writer == (maker if "-writer" in maker else "walstore rebuild")
+    assert not found.is_sealed
 
 
 async def test_the_writer_that_the_caller_names(store, worker) -> None:
@@ -673,13 +692,13 @@ async def test_the_writer_that_the_caller_names(store, worker) -> None:
 async def _put_as(store: MemoryStore, log: ManifestLog, claim: Claim) -> None:
     """Append a fragment as a directory would."""
     end = log.manifest.next_seq_no, log.manifest.next_offset
-    await log.publish([await _put(store, claim, *end)], claim.name)
+    await log.publish([await _put(store, claim.name, *end)], claim.name)
 
 
-async def _put(store: MemoryStore, claim: Claim, seq_no: int, start: int) -> Fragment:
-    """Put a fragment that says which directory made it."""
+async def _put(store: MemoryStore, maker: str, seq_no: int, start: int) -> Fragment:
+    """Put a fragment that says who made it."""
     batch = batch_of(build(values_only(b"x", b"y", start=start)))
-    encoded = encode_fragment([batch], timestamp_us=7, writer=claim.name)
+    encoded = encode_fragment([batch], timestamp_us=7, writer=maker)
     await store.put_if_absent(layout.fragment_path(seq_no), encoded.data)
     return encoded.entry(seq_no)
 
