@@ -57,7 +57,7 @@ PAGES = {
     "cloud_writer": 2,
     "collection": 1,
     "consumers": 4,
-    "integrity": 5,
+    "integrity": 6,
     "messages": 2,
     "metrics": 1,
     "operations": 2,

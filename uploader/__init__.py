@@ -24,6 +24,8 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.lifecycle.seal import seal
     from uploader.manifests.rollup import RollUpSettings
     from uploader.manifests.roots import Layout
+    from uploader.rebuilding.plan import RebuildPlan
+    from uploader.rebuilding.rebuilding import apply_rebuild, plan_rebuild
     from uploader.restoring.restore import Restored, RestoreProgress, restore
     from uploader.restoring.stored_copy import StoredCopy
     from uploader.stores import open_store
@@ -50,6 +52,7 @@ __all__ = [
     "Layout",
     "Plan",
     "Progress",
+    "RebuildPlan",
     "Rebuilt",
     "RestoreProgress",
     "Restored",
@@ -64,10 +67,12 @@ __all__ = [
     "Verified",
     "WriterSettings",
     "WriterStatistics",
+    "apply_rebuild",
     "bootstrap",
     "destroy",
     "fork",
     "open_store",
+    "plan_rebuild",
     "rebuild",
     "restore",
     "seal",

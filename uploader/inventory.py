@@ -35,6 +35,8 @@ class Part(Enum):
     """A store was looked at, and keeps its conditions."""
     FORK_NOTE = "fork note"
     """Whose fork the log is."""
+    REBUILT = "rebuilt"
+    """What a rebuild of the damaged log replaced or gave up."""
     MANIFEST = "manifest"
     """The root."""
     TOMBSTONE = "tombstone"
@@ -53,6 +55,7 @@ FOLDERS: Final = {
     f"{PROBE_FOLDER}/": Part.PROBE,
     f"{MARK_FOLDER}/": Part.MARK,
     layout.FORK_NOTE.rpartition("/")[0] + "/": Part.FORK_NOTE,
+    layout.REBUILT_FOLDER: Part.REBUILT,
     layout.MANIFEST.rpartition("/")[0] + "/": Part.MANIFEST,
     layout.TOMBSTONE.rpartition("/")[0] + "/": Part.TOMBSTONE,
 }
@@ -92,11 +95,20 @@ def _fits(part: Part, key: str) -> bool:
     return True
 
 
+def _check_rebuilt(key: str) -> None:
+    """Raise ValueError unless a rebuild keeps something under the key: a copy, or its own note."""
+    _, copied = layout.parse_rebuilt_path(key)
+    if copied is not None and part_of(copied) not in _COPIED:
+        raise ValueError(f"not the key of what a rebuild keeps: {key!r}")
+
+
+_COPIED: Final = {Part.FRAGMENT, Part.SNAPSHOT, Part.GARBAGE, Part.MANIFEST}
 _PARSERS: Final[dict[Part, Callable[[str], object]]] = {
     Part.FRAGMENT: fragment_number,
     Part.SNAPSHOT: layout.parse_snapshot_path,
     Part.CURSOR: layout.parse_cursor_path,
     Part.HOLD: layout.parse_hold_path,
+    Part.REBUILT: _check_rebuilt,
     Part.MANIFEST: names.parse_manifest_key,
     Part.PROBE: parse_probe_key,
     Part.MARK: parse_probe_key,

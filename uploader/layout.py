@@ -37,6 +37,11 @@ HEADS: Final = "collection/HEADS"
 """Ours: since when the log has begun where, so that collectors know what no reader can want any more."""
 STREAMS: Final = "streams/TABLE"
 """Ours: the streams of a log that is written straight to the store."""
+REBUILT_FOLDER: Final = "rebuilt/"
+"""Ours: what a rebuild of a damaged log replaced or gave up."""
+KEPT_SUFFIX: Final = ".kept"
+"""Ours: behind the key of such a copy, so that none is an object of a log that lies below this one."""
+_REBUILD_NOTE: Final = "REBUILD"
 
 _FRAGMENT_NAME: Final = re.compile(r"FragmentSeqNo=([0-9a-fA-F]+)\.parquet")
 _BUCKET_NAME: Final = re.compile(r"Bucket=[0-9a-f]{16}")
@@ -45,6 +50,7 @@ _SNAPSHOT_PREFIX: Final = SNAPSHOT_FOLDER + "SNAPSHOT."
 _CURSOR_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
 _CURSOR_SUFFIX: Final = ".json"
 _HOLD_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+_REBUILT: Final = re.compile(rf"({REBUILT_FOLDER}[0-9a-f]{{16}}/)(.+)")
 
 
 def fragment_path(seq_no: int) -> str:
@@ -135,3 +141,29 @@ def parse_hold_path(path: str) -> str:
     if not _HOLD_NAME.fullmatch(name) or hold_path(name) != path:
         raise ValueError(f"not the key of a hold: {path!r}")
     return name
+
+
+def rebuilt_folder(name: str) -> str:
+    """Return where the rebuild ``name``, 16 hex digits, keeps what it replaced."""
+    return f"{REBUILT_FOLDER}{name}/"
+
+
+def kept_path(name: str, key: str) -> str:
+    """Return where the rebuild ``name`` keeps the object that was at ``key``."""
+    return f"{rebuilt_folder(name)}{key}{KEPT_SUFFIX}"
+
+
+def rebuild_note(name: str) -> str:
+    """Return the key of what a rebuild says of itself."""
+    return rebuilt_folder(name) + _REBUILD_NOTE
+
+
+def parse_rebuilt_path(path: str) -> tuple[str, str | None]:
+    """Return the folder of a rebuild, and the key of what is kept under ``path``; None for its note.
+
+    ValueError if it is neither.
+    """
+    found = _REBUILT.fullmatch(path)
+    if found is None or not (found[2] == _REBUILD_NOTE or found[2].endswith(KEPT_SUFFIX)):
+        raise ValueError(f"not the key of what a rebuild keeps: {path!r}")
+    return found[1], None if found[2] == _REBUILD_NOTE else found[2].removesuffix(KEPT_SUFFIX)

@@ -19,8 +19,10 @@ from uploader import (
     DirtyLog,
     GarbageCollector,
     Scrubber,
+    apply_rebuild,
     destroy,
     fork,
+    plan_rebuild,
     rebuild,
     restore,
     seal,
@@ -158,7 +160,7 @@ def collector(at: Inspection) -> None:
 
 
 def life(at: Inspection) -> None:
-    """Fork it, go on with a fork, rebuild a chain, end it."""
+    """Fork it, go on with a fork, rebuild it, end it."""
 
     async def fork_it(store: MemoryStore) -> None:
         target = MemoryStore()
@@ -180,8 +182,27 @@ def life(at: Inspection) -> None:
     async def remove(store: MemoryStore) -> None:
         await destroy(URL, confirm=True, store=store, retry=FAST, clock=LeapingClock())
 
-    for work in (fork_it, go_on, begin_again, end, remove):
+    for work in (fork_it, go_on, begin_again, _mending(at), end, remove):
         _through(at, work.__name__, work)
+
+
+def _mending(at: Inspection) -> Work:
+    """Rebuild a log of the default layout; then all that is left is read, and is what it was."""
+
+    async def mend(store: MemoryStore) -> None:
+        plan = await plan_rebuild(URL, store=store)
+        if not plan.is_needed:
+            return
+        await apply_rebuild(plan, store=store, retry=FAST)
+        again = await plan_rebuild(URL, store=store)
+        if again.is_needed:
+            at.problems.append(f"rebuilding does not end: {again!r:.300}")
+        async with CloudLog.open(URL, store=store, retry=FAST, clock=LeapingClock()) as found:
+            async for record in found.reader(verify=True):
+                if record.offset in (at.truth or ()):  # what was collected may be there again
+                    _check(at, "rebuild", record)
+
+    return mend
 
 
 def others(at: Inspection) -> None:

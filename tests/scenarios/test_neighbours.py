@@ -15,6 +15,7 @@ from uploader.stores.probe import MARK_FOLDER, PROBE_FOLDER
 
 NAMES = [
     "log", "cursor", "snapshot", "gc", "collection", "fork", "tombstone", "shard0001", "manifest",
+    "rebuilt", "rebuilt/0123456789abcdef",
     PROBE_FOLDER, MARK_FOLDER,
 ]  # fmt: skip
 EVERYTHING = CollectorSettings(

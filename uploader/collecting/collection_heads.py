@@ -16,7 +16,7 @@ from uploader import cas, layout
 from uploader.collecting.garbage import first_seq_no
 from uploader.manifests.document import MOST_SMALL_BYTES, Fields, read_document, serialise
 from uploader.manifests.manifest import Manifest
-from uploader.stored_document import read_stored_or_damaged
+from uploader.stored_document import StoredDocument, read_stored_or_damaged
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -95,9 +95,7 @@ class HeadFile:
 
     async def _load(self) -> tuple[list[Head], str | None]:
         try:
-            found = await read_stored_or_damaged(
-                self._store, layout.HEADS, _parse, most_bytes=MOST_SMALL_BYTES
-            )
+            found = await _read(self._store)
         except ObjectNotFoundError:
             return [], None
         if found.value is None:
@@ -111,6 +109,19 @@ class HeadFile:
         last = max((head.offset for head in due), default=0)
         kept = [head for head in past if head.offset >= last]
         return kept[: _MOST - 1]
+
+
+async def read_heads(store: ObjectStore) -> list[Head]:
+    """Return the heads that were noted; none if the record is missing or damaged. The store's errors."""
+    try:
+        found = await _read(store)
+    except ObjectNotFoundError:
+        return []
+    return found.value or []
+
+
+async def _read(store: ObjectStore) -> StoredDocument[list[Head] | None]:
+    return await read_stored_or_damaged(store, layout.HEADS, _parse, most_bytes=MOST_SMALL_BYTES)
 
 
 def _covering(heads: Sequence[Head], offset: int, now_us: int) -> Head | None:

@@ -19,7 +19,7 @@ from uploader.manifests.snapshot import Snapshot
 from uploader.setsum import Setsum
 from walstore.errors import CorruptionError, FormatVersionError, StorageUnavailableError
 
-RESTORE = "restore the object from a copy of the bucket, or fork what is left of the log"
+RESTORE = "restore the object from a copy of the bucket, or rebuild the log from what is left of it"
 
 
 class Severity(StrEnum):

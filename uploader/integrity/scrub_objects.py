@@ -156,7 +156,7 @@ class ScrubObjects:
         manifest = await self._newest()
         fragments: list[str] = []
         snapshots: list[str] = []
-        outside: Counter[str] = Counter()
+        counted: Counter[tuple[str, str, str]] = Counter()
         async for listed in self._store.list(""):
             part = part_of(listed.key)
             if part is Part.FRAGMENT:
@@ -165,13 +165,21 @@ class ScrubObjects:
                     del fragments[_MOST_SUSPECTS:]
             elif part is Part.SNAPSHOT:
                 snapshots.append(listed.key)
-            elif part is None:
-                self._tell_foreign(listed.key, outside)
+            elif part in {None, Part.REBUILT}:
+                self._tell_other(listed.key, part, counted)
             elif part in _ODD:
                 self._report(Finding(_ODD[part][0], listed.key, *_ODD[part][1:]))
-        for place, count in outside.items():
-            self._note(place, f"{count} objects that are no part of the log", "see whose they are")
+        for (place, what, advice), count in counted.items():
+            self._note(place, f"{count} objects {what}", advice)
         manifest = await self._newest()
+        if manifest.is_rebuilding:
+            self._tell(Severity.WARNING, layout.MANIFEST, *_REBUILDING)
+        await self._tell_fragments(fragments, manifest)
+        if snapshots:
+            await self._tell_snapshots(snapshots, manifest)
+
+    async def _tell_fragments(self, fragments: Sequence[str], manifest: Manifest) -> None:
+        """Tell of those that no manifest names, but for places that were voided."""
         misfits, voided = await self._behind(fragments, manifest)
         for key in fragments:
             if key in voided:
@@ -179,8 +187,6 @@ class ScrubObjects:
             why = _MISFIT if key in misfits else await self._why_unnamed(key, manifest)
             if why is not None:
                 self._tell(Severity.WARNING if key in misfits else Severity.NOTE, key, *why)
-        if snapshots:
-            await self._tell_snapshots(snapshots, manifest)
 
     async def _why_unnamed(self, key: str, manifest: Manifest) -> tuple[str, str] | None:
         """Return why no manifest names the fragment at ``key``, and what to do; None if one does."""
@@ -261,12 +267,16 @@ class ScrubObjects:
             level += [child for child in snapshot.snapshots if child.depth < pointer.depth]
         return named
 
-    def _tell_foreign(self, key: str, outside: Counter[str]) -> None:
-        """Tell of an object that is no part of a log; of those outside its folders, count them."""
+    def _tell_other(
+        self, key: str, part: Part | None, counted: Counter[tuple[str, str, str]]
+    ) -> None:
+        """Tell of an object that is no part of a log; count those outside its folders, and copies."""
         folder = next((folder for folder in FOLDERS if key.startswith(folder)), None)
-        if folder is None:
+        if part is Part.REBUILT:
+            counted[layout.parse_rebuilt_path(key)[0], *_REBUILT] += 1
+        elif folder is None:
             top, slash, _ = key.partition("/")
-            outside[top + slash] += 1
+            counted[top + slash, *_OUTSIDE] += 1
         elif folder == layout.CURSOR_FOLDER:
             what = "this is not the key of a cursor; wal3's collector stops at it"
             self._report(Finding(Severity.WARNING, key, what, "move it elsewhere or delete it"))
@@ -287,6 +297,15 @@ class ScrubObjects:
 _MISFIT: Final = (
     "a fragment that does not continue the log; wal3, opening it, would link it and destroy the log",
     "let one of our writers append before a program of wal3 opens the log for writing",
+)
+_OUTSIDE: Final = "that are no part of the log", "see whose they are"
+_REBUILT: Final = (
+    "that a rebuild replaced or gave up",
+    "delete them, once nobody wants to look at them",
+)
+_REBUILDING: Final = (
+    "a rebuild is under way, or was interrupted; until it ends nobody can append",
+    "rebuild the log again",
 )
 _ODD: Final = {
     Part.PROBE: (

@@ -58,8 +58,9 @@ async def seal(
     forks and :func:`uploader.destroy` work as before. There is no way back. Sealing a sealed log changes
     nothing and returns the same.
 
-    Raises LogNotFoundError if there is no log, CorruptionError if its manifest is damaged, and
-    OutcomeUnknownError if the store does not answer: call again. Cancelled, the log may be sealed or not.
+    Raises LogNotFoundError if there is no log, CorruptionError if its manifest is damaged, ContentionError
+    if it is being rebuilt, and OutcomeUnknownError if the store does not answer: call again. Cancelled, the
+    log may be sealed or not.
 
     Args:
         url: Where the log lies.
@@ -74,6 +75,10 @@ async def seal(
 async def seal_root(found: Errand) -> int:
     """Seal the log of an errand; see :func:`seal`."""
     found.check_found()
+    if found.root.manifest.is_rebuilding:
+        raise ContentionError(
+            f"{found.store.url} is being rebuilt; if that was interrupted, rebuild it again first"
+        )
     if isinstance(found.root, ManifestLog):
         await _seal_swapped(found)
     else:

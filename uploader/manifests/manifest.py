@@ -24,7 +24,15 @@ from uploader.manifests.document import (
     serialise,
 )
 from uploader.manifests.entries import Entry, Fragment, SnapshotPointer, scrub_fragments, scrub_run
-from uploader.manifests.sealing import end_writer, is_ended_by, is_sealed_by, seal_writer
+from uploader.manifests.sealing import (
+    end_writer,
+    is_ended_by,
+    is_rebuilding_by,
+    is_sealed_by,
+    rebuilding_writer,
+    rebuilt_writer,
+    seal_writer,
+)
 from uploader.manifests.snapshot import Snapshot
 from uploader.setsum import Setsum
 from walstore.errors import CorruptionError, LogSealedError
@@ -158,6 +166,19 @@ class Manifest:
     def seal(self) -> Manifest:
         """Return the manifest of the same log, sealed. What it holds stays as it is."""
         return dataclasses.replace(self, writer=seal_writer(self.writer))
+
+    @property
+    def is_rebuilding(self) -> bool:
+        """Whether the log is sealed, but only until a rebuild has come to its end."""
+        return is_rebuilding_by(self.writer)
+
+    def begin_rebuilding(self) -> Manifest:
+        """Return the manifest of the same log, sealed until :meth:`end_rebuilding`."""
+        return dataclasses.replace(self, writer=rebuilding_writer(self.writer))
+
+    def end_rebuilding(self) -> Manifest:
+        """Return the manifest of the same log without the mark of a rebuild."""
+        return dataclasses.replace(self, writer=rebuilt_writer(self.writer))
 
     @property
     def is_destroyed(self) -> bool:

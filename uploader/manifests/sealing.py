@@ -12,6 +12,7 @@ from typing import Final
 
 _MARK: Final = "walstore sealed, was: "
 _LAST_MARK: Final = _MARK + "walstore destroyed, was: "
+_REBUILDING: Final = _MARK + "walstore rebuilding, was: "
 _BLOCKER: Final = b'{"sealed":true,'
 
 
@@ -34,6 +35,21 @@ def end_writer(writer: str) -> str:
 def is_ended_by(writer: str) -> bool:
     """Return whether a manifest with that writer is the last one of a destroyed log."""
     return writer.startswith(_LAST_MARK)
+
+
+def rebuilding_writer(writer: str) -> str:
+    """Return the writer's name with the marks of a log that is sealed as long as it is being rebuilt."""
+    return _REBUILDING + writer
+
+
+def is_rebuilding_by(writer: str) -> bool:
+    """Return whether a manifest with that writer is one of a log that is being rebuilt."""
+    return writer.startswith(_REBUILDING)
+
+
+def rebuilt_writer(writer: str) -> str:
+    """Return what :func:`rebuilding_writer` was given."""
+    return writer.removeprefix(_REBUILDING)
 
 
 def blocker(limit: int) -> bytes:

@@ -33,6 +33,7 @@ from walstore.errors import ContentionError, FencedError
 
 _PREFIX: Final = "walstore "
 _DIRECT_PREFIX: Final = "walstore-writer "
+_DIRECT: Final = re.compile(rf"{_DIRECT_PREFIX}[0-9A-Za-z-]{{1,64}}")
 _ID_BYTES: Final = 16
 _LIFE_BYTES: Final = 8
 _NAME: Final = re.compile(r"walstore (?:([0-9]{1,19}) ([0-9a-f]{16}) )?([0-9a-f]{32})")
@@ -172,6 +173,11 @@ def writer_name(log_id: bytes) -> str:
 def direct_writer_name(writer_id: str) -> str:
     """Return what the manifest of a log says of a writer that has no local log."""
     return f"{_DIRECT_PREFIX}{writer_id}"
+
+
+def is_direct_writer_name(name: str) -> bool:
+    """Return whether :func:`direct_writer_name` makes such a name, of an id as writers have them."""
+    return _DIRECT.fullmatch(name) is not None
 
 
 def owner(manifest: Manifest) -> bytes | None:

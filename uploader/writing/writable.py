@@ -25,6 +25,10 @@ def check_unsealed(manifest: Manifest, *, url: str) -> None:
             "prefix",
             location=url,
         )
+    if manifest.is_rebuilding:
+        raise LogSealedError(
+            f"{url} is being rebuilt; if that was interrupted, rebuild it again", location=url
+        )
     if manifest.is_sealed:
         raise LogSealedError(
             f"{url} is sealed at offset {manifest.next_offset}; begin another log, or fork this one",

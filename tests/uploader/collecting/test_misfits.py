@@ -52,6 +52,9 @@ async def test_what_may_still_fit_is_left_however_old_it_is(place: Place) -> Non
     await collect(place)
     assert await place.inner.get(layout.fragment_path(end.next_seq_no + 1)) == before
     await put_fragment(place.inner, end.next_seq_no, end.next_offset, [b"before it"])
+    last = end.fragments[-1]  # its times are read
+    await place.inner.delete([last.path])
+    await put_fragment(place.inner, last.seq_no, last.start, [b"z"] * (last.limit - last.start))
     async with CloudWriter.open("memory://x", store=place.inner, retry=FAST) as log:
         assert await log.append(b"goes on") == end.next_offset + 2
 

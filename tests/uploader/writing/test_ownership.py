@@ -17,6 +17,7 @@ from uploader.writing.ownership import (
     check_owner,
     check_shippable,
     direct_writer_name,
+    is_direct_writer_name,
     is_outdated,
     next_claim,
     owner,
@@ -189,3 +190,9 @@ def test_what_is_outdated() -> None:
     ):
         assert not is_outdated(maker, manifest)
     assert not is_outdated(claim(2).name, Manifest.initial("rust"))
+
+
+def test_names_of_writers_without_a_local_log() -> None:
+    assert is_direct_writer_name(direct_writer_name("0123456789abcdef"))
+    for name in ("walstore-writer ", writer_name(ID), "walstore sealed, was: walstore-writer 01"):
+        assert not is_direct_writer_name(name)

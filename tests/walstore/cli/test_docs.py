@@ -84,7 +84,10 @@ def test_json_fields(cli: Cli, log: Path, stored: str, tmp_path: Path) -> None:
         "scrub": [("scrub", stored, "--json")],
         "restore": [("restore", stored, tmp_path / "restored", "--json")],
         "fork": [("fork", stored, (tmp_path / "fork").as_uri(), "--json")],
-        "rebuild": [("rebuild", (tmp_path / "chain").as_uri(), "--json")],
+        "rebuild": [
+            ("rebuild", (tmp_path / "chain").as_uri(), "--json"),
+            ("rebuild", stored, "--json"),
+        ],
         "gc": [("gc", "plan", stored, "--json")],
         "seal": [("seal", stored, "--json")],
         "destroy": [("destroy", stored, "--unsealed", "--json")],

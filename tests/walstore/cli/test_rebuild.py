@@ -1,4 +1,4 @@
-"""walstore rebuild: a chain's manifests made again; nothing changes without --confirm."""
+"""walstore rebuild: a stored log's manifest made again; nothing changes without --confirm."""
 
 from __future__ import annotations
 
@@ -73,11 +73,72 @@ def test_two_fragments_in_one_place(cli: Cli, chain: Path, log: Path, tmp_path: 
     assert other not in done.out.decode()
 
 
-def test_no_chain_there(cli: Cli, stored: str, tmp_path: Path) -> None:
-    for url in (stored, (tmp_path / "none").as_uri()):
-        done = cli("rebuild", url, "--confirm")
-        assert (done.code, done.out) == (3, b"")
-        assert "there are no fragments of a chain at" in done.error
+def test_nothing_there(cli: Cli, tmp_path: Path) -> None:
+    done = cli("rebuild", (tmp_path / "none").as_uri(), "--confirm")
+    assert (done.code, done.out) == (3, b"")
+    assert "there are no fragments at" in done.error
+
+
+def test_a_sound_log(cli: Cli, stored: str) -> None:
+    done = cli("rebuild", stored, "--confirm")
+    assert (done.code, done.err) == (0, "")
+    assert "nothing" in done.out.decode()
+    told = cli("rebuild", stored, "--confirm", "--json").json
+    assert (told["layout"], told["needed"], told["applied"]) == ("swap", False, False)
+
+
+@pytest.mark.slow
+def test_a_damaged_log(cli: Cli, stored: str) -> None:
+    manifest = to_path(stored) / "manifest" / "MANIFEST"
+    records = cli("dump", stored).out
+    manifest.write_bytes(manifest.read_bytes()[:-40])
+    assert cli("dump", stored).code == 2
+    before = tree(stored)
+    done = cli("rebuild", stored)
+    assert done.code == 2
+    assert "[1, 101)" in done.out.decode()
+    assert done.error == "nothing was changed; give --confirm to do this"
+    assert tree(stored) == before
+    done = cli("rebuild", stored, "--confirm")
+    assert done.code == 0
+    assert done.error.startswith("rebuilt; what was replaced or given up is in rebuilt/")
+    assert cli("dump", stored).out == records
+    assert cli("scrub", stored).code == 0
+    assert cli("rebuild", stored).code == 0
+
+
+@pytest.mark.slow
+def test_a_hole(cli: Cli, tmp_path: Path) -> None:
+    url = (tmp_path / "holes").as_uri()
+    for value in (b"one\n", b"two\n", b"three\n"):
+        assert cli("append", url, stdin=value).code == 0
+    second = next(to_path(url).glob("log/*/*0002.parquet"))
+    second.unlink()
+    done = cli("rebuild", url)
+    assert done.code == 2
+    assert done.error.endswith("; --keep says which stretch is kept")
+    told = cli("rebuild", url, "--keep", "3", "--json").json
+    assert told["choices"] == [{"start": 1, "limit": 2}, {"start": 3, "limit": 4}]
+    assert told["lost"] == [{"start": 1, "limit": 2}, {"start": 2, "limit": 3}]
+    assert (told["applied"], told["start"], told["limit"]) == (False, 3, 4)
+    assert cli("rebuild", url, "--keep", "2").code == 1
+    assert cli("rebuild", url, "--keep", "all").code == 1
+    told = cli("rebuild", url, "--confirm", "--json").json
+    assert (told["applied"], told["limit"], told["reassigned"]) == (
+        True,
+        2,
+        {"start": 2, "limit": 4},
+    )
+    assert cli("append", url, "--json", stdin=b"again\n").json["start"] == 2
+
+
+def tree(url: str) -> dict[Path, bytes]:
+    """Return all files of a store in a directory."""
+    return {path: path.read_bytes() for path in to_path(url).rglob("*") if path.is_file()}
+
+
+def to_path(url: str) -> Path:
+    return Path(url.removeprefix("file://"))
 
 
 def test_a_directory_is_no_store(cli: Cli, log: Path) -> None:

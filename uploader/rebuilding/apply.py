@@ -1,0 +1,163 @@
+"""Carrying out a plan: copies first, then one swap of the manifest, then what lies behind its end.
+
+Between any two calls to the store the process may die, and a call may happen although its answer is lost:
+
+  1. What is going to be replaced or given up is copied, then noted (``note.py``). Nothing is changed yet.
+  2. An announced collection is called off. It was planned for the damaged manifest.
+  3. Snapshots are put where none lies, or a damaged one.
+  4. The manifest is swapped for the damaged one that was seen, or created if there was none. Until then the
+     log is the damaged one, from then on the rebuilt one. A writer that knew another manifest finds its own
+     swap refused.
+  5. What lies behind the new end is replaced by what no program takes for a fragment. A writer might publish
+     just that, so the new manifest says until then that the log is sealed: whoever reads it appends nothing,
+     and whoever read an older one is refused. A second swap takes the mark away.
+
+Every step may be done again by the same plan, or by one that is made of what is there then.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from uploader import cas, layout
+from uploader.collecting.garbage import Garbage
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.sealing import blocker
+from uploader.manifests.snapshot import Snapshot
+from uploader.rebuilding.note import Note, Void
+from uploader.rebuilding.plan import RebuildPlan
+from uploader.stored_document import MOST_FRAGMENT_BYTES, read_object, read_stored
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.together import together
+from uploader.writing.adoption import VOID
+from uploader.writing.writable import check_not_destroyed
+from walstore.errors import ContentionError
+
+_COPIES: Final = 4
+"""Objects that are copied at the same time; each is in memory."""
+
+
+class Rebuild:
+    """One attempt to carry out a plan. Belongs to one task."""
+
+    def __init__(self, store: ObjectStore, retry: RetryPolicy, plan: RebuildPlan) -> None:
+        self._store = store
+        self._retry = retry
+        self._plan = plan
+        self._changes = plan.changes
+
+    async def run(self) -> None:
+        """Do it all. ContentionError if something changed since the plan was made."""
+        changes = self._changes
+        if changes.manifest is not None:
+            await check_not_destroyed(self._store)
+        await self._set_aside()
+        if changes.garbage_etag is not None:
+            await self._swap(layout.GARBAGE, Garbage().serialise(), changes.garbage_etag)
+        for snapshot, etag in changes.snapshots:
+            await self._put_snapshot(snapshot, etag)
+        if changes.manifest is not None:
+            await self._put_manifest(changes.manifest)
+        for void in changes.voids:
+            await self._put_void(void)
+        if self._plan.is_marked:
+            await self._reopen()
+
+    # -- before ------------------------------------------------------------------------------
+
+    async def _set_aside(self) -> None:
+        plan, changes = self._plan, self._changes
+        waiting = iter(changes.copies)
+
+        async def copy_on() -> None:
+            for key, etag in waiting:
+                await self._copy(key, etag)
+
+        async with together() as tasks:
+            for _ in range(_COPIES):
+                tasks.create_task(copy_on())
+        if changes.name:
+            lost = tuple(f"[{one.start}, {one.stop})" for one in plan.lost)
+            note = Note(plan.start, plan.limit, plan.setsum, lost, changes.voids)
+            await self._create(layout.rebuild_note(changes.name), note.serialise())
+
+    async def _copy(self, key: str, etag: str) -> None:
+        """Copy an object. If it changed, it was copied before by this very plan, or the plan is too old."""
+        copy = layout.kept_path(self._changes.name, key)
+        try:
+            stored = await read_object(self._store, key, most_bytes=MOST_FRAGMENT_BYTES)
+        except ObjectNotFoundError:
+            stored = None
+        if stored is not None and stored.etag == etag:
+            await self._create(copy, stored.data)
+        elif await self._store.head(copy) is None:
+            raise self._changed(key)
+
+    async def _create(self, key: str, data: bytes) -> None:
+        """Put an object that nobody ever removes or changes; a late answer is as good as any."""
+        result = await cas.create(self._store, key, data, retry=self._retry)
+        if result.outcome is cas.Outcome.UNKNOWN:
+            result.decided(self._store.url, f"{key} was put; rebuild again")
+        if result.outcome is cas.Outcome.LOST:
+            raise self._changed(key)
+
+    # -- the change --------------------------------------------------------------------------
+
+    async def _put_snapshot(self, snapshot: Snapshot, etag: str | None) -> None:
+        """Put a snapshot. Another one that holds the same was put by a rebuild that ran at the same time."""
+        data = snapshot.serialise()
+        result = await cas.put(self._store, snapshot.path, data, etag, retry=self._retry)
+        if result.outcome is cas.Outcome.UNKNOWN:
+            result.decided(self._store.url, f"{snapshot.path} was put; rebuild again")
+        if result.outcome is cas.Outcome.LOST:
+            raise self._changed(snapshot.path)
+
+    async def _put_manifest(self, rebuilt: Manifest) -> None:
+        manifest = rebuilt.begin_rebuilding() if self._plan.is_marked else rebuilt
+        data, etag = manifest.serialise(), self._changes.manifest_etag
+        result = await cas.put(self._store, layout.MANIFEST, data, etag, retry=self._retry)
+        result.decided(self._store.url, "the manifest was swapped; rebuild again")
+        if result.outcome is cas.Outcome.LOST and result.data != rebuilt.serialise():
+            raise self._changed(layout.MANIFEST)
+        if etag is None:
+            await check_not_destroyed(self._store)
+
+    # -- behind the end ----------------------------------------------------------------------
+
+    async def _put_void(self, void: Void) -> None:
+        """Replace what was seen behind the end. Where something else lies by now its writer sees to it."""
+        plan = self._plan
+        data = VOID
+        if plan.is_sealed and void.key == layout.fragment_path(plan.next_seq_no):
+            data = blocker(plan.limit)
+        result = await cas.put(self._store, void.key, data, void.etag, retry=self._retry)
+        if result.outcome is cas.Outcome.UNKNOWN:
+            result.decided(self._store.url, f"{void.key} was put; rebuild again")
+
+    async def _reopen(self) -> None:
+        """Take the mark from the newest manifest; a collector may have changed that meanwhile."""
+        while True:
+            found = await read_stored(self._store, layout.MANIFEST, Manifest.parse)
+            if not found.value.is_rebuilding:
+                return
+            data = found.value.end_rebuilding().serialise()
+            result = await cas.swap(
+                self._store, layout.MANIFEST, data, found.etag, retry=self._retry
+            )
+            result.decided(self._store.url, "the log was opened for appends; rebuild again")
+            if result.outcome is cas.Outcome.COMMITTED:
+                return
+
+    async def _swap(self, key: str, data: bytes, etag: str) -> None:
+        result = await cas.swap(self._store, key, data, etag, retry=self._retry)
+        result.decided(self._store.url, f"{key} was swapped; rebuild again")
+        if result.outcome is cas.Outcome.LOST:
+            raise self._changed(key)
+
+    def _changed(self, key: str) -> ContentionError:
+        return ContentionError(
+            f"{key} in {self._store.url} changed since the plan was made; stop all writers and collectors, "
+            "then make another plan"
+        )

@@ -1,0 +1,122 @@
+"""The manifest of a rebuilt log, with the snapshots below it. Pure.
+
+Snapshots of the damaged log that are whole stay as they are; what lay below others is rolled up again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from uploader import layout
+from uploader.manifests import rollup
+from uploader.manifests.entries import Fragment, SnapshotPointer
+from uploader.manifests.manifest import Manifest
+from uploader.manifests.rollup import Replacement, RollUpSettings
+from uploader.manifests.snapshot import Snapshot
+from uploader.rebuilding.survey import SeenSnapshot
+from uploader.setsum import Setsum
+
+_FOLD_FRAGMENTS: Final = 256
+"""Fragments that are added to the manifest at once; it is copied each time."""
+_SETTINGS: Final = RollUpSettings()
+
+
+def grow(
+    run: Sequence[Fragment],
+    whole: Mapping[SnapshotPointer, Collection[Fragment]],
+    writer: str,
+    *,
+    collected: Setsum,
+    acc_bytes: int,
+) -> tuple[Manifest, list[Snapshot]]:
+    """Return the manifest of fragments that continue each other, and all snapshots that are new in it.
+
+    Args:
+        run: The fragments; at least one.
+        whole: Snapshots that lie in the store and can be pointed at, with the fragments below them.
+        writer: What the snapshots and the manifest say.
+        collected: Sum of the records that the log held before, and holds no more.
+        acc_bytes: Length of all fragments ever added, as far as that is known.
+    """
+    made: list[Snapshot] = []
+    pointers, rest = _reuse(run, whole, writer, made)
+    first = rest[0]
+    manifest = dataclasses.replace(
+        Manifest.initial(writer), snapshots=tuple(pointers), fragments=(first,)
+    )
+    for low in range(1, max(len(rest), 2), _FOLD_FRAGMENTS):
+        manifest = manifest.apply_fragments(rest[low : low + _FOLD_FRAGMENTS], writer)
+        while plan := rollup.plan(manifest, _SETTINGS):
+            made += plan
+            manifest = rollup.fold(
+                manifest,
+                [Replacement(one.snapshots or one.fragments, one.pointer()) for one in plan],
+            )
+    is_from_the_first = (run[0].seq_no, run[0].start) == (layout.FIRST_SEQ_NO, layout.FIRST_OFFSET)
+    live = sum(entry.num_bytes for entry in run)
+    manifest = dataclasses.replace(
+        manifest,
+        setsum=Setsum.total([collected, *(entry.setsum for entry in run)]),
+        collected=collected,
+        acc_bytes=min(max(acc_bytes, live), layout.MAX_U64),
+        initial_offset=None if is_from_the_first else run[0].start,
+        initial_seq_no=None if is_from_the_first else run[0].seq_no,
+    )
+    manifest.scrub()
+    return manifest, made
+
+
+def to_put(made: Sequence[Snapshot], seen: Mapping[str, SeenSnapshot]) -> list[Snapshot]:
+    """Return those of the new snapshots that do not lie in the store already."""
+    missing = {}
+    for snapshot in made:
+        there = seen.get(snapshot.path)
+        held = None if there is None else there.snapshot
+        if held is None or (held.depth, held.snapshots, held.fragments) != (
+            snapshot.depth,
+            snapshot.snapshots,
+            snapshot.fragments,
+        ):
+            missing[snapshot.path] = snapshot
+    return list(missing.values())
+
+
+def _reuse(
+    run: Sequence[Fragment],
+    whole: Mapping[SnapshotPointer, Collection[Fragment]],
+    writer: str,
+    made: list[Snapshot],
+) -> tuple[list[SnapshotPointer], list[Fragment]]:
+    """Return pointers for the beginning of the run, and the fragments behind; at least one of those."""
+    held = {entry.seq_no: entry for entry in run}
+    usable = {
+        pointer.start: (pointer, len(below))
+        for pointer, below in whole.items()
+        if pointer.limit < run[-1].limit and all(held.get(one.seq_no) == one for one in below)
+    }
+    pointers: list[SnapshotPointer] = []
+    loose: list[Fragment] = []
+    at = 0
+    while at < len(run):
+        pointer, count = usable.get(run[at].start, (None, 1))
+        if pointer is None:
+            loose.append(run[at])
+        else:
+            pointers += _roll_up(loose, writer, made)
+            pointers.append(pointer)
+            loose = []
+        at += count
+    return pointers, loose
+
+
+def _roll_up(
+    fragments: Sequence[Fragment], writer: str, made: list[Snapshot]
+) -> list[SnapshotPointer]:
+    size = _SETTINGS.fragments_per_snapshot
+    snapshots = [
+        Snapshot.of(fragments[low : low + size], writer) for low in range(0, len(fragments), size)
+    ]
+    made += snapshots
+    return [snapshot.pointer() for snapshot in snapshots]
