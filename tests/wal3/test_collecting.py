@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.wal3.ours import AT_ONCE, CURSOR, append, assert_sound, read
-from tests.wal3.wal3 import Wal3, numbered, pairs
+from tests.wal3.wal3 import Wal3, Wal3Error, numbered, pairs
 from uploader import CloudLog, GarbageCollector, RollUpSettings, WriterSettings, layout
 from uploader.stores.local import LocalStore
 from uploader.testing import FaultyStore, StoreKilled
@@ -104,3 +104,29 @@ async def test_cursors_of_both(url: str, wal3: Wal3) -> None:
     await wal3.open(create=False)
     await wal3.call("collect")
     assert (await wal3.call("state"))["head"] == 8
+
+
+async def test_a_low_threshold_of_theirs_stops_their_appends_and_harms_nothing(
+    url: str, wal3: Wal3
+) -> None:
+    """As docs/format.md says of roll-ups. A writer of ours with such thresholds puts it right."""
+    values = [b"%d" % number for number in range(24)]
+    await wal3.open(**TINY)
+    for value in values:
+        await wal3.append(value)
+    async with GarbageCollector.open(url, settings=AT_ONCE) as collector:
+        await collector.cursors.commit(CURSOR, 13)
+        await collector.collect()
+    await wal3.open(create=False, **TINY)
+    for _ in range(3):
+        with pytest.raises(Wal3Error, match="sequential"):
+            await wal3.append(b"unknown")
+    await assert_both_find(url, wal3, 13, values)
+    # One of wal3's programs with thresholds as they are by default goes on behind what was put already.
+    await wal3.open(create=False)
+    await wal3.append(b"theirs")
+    ours = [b"ours %d" % number for number in range(6)]
+    await append(url, *ours, settings=TREES)
+    await wal3.open(create=False, **TINY)
+    await wal3.append(b"and theirs")
+    await assert_both_find(url, wal3, 13, [*values, b"unknown", b"theirs", *ours, b"and theirs"])
