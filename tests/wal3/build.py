@@ -133,8 +133,11 @@ def sources(chroma: Path) -> Files:
                 if path.is_file() and "target" not in path.relative_to(chroma).parts:
                     found[path.relative_to(chroma).as_posix()] = path.read_bytes()
         return found
+    git = shutil.which("git")
+    if git is None:
+        raise CannotBuildError(f"{chroma} is no checkout of Chroma, and there is no git")
     archive = subprocess.run(
-        ["git", "-C", str(chroma), "archive", "--format=tar", "HEAD", *WANTED],
+        [git, "-C", str(chroma), "archive", "--format=tar", "HEAD", *WANTED],
         capture_output=True,
         check=False,
     )

@@ -15,7 +15,6 @@ from uploader import (
 )
 from walstore import Record
 
-DAY_SECONDS: Final = 86_400
 AT_ONCE: Final = CollectorSettings(
     interval_seconds=0, delete_pause_seconds=0, max_drop_fraction=1, max_wait_seconds=30
 )

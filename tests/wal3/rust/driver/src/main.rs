@@ -16,9 +16,9 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::sync::{mpsc, oneshot};
 use wal3::{
     create_s3_factories, Cursor, CursorName, CursorStore, CursorStoreOptions, Error,
-    FragmentManagerFactory, FragmentSeqNo, GarbageCollectionOptions, Limits, LogPosition, LogReader,
-    LogReaderOptions, LogWriter, LogWriterOptions, ManifestManager, S3FragmentManagerFactory,
-    S3ManifestManagerFactory,
+    FragmentManagerFactory, FragmentSeqNo, GarbageCollectionOptions, Limits, LogPosition,
+    LogReader, LogReaderOptions, LogWriter, LogWriterOptions, ManifestManager,
+    S3FragmentManagerFactory, S3ManifestManagerFactory,
 };
 
 type Pointer = (FragmentSeqNo, LogPosition);
@@ -34,7 +34,10 @@ struct Failure(String, String);
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let debug = format!("{error:?}");
-        let name = debug.split(|each: char| !each.is_alphanumeric()).next().unwrap_or_default();
+        let name = debug
+            .split(|each: char| !each.is_alphanumeric())
+            .next()
+            .unwrap_or_default();
         Self(name.to_string(), error.to_string())
     }
 }
@@ -107,7 +110,9 @@ impl Driver {
 
     /// Append one fragment's worth of records, which nothing divides; return the first offset.
     async fn append(&self, command: &Value) -> Answer {
-        let values = command["values"].as_array().ok_or_else(|| misused("no values"))?;
+        let values = command["values"]
+            .as_array()
+            .ok_or_else(|| misused("no values"))?;
         let values = values.iter().map(unhex).collect::<Result<Vec<_>, _>>()?;
         Ok(json!(self.writer()?.append_many(values).await?.offset()))
     }
@@ -123,12 +128,17 @@ impl Driver {
         let from = command["from"].as_u64().unwrap_or(0);
         let reader = self.reader().await?;
         let mut records = Vec::new();
-        for fragment in reader.scan(LogPosition::from_offset(from), Limits::UNLIMITED).await? {
+        for fragment in reader
+            .scan(LogPosition::from_offset(from), Limits::UNLIMITED)
+            .await?
+        {
             let (setsum, found, _, time_us) = reader.read_parquet(&fragment).await?;
             if setsum != fragment.setsum {
                 return Err(Failure("SetsumMismatch".to_string(), fragment.path));
             }
-            let wanted = found.into_iter().filter(|(position, _)| position.offset() >= from);
+            let wanted = found
+                .into_iter()
+                .filter(|(position, _)| position.offset() >= from);
             records.extend(wanted.map(|(at, data)| json!([at.offset(), time_us, hex(&data)])));
         }
         Ok(Value::Array(records))
@@ -141,7 +151,12 @@ impl Driver {
 
     /// Where the log begins and ends.
     async fn state(&self) -> Answer {
-        let manifest = self.reader().await?.manifest().await?.ok_or(Error::UninitializedLog)?;
+        let manifest = self
+            .reader()
+            .await?
+            .manifest()
+            .await?
+            .ok_or(Error::UninitializedLog)?;
         Ok(json!({
             "head": manifest.oldest_timestamp().offset(),
             "next": manifest.next_write_timestamp().offset(),
@@ -153,13 +168,26 @@ impl Driver {
 
     /// Make a cursor, or move it.
     async fn cursor(&self, command: &Value) -> Answer {
-        let name = command["name"].as_str().and_then(CursorName::new).ok_or_else(|| misused("no name"))?;
-        let position = command["position"].as_u64().ok_or_else(|| misused("no position"))?;
+        let name = command["name"]
+            .as_str()
+            .and_then(CursorName::new)
+            .ok_or_else(|| misused("no name"))?;
+        let position = command["position"]
+            .as_u64()
+            .ok_or_else(|| misused("no position"))?;
         let options = CursorStoreOptions::default();
-        let cursors =
-            CursorStore::new(options, Arc::clone(&self.storage), PREFIX.to_string(), WRITER.to_string());
+        let cursors = CursorStore::new(
+            options,
+            Arc::clone(&self.storage),
+            PREFIX.to_string(),
+            WRITER.to_string(),
+        );
         let position = LogPosition::from_offset(position);
-        let cursor = Cursor { position, epoch_us: wal3::now_micros(), writer: WRITER.to_string() };
+        let cursor = Cursor {
+            position,
+            epoch_us: wal3::now_micros(),
+            writer: WRITER.to_string(),
+        };
         match cursors.load(&name).await? {
             Some(witness) => cursors.save(&name, &cursor, &witness).await?,
             None => cursors.init(&name, cursor).await?,
@@ -173,12 +201,20 @@ impl Driver {
         match command["phase"].as_u64() {
             None => writer.garbage_collect(&options, None).await?,
             Some(1) => {
-                writer.garbage_collect_phase1_compute_garbage(&options, None).await?;
+                writer
+                    .garbage_collect_phase1_compute_garbage(&options, None)
+                    .await?;
             }
-            Some(2) => writer.garbage_collect_phase2_update_manifest(&options).await?,
+            Some(2) => {
+                writer
+                    .garbage_collect_phase2_update_manifest(&options)
+                    .await?
+            }
             Some(_) => {
                 let state = Default::default();
-                writer.garbage_collect_phase3_delete_garbage(&options, &state).await?;
+                writer
+                    .garbage_collect_phase3_delete_garbage(&options, &state)
+                    .await?;
             }
         }
         Ok(Value::Null)
@@ -186,7 +222,9 @@ impl Driver {
 
     /// Copy the log into another directory.
     async fn copy(&self, command: &Value) -> Answer {
-        let to = command["to"].as_str().ok_or_else(|| misused("no directory"))?;
+        let to = command["to"]
+            .as_str()
+            .ok_or_else(|| misused("no directory"))?;
         let target = Arc::new(Storage::new(PathBuf::from(to)));
         let (fragments, manifests) = self.factories(&LogWriterOptions::default(), &target);
         let from = LogPosition::from_offset(command["from"].as_u64().unwrap_or(0));
@@ -219,7 +257,9 @@ impl Driver {
         };
         let call = command["call"].as_str().unwrap_or("put").to_string();
         let part = command["key"].as_str().unwrap_or_default().to_string();
-        self.storage.gate().stop(when, call, part, self.reached.clone());
+        self.storage
+            .gate()
+            .stop(when, call, part, self.reached.clone());
         Ok(Value::Null)
     }
 
@@ -240,7 +280,11 @@ impl Driver {
     }
 
     fn writer(&self) -> Result<Arc<Writer>, Failure> {
-        self.writer.lock().expect("no panic").clone().ok_or_else(|| misused("not open"))
+        self.writer
+            .lock()
+            .expect("no panic")
+            .clone()
+            .ok_or_else(|| misused("not open"))
     }
 
     async fn reader(&self) -> Result<LogReader, Failure> {
@@ -277,10 +321,15 @@ fn hex(data: &[u8]) -> String {
 }
 
 fn unhex(value: &Value) -> Result<Vec<u8>, Failure> {
-    let text = value.as_str().ok_or_else(|| misused("a value is no text"))?;
+    let text = value
+        .as_str()
+        .ok_or_else(|| misused("a value is no text"))?;
     (0..text.len())
         .step_by(2)
-        .map(|at| text.get(at..at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok()))
+        .map(|at| {
+            text.get(at..at + 2)
+                .and_then(|pair| u8::from_str_radix(pair, 16).ok())
+        })
         .collect::<Option<Vec<u8>>>()
         .ok_or_else(|| misused("a value is not hexadecimal"))
 }

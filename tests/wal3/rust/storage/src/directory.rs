@@ -35,7 +35,9 @@ impl Directory {
 
     pub fn create(&self, key: &str, data: &[u8]) -> Result<ETag, StorageError> {
         let path = self.path(key);
-        let temporary = self.temporary(data).map_err(|error| translated(error, key))?;
+        let temporary = self
+            .temporary(data)
+            .map_err(|error| translated(error, key))?;
         let linked = make_parent(&path).and_then(|()| fs::hard_link(&temporary.0, &path));
         if linked.is_ok() || path.exists() {
             self.settle(&path, key)?;
@@ -47,14 +49,19 @@ impl Directory {
     /// Replace an object with this content, or whatever is there.
     pub fn swap(&self, key: &str, data: &[u8], e_tag: Option<&ETag>) -> Result<ETag, StorageError> {
         let path = self.path(key);
-        let temporary = self.temporary(data).map_err(|error| translated(error, key))?;
+        let temporary = self
+            .temporary(data)
+            .map_err(|error| translated(error, key))?;
         {
             let _locked = self.locked().map_err(|error| translated(error, key))?;
             if let Some(expected) = e_tag {
                 let found = fs::read(&path).ok().map(|found| hash(&found));
                 if found.as_ref() != Some(expected) {
                     let source = Arc::new(std::io::Error::other("another content"));
-                    return Err(StorageError::Precondition { path: key.to_string(), source });
+                    return Err(StorageError::Precondition {
+                        path: key.to_string(),
+                        source,
+                    });
                 }
             }
             make_parent(&path)
@@ -85,7 +92,10 @@ impl Directory {
         walk(&self.root, "", &mut found).map_err(|error| translated(error, prefix))?;
         found.retain(|key| key.starts_with(wanted));
         found.sort();
-        Ok(found.into_iter().map(|key| format!("{slash}{key}")).collect())
+        Ok(found
+            .into_iter()
+            .map(|key| format!("{slash}{key}"))
+            .collect())
     }
 
     /// Where an object lies. wal3 puts a slash behind an empty prefix.
@@ -98,7 +108,10 @@ impl Directory {
         fs::create_dir_all(&directory)?;
         let name = uuid::Uuid::new_v4().simple().to_string();
         let temporary = Temporary(directory.join(&name[..16]));
-        let mut file = OpenOptions::new().write(true).create_new(true).open(&temporary.0)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&temporary.0)?;
         file.write_all(data)?;
         file.sync_all()?;
         Ok(temporary)
@@ -109,14 +122,23 @@ impl Directory {
         let directory = self.root.join(".tmp");
         fs::create_dir_all(&directory)?;
         let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).open(directory.join("lock"))?;
+        let file = options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(directory.join("lock"))?;
         file.lock()?;
         Ok(file)
     }
 
     /// Make the entries of the directories above a file durable, up to the root.
     fn settle(&self, path: &Path, key: &str) -> Result<(), StorageError> {
-        for directory in path.ancestors().skip(1).take_while(|each| each.starts_with(&self.root)) {
+        for directory in path
+            .ancestors()
+            .skip(1)
+            .take_while(|each| each.starts_with(&self.root))
+        {
             File::open(directory)
                 .and_then(|open| open.sync_all())
                 .map_err(|error| translated(error, key))?;

@@ -39,7 +39,12 @@ impl Gate {
         part: String,
         reached: mpsc::UnboundedSender<Waiting>,
     ) {
-        let stop = Stop { moment, call, part, reached };
+        let stop = Stop {
+            moment,
+            call,
+            part,
+            reached,
+        };
         self.stops.lock().expect("no panic").push(stop);
     }
 

@@ -209,7 +209,10 @@ impl Storage {
         S: AsRef<str> + std::fmt::Debug,
         I: IntoIterator<Item = S>,
     {
-        let keys: Vec<String> = keys.into_iter().map(|key| key.as_ref().to_string()).collect();
+        let keys: Vec<String> = keys
+            .into_iter()
+            .map(|key| key.as_ref().to_string())
+            .collect();
         let mut answer = DeletedObjects::default();
         for key in keys {
             match self.delete(&key, DeleteOptions).await {
@@ -227,7 +230,8 @@ impl Storage {
         _: GetOptions,
     ) -> Result<Vec<String>, StorageError> {
         let (directory, name) = (Arc::clone(&self.directory), prefix.to_string());
-        self.gated("list", prefix, blocking(move || directory.list(&name))).await
+        self.gated("list", prefix, blocking(move || directory.list(&name)))
+            .await
     }
 
     async fn gated<T>(
@@ -258,7 +262,10 @@ pub const BUCKETS: &str = "WALSTORE_WAL3_BUCKETS";
 /// Return an empty bucket for one of wal3's own tests, named after the thread that runs it.
 pub async fn s3_client_for_test_with_new_bucket() -> Storage {
     let parent = std::env::var(BUCKETS).expect("wal3's tests need a directory for their buckets");
-    let test = std::thread::current().name().unwrap_or("test").replace("::", ".");
+    let test = std::thread::current()
+        .name()
+        .unwrap_or("test")
+        .replace("::", ".");
     let bucket = format!("{test}-{}", uuid::Uuid::new_v4().simple());
     Storage::new(PathBuf::from(parent).join(bucket))
 }
