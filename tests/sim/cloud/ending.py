@@ -106,9 +106,9 @@ async def _look(scene: Scene) -> None:
 def _is_left_over(scene: Scene, found: Finding) -> bool:
     """Return whether a finding is none of a defect."""
     if "its records are older than some" in found.what:
-        # Where several fragments are put at once (docs/cloud_writer.md), or a directory takes over.
+        # Writers without a disk, where several fragments are put at once: docs/cloud_writer.md.
         plan = scene.plan
-        return plan.ships or plan.parallel_puts or plan.layout == "chain"
+        return not plan.ships and (plan.parallel_puts or plan.layout == "chain")
     return found.severity is Severity.NOTE
 
 
