@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from tests.sim.cloud.ledger import CloudViolationError
-from tests.sim.cloud.machines import Machine, close_wal, open_wal
+from tests.sim.cloud.machines import DIRECTORY, Machine, close_wal, log_options
 from tests.sim.cloud.machines import append as append_local
 from tests.sim.cloud.reading import read_whole
 from tests.sim.cloud.scene import Scene, _opened
@@ -22,7 +22,17 @@ from uploader import (
 )
 from uploader.integrity.findings import Finding, Severity
 from uploader.inventory import Part, part_of
-from walstore.errors import CollectionRefusedError, CorruptionError, LogNotFoundError, WalError
+from walstore import Wal
+from walstore.errors import (
+    CollectionRefusedError,
+    ContentionError,
+    CorruptionError,
+    FencedError,
+    LogNotFoundError,
+    WalError,
+)
+
+_HOLE: Final = "behind records that were never uploaded"
 
 
 async def end_all(scene: Scene) -> None:
@@ -72,11 +82,23 @@ async def _append(scene: Scene) -> None:
 
 
 async def _ship(scene: Scene) -> None:
-    machine = Machine(f"last disk {scene.plan.seed}")
-    wal = await open_wal(scene, machine)
-    if wal is None or not await append_local(scene, machine, wal, "cloud"):
-        raise CloudViolationError("goes-well", "a new directory cannot ship")
-    await close_wal(scene, machine, wal)
+    """Ship from a new directory, or from the one without which some fragments lie behind a hole."""
+    new = Machine(f"last disk {scene.plan.seed}")
+    for machine in (new, *scene.history.machines.values()):
+        try:
+            wal = await Wal.open(DIRECTORY, **log_options(scene, machine))
+        except (ContentionError, FencedError) as error:
+            scene.trace(f"open: {error!r}")
+            if machine is new and _HOLE not in str(error):
+                raise CloudViolationError("goes-well", f"{error!r}") from error
+            continue
+        except WalError as error:
+            raise CloudViolationError("goes-well", f"{error!r}") from error
+        if not await append_local(scene, machine, wal, "cloud"):
+            raise CloudViolationError("goes-well", "an append to a local log failed")
+        await close_wal(scene, machine, wal)
+        return
+    scene.trace("only the disk that was lost has what lies before some fragments")
 
 
 async def _look(scene: Scene) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from tests.sim.cloud.ledger import CloudViolationError, Entry
-from tests.sim.cloud.scene import Scene, _opened
+from tests.sim.cloud.scene import Scene
 from tests.sim.disk import Disk
 from tests.sim.files import SimFileSystem
 from tests.sim.surroundings import Nobody
@@ -17,7 +18,7 @@ from walstore import Settings, Wal
 from walstore.errors import ContentionError, FencedError, WalError
 from walstore.settings import KIB
 
-_DIRECTORY = Path("/srv/log")
+DIRECTORY = Path("/srv/log")
 _FREE_BYTES = 1 << 40
 
 
@@ -56,8 +57,8 @@ async def ship(scene: Scene) -> None:
     await asyncio.wait(users)
 
 
-async def open_wal(scene: Scene, machine: Machine) -> Wal | None:
-    """Open the log of a machine; without a directory of its own if that has lost."""
+def log_options(scene: Scene, machine: Machine) -> dict[str, Any]:
+    """Return how some program on a machine opens its log."""
     plan, random = scene.plan, scene.random
     tier = CloudTier(
         scene.url,
@@ -81,9 +82,13 @@ async def open_wal(scene: Scene, machine: Machine) -> Wal | None:
     fs = SimFileSystem(
         machine.disk, Weather.fine(scene.random), scene.process, Nobody(), _FREE_BYTES
     )
-    opening = Wal.open(_DIRECTORY, tier=tier, settings=settings, fs=fs, clock=scene.clock)
+    return {"tier": tier, "settings": settings, "fs": fs, "clock": scene.clock}
+
+
+async def open_wal(scene: Scene, machine: Machine) -> Wal | None:
+    """Open the log of a machine; the next one of that name gets another disk if this one has lost."""
     try:
-        wal = await _opened(opening)
+        wal = await Wal.open(DIRECTORY, **log_options(scene, machine))
     except (FencedError, ContentionError) as error:
         scene.trace(f"open: {error!r}")
         scene.judge("open", error)
