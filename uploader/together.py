@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _E = TypeVar("_E", bound=BaseException)
+_T = TypeVar("_T")
 
 
 @asynccontextmanager
@@ -19,6 +20,16 @@ async def together() -> AsyncIterator[asyncio.TaskGroup]:
     except BaseExceptionGroup as found:
         error = first_of(found)
         raise error from error.__cause__
+
+
+async def all_of(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Await all calls together and return their results in order; when one fails the others are cancelled.
+
+    None of them goes on once this has returned or raised, as those of ``asyncio.gather`` do.
+    """
+    async with together() as tasks:
+        begun = [tasks.create_task(call) for call in calls]
+    return [task.result() for task in begun]
 
 
 def first_of(group: BaseExceptionGroup[_E]) -> _E:

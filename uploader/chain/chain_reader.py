@@ -7,7 +7,6 @@ at. Where they keep no order, it is read to its end. Any number of tasks may cal
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from uploader.chain.names import MANIFEST_PREFIX, manifest_key
 from uploader.chain.recovery import WINDOW_SLOTS, slots_of, to_read, walk
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ORDER_PROOF, ListingOrder, ObjectStore
+from uploader.together import all_of
 from walstore.errors import CorruptionError, StorageUnavailableError
 from walstore.ports import Clock
 from walstore.threads import Lane
@@ -168,7 +168,7 @@ class ChainReader:
         if newest is None:
             return None
         wanted = to_read(newest, slots, known)
-        found = await asyncio.gather(*map(self._read, wanted))
+        found = await all_of(map(self._read, wanted))
         if None in found:
             return None
         return walk(newest, {link.slot: link for link in found if link is not None}, known)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from uploader.chain.names import (
     MOST_SHARDS,
     SHARD_PREFIX,
@@ -13,6 +11,7 @@ from uploader.chain.names import (
 )
 from uploader.layout import FIRST_SEQ_NO
 from uploader.stores.port import ListedObject, ObjectStore
+from uploader.together import all_of
 
 
 async def list_shards(store: ObjectStore) -> list[tuple[FragmentName, ListedObject]]:
@@ -37,7 +36,7 @@ async def list_behind_names(
     else:
         shards = range(1, MOST_SHARDS + 1)
         listings = [(shard_folder(shard), last_before(shard, seq_no)) for shard in shards]
-        found = await asyncio.gather(*(_list(store, *listing) for listing in listings))
+        found = await all_of(_list(store, *listing) for listing in listings)
     return sorted(
         (item for listing in found for item in listing),
         key=lambda item: (item[0].seq_no, item[0].start, item[0].limit, item[1].key),
