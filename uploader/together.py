@@ -8,13 +8,14 @@ hidden by an error that is expected.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from walstore.errors import WalError
 
 _E = TypeVar("_E", bound=BaseException)
+_T = TypeVar("_T")
 
 
 @asynccontextmanager
@@ -36,6 +37,16 @@ def told_of(group: BaseExceptionGroup[_E]) -> _E:
     return next(
         (error for error in _errors(group) if not isinstance(error, WalError)), first_of(group)
     )
+
+
+async def all_of(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Await all calls together and return their results in order; when one fails the others are cancelled.
+
+    None of them goes on once this has returned or raised, as those of ``asyncio.gather`` do.
+    """
+    async with together() as tasks:
+        begun = [tasks.create_task(call) for call in calls]
+    return [task.result() for task in begun]
 
 
 def first_of(group: BaseExceptionGroup[_E]) -> _E:

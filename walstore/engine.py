@@ -26,9 +26,11 @@ from walstore.directory import peek_log_id
 from walstore.disk_watch import DiskWatch
 from walstore.draft import Group
 from walstore.errors import (
+    CorruptionError,
     ExpectationError,
     FencedError,
     InvalidSettingsError,
+    OffsetError,
     StorageUnavailableError,
     StreamClosedError,
     WalClosedError,
@@ -617,11 +619,12 @@ async def _enter_and_recover(
             make_log_id=lambda: log_id or os.urandom(16),
             tier_limit=1 if tier is None or known is not None else tier.limit,
             tier_url=tier.url if tier else None,
+            tier_timestamp_us=timestamp_us,
         )
         host.adopt(opened.tail.park)
         return opened
 
-    lane = host.writing
+    lane, timestamp_us = host.writing, 0
     if tier is None:
         return await lane.run_owned(lambda: recover(enter()), close_log)
     entered = await lane.run_owned(enter, Entered.release)
@@ -630,6 +633,7 @@ async def _enter_and_recover(
         log_id = known or tier.log_id or os.urandom(16)
         if known is None:
             await tier.claim(log_id, None, remember)
+            timestamp_us = await _last_timestamp_us(tier)
     except BaseException:
         await lane.run_through(entered.release)
         raise
@@ -641,6 +645,18 @@ async def _enter_and_recover(
             await lane.run_through(close_log, opened)
             raise
     return opened
+
+
+async def _last_timestamp_us(tier: Tier) -> int:
+    """Return the time of the last record that a tier holds; 0 if it holds none, or none that can be read."""
+    if tier.limit <= tier.head:
+        return 0
+    try:
+        batches = await tier.read(tier.limit - 1, tier.limit, 1)
+    except (CorruptionError, OffsetError) as error:
+        logger.warning("times may go back in the log at %s: %s", tier.url, error)
+        return 0
+    return max(batches[-1].timestamps_us)
 
 
 def _note_end(supervisor: asyncio.Task[None]) -> None:

@@ -184,12 +184,14 @@ def recover_log(
     make_log_id: Callable[[], bytes],
     tier_limit: int,
     tier_url: str | None,
+    tier_timestamp_us: int = 0,
 ) -> Opened:
     """Recover or create the log in a directory, which is released if that fails.
 
     ``tier_limit`` is the offset after the last one that the log's cloud tier holds (1 without a
     tier). A new log begins there, so that offsets are never used twice; an existing log that ends
-    before it is refused with ContentionError. Raises CorruptionError, FormatVersionError, OSError.
+    before it is refused with ContentionError. No record of a new log is older than
+    ``tier_timestamp_us``. Raises CorruptionError, FormatVersionError, OSError.
 
     ``defers_epoch``: a log that was closed cleanly is opened without writing anything. Its new epoch
     becomes durable with the first write; if there is none, the next opening has the same.
@@ -203,6 +205,7 @@ def recover_log(
             make_log_id,
             tier_limit,
             tier_url,
+            tier_timestamp_us,
             defers_epoch=defers_epoch,
         )
         opened.tail.lock = entered.lock
@@ -225,6 +228,7 @@ def _open_locked(
     make_log_id: Callable[[], bytes],
     tier_limit: int,
     tier_url: str | None,
+    tier_timestamp_us: int,
     *,
     defers_epoch: bool,
 ) -> Opened:
@@ -234,7 +238,7 @@ def _open_locked(
     ledger = Ledger(window=settings.producer_window, max_producers=settings.max_producers)
     found = find_log(fs, directory, entered.names, hint, cell, ledger)
     if found is None:
-        chain = Chain(tier_limit, 0, 0, 0, ledger)
+        chain = Chain(tier_limit, 0, tier_timestamp_us, 0, ledger)
         log_id, start = make_log_id(), _Start(chain, tier_limit, Recovery(created=True))
     else:
         log_id, start = found.log_id, _recover(fs, directory, found, hint, cell)

@@ -24,6 +24,7 @@ from uploader.testing import FaultyStore, faults
 from uploader.writing.ownership import Claim
 from walstore import ContentionError, FencedError, LogSealedError, Wal, WalClosedError
 from walstore.errors import OutcomeUnknownError, StorageUnavailableError, WalError
+from walstore.testing import ManualClock
 
 LAYOUTS: list[Layout] = ["swap", "chain"]
 IDLE = UploadSettings(fragment_bytes=4096, fragment_age_seconds=3600.0)
@@ -93,6 +94,20 @@ async def test_the_first_machine_stops_when_the_second_has_taken_over(tmp_path, 
     assert await cloud_values(store) == [b"both", b"theirs", b"goes on"]
     kept = await records(tmp_path / "a")
     assert kept == {1: b"both", 2: b"only here", 3: b"only here, too", 4: b"for the cloud"}
+
+
+@both
+async def test_a_new_directory_begins_no_earlier_than_the_log_ended(tmp_path, shape) -> None:
+    """The clock of its machine is an hour behind: times do not go back in the log all the same."""
+    store, now_us = MemoryStore(), 1_750_000_000_000_000
+    async with Wal.open(tmp_path / "a", tier=tier(store, shape), clock=ManualClock(now_us)) as wal:
+        await wal.append_many([b"1", b"2"], durability="disk")
+    behind = ManualClock(now_us - 3_600_000_000)
+    async with Wal.open(tmp_path / "b", tier=tier(store, shape), clock=behind) as wal:
+        assert await wal.append(b"3") == 3
+    async with CloudLog.open(URL, store=store) as log:
+        times = [record.timestamp_us async for record in log.reader()]
+    assert times == [now_us] * 3
 
 
 @both

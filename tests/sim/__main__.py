@@ -1,4 +1,7 @@
-"""Runs histories: ``python -m tests.sim --seeds 2000`` many, ``--seed 7`` one with its trace."""
+"""Runs histories: ``python -m tests.sim --seeds 2000`` many, ``--seed 7`` one with its trace.
+
+Of local logs; with ``--cloud`` of logs in object storage, of which even seeds have the layout ``swap``.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ import traceback
 from collections import Counter
 from collections.abc import Collection, Iterable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from tests.sim.events import events
+from tests.sim import events, plan
+from tests.sim.cloud import events as cloud_events
+from tests.sim.cloud import plan as cloud_plan
+from tests.sim.cloud.history import CloudHistory
+from tests.sim.cloud.ledger import CLOUD_RULES
 from tests.sim.history import History
-from tests.sim.plan import Plan, draw
 from tests.sim.rules import RULES, ViolationError
 from tests.sim.shrink import shrink
 
@@ -23,6 +29,21 @@ _CHUNK: Final = 10
 _TRACE_LINES: Final = 150
 _ENOUGH: Final = 500
 """In so many histories everything happens."""
+
+
+class Kind(NamedTuple):
+    """What is simulated."""
+
+    option: str
+    """What the command line says."""
+    draw: Any
+    history: Any
+    events: Any
+    rules: dict[str, str]
+
+
+LOCAL: Final = Kind("", plan.draw, History, events.events, RULES)
+CLOUD: Final = Kind(" --cloud", cloud_plan.draw, CloudHistory, cloud_events.events, CLOUD_RULES)
 
 
 class Failure(NamedTuple):
@@ -33,9 +54,9 @@ class Failure(NamedTuple):
     story: str
 
 
-def run(plan: Plan) -> tuple[History, Exception | None]:
+def run(kind: Kind, plan: Any) -> tuple[Any, Exception | None]:
     """Run a history; return it and what was found."""
-    history = History(plan)
+    history = kind.history(plan)
     try:
         history.run()
     except Exception as error:  # noqa: BLE001 - a defect of the simulation is reported, too
@@ -47,27 +68,32 @@ def rule_of(error: Exception) -> str:
     return error.rule if isinstance(error, ViolationError) else f"defect: {type(error).__name__}"
 
 
-def rule_broken(plan: Plan) -> str | None:
+def rule_broken(kind: Kind, plan: Any) -> str | None:
     """Return what a history breaks."""
-    _, error = run(plan)
+    _, error = run(kind, plan)
     return None if error is None else rule_of(error)
 
 
 def run_chunk(
-    seeds: Iterable[int], without: Collection[str] = (), ignored: tuple[str, ...] = ()
+    seeds: Iterable[int],
+    without: Collection[str] = (),
+    ignored: tuple[str, ...] = (),
+    *,
+    kind: Kind = LOCAL,
 ) -> tuple[Counter[str], list[Failure]]:
     """Run some seeds; return what happened and what was found."""
     happened: Counter[str] = Counter()
     found = []
     for seed in seeds:
-        history, error = run(draw(seed).without(without).replace(ignored=ignored))
-        happened.update(events(history))
+        history, error = run(kind, kind.draw(seed).without(without).replace(ignored=ignored))
+        happened.update(kind.events(history))
         if error is not None:
             found.append(Failure(seed, rule_of(error), str(error)))
     return happened, found
 
 
 def run_many(
+    kind: Kind,
     first: int,
     count: int,
     workers: int,
@@ -83,14 +109,14 @@ def run_many(
     happened: Counter[str] = Counter()
     found: list[Failure] = []
     done = 0
-    chunk = partial(run_chunk, without=without, ignored=ignored)
+    chunk = partial(run_chunk, without=without, ignored=ignored, kind=kind)
     with multiprocessing.get_context("fork").Pool(workers) as pool:
         for events_of, failures in pool.imap_unordered(chunk, chunks):
             done += 1
             happened.update(events_of)
             for failure in failures:
                 print(f"seed {failure.seed}: {failure.story[:600]}")
-                print(f"    replay: {replay(failure.seed, without, ignored)}", flush=True)
+                print(f"    replay: {replay(kind, failure.seed, without, ignored)}", flush=True)
             found += failures
             if found and not goes_on:
                 pool.terminate()
@@ -102,7 +128,7 @@ def run_many(
     seconds = time.monotonic() - begun
     print(f"{min(done * _CHUNK, count)} histories in {seconds:.0f} s, {len(found)} broke a rule")
     for rule, times in Counter(failure.rule for failure in found).most_common():
-        print(f"{times:6} x {rule}: {RULES.get(rule, '')}")
+        print(f"{times:6} x {rule}: {kind.rules.get(rule, '')}")
     never = [name for name, times in happened.items() if not times]
     if never and count >= _ENOUGH and not found:
         print(f"this never happened, so nothing is known of it: {', '.join(never)}")
@@ -110,36 +136,37 @@ def run_many(
     return not found
 
 
-def replay(seed: int, without: Collection[str], ignored: Collection[str]) -> str:
+def replay(kind: Kind, seed: int, without: Collection[str], ignored: Collection[str]) -> str:
     """Return the command that runs a seed again."""
     rest = f" --without {','.join(without)}" if without else ""
     rest += f" --ignore {','.join(ignored)}" if ignored else ""
-    return f"{os.path.relpath(sys.executable)} -m tests.sim --seed {seed}{rest}"
+    return f"{os.path.relpath(sys.executable)} -m tests.sim{kind.option} --seed {seed}{rest}"
 
 
-def show(plan: Plan, lines: int, without: Collection[str] = ()) -> int:
+def show(kind: Kind, plan: Any, lines: int, without: Collection[str] = ()) -> int:
     """Run one history and print what happened in it."""
-    history, error = run(plan)
+    history, error = run(kind, plan)
     shown = history.trace[-lines:] if lines else history.trace
     print(plan)
     for seconds, who, text in shown:
         print(f"{seconds:12.6f} {who:8} {text}")
     if error is None:
-        print(
-            f"seed {plan.seed} breaks no rule: {len(history.trace)} lines, {len(history.book.entries)} groups"
-        )
+        groups = kind.events(history)["groups appended"]
+        print(f"seed {plan.seed} breaks no rule: {len(history.trace)} lines, {groups} groups")
         return 0
     cause = error.__cause__
     if cause is not None:
         traceback.print_exception(cause)
     elif not isinstance(error, ViolationError):
         traceback.print_exception(error)
-    print(f"\nseed {plan.seed} breaks {error}\nreplay: {replay(plan.seed, without, plan.ignored)}")
+    again = replay(kind, plan.seed, without, plan.ignored)
+    print(f"\nseed {plan.seed} breaks {error}\nreplay: {again}")
     return 1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--cloud", action="store_true", help="simulate logs in object storage")
     parser.add_argument("--seed", type=int, help="run this one and print its trace")
     parser.add_argument("--seeds", type=int, default=2000, help="how many to run")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -156,15 +183,22 @@ def main() -> int:
     options = parser.parse_args()
     ignored = tuple(filter(None, options.ignore.split(",")))
     without = tuple(filter(None, options.without.split(",")))
+    kind = CLOUD if options.cloud else LOCAL
     if options.seed is None:
         holds = run_many(
-            options.first, options.seeds, options.workers, without, ignored, goes_on=options.goes_on
+            kind,
+            options.first,
+            options.seeds,
+            options.workers,
+            without,
+            ignored,
+            goes_on=options.goes_on,
         )
         return 0 if holds else 1
-    plan = draw(options.seed).without(without).replace(ignored=ignored)
+    drawn = kind.draw(options.seed).without(without).replace(ignored=ignored)
     if options.shrink:
-        plan = shrink(plan, rule_broken)
-    return show(plan, options.lines, without)
+        drawn = shrink(drawn, partial(rule_broken, kind))
+    return show(kind, drawn, options.lines, without)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from tests.sim.history import History
@@ -27,13 +28,19 @@ SIGNS: Final = {
 """What the trace says of it."""
 
 
-def events(history: History) -> Counter[str]:
-    """Count what happened in a history."""
-    found = Counter(dict.fromkeys(SIGNS, 0))
-    for _, _, text in history.trace:
-        for name, sign in SIGNS.items():
+def count_signs(trace: Iterable[tuple[float, str, str]], signs: Mapping[str, str]) -> Counter[str]:
+    """Count the lines of a trace that have each sign."""
+    found = Counter(dict.fromkeys(signs, 0))
+    for _, _, text in trace:
+        for name, sign in signs.items():
             if sign in text:
                 found[name] += 1
+    return found
+
+
+def events(history: History) -> Counter[str]:
+    """Count what happened in a history."""
+    found = count_signs(history.trace, SIGNS)
     torn = sum(
         "opened <Wal" in text and "truncated_bytes=0" not in text for _, _, text in history.trace
     )

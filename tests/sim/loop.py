@@ -208,6 +208,10 @@ def _bury(coro: Any, context: contextvars.Context) -> None:
 
     From the inside out: else those outside would take what those inside say to it for an error.
     """
+    if not hasattr(coro, "cr_frame"):  # the closing of a generator that somebody left
+        with contextlib.suppress(BaseException):
+            context.run(coro.close)
+        return
     for _ in range(1000):
         if coro.cr_frame is None:
             return

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from walstore.settings import KIB, Settings
 
@@ -35,6 +35,15 @@ CONDITIONS: Final = {
     "checkpoint": "has_no_checkpoint",
 }
 """What may be wrong with the disk for a while, and the field of the weather that says so."""
+_USUAL_SETTINGS: Final = {
+    "retention_bytes": None,
+    "retention_seconds": None,
+    "segment_age_seconds": None,
+    "linger_seconds": 0.0,
+    "channel_records": 100_000,
+    "channel_bytes": 256 << 10,
+    "cache_bytes": 64 << 10,
+}
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,27 @@ class Plan:
 
     ignored: tuple[str, ...] = ()
     """Rules that are not looked at, while a defect is known and others are looked for."""
+
+    PARTS: ClassVar = {"ends": 1, "followers": 0, "acts": 1, "conditions": 0}
+    """Fields of which some may be left out, and how many must stay."""
+    USUAL: ClassVar = {
+        "readonly": False,
+        "store": False,
+        "shuffles": False,
+        "cancels": 0.0,
+        "rate": 0.0,
+        "read_rate": 0.0,
+        "stall_rate": 0.0,
+        "large": 0.0,
+        "sync": "batch",
+    }
+    COUNTS: ClassVar = ("actors", "calls")
+
+    def smaller(self) -> Iterator[Plan]:
+        """Yield plans with one setting less."""
+        for name, usual in _USUAL_SETTINGS.items():
+            if self.settings[name] != usual:
+                yield self.replace(settings={**self.settings, name: usual})
 
     @property
     def retains(self) -> bool:

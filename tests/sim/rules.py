@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from walstore.errors import WalError
 from walstore.records import Record
@@ -44,9 +44,10 @@ RULES: Final = {
 class ViolationError(Exception):
     """A rule was broken."""
 
+    rules: ClassVar[Mapping[str, str]] = RULES
+
     def __init__(self, rule: str, story: str) -> None:
-        assert rule in RULES
-        super().__init__(f"{rule} ({RULES[rule]}): {story}")
+        super().__init__(f"{rule} ({self.rules[rule]}): {story}")
         self.rule = rule
 
 

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Final, Protocol, Self, TypeVar
 
-from tests.sim.plan import Plan
-
-_USUAL: Final = {
-    "readonly": False,
-    "store": False,
-    "shuffles": False,
-    "cancels": 0.0,
-    "rate": 0.0,
-    "read_rate": 0.0,
-    "stall_rate": 0.0,
-    "large": 0.0,
-    "sync": "batch",
-}
-_USUAL_SETTINGS: Final = {
-    "retention_bytes": None,
-    "retention_seconds": None,
-    "segment_age_seconds": None,
-    "linger_seconds": 0.0,
-    "channel_records": 100_000,
-    "channel_bytes": 256 << 10,
-    "cache_bytes": 64 << 10,
-}
 _SEEDS: Final = 40
 """How many seeds are tried for each smaller plan; another order of events may be needed."""
 
 
-def shrink(plan: Plan, rule_broken: Callable[[Plan], str | None]) -> Plan:
+class Shrinkable(Protocol):
+    """A plan of any kind of history."""
+
+    seed: int
+    PARTS: ClassVar[Mapping[str, int]]
+    """Fields of which some may be left out, and how many must stay."""
+    USUAL: ClassVar[Mapping[str, Any]]
+    """What is simplest, by the field."""
+    COUNTS: ClassVar[tuple[str, ...]]
+    """Fields that may be as little as 1."""
+
+    def replace(self, **changes: Any) -> Self: ...
+
+    def smaller(self) -> Iterable[Self]:
+        """Return plans with one thing less that the fields do not tell."""
+
+
+_P = TypeVar("_P", bound=Shrinkable)
+
+
+def shrink(plan: _P, rule_broken: Callable[[_P], str | None]) -> _P:
     """Return a smaller plan that breaks the same rule; the plan itself if there is none."""
     rule = rule_broken(plan)
     if rule is None:
@@ -49,20 +46,18 @@ def shrink(plan: Plan, rule_broken: Callable[[Plan], str | None]) -> Plan:
     return plan
 
 
-def _smaller(plan: Plan) -> Iterator[Plan]:
+def _smaller(plan: _P) -> Iterator[_P]:
     """Yield plans with one thing less, the greatest simplifications first."""
-    for name in ("ends", "followers", "acts", "conditions"):
+    for name, least in plan.PARTS.items():
         parts = getattr(plan, name)
-        if len(parts) > (name in ("ends", "acts")):
+        if len(parts) > least:
             for at in range(len(parts)):
-                yield dataclasses.replace(plan, **{name: parts[:at] + parts[at + 1 :]})
-    for name, usual in _USUAL.items():
+                yield plan.replace(**{name: parts[:at] + parts[at + 1 :]})
+    for name, usual in plan.USUAL.items():
         if getattr(plan, name) != usual:
-            yield dataclasses.replace(plan, **{name: usual})
-    for fewer in {1, plan.actors // 2, plan.actors - 1} - {0, plan.actors}:
-        yield plan.replace(actors=fewer)
-    if plan.calls > 1:
-        yield plan.replace(calls=plan.calls // 2)
-    for name, usual in _USUAL_SETTINGS.items():
-        if plan.settings[name] != usual:
-            yield plan.replace(settings={**plan.settings, name: usual})
+            yield plan.replace(**{name: usual})
+    for name in plan.COUNTS:
+        now = getattr(plan, name)
+        for fewer in sorted({1, now // 2, now - 1} - {0, now}):
+            yield plan.replace(**{name: fewer})
+    yield from plan.smaller()

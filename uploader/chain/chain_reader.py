@@ -8,11 +8,10 @@ requests beside a writer that never pauses as without one. Any number of tasks m
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from uploader.chain.link import Link
 from uploader.chain.moment import Moment
@@ -21,6 +20,7 @@ from uploader.chain.recovery import WINDOW_SLOTS, slots_of, to_read, walk
 from uploader.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ORDER_PROOF, ListingOrder, ObjectStore
+from uploader.together import all_of
 from walstore.errors import CorruptionError, StorageUnavailableError
 from walstore.ports import Clock
 from walstore.threads import Lane
@@ -198,14 +198,14 @@ class ChainReader:
 class _Seen:
     """What lay in slots after a listing; each is read once."""
 
-    def __init__(self, read: Callable[[int], Awaitable[Link | None]]) -> None:
+    def __init__(self, read: Callable[[int], Coroutine[Any, Any, Link | None]]) -> None:
         self._read = read
         self._links: dict[int, Link | None] = {}
 
     async def read(self, slots: Sequence[int]) -> Mapping[int, Link | None]:
         """Return what lies in slots, read at the same time, and in those read before."""
         missing = [slot for slot in slots if slot not in self._links]
-        found = await asyncio.gather(*map(self._read, missing))
+        found = await all_of(map(self._read, missing))
         self._links.update(zip(missing, found, strict=True))
         return self._links
 

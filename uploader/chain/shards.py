@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from uploader.chain.names import (
     MOST_SHARDS,
     SHARD_PREFIX,
@@ -13,6 +11,7 @@ from uploader.chain.names import (
 )
 from uploader.layout import FIRST_SEQ_NO
 from uploader.stores.port import ListedObject, ObjectStore
+from uploader.together import all_of
 
 
 async def list_shards(store: ObjectStore) -> list[tuple[FragmentName, ListedObject]]:
@@ -42,7 +41,7 @@ async def list_behind_names(
     """Return what :func:`list_behind` does, with what the names say."""
     shards = range(1, MOST_SHARDS + 1)
     folders = [_list(store, shard_folder(shard), last_before(shard, seq_no)) for shard in shards]
-    found = await asyncio.gather(*folders)
+    found = await all_of(folders)
     return sorted((item for listing in found for item in listing), key=_by_number)
 
 

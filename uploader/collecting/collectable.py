@@ -9,7 +9,6 @@ forged: they can make it less, never more. Right at any later time, too, since m
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from uploader.manifests.snapshot import Snapshot
 from uploader.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
+from uploader.together import all_of
 from walstore.errors import CollectionRefusedError, CorruptionError, FormatVersionError
 from walstore.threads import Worker
 
@@ -71,7 +71,7 @@ class Collectable:
         """Raise CollectionRefusedError if one of these snapshots must stay."""
         for low in range(0, len(keys), _AT_ONCE):
             some = keys[low : low + _AT_ONCE]
-            for key, may_go in zip(some, await asyncio.gather(*map(self.read, some)), strict=True):
+            for key, may_go in zip(some, await all_of(map(self.read, some)), strict=True):
                 if may_go is False:
                     raise CollectionRefusedError(
                         f"{key} in {self._store.url} holds what is not collected; verify the log"

@@ -18,6 +18,7 @@ from uploader.fragments.fragment import footer_bytes, read_footer
 from uploader.fragments.fragment_file import Footer
 from uploader.fragments.parquet_metadata import END_BYTES
 from uploader.manifests.entries import Fragment
+from uploader.together import all_of
 from walstore.errors import CorruptionError, WalError
 from walstore.threads import Worker
 
@@ -149,7 +150,7 @@ class FragmentFooters:
     # -- inside ------------------------------------------------------------------------------
 
     async def _ask(self, window: Sequence[Fragment], stream: str) -> list[bool]:
-        return list(await asyncio.gather(*(self._may_hold(entry, stream) for entry in window)))
+        return await all_of(self._may_hold(entry, stream) for entry in window)
 
     async def _may_hold(self, entry: Fragment, stream: str) -> bool:
         try:

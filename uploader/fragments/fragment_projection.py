@@ -7,21 +7,21 @@ never looked at.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Final
 
 from uploader.fragments.fragment import decode_columns
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.fragments.fragment_file import column_ranges
 from uploader.manifests.entries import Fragment
+from uploader.together import all_of
 from walstore.errors import CorruptionError
 from walstore.threads import Worker
 
 GAP_BYTES: Final = 64 << 10
 """Ranges closer than this are read as one: a request costs more than the bytes between."""
 
-FetchRange = Callable[[Fragment, int, int], Awaitable[bytes]]
+FetchRange = Callable[[Fragment, int, int], Coroutine[Any, Any, bytes]]
 """Reads the bytes ``[start, limit)`` of a fragment."""
 
 
@@ -46,7 +46,7 @@ async def read_columns(
     missing = merge([(low, min(high, start)) for low, high in wanted if low < start])
     if 2 * sum(high - low for low, high in missing) >= size:
         return None
-    found = await asyncio.gather(*(fetch(entry, low, high) for low, high in missing))
+    found = await all_of(fetch(entry, low, high) for low, high in missing)
     pieces = [*zip((low for low, _ in missing), found, strict=True), (start, end)]
     for (low, high), data in zip(missing, found, strict=True):
         if len(data) != high - low:

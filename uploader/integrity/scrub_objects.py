@@ -105,7 +105,13 @@ class ScrubObjects:
                 await self._check_cursor(listed.key, cursor, manifest)
 
     async def _check_cursor(self, key: str, cursor: CloudCursor, manifest: Manifest) -> None:
-        if cursor.position < manifest.oldest_offset:
+        if cursor.position < manifest.oldest_offset and cursor.is_unchecked:
+            self._note(
+                key,
+                "a cursor for records that were collected, put by a call that did not end yet, or never will",
+                "commit it further on, or delete it, unless that call is under way: it holds the log",
+            )
+        elif cursor.position < manifest.oldest_offset:
             self._report(
                 Finding(
                     Severity.WARNING,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
 
 from uploader import layout
 from uploader.errand import errand
@@ -11,11 +10,11 @@ from uploader.lifecycle.creation import check_empty, create_manifest
 from uploader.manifests.manifest import Manifest
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.writing.ownership import BOOTSTRAP_NAME
 from uploader.writing.writable import check_not_destroyed
 from walstore.errors import ContentionError, InvalidSettingsError
 from walstore.ports import Clock
 
-_WRITER: Final = "bootstrap"
 """What wal3's manifests say after the same."""
 
 
@@ -42,7 +41,7 @@ async def bootstrap(
     """
     if not layout.FIRST_OFFSET <= start < layout.MAX_U64:
         raise InvalidSettingsError(f"a record's offset is 1 to 2**64 - 2, not {start}")
-    manifest = Manifest.initial(_WRITER)
+    manifest = Manifest.initial(BOOTSTRAP_NAME)
     if start > layout.FIRST_OFFSET:
         manifest = dataclasses.replace(manifest, initial_offset=start)
     async with errand(url, store=store, retry=retry, clock=clock) as found:

@@ -38,6 +38,7 @@ from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.streams.stream_file import StreamFile
+from uploader.writing.ownership import fork_writer_name
 from uploader.writing.writable import check_not_destroyed
 from walstore.errors import (
     ContentionError,
@@ -96,7 +97,7 @@ async def fork(
         errand(target_url, store=target_store, retry=retry, clock=clock) as target,
     ):
         source.check_found()
-        writer = f"walstore fork of {source.store.url}"
+        writer = fork_writer_name(source.store.url)
         pin = ForkPin(source, target.store.url)
         if not target.root.is_known:
             check_range(source, start, stop)

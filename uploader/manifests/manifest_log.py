@@ -127,7 +127,7 @@ class ManifestLog:
             yield listed
 
     async def load(self) -> bool:
-        """Read the manifest; return False if there is none, or an empty one came after the log was destroyed.
+        """Read the manifest; return False if there is none, or one came after the log was destroyed.
 
         CorruptionError if it is damaged, or does not go on from the one known before. The store's errors are
         passed on: how often a read is repeated is the store's affair.

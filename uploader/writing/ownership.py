@@ -34,6 +34,9 @@ from walstore.errors import ContentionError, FencedError
 _PREFIX: Final = "walstore "
 _DIRECT_PREFIX: Final = "walstore-writer "
 _DIRECT: Final = re.compile(rf"{_DIRECT_PREFIX}[0-9A-Za-z-]{{1,64}}")
+_FORK_PREFIX: Final = "walstore fork of "
+BOOTSTRAP_NAME: Final = "bootstrap"
+"""What the manifest of a log says that was made by ``bootstrap``, as long as nobody has written to it."""
 _ID_BYTES: Final = 16
 _LIFE_BYTES: Final = 8
 _NAME: Final = re.compile(r"walstore (?:([0-9]{1,19}) ([0-9a-f]{16}) )?([0-9a-f]{32})")
@@ -178,6 +181,17 @@ def direct_writer_name(writer_id: str) -> str:
 def is_direct_writer_name(name: str) -> bool:
     """Return whether :func:`direct_writer_name` makes such a name, of an id as writers have them."""
     return _DIRECT.fullmatch(name) is not None
+
+
+def fork_writer_name(source_url: str) -> str:
+    """Return what the manifest of a fork says until somebody writes to it."""
+    return f"{_FORK_PREFIX}{source_url}"
+
+
+def is_unwritten(manifest: Manifest) -> bool:
+    """Return whether no writer has changed a manifest since it was created, empty or with records."""
+    was_made = manifest.writer == BOOTSTRAP_NAME or manifest.writer.startswith(_FORK_PREFIX)
+    return was_made or manifest.next_offset == layout.FIRST_OFFSET
 
 
 def owner(manifest: Manifest) -> bytes | None:

@@ -13,7 +13,7 @@ from uploader.manifests.closings import carry_closings, check_closings
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.stores.port import ObjectStore
-from uploader.writing.ownership import Claim, check_held
+from uploader.writing.ownership import Claim, check_held, is_unwritten
 from walstore.errors import LogNotFoundError, LogSealedError
 
 
@@ -98,9 +98,9 @@ def has_records(manifest: Manifest) -> bool:
 def may_be_revived(manifest: Manifest) -> bool:
     """Return whether a manifest may have been created where a log was destroyed, by a request that came late.
 
-    One that a destroyer has begun with is sealed, or holds records.
+    Not one that was changed since: who changes one has looked for a tombstone, and destroyers seal first.
     """
-    return not has_records(manifest) and not manifest.is_sealed
+    return is_unwritten(manifest) and not manifest.is_sealed
 
 
 def destroyed(url: str) -> LogNotFoundError:

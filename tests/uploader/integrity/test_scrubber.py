@@ -349,6 +349,15 @@ async def test_cursors(store, worker) -> None:
     ]
 
 
+async def test_a_cursor_that_nobody_has_checked(store, worker) -> None:
+    """Its call did not end, so that its reader was promised nothing: no record is missing."""
+    log = await begin(store, worker, 4)
+    await collect(log, store, 2)
+    cursor = CloudCursor(name="late", position=4, epoch_us=1, writer="w", is_unchecked=True)
+    await store.inner.put_if_absent(layout.cursor_path("late"), cursor.serialise())
+    assert told(await scrub(store)) == [("note", "cursor/late.json")]
+
+
 async def test_cursors_that_hold_nothing(store, worker) -> None:
     """Pins whose time is over, and what is left of cursors that were removed, may stand anywhere."""
     log = await begin(store, worker, 4)

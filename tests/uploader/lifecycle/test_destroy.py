@@ -12,7 +12,9 @@ from tests.cloud import FAST, SMALL, URL, cloud_log, put_fragment, snapshot, tie
 from tests.uploader.documents import rolled_up
 from uploader import CloudTier, CloudWriter, GarbageCollector, layout
 from uploader.fragments.fragment_reader import FragmentReader
+from uploader.lifecycle.bootstrap import bootstrap
 from uploader.lifecycle.destroy import Destroyed, destroy
+from uploader.lifecycle.fork import fork
 from uploader.lifecycle.seal import seal
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.manifest_log import ManifestLog
@@ -243,6 +245,28 @@ async def test_a_manifest_that_comes_late_makes_no_log(store, worker) -> None:
     with pytest.raises(LogNotFoundError, match="destroyed"):
         await CloudWriter.open(URL, store=store, retry=FAST)
     assert (await destroy(URL, store=store)).objects == 1
+    assert await keys(store) == [layout.TOMBSTONE]
+
+
+@pytest.mark.parametrize("made", ["fork", "bootstrap"])
+async def test_a_manifest_with_records_that_comes_late_makes_no_log(store, made: str) -> None:
+    """It is created a second time after the log was destroyed: no append is acknowledged there."""
+    if made == "fork":
+        source = MemoryStore()
+        async with CloudWriter.open(URL, store=source, retry=FAST) as log:
+            await log.append(b"v")
+        await fork("memory://s", URL, source_store=source, target_store=store, retry=FAST)
+    else:
+        await bootstrap(URL, start=17, store=store, retry=FAST)
+    created = (await store.get(layout.MANIFEST)).data
+    await destroy(URL, store=store, confirm=True)
+    await store.put_if_absent(layout.MANIFEST, created)
+    with pytest.raises(LogNotFoundError):
+        await cloud_log(store)
+    for opening in (CloudWriter.open(URL, store=store, retry=FAST), tier(store).open(None)):
+        with pytest.raises(LogNotFoundError, match="destroyed"):
+            await opening
+    await destroy(URL, store=store)
     assert await keys(store) == [layout.TOMBSTONE]
 
 
