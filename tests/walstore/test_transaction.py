@@ -436,7 +436,7 @@ async def test_closing_beside_one_that_begins_to_spill(wal, faulty, log_director
         first = asyncio.create_task(spill())
         await hold.wait_entered()
         closing = asyncio.create_task(wal.aclose())
-        await until(lambda: wal._engine.source.closed is not None)
+        await until(lambda: wal._engine.source._closed is not None)
         await turns()
         begin.set()
         await turns()
