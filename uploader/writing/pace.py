@@ -22,6 +22,9 @@ _NEAR: Final = 0.25
 """Part of the time between two changes in which a second fragment for the same one is not worth it."""
 _LATE: Final = 0.1
 """Part of the time between two changes by which a fragment may be cut too late and still be waited for."""
+_OVERDUE: Final = 0.125
+"""Part of the time by which a put is late in which it is not looked for again: what was expected by now is
+expected at any moment, so the next cut would stay as far ahead as it is, however often one looks."""
 
 TIMER_SECONDS: Final = 0.0005
 """Timers of asyncio's event loop are late by up to a millisecond: set so much early, on average they are
@@ -82,9 +85,11 @@ class Pace:
             free = max(now, publishing[0] + self.publish_seconds)
         turn: float | None = None  # when the change begins that takes the fragments so far
         last: float | None = None
+        expected = now  # when the oldest put under way should have ended
         for last in cuts:
             ready = last + self.put_seconds
             if turn is None:
+                expected = ready
                 turn = max(free, ready)
             elif ready > turn:
                 turn = max(turn + spacing, ready)
@@ -93,7 +98,10 @@ class Pace:
         due = turn - self.put_seconds  # to go with the last one, else with the change after
         due = _next(due, spacing, last + max(self.interval_seconds, spacing * _NEAR))
         # A little too late is better than a whole change later.
-        return max(_next(due, spacing, now - spacing * _LATE), last + self.interval_seconds)
+        due = _next(due, spacing, now - spacing * _LATE)
+        if turn == now < due and spacing > 0 and self.put_seconds > 0:
+            due = max(due, now + _OVERDUE * (now - expected))
+        return max(due, last + self.interval_seconds)
 
     def hold_seconds(self, now: float, cut: float, publishing: int) -> float:
         """Return how long a change that could begin now should wait for a fragment cut at ``cut``.

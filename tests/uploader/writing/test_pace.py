@@ -126,3 +126,16 @@ def test_head_starts_change_nothing_else() -> None:
 )
 def test_what_deserves_a_head_start(records: int, size_bytes: int, is_worth_it: bool) -> None:
     assert pace().deserves_head_start(records, size_bytes) is is_worth_it
+
+
+@pytest.mark.parametrize("put", [0.4, 1, 7, 130])
+def test_a_put_that_hangs_is_not_looked_at_all_the_time(put: float) -> None:
+    """What is late may come at any moment; whoever waits looks seldom, and less often the later it is."""
+    now, looks, clock = 1000.0, 0, pace(put, 1.3, interval=0)
+    while now < 31_000:
+        looks += 1
+        due = clock.due(now, [1000], [])
+        if due <= now:
+            return  # the next one is cut beside it
+        now = due
+    assert looks < 200
