@@ -110,6 +110,7 @@ def test_values_that_hold_frames_may_be_torn(tmp_path: Path, can_trace: bool) ->
     _try([life], 64, tmp_path / "failures", while_forged)
 
 
+@pytest.mark.slow
 def test_recordings_of_the_format_as_it_was_keep_their_promises(tmp_path: Path) -> None:
     _try([load(GOLDEN / "life.xz"), load(GOLDEN / "life-restart.xz")], 1, tmp_path, _a_share)
 

@@ -10,10 +10,10 @@ from tests.sim.rules import RULES, Book, ViolationError
 from walstore.records import Record
 
 
-@pytest.mark.parametrize("first", [0, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first", [0, pytest.param(8, marks=pytest.mark.slow)])
 def test_histories(first: int) -> None:
     """A small share of what ``make sim`` runs."""
-    for seed in range(first, 2 * first + 20):
+    for seed in range(first, 6 * first + 8):
         simulate(seed)
 
 

@@ -86,6 +86,7 @@ def test_any_sector_of_the_footer_may_be_lost(size: int, log_directory: Path) ->
                 path.unlink()
 
 
+@pytest.mark.slow
 def test_the_power_fails_at_any_call_of_a_rotation(tmp_path: Path) -> None:
     """The log is opened again with and without what helps recovery."""
     calls = 0

@@ -132,6 +132,7 @@ def nested(size_bytes: int) -> bytes:
     return bytes(-(frame.HEADER_BYTES + 20) % 8) + bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chained", "alike", "nested"])
 @pytest.mark.parametrize("lost_bytes", [SECTOR, pytest.param(1, marks=pytest.mark.slow)])
 def test_many_frames_in_a_value(
