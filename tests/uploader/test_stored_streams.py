@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.cloud import FAST, URL, cloud_log
-from uploader import CloudWriter, destroy, fork, layout, restore, seal
+from uploader import (
+    CloudWriter,
+    apply_rebuild,
+    destroy,
+    fork,
+    layout,
+    plan_rebuild,
+    rebuild,
+    restore,
+    seal,
+)
 from uploader.manifests.closings import closings_in
 from uploader.stores.memory import MemoryStore
 from uploader.stores.wrapper import StoreWrapper
@@ -329,3 +339,26 @@ async def test_a_lost_answer_changes_nothing(store) -> None:
 async def manifest(store):
     async with cloud_log(store) as log:
         return log.manifest
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+async def test_closed_streams_stay_closed_in_a_rebuilt_log(store, kind: str) -> None:
+    """The manifest that knew of the closings is lost; the table and the fragments are left."""
+    async with writer(store, kind) as log:
+        for name in "ab":
+            await log.open_stream(name)
+            await log.append(b"1", stream=name)
+        await log.close_stream("a")
+    await store.inner.delete([one.key async for one in store.inner.list("manifest/")])
+    if kind == "swap":
+        await apply_rebuild(await plan_rebuild(URL, store=store), store=store)
+    else:
+        await rebuild(store, "walstore rebuild", write=True)
+    assert {name: one.is_open for name, one in (await listed(store)).items()} == {
+        "a": False,
+        "b": True,
+    }
+    async with writer(store, kind) as log:
+        with pytest.raises(StreamClosedError):
+            await log.append(b"2", stream="a")
+        await log.append(b"2", stream="b")

@@ -24,6 +24,8 @@ from uploader.manifests.manifest import Manifest
 from uploader.setsum import Setsum
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.streams.stream_file import read_closings
+from uploader.writing.writable import writer_after_rebuild
 from walstore.errors import ContentionError, CorruptionError, LogNotFoundError
 
 _SLOTS_AHEAD: Final = 1 << 32
@@ -94,6 +96,7 @@ async def rebuild(
     first: what one of them publishes to the old chain meanwhile is lost. Errors as :func:`assemble`;
     OutcomeUnknownError if the store does not answer, then look before calling again.
     """
+    writer = writer_after_rebuild(writer, await read_closings(store))
     rebuilt = assemble(await list_shards(store), writer, exclude=exclude)
     if not write:
         return rebuilt

@@ -27,6 +27,7 @@ from uploader.rebuilding.survey import SeenFragment, Survey
 from uploader.rebuilding.tree import grow, to_put
 from uploader.setsum import Setsum
 from uploader.writing.ownership import Claim, is_direct_writer_name
+from uploader.writing.writable import writer_after_rebuild
 from walstore.errors import CorruptionError, InvalidSettingsError, LogNotFoundError
 
 Keep: TypeAlias = Literal["before", "after"] | int
@@ -356,12 +357,14 @@ class _Planning:
         """
         before = self._survey.manifest
         writer = self._writer
+        if writer is not None:
+            writer = writer_after_rebuild(writer, self._survey.closings)
         if before is not None:
             name = rebuilt_writer(before.writer)
             is_sealed = before.is_sealed and not before.is_rebuilding
             return seal_writer(writer or name) if is_sealed else writer or name
         if writer is None:
-            writer = self._made_by(run)
+            writer = writer_after_rebuild(self._made_by(run), self._survey.closings)
         is_sealed = any(seen.is_blocker for seen in _behind(self._survey, run[-1].seq_no))
         return seal_writer(writer) if is_sealed else writer
 

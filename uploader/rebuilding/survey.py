@@ -29,6 +29,7 @@ from uploader.rebuilding.note import Note
 from uploader.stored_document import most_bytes_at, read_stored_or_damaged
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore, StoredObject
+from uploader.streams.stream_file import read_closings
 from uploader.together import together
 from uploader.writing.adoption import VOID
 from walstore.errors import CorruptionError, InvalidSettingsError
@@ -102,6 +103,8 @@ class Survey:
     """What earlier rebuilds noted."""
     is_forked: bool
     """Whether a fork was made here, or is being made."""
+    closings: int
+    """How many closings of streams the log's table tells of."""
 
 
 async def is_chain(store: ObjectStore) -> bool:
@@ -162,6 +165,7 @@ async def survey(
         ),
         notes=tuple([note async for note in _notes(store)]),
         is_forked=await store.head(layout.FORK_NOTE) is not None,
+        closings=await read_closings(store),
     )
 
 

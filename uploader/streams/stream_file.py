@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from uploader import cas, layout
-from uploader.stored_document import read_stored
+from uploader.stored_document import read_stored, read_stored_or_damaged
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from uploader.streams.stream_table import StreamTable
+from walstore.terms import MAX_LEDGER_BYTES
 from walstore.threads import Worker
 
 Change = Callable[[StreamTable], StreamTable | None]
@@ -72,3 +73,14 @@ class StreamFile:
         if self.table is None or table.revision >= self.table.revision:
             self.table = table
         return table
+
+
+async def read_closings(store: ObjectStore) -> int:
+    """Return how many closings of streams a log's table tells of; 0 if it is missing or damaged."""
+    try:
+        found = await read_stored_or_damaged(
+            store, layout.STREAMS, StreamTable.parse, most_bytes=MAX_LEDGER_BYTES
+        )
+    except ObjectNotFoundError:
+        return 0
+    return 0 if found.value is None else found.value.closings

@@ -9,7 +9,7 @@ manifest, which carries a mark of its own (docs/chain.md, "The end").
 from __future__ import annotations
 
 from uploader import layout
-from uploader.manifests.closings import carry_closings, check_closings
+from uploader.manifests.closings import carry_closings, check_closings, with_closings
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.stores.port import ObjectStore
@@ -48,6 +48,17 @@ def next_writer(manifest: Manifest, writer: str, *, url: str) -> str:
         return writer
     check_closings(manifest.writer, writer, url=url)
     return carry_closings(manifest.writer, writer)
+
+
+def writer_after_rebuild(writer: str, closings: int) -> str:
+    """Return what a manifest that is made anew is to say of ``writer``: all closings have taken effect.
+
+    The damaged one may have said so, and without a number closed streams would count as open. Directories
+    that ship have no streams there.
+    """
+    if Claim.parse(writer) is not None or not closings:
+        return writer
+    return with_closings(writer, closings)
 
 
 async def check_not_destroyed(store: ObjectStore) -> None:
