@@ -15,7 +15,7 @@ from uploader.manifests.root import Change
 from uploader.manifests.tree import ManifestTree
 from uploader.stores.port import ObjectStore
 from uploader.writing.writable import next_writer
-from walstore.errors import ContentionError, OutcomeUnknownError
+from walstore.errors import ContentionError
 from walstore.threads import Worker
 
 
@@ -36,8 +36,8 @@ class Maker:
         if they are published already.
 
         ValueError for a key that does not say what the entry says. What is returned raises ContentionError
-        if others are in their place, OutcomeUnknownError if those before them are missing, LogSealedError if
-        it is sealed, FencedError if a directory claimed it under another name.
+        if they do not continue the log, LogSealedError if it is sealed, FencedError if a directory claimed
+        it under another name.
         """
         for fragment in fragments:
             _check_key(fragment)
@@ -55,11 +55,6 @@ class Maker:
                 return self._roller.fold(self._announced.take_out(grown))
             if not ground.is_durable:
                 raise WaitForDurableError
-            if manifest.next_seq_no < first.seq_no and manifest.next_offset < first.start:
-                raise OutcomeUnknownError(
-                    "what was to be published before it is not, yet; publish both again",
-                    retriable=True,
-                )
             raise ContentionError(
                 f"another writer published fragment {first.seq_no} of {self._store.url}; "
                 "only one log may ship to a prefix"

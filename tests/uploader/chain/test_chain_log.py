@@ -216,23 +216,6 @@ async def test_several_are_under_way_at_once(store, opened) -> None:
     assert head.slot == 5
 
 
-async def test_one_that_comes_before_its_turn_is_to_be_published_again(store, opened) -> None:
-    """The one before it failed, and was not begun again yet: no other writer is to blame."""
-    log = opened()
-    await log.load_or_create("w")
-    first, second = run(3), run(4, seq_no=2, start=4)
-    refused = StorageUnavailableError("busy (injected)", outcome="not_written", retriable=False)
-    store.on("put_if_absent", fail(refused), key_prefix=manifest_key(1))
-    with pytest.raises(StorageUnavailableError):
-        await log.publish(first, "w")
-    with pytest.raises(OutcomeUnknownError, match="before it") as caught:
-        await log.publish(second, "w")
-    assert caught.value.retriable
-    for fragments in (first, second):
-        await log.publish(fragments, "w")
-    assert (await head_of(store)).manifest.next_seq_no == 3
-
-
 async def test_readers_do_not_see_what_is_not_linked(store, opened) -> None:
     log = opened(alpha=3)
     await log.load_or_create("w")
