@@ -22,7 +22,7 @@ from uploader.manifests.entries import Fragment
 from uploader.manifests.root import Root
 from uploader.writing.pace import Pace
 from uploader.writing.patience import Patience
-from walstore.errors import WalError
+from walstore.errors import ContentionError, WalError
 from walstore.ports import Clock
 
 Make = Callable[[], Awaitable[Fragment | None]]
@@ -196,19 +196,30 @@ class Conveyor:
         halted the conveyor.
 
         The first attempt is made while those before may be under way. A root wants calls in order, so
-        further ones are made after those before have ended.
+        further ones are made after those before have ended. Contention does not count until then: the one
+        before may just have failed, and the root lacks it until it is published again.
         """
         is_first = True
 
-        async def attempt() -> bool:
-            nonlocal is_first
-            if not is_first and before is not None:
-                await asyncio.wait((before,))
-            if not is_first and self.is_halted:
-                return False
-            is_first = False
+        async def publish() -> None:
             writer = self._writer if isinstance(self._writer, str) else self._writer()
             await self._root.publish(run, writer)
+
+        async def attempt() -> bool:
+            nonlocal is_first
+            if is_first:
+                is_first = False
+                try:
+                    await publish()
+                    return True
+                except ContentionError:
+                    if before is None or before.done():
+                        raise
+            if before is not None:
+                await asyncio.wait((before,))
+            if self.is_halted:
+                return False
+            await publish()
             return True
 
         return attempt

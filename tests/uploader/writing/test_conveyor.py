@@ -153,6 +153,25 @@ async def test_further_attempts_are_made_in_order(impatient: RetryPolicy) -> Non
     assert bench.published == [1, 2]
 
 
+async def test_contention_does_not_count_while_the_one_before_is_tried_again(
+    impatient: RetryPolicy,
+) -> None:
+    """It failed, and was not begun again yet: no other writer is to blame for what is missing."""
+    bench = Bench(impatient, most=2)
+    async with asyncio.TaskGroup() as tasks:
+        conveyor = bench.on(tasks)
+        conveyor.start(maker(1))
+        await until(lambda: len(bench.root.calls) == 1)
+        conveyor.start(maker(2))
+        await bench.answer(2, ContentionError("another writer published"))
+        await bench.answer(1, OutcomeUnknownError("?"))
+        await bench.answer(3)
+        await bench.answer(4)
+        await conveyor.wait_until(lambda: conveyor.is_empty)
+    assert bench.root.calls == [[1], [2], [1], [2]]
+    assert bench.published == [1, 2]
+
+
 async def test_V3_nothing_is_published_behind_one_that_was_not_made(impatient: RetryPolicy) -> None:
     bench = Bench(impatient)
     async with asyncio.TaskGroup() as tasks:
