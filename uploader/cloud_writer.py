@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from asyncio import get_running_loop
 from collections.abc import Iterable, Mapping
 from functools import partial
 
@@ -34,6 +35,7 @@ from uploader.writing.writer_settings import WriterSettings, WriterStatistics
 from walstore.clock import SystemClock
 from walstore.draft import Group
 from walstore.errors import OffsetMismatchError, WalClosedError
+from walstore.forks import abandon_in_children
 from walstore.group import make_group, make_record
 from walstore.ledger import StreamInfo
 from walstore.ports import Clock
@@ -44,7 +46,9 @@ from walstore.threads import Worker
 class CloudWriter:
     """A log in object storage, for appending. Make one with :meth:`open`.
 
-    All methods belong to the event loop that opened it. Appends of this writer that are under way together
+    All methods belong to the event loop that opened it: from another thread or event loop they raise
+    WrongLoopError, in a forked child WalClosedError, and so do those of :attr:`cursors`. Only what is looked
+    at without waiting may be asked for anywhere. Appends of this writer that are under way together
     are committed in their order, unless another writer comes between.
     """
 
@@ -139,7 +143,6 @@ class CloudWriter:
         self._worker = worker
         self._clock = clock
         self._lead_us = int(settings.max_timestamp_lead_seconds * 1e6)
-        self._cursors = CloudCursors.of_store(store, retry=retry, clock=clock, worker=worker)
         self._puts = FragmentPuts(
             store=store,
             root=root,
@@ -170,6 +173,14 @@ class CloudWriter:
             worker=worker,
         )
         self._intake = self._shipper.intake
+        self._loop = get_running_loop()
+        self._cursors = CloudCursors.of_store(
+            store,
+            retry=retry,
+            clock=clock,
+            worker=worker,
+            check_home=self._intake.check_home,
+        )
         self._streams = StreamDoor(
             self._guard,
             root=root,
@@ -210,6 +221,8 @@ class CloudWriter:
             LimitExceededError: The log has as many streams as it can have. Not written.
             WalClosedError: The writer is closed.
         """
+        if get_running_loop() is not self._loop:
+            self.check_home()
         times = self._timestamp(timestamp_us)
         group = make_record(value, key, stream, headers, times)
         if stream is not None or self._streams.has_waiting:
@@ -233,6 +246,8 @@ class CloudWriter:
         They are in one fragment: all of them are in the log or none. The options hold for each record.
         The group may have up to ``pending_bytes``. An empty group is a ValueError.
         """
+        if get_running_loop() is not self._loop:
+            self.check_home()
         times = self._timestamp(timestamp_us)
         group = make_group(values, key, stream, headers, times)
         if stream is not None or self._streams.has_waiting:
@@ -248,6 +263,7 @@ class CloudWriter:
 
         What waits for company is shipped at once. Cancelling has no effect on the records.
         """
+        self.check_home()
         await self._shipper.settle()
 
     # -- streams -----------------------------------------------------------------------------
@@ -262,6 +278,7 @@ class CloudWriter:
         OutcomeUnknownError, or StorageUnavailableError, if the store does not answer, and cancelled: it may
         be open or not, or may come to be; call again.
         """
+        self.check_home()
         await self._streams.open(name, metadata)
 
     async def close_stream(self, name: str) -> None:
@@ -273,6 +290,7 @@ class CloudWriter:
         stream; closing one twice is allowed, and finishes what an interrupted call began. Else as
         :meth:`open_stream`.
         """
+        self.check_home()
         await self._streams.close(name)
 
     async def streams(self) -> dict[str, StreamInfo]:
@@ -281,6 +299,7 @@ class CloudWriter:
         As the table of streams says now, by which this writer's appends go: one request. Those of records
         that were appended before there was a table are not in it; see :meth:`uploader.CloudLog.streams`.
         """
+        self.check_home()
         table = await self._streams.table()
         return table.infos()
 
@@ -341,9 +360,18 @@ class CloudWriter:
         Twice is allowed. Cancelling the wait does not stop the closing. A store that does nothing for
         ``patience_seconds`` is given up; the appends are told.
         """
+        self.check_home()
         assert self._supervisor is not None
         self._shipper.close(WalClosedError("the log is closed"))
         await asyncio.shield(self._supervisor)
+
+    def check_home(self) -> None:
+        """Raise WrongLoopError in another thread or event loop, WalClosedError in a child process."""
+        self._intake.check_home()
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse everything in a child process, which has none of the threads."""
+        self._intake.abandon(error)
 
     def __repr__(self) -> str:
         return f"<CloudWriter {self.url}>"
@@ -354,8 +382,8 @@ class CloudWriter:
         check_unsealed(self._root.manifest, url=self.url)
         check_direct(self._root.manifest, url=self.url)
         await self._shipper.start(is_loaded=has_records(self._root.manifest))
-        loop = asyncio.get_running_loop()
-        self._supervisor = loop.create_task(self._supervise(), name=f"walstore {self.url}")
+        self._supervisor = self._loop.create_task(self._supervise(), name=f"walstore {self.url}")
+        abandon_in_children(self)
 
     async def _supervise(self) -> None:
         """Own the writer's tasks until it is closed. Never cancelled by us.
