@@ -287,8 +287,8 @@ class CloudWriter:
 
         Its records stay. Appends to it that this writer accepted before come first. When it returns the
         stream has no records but those that the newest manifest names. StreamClosedError if there is no such
-        stream; closing one twice is allowed, and finishes what an interrupted call began. Else as
-        :meth:`open_stream`.
+        stream, LogNotFoundError if the log was destroyed. Closing one twice is allowed, and finishes what an
+        interrupted call began. Else as :meth:`open_stream`.
         """
         self.check_home()
         await self._streams.close(name)
@@ -296,8 +296,10 @@ class CloudWriter:
     async def streams(self) -> dict[str, StreamInfo]:
         """Return every stream that was opened or appended to, by name, in the order of opening.
 
-        As the table of streams says now, by which this writer's appends go: one request. Those of records
+        As the table of streams says now, by which this writer's appends go: one request, more if
+        there are none. Those of records
         that were appended before there was a table are not in it; see :meth:`uploader.CloudLog.streams`.
+        LogNotFoundError if the log was destroyed.
         """
         self.check_home()
         table = await self._streams.table()

@@ -175,6 +175,7 @@ class CloudCursors:
         if nobody else moved it since. A pin keeps its expiry. ValueError if the cursor stands further on
         (see :meth:`rewind`), CursorMovedError if it is not as seen, OffsetTrimmedError if it is new and
         what it asks for is collected, or being collected: then it is as it was before.
+        LogNotFoundError if the log was destroyed.
         OutcomeUnknownError if the store does not say what became of it; call again.
         """
         return await self._move(name, position, seen=seen)
@@ -338,6 +339,9 @@ class CloudCursors:
             made = self._signed(made)
         else:
             made = dataclasses.replace(self._signed(made), is_unchecked=True, before=before)
+        if left is None:
+            # Else one would be left where a log was destroyed, by each call: none is ever deleted.
+            await self._newest()
         etag = await self._put(None if left is None else left.etag, made)
         if etag is None:
             return None
