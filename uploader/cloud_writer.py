@@ -39,7 +39,7 @@ from walstore.forks import abandon_in_children
 from walstore.group import make_group, make_record
 from walstore.ledger import StreamInfo
 from walstore.ports import Clock
-from walstore.resource import Opening
+from walstore.resource import Opening, warn_unclosed
 from walstore.threads import Worker
 
 
@@ -190,6 +190,7 @@ class CloudWriter:
             check_open=self._intake.check_open,
         )
         self._supervisor: asyncio.Task[None] | None = None
+        self._is_abandoned = False
 
     # -- appending ---------------------------------------------------------------------------
 
@@ -373,7 +374,16 @@ class CloudWriter:
 
     def abandon(self, error: WalClosedError) -> None:
         """Refuse everything in a child process, which has none of the threads."""
+        self._is_abandoned = True
         self._intake.abandon(error)
+
+    def __del__(self) -> None:
+        supervisor = getattr(self, "_supervisor", None)
+        if supervisor is not None and not supervisor.done() and not self._is_abandoned:
+            pending = self._intake.waiting_records
+            warn_unclosed(
+                f"the writer of {self.url}", f"; {pending} accepted records may not be committed"
+            )
 
     def __repr__(self) -> str:
         return f"<CloudWriter {self.url}>"
@@ -390,11 +400,14 @@ class CloudWriter:
     async def _supervise(self) -> None:
         """Own the writer's tasks until it is closed. Never cancelled by us.
 
-        A defect is told as WalClosedError, to the appends and to whoever closes the writer.
+        A defect is told as WalClosedError, to the appends and to whoever closes the writer. If the writer
+        is forgotten, nobody is left to be told, and there may be no event loop to wait on.
         """
         try:
             await self._shipper.run()
         except Exception as found:  # noqa: BLE001 - whatever it is, appends are told and it is raised
+            if self._is_forgotten:
+                return
             cause = told_of(found) if isinstance(found, ExceptionGroup) else found
             failure = WalClosedError(
                 f"the writer of {self.url} failed, open it again: {cause!r}", reason="failed"
@@ -404,8 +417,17 @@ class CloudWriter:
             raise failure from cause
         finally:
             # Whatever ended it, a cancellation or the end of the program too, nobody waits for ever.
-            self._shipper.fail(WalClosedError("the log is closed"))
-            await self._release()
+            if not self._is_forgotten:
+                self._shipper.fail(WalClosedError("the log is closed"))
+                await self._release()
+
+    @property
+    def _is_forgotten(self) -> bool:
+        """Whether the task that asks is not run, but taken apart by the garbage collector."""
+        try:
+            return asyncio.current_task() is not self._supervisor
+        except RuntimeError:  # no event loop runs
+            return True
 
     async def _release(self) -> None:
         await self._streams.drain()
