@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from asyncio import get_running_loop
 from collections.abc import Iterable, Mapping
 from functools import partial
 
@@ -34,17 +35,20 @@ from uploader.writing.writer_settings import WriterSettings, WriterStatistics
 from walstore.clock import SystemClock
 from walstore.draft import Group
 from walstore.errors import OffsetMismatchError, WalClosedError
+from walstore.forks import abandon_in_children
 from walstore.group import make_group, make_record
 from walstore.ledger import StreamInfo
 from walstore.ports import Clock
-from walstore.resource import Opening
+from walstore.resource import Opening, warn_unclosed
 from walstore.threads import Worker
 
 
 class CloudWriter:
     """A log in object storage, for appending. Make one with :meth:`open`.
 
-    All methods belong to the event loop that opened it. Appends of this writer that are under way together
+    All methods belong to the event loop that opened it: from another thread or event loop they raise
+    WrongLoopError, in a forked child WalClosedError, and so do those of :attr:`cursors`. Only what is looked
+    at without waiting may be asked for anywhere. Appends of this writer that are under way together
     are committed in their order, unless another writer comes between.
     """
 
@@ -139,7 +143,6 @@ class CloudWriter:
         self._worker = worker
         self._clock = clock
         self._lead_us = int(settings.max_timestamp_lead_seconds * 1e6)
-        self._cursors = CloudCursors.of_store(store, retry=retry, clock=clock, worker=worker)
         self._puts = FragmentPuts(
             store=store,
             root=root,
@@ -170,6 +173,14 @@ class CloudWriter:
             worker=worker,
         )
         self._intake = self._shipper.intake
+        self._loop = get_running_loop()
+        self._cursors = CloudCursors.of_store(
+            store,
+            retry=retry,
+            clock=clock,
+            worker=worker,
+            check_home=self._intake.check_home,
+        )
         self._streams = StreamDoor(
             self._guard,
             root=root,
@@ -179,6 +190,7 @@ class CloudWriter:
             check_open=self._intake.check_open,
         )
         self._supervisor: asyncio.Task[None] | None = None
+        self._is_abandoned = False
 
     # -- appending ---------------------------------------------------------------------------
 
@@ -210,6 +222,8 @@ class CloudWriter:
             LimitExceededError: The log has as many streams as it can have. Not written.
             WalClosedError: The writer is closed.
         """
+        if get_running_loop() is not self._loop:
+            self.check_home()
         times = self._timestamp(timestamp_us)
         group = make_record(value, key, stream, headers, times)
         if stream is not None or self._streams.has_waiting:
@@ -233,6 +247,8 @@ class CloudWriter:
         They are in one fragment: all of them are in the log or none. The options hold for each record.
         The group may have up to ``pending_bytes``. An empty group is a ValueError.
         """
+        if get_running_loop() is not self._loop:
+            self.check_home()
         times = self._timestamp(timestamp_us)
         group = make_group(values, key, stream, headers, times)
         if stream is not None or self._streams.has_waiting:
@@ -248,6 +264,7 @@ class CloudWriter:
 
         What waits for company is shipped at once. Cancelling has no effect on the records.
         """
+        self.check_home()
         await self._shipper.settle()
 
     # -- streams -----------------------------------------------------------------------------
@@ -262,6 +279,7 @@ class CloudWriter:
         OutcomeUnknownError, or StorageUnavailableError, if the store does not answer, and cancelled: it may
         be open or not, or may come to be; call again.
         """
+        self.check_home()
         await self._streams.open(name, metadata)
 
     async def close_stream(self, name: str) -> None:
@@ -270,17 +288,21 @@ class CloudWriter:
 
         Its records stay. Appends to it that this writer accepted before come first. When it returns the
         stream has no records but those that the newest manifest names. StreamClosedError if there is no such
-        stream; closing one twice is allowed, and finishes what an interrupted call began. Else as
-        :meth:`open_stream`.
+        stream, LogNotFoundError if the log was destroyed. Closing one twice is allowed, and finishes what an
+        interrupted call began. Else as :meth:`open_stream`.
         """
+        self.check_home()
         await self._streams.close(name)
 
     async def streams(self) -> dict[str, StreamInfo]:
         """Return every stream that was opened or appended to, by name, in the order of opening.
 
-        As the table of streams says now, by which this writer's appends go: one request. Those of records
+        As the table of streams says now, by which this writer's appends go: one request, more if
+        there are none. Those of records
         that were appended before there was a table are not in it; see :meth:`uploader.CloudLog.streams`.
+        LogNotFoundError if the log was destroyed.
         """
+        self.check_home()
         table = await self._streams.table()
         return table.infos()
 
@@ -341,9 +363,27 @@ class CloudWriter:
         Twice is allowed. Cancelling the wait does not stop the closing. A store that does nothing for
         ``patience_seconds`` is given up; the appends are told.
         """
+        self.check_home()
         assert self._supervisor is not None
         self._shipper.close(WalClosedError("the log is closed"))
         await asyncio.shield(self._supervisor)
+
+    def check_home(self) -> None:
+        """Raise WrongLoopError in another thread or event loop, WalClosedError in a child process."""
+        self._intake.check_home()
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse everything in a child process, which has none of the threads."""
+        self._is_abandoned = True
+        self._intake.abandon(error)
+
+    def __del__(self) -> None:
+        supervisor = getattr(self, "_supervisor", None)
+        if supervisor is not None and not supervisor.done() and not self._is_abandoned:
+            pending = self._intake.waiting_records
+            warn_unclosed(
+                f"the writer of {self.url}", f"; {pending} accepted records may not be committed"
+            )
 
     def __repr__(self) -> str:
         return f"<CloudWriter {self.url}>"
@@ -354,17 +394,20 @@ class CloudWriter:
         check_unsealed(self._root.manifest, url=self.url)
         check_direct(self._root.manifest, url=self.url)
         await self._shipper.start(is_loaded=has_records(self._root.manifest))
-        loop = asyncio.get_running_loop()
-        self._supervisor = loop.create_task(self._supervise(), name=f"walstore {self.url}")
+        self._supervisor = self._loop.create_task(self._supervise(), name=f"walstore {self.url}")
+        abandon_in_children(self)
 
     async def _supervise(self) -> None:
         """Own the writer's tasks until it is closed. Never cancelled by us.
 
-        A defect is told as WalClosedError, to the appends and to whoever closes the writer.
+        A defect is told as WalClosedError, to the appends and to whoever closes the writer. If the writer
+        is forgotten, nobody is left to be told, and there may be no event loop to wait on.
         """
         try:
             await self._shipper.run()
         except Exception as found:  # noqa: BLE001 - whatever it is, appends are told and it is raised
+            if self._is_forgotten:
+                return
             cause = told_of(found) if isinstance(found, ExceptionGroup) else found
             failure = WalClosedError(
                 f"the writer of {self.url} failed, open it again: {cause!r}", reason="failed"
@@ -374,8 +417,17 @@ class CloudWriter:
             raise failure from cause
         finally:
             # Whatever ended it, a cancellation or the end of the program too, nobody waits for ever.
-            self._shipper.fail(WalClosedError("the log is closed"))
-            await self._release()
+            if not self._is_forgotten:
+                self._shipper.fail(WalClosedError("the log is closed"))
+                await self._release()
+
+    @property
+    def _is_forgotten(self) -> bool:
+        """Whether the task that asks is not run, but taken apart by the garbage collector."""
+        try:
+            return asyncio.current_task() is not self._supervisor
+        except RuntimeError:  # no event loop runs
+            return True
 
     async def _release(self) -> None:
         await self._streams.drain()

@@ -8,8 +8,8 @@ hidden by an error that is expected.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Iterable, Iterator
+from types import TracebackType
 from typing import Any, TypeVar
 
 from walstore.errors import WalError
@@ -18,18 +18,32 @@ _E = TypeVar("_E", bound=BaseException)
 _T = TypeVar("_T")
 
 
-@asynccontextmanager
-async def together() -> AsyncIterator[asyncio.TaskGroup]:
+class _Together(asyncio.TaskGroup):
+    """What :func:`together` returns.
+
+    No generator: one that is forgotten in the middle of its block would be closed by the event loop later,
+    and cannot be, since it waits for the tasks.
+    """
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await super().__aexit__(kind, error, trace)
+        except BaseExceptionGroup as found:
+            told = told_of(found)
+            raise told from told.__cause__
+
+
+def together() -> asyncio.TaskGroup:
     """Run tasks; when one fails the others are cancelled, and its error is raised, not in a group.
 
     If several failed: the first that is no WalError, else the first.
     """
-    try:
-        async with asyncio.TaskGroup() as group:
-            yield group
-    except BaseExceptionGroup as found:
-        error = told_of(found)
-        raise error from error.__cause__
+    return _Together()
 
 
 def told_of(group: BaseExceptionGroup[_E]) -> _E:

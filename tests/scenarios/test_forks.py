@@ -15,10 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.cloud import URL, cloud_values
 from tests.local import SMALL, contents, open_descriptors
 from tests.scenarios.stores import Holder
+from uploader import CloudWriter, DirtyLog, WriterSettings
+from uploader.stores import MemoryStore
 from walstore import Wal, WalClosedError, WalLockedError, WalStore
 from walstore.posix import PosixFileSystem
+
+QUICK = WriterSettings(interval_seconds=0)
 
 Act = Callable[[], Awaitable[object]]
 
@@ -133,6 +138,38 @@ async def test_a_log_cannot_be_used_in_a_child(log_directory: Path) -> None:
             await wal.append(b"2")
             await wal.rotate()
     assert [record.value for record in await contents(log_directory)] == [b"1", b"2"]
+
+
+async def test_a_writer_in_object_storage_cannot_be_used_in_a_child() -> None:
+    store = MemoryStore()
+    async with (
+        DirtyLog.open("memory://dirty", settings=QUICK) as dirty,
+        CloudWriter.open(URL, store=store, settings=QUICK, note=dirty.note_for("log")) as log,
+    ):
+        await log.append(b"1")
+
+        async def use() -> None:
+            await refuses(
+                lambda: log.append(b"x"),
+                lambda: log.append(b"x", stream="eu"),
+                lambda: log.append_many([b"x"]),
+                lambda: log.flush(),
+                lambda: log.open_stream("eu"),
+                lambda: log.close_stream("eu"),
+                lambda: log.streams(),
+                lambda: log.cursors.commit("c", 1),
+                lambda: log.aclose(),
+                lambda: dirty.mark("log", 1, 2),
+                lambda: dirty.dirty(),
+                lambda: dirty.roll_up({}),
+                lambda: dirty.aclose(),
+            )
+            assert log.statistics().tail == 2
+
+        async with forked(use):
+            await log.append(b"2")
+        assert [found.name for found in await dirty.dirty()] == ["log"]
+    assert await cloud_values(store) == [b"1", b"2"]
 
 
 async def test_nothing_hangs_that_was_under_way_at_the_fork(log_directory: Path, faulty) -> None:

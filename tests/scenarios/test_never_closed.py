@@ -1,4 +1,4 @@
-"""Logs that a program forgets: it is told, and they hold nothing any more."""
+"""Logs and writers that a program forgets: it is told, and they hold nothing any more."""
 
 from __future__ import annotations
 
@@ -100,3 +100,63 @@ async def test_a_warning_names_it_and_its_descriptors_are_closed(
         ],
     }[kind]
     assert done.stdout.splitlines() == wanted
+
+
+WRITER = """
+import asyncio, gc, sys, warnings
+from uploader import CloudWriter
+
+kind, url, is_busy, how = sys.argv[1], sys.argv[2], sys.argv[3] == "busy", sys.argv[4]
+warnings.simplefilter("ignore")
+warnings.simplefilter("always", ResourceWarning)
+told = []
+warnings.showwarning = lambda message, category, *_: told.append(str(message))
+
+async def open_it():
+    log = await CloudWriter.open(url, layout=kind)
+    await log.append(b"1")
+    appending = asyncio.create_task(log.append_many([b"2", b"3"])) if is_busy else None
+    while is_busy and not log.statistics().fragments_under_way:
+        await asyncio.sleep(0)
+    return log, appending
+
+loop = asyncio.new_event_loop()
+loop.set_exception_handler(lambda *_: None)  # tasks that are destroyed while pending
+opened = loop.run_until_complete(open_it())
+if how == "loop":
+    loop.close()
+    loop = None
+opened = None
+for _ in range(100):
+    gc.collect()
+    if loop is not None:
+        loop.run_until_complete(asyncio.sleep(0.01))
+    if any("the writer" in line for line in told):
+        break
+print(chr(10).join(line for line in told if "the writer" in line))
+if loop is not None:
+    loop.close()
+
+async def again():
+    async with CloudWriter.open(url) as log:
+        await log.append(b"4")
+
+asyncio.run(again())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "state"), [("object", "idle"), ("loop", "idle"), ("loop", "busy")])
+@pytest.mark.parametrize("layout", ["swap", "chain"])
+async def test_a_writer_in_object_storage_warns_and_says_nothing_else(
+    tmp_path: Path, layout: str, how: str, state: str
+) -> None:
+    url = (tmp_path / "bucket").as_uri()
+    command = [sys.executable, "-c", WRITER, layout, url, state, how]
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lost = f"; {2 if state == 'busy' else 0} accepted records may not be committed"
+    advice = "; use 'async with', or await aclose() before its event loop ends"
+    assert done.stdout.splitlines() == [f"the writer of {url} was not closed{lost}{advice}"]

@@ -13,9 +13,14 @@ from typing import Any
 
 import pytest
 
+from tests.cloud import FAST, URL, cloud_values, snapshot
 from tests.local import KIB, SMALL, UnsyncedFileSystem, contents, read_values
 from tests.waiting import until
-from uploader import CloudLog, CloudWriter
+from uploader import CloudLog, CloudWriter, DirtyLog, WriterSettings
+from uploader.manifests.entries import Fragment
+from uploader.manifests.roots import Layout
+from uploader.setsum import Setsum
+from uploader.stores import MemoryStore
 from walstore import (
     Consumer,
     Cursor,
@@ -112,6 +117,36 @@ STORE: dict[str, Callable[[WalStore], object]] = {
     "delete": lambda store: store.delete("open"),
     "delete of one that is closed": lambda store: store.delete("closed"),
     "aclose": lambda store: store.aclose(),
+}
+WRITER: dict[str, Callable[[CloudWriter], object]] = {
+    "append": lambda log: log.append(b"x"),
+    "append to a stream": lambda log: log.append(b"x", stream="eu"),
+    "append to a new stream": lambda log: log.append(b"x", stream="us"),
+    "append at an offset": lambda log: log.append(b"x", expect_offset=2),
+    "append of what is no record": lambda log: log.append("x"),  # type: ignore[arg-type]
+    "append_many": lambda log: log.append_many([b"x", b"y"]),
+    "flush": lambda log: log.flush(),
+    "open_stream": lambda log: log.open_stream("us"),
+    "close_stream": lambda log: log.close_stream("eu"),
+    "streams": lambda log: log.streams(),
+    "cursors.load": lambda log: log.cursors.load("mine"),
+    "cursors.list": lambda log: log.cursors.list(),
+    "cursors.create": lambda log: log.cursors.create("new", 1),
+    "cursors.commit": lambda log: log.cursors.commit("mine", 2),
+    "cursors.rewind": lambda log: log.cursors.rewind("mine", 1),
+    "cursors.pin": lambda log: log.cursors.pin("pin", 1, seconds=9),
+    "cursors.renew": lambda log: log.cursors.renew("mine", seconds=9),
+    "cursors.delete": lambda log: log.cursors.delete("mine"),
+    "cursors.delete_damaged": lambda log: log.cursors.delete_damaged("mine"),
+    "aclose": lambda log: log.aclose(),
+}
+DIRTY: dict[str, Callable[[DirtyLog], object]] = {
+    "mark": lambda log: log.mark("a", 1, 2),
+    "a note": lambda log: log.note_for("a")([Fragment("f", 1, 1, 2, 1, Setsum())]),
+    "purge": lambda log: log.purge("a"),
+    "dirty": lambda log: log.dirty(),
+    "roll_up": lambda log: log.roll_up({"a": 2}),
+    "aclose": lambda log: log.aclose(),
 }
 
 
@@ -270,6 +305,70 @@ async def test_S9_a_store(tmp_path: Path, name: str) -> None:
         assert await (await store.wal("closed")).append(b"1") == 1
     async with WalStore.open(tmp_path / "store") as store:  # its lock was given back
         assert await read_values(await store.wal("open")) == [b"1", b"2"]
+
+
+@contextlib.asynccontextmanager
+async def cloud_writer(layout: Layout) -> AsyncIterator[tuple[CloudWriter, MemoryStore]]:
+    """Yield a writer of a log with one record, a stream and a cursor, and the store."""
+    store, quick = MemoryStore(), WriterSettings(interval_seconds=0)
+    async with CloudWriter.open(URL, store=store, retry=FAST, settings=quick, layout=layout) as log:
+        await log.append(b"first", stream="eu")
+        await log.cursors.commit("mine", 1)
+        yield log, store
+
+
+@pytest.mark.parametrize("layout", ["swap", "chain"])
+@pytest.mark.parametrize("name", WRITER)
+async def test_S9_a_writer_in_object_storage(name: str, layout: Layout) -> None:
+    async with cloud_writer(layout) as (log, store):
+        before = await snapshot(store)
+        await refused(lambda: WRITER[name](log))
+        assert await snapshot(store) == before
+        assert await log.append(b"last", stream="eu", expect_offset=2) == 2
+        assert (await log.cursors.commit("mine", 3)).position == 3
+        assert list(await log.streams()) == ["eu"]
+    assert await cloud_values(store) == [b"first", b"last"]
+
+
+@pytest.mark.parametrize("name", ["append", "append to a stream", "append_many", "flush", "aclose"])
+async def test_S9_a_writer_in_object_storage_that_is_busy(name: str) -> None:
+    async with cloud_writer("chain") as (log, store):
+        appending = [asyncio.create_task(log.append(b"%d" % at)) for at in range(3)]
+        await asyncio.sleep(0)
+        await refused(lambda: WRITER[name](log))
+        assert await asyncio.gather(*appending) == [2, 3, 4]
+    assert await cloud_values(store) == [b"first", b"0", b"1", b"2"]
+
+
+async def test_S9_what_may_be_looked_at_of_a_writer_in_object_storage() -> None:
+    async with cloud_writer("swap") as (log, _):
+        look = lambda: (log.url, log.head, log.tail, log.manifest, log.statistics().tail)  # noqa: E731
+        assert await in_thread(look) == look()
+
+
+def test_S9_a_writer_in_object_storage_that_outlives_its_event_loop() -> None:
+    kept: list[CloudWriter] = []
+
+    async def leave_open() -> None:
+        kept.append(await CloudWriter.open(URL, store=MemoryStore(), retry=FAST))
+
+    asyncio.run(leave_open())  # cancels the writer's tasks, which closes it
+    for call in WRITER.values():
+        with pytest.raises(WalClosedError):
+            asyncio.run(awaited(lambda call=call: call(kept[0])))
+
+
+@pytest.mark.parametrize("name", DIRTY)
+async def test_S9_a_dirty_log(name: str) -> None:
+    store, quick = MemoryStore(), WriterSettings(interval_seconds=0)
+    async with DirtyLog.open(URL, store=store, retry=FAST, settings=quick) as log:
+        await log.mark("a", 1, 2)
+        before = await snapshot(store)
+        await refused(lambda: DIRTY[name](log))
+        assert await snapshot(store) == before
+        await log.mark("b", 1, 2)
+        assert [dirty.name for dirty in await log.dirty()] == ["a", "b"]
+        assert (await log.roll_up({"a": 2, "b": 2})).kept == 0
 
 
 async def test_S9_what_may_be_looked_at_from_anywhere(log_directory: Path, tmp_path: Path) -> None:

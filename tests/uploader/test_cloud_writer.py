@@ -34,6 +34,7 @@ from walstore.errors import (
     OutcomeUnknownError,
     RecordTooLargeError,
     StorageUnavailableError,
+    StreamClosedError,
     WalClosedError,
 )
 from walstore.testing import ManualClock
@@ -511,3 +512,40 @@ async def test_nothing_is_left_open_if_opening_fails(store) -> None:
 def test_settings_out_of_range(changes: dict[str, float]) -> None:
     with pytest.raises(InvalidSettingsError):
         WriterSettings(**changes)
+
+
+@pytest.mark.parametrize("has_closings", [False, True])
+@pytest.mark.parametrize("kind", ["swap", "chain"])
+async def test_a_log_destroyed_under_its_writer_is_gone(
+    store, kind: Layout, has_closings: bool
+) -> None:
+    """Destroying takes the table of streams away, which is no damage then, and nothing is put there."""
+    async with open_writer(store, layout=kind) as log:
+        await log.append(b"1", stream="a")
+        if has_closings:
+            await log.close_stream("a")
+        await destroy(URL, store=store.inner, confirm=True)
+        before = await snapshot(store.inner)
+        for call in (
+            log.streams,
+            lambda: log.open_stream("a"),
+            lambda: log.close_stream("a"),
+            lambda: log.close_stream("b"),
+            lambda: log.cursors.commit("c", 2),
+            lambda: log.cursors.create("c", 2),
+            lambda: log.cursors.pin("c", 2, seconds=9),
+        ):
+            with pytest.raises(LogNotFoundError):
+                await call()
+            assert await snapshot(store.inner) == before
+        assert await log.cursors.list() == []
+
+
+@pytest.mark.parametrize("kind", ["swap", "chain"])
+async def test_a_log_without_streams_that_is_sealed_has_none(store, kind: Layout) -> None:
+    async with open_writer(store, layout=kind) as log:
+        await log.append(b"1")
+        await seal(URL, store=store.inner)
+        assert await log.streams() == {}
+        with pytest.raises(StreamClosedError):
+            await log.close_stream("a")

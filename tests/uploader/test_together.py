@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from typing import Any
 
 import pytest
 
@@ -87,3 +89,24 @@ async def test_nothing_goes_on_after_a_failure() -> None:
     with pytest.raises(StorageUnavailableError, match="away"):
         await list_behind(OneShardFails(), 7)
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_block_that_is_forgotten_leaves_nothing_to_the_event_loop() -> None:
+    """As when a program drops a log with a tier and never closes it."""
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+
+    async def wait() -> None:
+        async with together() as tasks:
+            tasks.create_task(asyncio.Event().wait())
+            await asyncio.Event().wait()
+
+    forgotten = wait()
+    forgotten.send(None)
+    with pytest.raises(RuntimeError, match="ignored GeneratorExit"):
+        forgotten.close()
+    del forgotten
+    gc.collect()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert told == []

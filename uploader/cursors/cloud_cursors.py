@@ -67,19 +67,31 @@ class CloudCursors:
         retry: RetryPolicy,
         clock: Clock,
         writer: str,
+        check_home: Callable[[], None] = lambda: None,
     ) -> None:
-        """``newest`` reads the log's newest manifest; ``writer`` names this program in the objects."""
+        """``newest`` reads the log's newest manifest; ``writer`` names this program in the objects;
+        ``check_home`` raises for a caller on another event loop than that of the log."""
         self._store = store
         self._newest = newest
         self._retry = retry
         self._clock = clock
         self._writer = writer
+        self._check_home = check_home
 
     @classmethod
     def of_store(
-        cls, store: ObjectStore, *, retry: RetryPolicy, clock: Clock, worker: Worker
+        cls,
+        store: ObjectStore,
+        *,
+        retry: RetryPolicy,
+        clock: Clock,
+        worker: Worker,
+        check_home: Callable[[], None] = lambda: None,
     ) -> CloudCursors:
-        """Return the cursors of the log in ``store``, written in the name of this process."""
+        """Return the cursors of the log in ``store``, written in the name of this process.
+
+        ``check_home`` as in :meth:`__init__`.
+        """
 
         async def newest() -> Manifest:
             root = await find_root(store, retry=retry, worker=worker)
@@ -87,13 +99,21 @@ class CloudCursors:
                 raise LogNotFoundError(f"there is no log at {store.url}", location=store.url)
             return root.manifest
 
-        return cls(store, newest=newest, retry=retry, clock=clock, writer=this_process())
+        return cls(
+            store,
+            newest=newest,
+            retry=retry,
+            clock=clock,
+            writer=this_process(),
+            check_home=check_home,
+        )
 
     async def load(self, name: str) -> CloudCursor | None:
         """Return a cursor, or None if there is none of that name.
 
         InvalidSettingsError for a name that none can have, CorruptionError if the object is damaged.
         """
+        self._check_home()
         found = await self._find(name)
         return None if found is None or found.is_removed else found
 
@@ -104,6 +124,7 @@ class CloudCursors:
         CorruptionError, as in wal3, since one of them might be a cursor that somebody relies on. What lies in
         folders below belongs to another log, since no cursor does.
         """
+        self._check_home()
         names: list[str] = []
         async for listed in self._store.list(layout.CURSOR_FOLDER):
             if "/" in listed.key.removeprefix(layout.CURSOR_FOLDER):
@@ -134,6 +155,7 @@ class CloudCursors:
 
         Errors as :meth:`commit`.
         """
+        self._check_home()
         _check_position(position)
         while True:
             found = await self._settled(name)
@@ -153,6 +175,7 @@ class CloudCursors:
         if nobody else moved it since. A pin keeps its expiry. ValueError if the cursor stands further on
         (see :meth:`rewind`), CursorMovedError if it is not as seen, OffsetTrimmedError if it is new and
         what it asks for is collected, or being collected: then it is as it was before.
+        LogNotFoundError if the log was destroyed.
         OutcomeUnknownError if the store does not say what became of it; call again.
         """
         return await self._move(name, position, seen=seen)
@@ -177,6 +200,7 @@ class CloudCursors:
         CursorMovedError if it is gone; InvalidSettingsError if it is no pin; OffsetTrimmedError if its time
         was over and its records were collected. Else as :meth:`commit`.
         """
+        self._check_home()
         expires_us = self._expiry(seconds)
         while True:
             found = await self._settled(name)
@@ -195,6 +219,7 @@ class CloudCursors:
         Its object stays, as that of a pin which has expired. OutcomeUnknownError if the store does not say
         what became of it; call again.
         """
+        self._check_home()
         while True:
             stored = await self._stored(name)
             if stored is None:
@@ -211,6 +236,7 @@ class CloudCursors:
 
         OutcomeUnknownError if the store does not say what became of it; call again.
         """
+        self._check_home()
         stored = await self._stored(name)
         if stored is None or stored.value is not None:
             return False
@@ -277,6 +303,7 @@ class CloudCursors:
         expires_us: int | None = None,
         is_rewind: bool = False,
     ) -> CloudCursor:
+        self._check_home()
         _check_position(position)
         while True:
             left = await self._settled(name)
@@ -312,6 +339,9 @@ class CloudCursors:
             made = self._signed(made)
         else:
             made = dataclasses.replace(self._signed(made), is_unchecked=True, before=before)
+        if left is None:
+            # Else one would be left where a log was destroyed, by each call: none is ever deleted.
+            await self._newest()
         etag = await self._put(None if left is None else left.etag, made)
         if etag is None:
             return None

@@ -59,7 +59,9 @@ class RolledUp:
 class DirtyLog:
     """One log of markers. Make one with :meth:`open`; any number of tasks may call it.
 
-    Several programs may write one, or each its own; one at a time rolls it up.
+    Several programs may write one, or each its own; one at a time rolls it up. All methods belong to the
+    event loop that opened it, and so does a writer that has its note: elsewhere they raise WrongLoopError,
+    in a forked child WalClosedError.
     """
 
     @classmethod
@@ -146,6 +148,7 @@ class DirtyLog:
 
         Reads the dirty log from its cursor on. CorruptionError if it holds anything but markers.
         """
+        self._writer.check_home()
         _, known, _ = await self._read(await self._cursors.load(_CURSOR))
         return sorted(known.values(), key=lambda dirty: (dirty.first_us, dirty.name))
 
@@ -156,6 +159,7 @@ class DirtyLog:
         gained. CursorMovedError if another program has rolled it up meanwhile: what it did counts, too.
         Killed or cancelled anywhere, nothing is forgotten that is not done; call again.
         """
+        self._writer.check_home()
         async with self._rolling:
             cursor = await self._cursors.load(_CURSOR)
             if cursor is None:
@@ -174,6 +178,7 @@ class DirtyLog:
 
     async def aclose(self) -> None:
         """Write what was noted, and release connections and threads; twice is allowed."""
+        self._writer.check_home()
         try:
             await self._writer.aclose()
         finally:

@@ -21,6 +21,7 @@ from uploader.writing.writer_settings import WriterSettings
 from walstore.draft import RECORD_OVERHEAD_BYTES, Group
 from walstore.errors import LimitExceededError, OffsetMismatchError, RecordTooLargeError, WalError
 from walstore.faults import fresh
+from walstore.loop_guard import LoopGuard
 
 EARLY_BYTES = 1 << 20
 """From this size on building a fragment takes so long that it should not wait for the last moment."""
@@ -43,6 +44,7 @@ class Intake:
         """``notify`` is called when there may be something to cut."""
         self._settings = settings
         self._loop = loop
+        self._guard = LoopGuard("log", loop)
         self._notify = notify
         self._parcels: deque[Parcel] = deque()
         self._admissions: OrderedDict[asyncio.Future[Ticket], tuple[Group, int | None]] = (
@@ -99,6 +101,17 @@ class Intake:
         """Raise what :meth:`close` was given, if it was called."""
         if self._closed is not None:
             raise fresh(self._closed)
+
+    def check_home(self) -> None:
+        """Raise WrongLoopError unless the writer's own event loop runs the caller; WalClosedError instead if
+        the writer is closed."""
+        if not self._guard.is_home:
+            self.check_open()
+            self._guard.check()
+
+    def abandon(self, error: WalError) -> None:
+        """Refuse everything in a child process, waking nobody; see :mod:`walstore.forks`."""
+        self._closed = error
 
     # -- the other end -----------------------------------------------------------------------
 

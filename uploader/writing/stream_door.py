@@ -21,6 +21,7 @@ from uploader.writing.stream_guard import StreamGuard
 from uploader.writing.writable import check_unsealed
 from walstore.arguments import as_text
 from walstore.errors import (
+    CorruptionError,
     LimitExceededError,
     LogNotFoundError,
     StorageUnavailableError,
@@ -90,7 +91,8 @@ class StreamDoor:
         opened = check_name(name, "stream")
         async with self._turn, _in_doubt():
             self._check_open()
-            await self._patience.guard(partial(self._patience.call, self._look))
+            await self._check_exists()
+            check_unsealed(self._root.manifest, url=self._url)
             await self._change(lambda table: self._opened(table, opened, checked))
 
     async def close(self, name: str) -> None:
@@ -101,7 +103,7 @@ class StreamDoor:
             self._closing = name
             try:
                 await self._settle()
-                table = await self._change(lambda table: table.close(name))
+                table = await self._of_a_log(lambda: self._change(lambda table: table.close(name)))
                 finish = partial(self._guard.finish, table.streams[name].closing)
                 await self._patience.guard(finish)
             finally:
@@ -111,7 +113,7 @@ class StreamDoor:
         """Return the newest table."""
         async with self._turn:
             self._check_open()
-            return await self._patience.guard(self._guard.load)
+            return await self._of_a_log(lambda: self._patience.guard(self._guard.load))
 
     async def drain(self) -> None:
         """Return when nothing is under way that was begun before."""
@@ -141,11 +143,28 @@ class StreamDoor:
             logger.warning("%s: streams are not listed: %s", self._url, error)
             self._has_no_swaps = True
 
+    async def _of_a_log(self, call: Callable[[], Awaitable[StreamTable]]) -> StreamTable:
+        """Return the table that ``call`` does, or raise what it does; LogNotFoundError if the log is gone.
+
+        Destroying takes the table away. So an answer that one without streams would give, too, is
+        believed once the root was found.
+        """
+        try:
+            table = await call()
+        except (StreamClosedError, CorruptionError):
+            await self._check_exists()
+            raise
+        if not table.streams:
+            await self._check_exists()
+        return table
+
+    async def _check_exists(self) -> None:
+        """Read the root; LogNotFoundError if it is gone."""
+        await self._patience.guard(partial(self._patience.call, self._look))
+
     async def _look(self) -> None:
-        """Read the root: nothing begins in a log that is sealed, or gone."""
         if not await self._root.load():
             raise LogNotFoundError(f"there is no log at {self._url}", location=self._url)
-        check_unsealed(self._root.manifest, url=self._url)
 
     async def _change(self, make: Callable[[StreamTable], StreamTable | None]) -> StreamTable:
         return await self._patience.guard(partial(self._guard.change, make))
