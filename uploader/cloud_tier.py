@@ -29,7 +29,7 @@ from walstore.batch import Batch
 from walstore.claims import Claims
 from walstore.clock import SystemClock
 from walstore.errors import CorruptionError
-from walstore.ports import Clock, TierSource
+from walstore.ports import Clock, LocalRecords, TierSource
 
 
 class CloudTier:
@@ -140,14 +140,14 @@ class CloudTier:
         claims: Claims | None,
         remember: Callable[[Claims], Awaitable[None]],
         *,
-        limit: int | None = None,
+        local: LocalRecords | None = None,
     ) -> None:
         """Make the prefix the directory's own: whoever shipped there before is fenced.
 
         See :meth:`walstore.ports.Tier.claim`. FencedError if another directory took the prefix over and
-        ``take_over`` is not set.
+        ``take_over`` is not set, or this one holds other records than what is there.
         """
-        await self.uploader.claim(log_id, claims, remember, limit=limit, take_over=self._take_over)
+        await self.uploader.claim(log_id, claims, remember, local=local, take_over=self._take_over)
 
     async def run(self, source: TierSource) -> None:
         """Ship until the source drains; see :meth:`uploader.writing.uploader.Uploader.run`."""

@@ -48,7 +48,7 @@ from walstore.records import Durability
 from walstore.resource import warn_unclosed
 from walstore.retention_task import Retention
 from walstore.settings import Settings, parse_durability
-from walstore.shipping import Shipping
+from walstore.shipping import RecoveredRecords, Shipping
 from walstore.spill import Spill
 from walstore.state import LogState
 from walstore.tail import Tail
@@ -640,7 +640,9 @@ async def _enter_and_recover(
     opened = await lane.run_owned(lambda: recover(entered), close_log)
     if known is not None:
         try:
-            await tier.claim(log_id, claims, remember, limit=opened.tail.durable_limit)
+            uploaded_limit = _uploaded_limit(opened.tail, tier)
+            local = RecoveredRecords(opened, host.reading, uploaded_limit=uploaded_limit)
+            await tier.claim(log_id, claims, remember, local=local)
         except BaseException:
             await lane.run_through(close_log, opened)
             raise

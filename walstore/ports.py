@@ -150,12 +150,8 @@ class Clock(Protocol):
         """Wait; cancellable."""
 
 
-class TierSource(Protocol):
-    """What a cloud tier sees of the local log it ships. All of it belongs to the event loop."""
-
-    @property
-    def log_id(self) -> str:
-        """Hex identity of the log, made once when it was created."""
+class LocalRecords(Protocol):
+    """What a directory holds, for a tier to compare with what it holds. Belongs to the event loop."""
 
     @property
     def head(self) -> int:
@@ -168,7 +164,18 @@ class TierSource(Protocol):
     @property
     def uploaded_limit(self) -> int:
         """Every offset below is known to be named by a manifest: this directory shipped it, or was
-        told by :meth:`advance_uploaded`."""
+        told by :meth:`TierSource.advance_uploaded`."""
+
+    async def read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return consecutive batches from exactly ``position``, from cache or files only."""
+
+
+class TierSource(LocalRecords, Protocol):
+    """What a cloud tier sees of the local log it ships. All of it belongs to the event loop."""
+
+    @property
+    def log_id(self) -> str:
+        """Hex identity of the log, made once when it was created."""
 
     @property
     def wants_cloud(self) -> bool:
@@ -191,9 +198,6 @@ class TierSource(Protocol):
     async def wait_shipping_due(self, appended_bytes: int) -> None:
         """Return when shipping is due: ``appended_bytes`` reached that value, a segment was sealed
         since the last call, a caller waits for the cloud, or the log is draining."""
-
-    async def read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
-        """Return consecutive batches from exactly ``position``, from cache or files only."""
 
     def advance_uploaded(self, limit: int) -> None:
         """Tell the log that a manifest now names every offset below ``limit``."""
@@ -237,17 +241,18 @@ class Tier(Protocol):
         claims: Claims | None,
         remember: Callable[[Claims], Awaitable[None]],
         *,
-        limit: int | None = None,
+        local: LocalRecords | None = None,
     ) -> None:
         """Make the tier the directory's own, once it is open: whoever shipped there before is fenced.
 
         Called with the directory locked, before anything is appended. ``claims`` is what the directory
-        knows of its claims and ``limit`` where its log ends; both None if there is no log in it yet.
+        knows of its claims and ``local`` its records; both None if there is no log in it yet.
         ``remember`` makes durable what the directory is to know from now on; awaited before the tier is
-        asked. Afterwards ``head`` and ``limit`` are those of the claimed tier, and ``run`` raises
-        FencedError once another directory has claimed it. Raises FencedError if another directory has it,
-        ContentionError if it belongs to another log or holds more than this one, and the store's typed
-        errors; after these it may have been claimed all the same."""
+        asked. Where others may have gone another way, the records are compared before that. Afterwards
+        ``head`` and ``limit`` are those of the claimed tier, and ``run`` raises FencedError once another
+        directory has claimed it. Raises FencedError if another directory has it or this one holds other
+        records, ContentionError if it belongs to another log or holds more than this one, and the store's
+        typed errors; after these it may have been claimed all the same."""
 
     async def run(self, source: TierSource) -> None:
         """Ship durable records until the source drains; owned by the log's task group. Returns after

@@ -1,14 +1,57 @@
-"""Shipping: what an open log shows to the cloud tier that ships it."""
+"""Shipping: what a log shows to the cloud tier: its records at the opening, and all that is to be shipped."""
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 
 from walstore.batch import Batch
-from walstore.errors import WalError
+from walstore.errors import OffsetTrimmedError, WalError
+from walstore.faults import describe_read
+from walstore.opening import Opened
+from walstore.segment_file import read_batches
 from walstore.state import LogState
+from walstore.threads import Lane
 from walstore.tiered import TieredSource
 from walstore.writer import Writer
+
+
+class RecoveredRecords:
+    """Implements :class:`walstore.ports.LocalRecords` over a log that was recovered and has no writer yet."""
+
+    def __init__(self, opened: Opened, reading: Lane, *, uploaded_limit: int) -> None:
+        self._opened = opened
+        self._segments = [*opened.sealed, opened.tail.active]
+        self._reading = reading
+        self.head = opened.tail.head
+        """First offset on local disk."""
+        self.durable_limit = opened.tail.durable_limit
+        """Every offset below is on disk."""
+        self.uploaded_limit = uploaded_limit
+        """Every offset below is known to be named by a manifest."""
+
+    async def read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return consecutive batches from exactly ``position``; OffsetTrimmedError below ``head``.
+
+        CorruptionError or StorageUnavailableError if the file cannot be read.
+        """
+        if position < self.head:
+            raise OffsetTrimmedError(
+                "not on this disk any more",
+                requested=position,
+                head=self.head,
+                tail=self.durable_limit,
+            )
+        at = bisect_right(self._segments, position, key=lambda segment: segment.start)
+        segment = self._segments[at - 1]
+        if segment.summary is not None:
+            limit = min(limit, segment.summary.limit)
+        try:
+            return await self._reading.run(
+                read_batches, self._opened.fs, segment, position, limit, max_bytes
+            )
+        except OSError as error:
+            raise describe_read(error, segment.path) from error
 
 
 class Shipping:

@@ -15,22 +15,37 @@ from pathlib import Path
 import pytest
 
 from tests.cloud import FAST, SMALL, URL, cloud_values, put_fragment, snapshot, values
+from tests.uploader.logs import collect
 from tests.waiting import until
 from uploader import CloudLog, CloudTier, CloudWriter, UploadSettings, layout, restore, seal
 from uploader.manifests.manifest import Manifest
+from uploader.manifests.manifest_log import ManifestLog
 from uploader.manifests.roots import Layout
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, faults
 from uploader.writing.ownership import Claim
 from walstore import ContentionError, FencedError, LogSealedError, Wal, WalClosedError
-from walstore.errors import OutcomeUnknownError, StorageUnavailableError, WalError
+from walstore.errors import (
+    CorruptionError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+    WalError,
+)
 from walstore.testing import ManualClock
+from walstore.threads import Worker
 
 LAYOUTS: list[Layout] = ["swap", "chain"]
 IDLE = UploadSettings(fragment_bytes=4096, fragment_age_seconds=3600.0)
 """Ships nothing that nobody waits for."""
 
 both = pytest.mark.parametrize("shape", LAYOUTS)
+
+
+@pytest.fixture
+def worker():
+    found = Worker("test")
+    yield found
+    found.close()
 
 
 def tier(
@@ -219,12 +234,93 @@ async def test_records_that_differ_are_not_shipped_with_leave(tmp_path, shape) -
         await second.append(b"theirs", durability="cloud")
     await close(first)
     before = await snapshot(store)
-    wal = await Wal.open(tmp_path / "a", tier=tier(store, shape, take_over=True))
-    with pytest.raises((FencedError, WalClosedError), match="holds other records"):
-        await wal.append(b"more", durability="cloud")
-    assert isinstance(await close(wal), WalClosedError)
+    for _ in range(2):
+        with pytest.raises(FencedError, match="holds other records"):
+            await Wal.open(tmp_path / "a", tier=tier(store, shape, take_over=True))
     assert await snapshot(store) == before
+    assert await records(tmp_path / "a") == {1: b"both", 2: b"ours"}
     assert await cloud_values(store) == [b"both", b"theirs"]
+
+
+@both
+async def test_one_record_that_is_the_same_proves_nothing(tmp_path, shape) -> None:
+    """The newest fragments of both sides are alike, and the ones before them are not."""
+    store = MemoryStore()
+    first = await Wal.open(tmp_path / "a", tier=tier(store, shape, IDLE))
+    await first.append(b"both", durability="cloud")
+    for value in (b"ours", b"beat"):
+        await first.append(value)
+    async with Wal.open(tmp_path / "b", tier=tier(store, shape)) as second:
+        for value in (b"theirs", b"beat"):
+            await second.append(value, durability="cloud")
+    await close(first)
+    with pytest.raises(FencedError, match="holds other records"):
+        await Wal.open(tmp_path / "a", tier=tier(store, shape, take_over=True))
+    async with Wal.open(tmp_path / "b", tier=tier(store, shape)) as second:
+        assert await second.append(b"goes on", durability="cloud") == 4
+
+
+@both
+async def test_a_store_that_fails_while_a_directory_is_compared(tmp_path, shape) -> None:
+    """The opening fails, nobody is fenced, and the next one succeeds."""
+    store = FaultyStore(MemoryStore())
+    first = await Wal.open(tmp_path / "a", tier=tier(store, shape, IDLE))
+    await first.append(b"1", durability="cloud")
+    await first.aclose()
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    async with Wal.open(tmp_path / "a", tier=tier(store, shape)) as first:
+        await first.append(b"2", durability="cloud")
+        await first.append(b"3")
+    async with Wal.open(tmp_path / "copy") as copy:
+        await copy.append(b"2")
+        await copy.append(b"3")
+    before = await snapshot(store.inner)
+    folder = layout.FRAGMENT_FOLDER if shape == "swap" else "shard"
+    store.on("get", faults.fail(faults.timeout()), key_prefix=folder)
+    with pytest.raises(StorageUnavailableError):
+        await Wal.open(tmp_path / "copy", tier=tier(store, shape))
+    assert await snapshot(store.inner) == before
+    async with Wal.open(tmp_path / "copy", tier=tier(store, shape)) as copy:
+        assert await copy.append(b"4", durability="cloud") == 4
+    assert await cloud_values(store.inner) == [b"1", b"2", b"3", b"4"]
+
+
+async def same_twice(path: Path, store: MemoryStore, shape: Layout) -> None:
+    """Make two directories that hold the same two records, of which the second one shipped the last."""
+    async with Wal.open(path / "a", tier=tier(store, shape)) as wal:
+        await wal.append(b"1", durability="cloud")
+    async with Wal.open(path / "b", tier=tier(store, shape)) as wal:
+        await wal.append(b"2", durability="cloud")
+    async with Wal.open(path / "a") as wal:
+        await wal.append(b"2")
+
+
+@both
+async def test_a_fragment_that_is_missing_cannot_be_compared(tmp_path, shape) -> None:
+    store = MemoryStore()
+    await same_twice(tmp_path, store, shape)
+    folder = layout.FRAGMENT_FOLDER if shape == "swap" else "shard"
+    keys = [listed.key async for listed in store.list(folder)]
+    await store.delete([max(keys)])
+    before = await snapshot(store)
+    with pytest.raises(CorruptionError, match="missing"):
+        await Wal.open(tmp_path / "a", tier=tier(store, shape, take_over=True))
+    assert await snapshot(store) == before
+
+
+async def test_a_fragment_that_is_collected_meanwhile_is_not_missing(tmp_path, worker) -> None:
+    store = FaultyStore(MemoryStore())
+    await same_twice(tmp_path, store.inner, "swap")
+    others = ManifestLog(store.inner, FAST, worker)
+    await others.load()
+
+    async def take_away() -> None:
+        await collect(others, store.inner, 2)
+
+    store.on("get", faults.call(take_away), key_prefix=layout.FRAGMENT_FOLDER)
+    async with Wal.open(tmp_path / "a", tier=tier(store, "swap", take_over=True)) as wal:
+        assert await wal.append(b"3", durability="cloud") == 3
+    assert await cloud_values(store.inner) == [b"3"]
 
 
 @both

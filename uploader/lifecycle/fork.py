@@ -7,7 +7,8 @@ copy: wal3's keys are relative to a log's prefix, and its collectors know one lo
 Between any two calls to the store the process may die; calling again with the same arguments goes on:
 
   1. A note in the target says what is going to be there: which log, from where, and up to which offset,
-     so that every attempt copies the same. Without it, a target that holds fragments is refused.
+     so that every attempt copies the same. Without it, a target that holds fragments is refused. It stays,
+     so that a finished fork is told from another one that would begin or end elsewhere.
   2. The source is pinned, so that collectors leave it alone (``fork_pin.py``).
   3. The table of streams is copied as it is, unless an earlier call has done that.
   4. Fragments are copied. Those that an earlier call has put are looked at, and not put again.
@@ -18,6 +19,8 @@ Between any two calls to the store the process may die; calling again with the s
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from uploader import cas, layout
 from uploader.errand import Errand, errand
@@ -71,12 +74,14 @@ async def fork(
     was begun. A sealed log's fork is not sealed. Every record is hashed on the way.
 
     If the call fails or is cancelled there is no log at the target yet, but for OutcomeUnknownError;
-    call again with the same arguments. Where the fork is made already, calling again returns what it
-    holds. A pin stays on the source until the fork is made, or a day has passed.
+    call again with the same arguments. Where the fork is made already and nothing was appended to it,
+    calling again with the same ``start`` and ``stop`` returns what it holds, also if the source has grown
+    since. A pin stays on the source until the fork is made, or a day has passed.
 
     Raises LogNotFoundError if there is no source, or a log was destroyed at the target; ContentionError
-    if the target holds something else; OffsetTrimmedError or OffsetNotWrittenError if the source has no
-    such records; CorruptionError if a fragment is missing or not what the manifest says.
+    if the target holds something else, also a fork with another ``start`` or ``stop``; OffsetTrimmedError
+    or OffsetNotWrittenError if the source has no such records; CorruptionError if a fragment is missing
+    or not what the manifest says.
 
     Args:
         source_url: The log to copy from; needs write access, for the pin.
@@ -111,6 +116,8 @@ async def fork(
                 raise ContentionError(f"another log was begun at {target.store.url} meanwhile")
         elif target.root.manifest.writer != writer:
             raise ContentionError(f"there is a log at {target.store.url} already")
+        else:
+            await _check_finished(source, target, start, stop)
         await pin.release()
         return Forked.of(target.root.manifest)
 
@@ -143,20 +150,17 @@ async def _begin(
 ) -> tuple[int, bool]:
     """Put the note, unless an earlier call has. Return where the fork ends, and whether it had."""
     try:
-        return await _read_note(source, target, start, stop), True
+        return await _check_same(source, target, start, stop), True
     except ObjectNotFoundError:
         await check_not_destroyed(target.store)
     await check_empty(target)
-    document = {
-        "source": source.store.url,
-        "start": None if start is None else position(start),
-        "stop": position(source.root.manifest.next_offset if stop is None else stop),
-    }
+    ends = source.root.manifest.next_offset if stop is None else stop
+    note = _Note(source.store.url, start, ends, is_whole=stop is None)
     result = await cas.create(
-        target.store, layout.FORK_NOTE, serialise(document), retry=target.retry
+        target.store, layout.FORK_NOTE, serialise(note.document()), retry=target.retry
     )
     result.decided(target.store.url, "the note was put; call again")
-    return await _read_note(source, target, start, stop), False
+    return await _check_same(source, target, start, stop), False
 
 
 async def _copy_streams(source: Errand, target: Errand, stop: int) -> None:
@@ -170,26 +174,76 @@ async def _copy_streams(source: Errand, target: Errand, stop: int) -> None:
     result.decided(target.store.url, f"{layout.STREAMS} was put; call again")
 
 
-async def _read_note(source: Errand, target: Errand, start: int | None, stop: int | None) -> int:
-    """Return where the fork that the target is to be ends, if it is this one."""
+async def _check_finished(
+    source: Errand, target: Errand, start: int | None, stop: int | None
+) -> None:
+    """Raise ContentionError if the fork at the target was not made with these arguments."""
+    try:
+        await _check_same(source, target, start, stop)
+    except ObjectNotFoundError as error:
+        raise ContentionError(
+            f"{target.store.url} holds a fork, and no note ({layout.FORK_NOTE}) of where it was to begin "
+            "and end; take another prefix"
+        ) from error
+
+
+async def _check_same(source: Errand, target: Errand, start: int | None, stop: int | None) -> int:
+    """Return where the fork ends that the target is or is to be; ContentionError if it is another one."""
     found = await read_stored(
         target.store, layout.FORK_NOTE, _parse_note, most_bytes=MOST_SMALL_BYTES
     )
-    noted = found.value
-    noted_source, noted_start, noted_stop = noted
-    if noted != (source.store.url, start, noted_stop if stop is None else stop):
+    note = found.value
+    if not note.is_of(source.store.url, start, stop):
+        held = "holds" if target.root.is_known else "is being made"
         raise ContentionError(
-            f"{target.store.url} is being made another fork: of {noted_source} from "
-            f"{noted_start} to {noted_stop}; finish that one or take another prefix"
+            f"{target.store.url} {held} another fork: of {note}; call with the same arguments, or take "
+            "another prefix"
         )
-    return noted_stop
+    return note.stop
 
 
-def _parse_note(data: bytes) -> tuple[str, int | None, int]:
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """What a target begins with."""
+
+    source_url: str
+    start: int | None
+    """As it was given."""
+    stop: int
+    """Where the fork ends."""
+    is_whole: bool | None
+    """Whether no ``stop`` was given; None if an older version put the note, which did not say."""
+
+    def is_of(self, source_url: str, start: int | None, stop: int | None) -> bool:
+        """Return whether a call with these arguments makes this fork."""
+        if (source_url, start) != (self.source_url, self.start):
+            return False
+        return self.is_whole is not False if stop is None else stop == self.stop
+
+    def document(self) -> dict[str, Any]:
+        """Return what is put."""
+        return {
+            "source": self.source_url,
+            "start": None if self.start is None else position(self.start),
+            "stop": position(self.stop),
+            "whole": self.is_whole,
+        }
+
+    def __str__(self) -> str:
+        """Say which fork it is, for messages."""
+        start = "its first record" if self.start is None else self.start
+        end = f"its end then ({self.stop})" if self.is_whole else self.stop
+        return f"{self.source_url} from {start} to {end}"
+
+
+def _parse_note(data: bytes) -> _Note:
     return read_document(data, _note, path=layout.FORK_NOTE, most_bytes=MOST_SMALL_BYTES)
 
 
-def _note(fields: Fields) -> tuple[str, int | None, int]:
-    """Return which log the target is to begin with, from where, and up to which offset."""
-    start = fields.position("start") if fields.has("start") else None
-    return fields.text("source"), start, fields.position("stop")
+def _note(fields: Fields) -> _Note:
+    return _Note(
+        fields.text("source"),
+        fields.position("start") if fields.has("start") else None,
+        fields.position("stop"),
+        is_whole=fields.flag("whole") if fields.has("whole") else None,
+    )

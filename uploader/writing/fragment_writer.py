@@ -19,7 +19,7 @@ from uploader.writing.fragment_puts import FragmentPuts, Taken
 from uploader.writing.ownership import is_outdated
 from walstore.batch import Batch
 from walstore.errors import ContentionError
-from walstore.ports import Clock, TierSource
+from walstore.ports import Clock, LocalRecords
 from walstore.threads import Worker
 
 _READ_BYTES = 1 << 20
@@ -50,7 +50,7 @@ class FragmentWriter:
 
     async def put(
         self,
-        source: TierSource,
+        source: LocalRecords,
         seq_no: int,
         building: Building,
         batches: list[Batch],
@@ -80,13 +80,13 @@ class FragmentWriter:
                 found = await self.puts.create(built, seq_no)
         return found
 
-    async def adopt(self, source: TierSource, orphan: Orphan) -> Fragment:
+    async def adopt(self, source: LocalRecords, orphan: Orphan) -> Fragment:
         """Return an orphan's entry after proving that it holds our records; see :meth:`prove`."""
         await self.prove(source, orphan)
         self.adopted_fragments += 1
         return orphan.entry
 
-    async def prove(self, source: TierSource, orphan: Orphan) -> None:
+    async def prove(self, source: LocalRecords, orphan: Orphan) -> None:
         """Raise ContentionError unless a fragment holds exactly our records, and these are here."""
         if not await self.is_ours(source, orphan):
             raise ContentionError(
@@ -94,7 +94,7 @@ class FragmentWriter:
                 "another writer put it"
             )
 
-    async def is_ours(self, source: TierSource, orphan: Orphan) -> bool:
+    async def is_ours(self, source: LocalRecords, orphan: Orphan) -> bool:
         """Return whether a fragment holds exactly our records; False, too, if these are not here any more."""
         entry = orphan.entry
         if entry.start < source.head or entry.limit > source.durable_limit:
@@ -105,7 +105,7 @@ class FragmentWriter:
 
     # -- inside ------------------------------------------------------------------------------
 
-    async def _contest(self, source: TierSource, orphan: Orphan, built: EncodedFragment) -> None:
+    async def _contest(self, source: LocalRecords, orphan: Orphan, built: EncodedFragment) -> None:
         """Raise unless the object in our way is ours, and either as good or of no use to anybody.
 
         It is of no use if it does not begin where the fragment before it ends: no manifest can ever
@@ -117,7 +117,7 @@ class FragmentWriter:
 
 
 async def gather(
-    source: TierSource, position: int, limit: int, *, most_bytes: int | None
+    source: LocalRecords, position: int, limit: int, *, most_bytes: int | None
 ) -> list[Batch]:
     """Return local batches of ``[position, limit)``.
 

@@ -46,7 +46,7 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
-from walstore.ports import Clock, TierSource
+from walstore.ports import Clock, LocalRecords, TierSource
 from walstore.threads import Worker
 
 logger = logging.getLogger("walstore")
@@ -134,7 +134,7 @@ class Uploader:
             on_refusal=self._tell_refusal,
         )
         self._claim: Claim | None = None
-        self._unproven: Claiming | None = None
+        self._proven_limit = 0
         self._planned = root.manifest
         self._puts = FragmentPuts(
             store=store,
@@ -191,20 +191,24 @@ class Uploader:
         claims: Claims | None,
         remember: Remember,
         *,
-        limit: int | None,
+        local: LocalRecords | None,
         take_over: bool,
     ) -> None:
-        """Make the log its directory's own, once it is prepared.
+        """Make the log its directory's own, once it is prepared; ``local`` is None for a new directory.
 
-        Where the directory must first be found to hold what the manifest names, :meth:`run` does both, and
-        raises FencedError if it does not hold that.
+        A directory that is one of several copies is first found to hold what the manifest names: FencedError
+        if it holds something else, OffsetTrimmedError if it cannot go on there, CorruptionError if what is
+        to be compared is damaged. Then nothing has changed.
         """
+        limit = None if local is None else local.durable_limit
         claiming = Claiming(self._root, log_id, claims, remember, limit, take_over, self._url)
         claim = await claiming.take()
-        if claim is None:
-            self._unproven = claiming
-        else:
-            await self._hold(claim)
+        while claim is None:
+            assert local is not None, "a new directory has nothing to prove"
+            proven = self._root.manifest
+            await self._prove_all(local)
+            claim = await claiming.take(proven=proven)
+        await self._hold(claim)
 
     async def _hold(self, claim: Claim) -> None:
         self._claim, self._fragments.maker = claim, claim.name
@@ -299,64 +303,73 @@ class Uploader:
     async def _begin(self, source: TierSource) -> None:
         """Create the manifest if there is none, and make sure that it is ours."""
         log = self._root
-        if log.manifest.next_offset < source.head:
-            raise OffsetTrimmedError(
-                f"{self._url} lacks records that are no longer on this disk; ship this log to the prefix "
-                "that has them",
-                requested=log.manifest.next_offset,
-                head=source.head,
-                tail=source.durable_limit,
-            )
+        self._check_reaches(source)
         if not log.is_known:
             await self._patience.call(partial(log.load_or_create, self._writer(source)))
         check_owner(log.manifest, bytes.fromhex(source.log_id), url=self._url)
         if self._claim is not None:
             check_held(log.manifest, self._claim.name, url=self._url)
-        if self._unproven is None:
-            await self._prove(source)
-        else:
-            await self._prove_and_claim(source, self._unproven)
+        await self._patience.call(partial(self._prove_last, source))
         self._puts.may_void = partial(self._fragments.is_ours, source)
         await self._puts.void_misfits(log.manifest.next_seq_no, log.manifest.next_offset)
 
-    async def _prove_and_claim(self, source: TierSource, claiming: Claiming) -> None:
-        """Claim the log, of which this directory is one of several copies, as it was found to hold it."""
+    def _check_reaches(self, local: LocalRecords) -> None:
+        """Raise OffsetTrimmedError if the directory's records begin behind what the manifest names."""
+        next_offset = self._root.manifest.next_offset
+        if next_offset < local.head:
+            raise OffsetTrimmedError(
+                f"{self._url} lacks records that are no longer on this disk; ship this log to the prefix "
+                "that has them",
+                requested=next_offset,
+                head=local.head,
+                tail=local.durable_limit,
+            )
+
+    async def _prove_all(self, local: LocalRecords) -> None:
+        """Compare all that the manifest itself names, and this directory is not known to have shipped.
+
+        Not the last fragment alone: a log that went another way may hold the same record there again.
+        What was rolled up into snapshots since is not looked at.
+        """
+        self._check_reaches(local)
+        manifest = self._root.manifest
         try:
-            while self._claim is None:
-                proven = self._root.manifest
-                await self._prove(source)
-                claim = await self._patience.call(partial(claiming.take, proven=proven))
-                if claim is not None:
-                    await self._patience.call(partial(self._hold, claim))
+            for entry in manifest.fragments:
+                if entry.limit > local.uploaded_limit:
+                    await self._prove(local, entry)
         except ContentionError as error:
             raise FencedError(f"another directory went on without this one: {error}") from error
+        self._proven_limit = manifest.next_offset
 
-    async def _prove(self, source: TierSource) -> None:
-        """Compare what the manifest names with the local records, if this directory did not ship it."""
-        manifest = self._root.manifest
-        if manifest.fragments and source.uploaded_limit < manifest.next_offset:
-            await self._prove_last(source, manifest.fragments[-1])
+    async def _prove_last(self, source: TierSource) -> None:
+        """Compare the last fragment, if this directory is not known to have shipped it.
 
-    async def _prove_last(self, source: TierSource, last: Fragment) -> None:
-        """Compare the last fragment with the local records, unless these are gone.
-
-        The manifest names more than this directory remembers to have shipped. Normally it died after a
-        swap; but a copy of the directory may have gone its own way.
+        Normally it died after a swap; but a copy of the directory may have gone its own way.
         """
-        if last.start < source.head:
+        manifest = self._root.manifest
+        known_limit = max(source.uploaded_limit, self._proven_limit)
+        if manifest.fragments and known_limit < manifest.next_offset:
+            await self._prove(source, manifest.fragments[-1])
+
+    async def _prove(self, local: LocalRecords, entry: Fragment) -> None:
+        """Raise ContentionError if a fragment differs from the local records; not if these are gone."""
+        if entry.start < local.head:
             return
         try:
-            found = await self._patience.call(partial(self._puts.inspect, last.path))
+            found = await self._puts.inspect(entry.path)
         except ObjectNotFoundError as error:
-            raise CorruptionError("a fragment is missing", path=last.path) from error
-        if found.entry != last:
+            await self._root.load()
+            if entry.start < self._root.manifest.oldest_offset:
+                return  # collected meanwhile
+            raise CorruptionError("a fragment is missing", path=entry.path) from error
+        if found.entry != entry:
             raise CorruptionError(
                 "a fragment is not what the manifest says",
-                path=last.path,
-                expected=last,
+                path=entry.path,
+                expected=entry,
                 found=found.entry,
             )
-        await self._fragments.prove(source, found)
+        await self._fragments.prove(local, found)
 
     async def _wait_due(self, source: TierSource, mark: int) -> None:
         """Wait for company: until a fragment is full, the age is reached, or somebody is in a hurry."""

@@ -21,11 +21,14 @@ class _Interrupts:
         self.stop: asyncio.Event | None = None
         """Set by the first signal while the verb can be stopped; a second one cancels it."""
         self.is_interrupted = False
+        self.is_stopped = False
+        """Whether a signal asked the verb to end as it should."""
         self._task = task
 
     def __call__(self) -> None:
         """Take a signal."""
         if self.stop is not None and not self.stop.is_set():
+            self.is_stopped = True
             self.stop.set()
         else:
             self.is_interrupted = True
@@ -36,7 +39,11 @@ _running: ContextVar[_Interrupts | None] = ContextVar("_running", default=None)
 
 
 def run_async(main: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine to its end on an event loop of its own; KeyboardInterrupt if SIGINT cancelled it."""
+    """Run a coroutine to its end on an event loop of its own; KeyboardInterrupt if a signal cancelled it.
+
+    One that a signal stopped and that has ended as it should is not disturbed by signals any more: SIGINT
+    and SIGTERM are ignored from then on, and the process ends with the code that was earned.
+    """
     interrupts: list[_Interrupts] = []
     try:
         return asyncio.run(_interruptible(main, interrupts))
@@ -57,14 +64,20 @@ async def _interruptible(main: Coroutine[Any, Any, _T], interrupts: list[_Interr
     interrupts.append(_Interrupts(task))
     _running.set(interrupts[0])
     _handle(signal.SIGINT, interrupts[0])
-    return await main
+    result = await main
+    if interrupts[0].is_stopped and not interrupts[0].is_interrupted:
+        for number in STOP_SIGNALS:
+            asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
+    return result
 
 
 @contextmanager
 def stop_on_signal() -> Iterator[asyncio.Event]:
     """Yield an event that SIGINT or SIGTERM sets, instead of ending the process.
 
-    A second signal cancels what :func:`run_async` runs: the first may have to wait for a store.
+    A second signal cancels what :func:`run_async` runs: the first may have to wait for a store. So does one
+    that comes afterwards, while the verb is still at work.
     """
     interrupts = _running.get()
     assert interrupts is not None, "only within run_async"
@@ -74,7 +87,6 @@ def stop_on_signal() -> Iterator[asyncio.Event]:
         yield stop
     finally:
         interrupts.stop = None
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
 
 def _handle(number: signal.Signals, interrupts: _Interrupts) -> None:

@@ -25,6 +25,7 @@ from uploader import layout
 from uploader.lifecycle.destroy import destroy
 from uploader.lifecycle.fork import fork
 from uploader.lifecycle.seal import seal
+from uploader.manifests.document import position, serialise
 from uploader.manifests.growing_manifest import Forked
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.manifest_log import ManifestLog
@@ -335,6 +336,62 @@ async def test_another_fork_in_the_way(source, target, worker) -> None:
         with pytest.raises(ContentionError, match="another fork"):
             await copy(source, target.inner, **options)
     assert (await copy(source, target.inner, stop=5)).limit == 5
+
+
+@pytest.mark.parametrize("given", [{}, {"stop": 5}, {"start": 3}, {"start": 3, "stop": 9}])
+async def test_a_finished_fork_is_found_with_the_same_arguments_only(
+    source, target, worker, given
+) -> None:
+    """Also when the source has grown; a refused call changes nothing, here or at the source."""
+    log = await begin(source, worker)
+    done = await copy(source, target, **given)
+    await extend(log, source)
+    assert await copy(source, target, **given) == done
+    before, pinned = await snapshot(target.inner), await snapshot(source.inner)
+    others = ({}, {"stop": 4}, {"stop": 5}, {"start": 2}, {"start": 3}, {"start": 3, "stop": 8})
+    for other in others:
+        if other != given:
+            with pytest.raises(ContentionError, match="holds another fork"):
+                await copy(source, target, **other)
+    assert await snapshot(target.inner) == before
+    assert await snapshot(source.inner) == pinned
+    assert await copy(source, target, **given) == done
+
+
+async def test_all_of_the_source_is_another_fork_than_a_part_of_it(source, target, worker) -> None:
+    """An interrupted fork of a part is not gone on with by a call that wants all."""
+    await begin(source, worker)
+    target.on("put_if_absent", faults.kill(), key_prefix="log/")
+    with pytest.raises(StoreKilled):
+        await copy(source, target, stop=5)
+    with pytest.raises(ContentionError, match=r"another fork: of .* to 5;"):
+        await copy(source, target.inner)
+    assert (await copy(source, target.inner, stop=5)).limit == 5
+
+
+async def test_the_end_of_a_whole_fork_may_be_named(source, target, worker) -> None:
+    await begin(source, worker)
+    assert await copy(source, target) == await copy(source, target, stop=9)
+
+
+async def test_a_note_of_an_older_version(source, target, worker) -> None:
+    """It does not say whether an end was given, so both calls go on."""
+    await begin(source, worker)
+    note = {"source": source.url, "start": None, "stop": position(5)}
+    await target.put_if_absent(layout.FORK_NOTE, serialise(note))
+    for options in ({}, {"stop": 5}):
+        assert (await copy(source, target, **options)).limit == 5
+    with pytest.raises(ContentionError, match="another fork"):
+        await copy(source, target, stop=6)
+
+
+async def test_a_fork_without_its_note(source, target, worker) -> None:
+    """Nobody knows where it was to begin."""
+    await begin(source, worker)
+    await copy(source, target)
+    await target.inner.delete([layout.FORK_NOTE])
+    with pytest.raises(ContentionError, match="no note"):
+        await copy(source, target)
 
 
 async def test_where_a_log_was_destroyed(source, target, worker) -> None:

@@ -72,3 +72,49 @@ def test_the_first_signal_stops_and_the_second_cancels() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_async(wait())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_stop_cancels_what_is_still_at_work(number: signal.Signals) -> None:
+    """The log that is closed may have to wait for a store, too."""
+
+    async def wait() -> None:
+        with stop_on_signal() as stop:
+            os.kill(os.getpid(), number)
+            await stop.wait()
+        os.kill(os.getpid(), number)
+        await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_async(wait())
+
+
+AGAIN_AT_THE_END = """
+import atexit, os, signal
+def again():
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(os.getpid(), number)
+    print("still here", flush=True)
+atexit.register(again)
+from walstore.__main__ import main
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_has_ended_as_it_should_is_not_killed_by_more_signals(
+    number: signal.Signals, log: Path
+) -> None:
+    """The interpreter takes a while to end, and the result was told by then."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", AGAIN_AT_THE_END, "tail", "-f", str(log)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"value 91\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, b"")
+    assert out.endswith(b"still here\n")

@@ -248,6 +248,9 @@ def test_fork(cli: Cli, log: Path, grown: str, tmp_path: Path) -> None:
     assert found["setsum"] == cli("manifest", grown, "--json").json["setsum"]
     assert cli("dump", target).out == cli("dump", log).out
     assert cli("fork", grown, target).code == 0
+    done = cli("fork", grown, target, "--to", "50")
+    assert done.code == 4
+    assert "another fork" in done.error
     assert cli("append", target, stdin=b"x\n").code == 0
     assert len(cli("dump", grown).lines) == 120
 

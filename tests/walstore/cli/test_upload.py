@@ -87,6 +87,11 @@ def test_what_the_other_one_shipped_is_not_lost(cli: Cli, tmp_path: Path) -> Non
     done = cli("upload", ours, url, "--take-over")
     assert (done.code, "this log ends at 4" in done.error) == (4, True)
     assert len(cli("dump", url).lines) == 4
+    asyncio.run(fill(ours, records=1, start=4))
+    for verb in (("upload", ours, url), ("append", ours, "--tier", url)):
+        done = cli(*verb, "--take-over", stdin=b"not appended\n")
+        assert (done.code, "holds other records" in done.error) == (4, True)
+    assert len(cli("dump", ours).lines) == 4
     assert cli("upload", theirs, url).code == 0
 
 
