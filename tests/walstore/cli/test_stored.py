@@ -376,7 +376,18 @@ def test_a_refused_collection(cli: Cli, grown: str) -> None:
     [
         (("bogus", "file:///x"), "invalid value for 'ACTION'"),
         (("plan", "file:///x", "--max-fraction", "2"), "max_drop_fraction must be"),
-        (("plan", "file:///x", "--keep-bytes", "-1"), "must not be negative"),
+        (
+            ("plan", "file:///x", "--keep-bytes", "-1"),
+            "keep_bytes must be a whole number of bytes, 0 or more",
+        ),
+        (
+            ("plan", "file:///x", "--interval", "inf"),
+            "interval_seconds must be a number of seconds",
+        ),
+        (
+            ("plan", "file:///x", "--keep-seconds", "inf"),
+            "keep_seconds must be a number of seconds",
+        ),
     ],
 )
 def test_gc_mistakes(cli: Cli, options: tuple[str, ...], message: str) -> None:
