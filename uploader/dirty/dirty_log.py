@@ -27,9 +27,9 @@ from uploader.dirty.dirty_marker import Dirty, Purge, coalesce, parse_marker
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.stored_document import run_aside
-from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
 from uploader.writing.noting import Note
 from uploader.writing.writer_settings import WriterSettings
 from walstore.arguments import as_int, as_mapping, as_text
@@ -84,7 +84,7 @@ class DirtyLog:
         async def open_it() -> DirtyLog:
             ticking = clock or SystemClock()
             policy = retry or RetryPolicy(clock=ticking)
-            used = store if store is not None else open_store(url)
+            used = chosen_store(url, store)
             writer = await CloudWriter.open(
                 url, settings=settings, store=used, retry=policy, clock=ticking
             )

@@ -30,6 +30,7 @@ from uploader.stores.port import ObjectStore, get_bounded
 from uploader.stores.race import Answer, ask, settle_put, settle_read
 from uploader.stores.wrapper import Kind, Request, StoreWrapper
 from uploader.together import together
+from walstore.arguments import as_settings
 from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError
 from walstore.fields import check_fields, described, flag, number, seconds, whole
@@ -127,7 +128,7 @@ class HedgedStore(StoreWrapper):
     ) -> None:
         """Wrap ``inner``, which may repeat failed requests by itself."""
         super().__init__(inner)
-        self._settings = settings or HedgeSettings()
+        self._settings = as_settings(settings, HedgeSettings)
         self._clock = clock or SystemClock()
         self._latencies: dict[tuple[Kind, int], Latencies] = {}
         self._next_hedge_at = self._clock.monotonic()

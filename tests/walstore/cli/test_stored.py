@@ -206,6 +206,8 @@ def test_a_damaged_cursor_is_removed(cli: Cli, grown: str, content: bytes) -> No
         (("--set", "a", "5", "--delete", "b"), "not both"),
         (("--lease", "5"), "--lease goes with --set"),
         (("--set", "a", "5", "--lease", "0", "--confirm"), "more than 0 seconds"),
+        (("--set", "a", "5", "--lease", "inf", "--confirm"), "must be a finite number of seconds"),
+        (("--set", "a", "5", "--lease", "1e300", "--confirm"), "100 years at most"),
     ],
 )
 def test_cursors_that_cannot_be(
