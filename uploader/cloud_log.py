@@ -24,7 +24,7 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
 from uploader.streams.stream_file import StreamFile
-from walstore.arguments import as_moment_us
+from walstore.arguments import as_count, as_moment_us
 from walstore.batch import Batch
 from walstore.clock import SystemClock
 from walstore.errors import (
@@ -79,6 +79,7 @@ class CloudLog:
         """
 
         async def open_it() -> CloudLog:
+            most = as_count(cache_bytes, "cache_bytes", low=0)
             found = chosen_store(url, store)
             worker = SharedWorker("cloud", 2)
             ticking = clock or SystemClock()
@@ -95,7 +96,7 @@ class CloudLog:
                 root=root,
                 store=found,
                 worker=worker,
-                cache_bytes=cache_bytes,
+                cache_bytes=most,
                 disk_cache=disk_cache,
                 clock=ticking,
             )

@@ -25,7 +25,7 @@ from uploader.writing.noting import Note, noting
 from uploader.writing.ownership import check_owner, check_shippable, owner
 from uploader.writing.uploader import Uploader, UploadSettings
 from uploader.writing.writable import check_not_destroyed, check_unsealed, has_records
-from walstore.arguments import as_settings
+from walstore.arguments import as_count, as_settings
 from walstore.batch import Batch
 from walstore.claims import Claims
 from walstore.clock import SystemClock
@@ -64,6 +64,7 @@ class CloudTier:
         closed with the tier all the same. ``retry`` says how conditional puts are repeated; reads are
         repeated by the store. Nothing is contacted before the log opens.
         """
+        cache_bytes = as_count(cache_bytes, "cache_bytes", low=0)
         self._store = chosen_store(url, store)
         self._clock = clock or SystemClock()
         self._retry = retry or RetryPolicy(clock=self._clock)

@@ -15,6 +15,7 @@ from uploader import (
     CloudWriter,
     CollectorSettings,
     DirtyLog,
+    FragmentCache,
     GarbageCollector,
     Scrubber,
     UploadSettings,
@@ -141,6 +142,20 @@ async def test_how_much_is_done_at_once_is_a_whole_number(
         (lambda: Scrubber.open(PLACE, max_in_flight=value), "max_in_flight"),
     ):
         await refused(call, error, f"{name} must be ")
+
+
+@pytest.mark.parametrize("value", [1.0, True, "4", None])
+async def test_offsets_and_sizes_are_whole_numbers(value: Any, tmp_path: Path) -> None:
+    async def cache() -> FragmentCache:
+        return FragmentCache(tmp_path, max_bytes=value)
+
+    for call, name in (
+        (lambda: bootstrap(f"{PLACE}/new", start=value), "start"),
+        (lambda: CloudLog.open(PLACE, cache_bytes=value), "cache_bytes"),
+        (lambda: _tier(PLACE, cache_bytes=value), "cache_bytes"),
+        (cache, "max_bytes"),
+    ):
+        await refused(call, TypeError, f"{name} must be an int")
 
 
 @pytest.mark.parametrize("layout", ["swap", "chain"])
