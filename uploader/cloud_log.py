@@ -20,11 +20,11 @@ from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.roots import find_root
 from uploader.shared_worker import SharedWorker
-from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
 from uploader.streams.stream_file import StreamFile
-from walstore.arguments import as_moment_us
+from walstore.arguments import as_count, as_moment_us
 from walstore.batch import Batch
 from walstore.clock import SystemClock
 from walstore.errors import (
@@ -79,7 +79,8 @@ class CloudLog:
         """
 
         async def open_it() -> CloudLog:
-            found = store if store is not None else open_store(url)
+            most = as_count(cache_bytes, "cache_bytes", low=0)
+            found = chosen_store(url, store)
             worker = SharedWorker("cloud", 2)
             ticking = clock or SystemClock()
             try:
@@ -95,7 +96,7 @@ class CloudLog:
                 root=root,
                 store=found,
                 worker=worker,
-                cache_bytes=cache_bytes,
+                cache_bytes=most,
                 disk_cache=disk_cache,
                 clock=ticking,
             )

@@ -14,7 +14,7 @@ from uploader.fragments.read_ahead import ReadAhead
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.together import together
-from walstore.arguments import as_seconds
+from walstore.arguments import as_count, as_seconds
 from walstore.batch import Batch
 from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock
@@ -147,10 +147,10 @@ def check_max_wait(seconds: float) -> float:
 
 
 def check_limits(**limits: int | None) -> None:
-    """Raise InvalidSettingsError for a limit below 1."""
+    """Raise InvalidSettingsError for a limit below 1, and TypeError for what is no int."""
     for name, limit in limits.items():
-        if limit is not None and limit < 1:
-            raise InvalidSettingsError(f"{name} must be at least 1, not {limit}")
+        if limit is not None:
+            as_count(limit, name)
 
 
 def _exceeds(value: int, limit: int | None) -> bool:

@@ -17,14 +17,15 @@ from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.roots import Layout, find_root, needs_swaps
 from uploader.shared_worker import SharedWorker
-from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
 from uploader.writing.noting import Note, noting
 from uploader.writing.ownership import check_owner, check_shippable, owner
 from uploader.writing.uploader import Uploader, UploadSettings
 from uploader.writing.writable import check_not_destroyed, check_unsealed, has_records
+from walstore.arguments import as_count, as_settings
 from walstore.batch import Batch
 from walstore.claims import Claims
 from walstore.clock import SystemClock
@@ -63,11 +64,12 @@ class CloudTier:
         closed with the tier all the same. ``retry`` says how conditional puts are repeated; reads are
         repeated by the store. Nothing is contacted before the log opens.
         """
-        self._store = store if store is not None else open_store(url)
+        cache_bytes = as_count(cache_bytes, "cache_bytes", low=0)
+        self._store = chosen_store(url, store)
         self._clock = clock or SystemClock()
         self._retry = retry or RetryPolicy(clock=self._clock)
         self._worker = SharedWorker("cloud", 2)
-        self._settings = settings or UploadSettings()
+        self._settings = as_settings(settings, UploadSettings)
         self._layout: Layout | None = layout
         self._chain = chain
         self._note = note

@@ -18,10 +18,10 @@ from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.roots import Layout, find_root, needs_swaps
 from uploader.shared_worker import SharedWorker
-from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
 from uploader.together import told_of
 from uploader.writing.fragment_puts import FragmentPuts, puts_at_once
 from uploader.writing.noting import Note, noting
@@ -32,6 +32,7 @@ from uploader.writing.stream_door import StreamDoor
 from uploader.writing.stream_guard import StreamGuard
 from uploader.writing.writable import check_exists, check_unsealed, has_records
 from uploader.writing.writer_settings import WriterSettings, WriterStatistics
+from walstore.arguments import as_settings
 from walstore.clock import SystemClock
 from walstore.draft import Group
 from walstore.errors import OffsetMismatchError, WalClosedError
@@ -81,10 +82,10 @@ class CloudWriter:
         and ``create`` is false, CorruptionError for damaged objects, UnsupportedStoreError, and
         StorageUnavailableError once the store did nothing for ``patience_seconds``.
         """
-        found = store if store is not None else open_store(url)
+        found = chosen_store(url, store)
         time = clock or SystemClock()
         policy = retry or RetryPolicy(clock=time)
-        chosen = settings or WriterSettings()
+        chosen = as_settings(settings, WriterSettings)
 
         async def open_it() -> CloudWriter:
             worker = SharedWorker("cloud", 2)

@@ -10,9 +10,9 @@ from uploader import cas
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.root import Root
 from uploader.manifests.roots import find_root
-from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
 from walstore.clock import SystemClock
 from walstore.errors import LogNotFoundError
 from walstore.ports import Clock
@@ -59,7 +59,7 @@ async def errand(
     """
     clock = clock or SystemClock()
     retry = retry or RetryPolicy(clock=clock)
-    used = store if store is not None else open_store(url)
+    used = chosen_store(url, store)
     worker = Worker("errand", threads=2)
     try:
         root = await find_root(used, retry=retry, worker=worker)

@@ -111,6 +111,8 @@ def cursor_path(name: str) -> str:
 
     One object of any other name in the folder would stop wal3's garbage collection.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"a cursor's name must be a str, not {type(name).__name__}")
     if not _CURSOR_NAME.fullmatch(name):
         raise InvalidSettingsError(
             f"a cursor's name is made of letters A to Z, digits and '_', not {name!r}"

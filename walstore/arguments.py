@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from walstore.errors import InvalidSettingsError
 from walstore.packed import MOST_TIMESTAMP_US
@@ -24,6 +24,7 @@ MAX_TIMESTAMP_US: Final = MOST_TIMESTAMP_US
 _URL: Final = re.compile(
     r"[A-Za-z][A-Za-z0-9+.-]*://|(?i:s3[an]?|gs|gcs|abfss?|az|https?|file|memory):/"
 )
+_S = TypeVar("_S")
 _NO_DIRECTORY: Final = (
     "{call} takes a directory on this machine, not the URL {text!r}. A log in object storage is read with "
     "uploader.CloudLog.open(url) and written with uploader.CloudWriter.open(url); a local log is shipped "
@@ -64,6 +65,24 @@ def as_int(value: object, what: str) -> int:
     return int.__index__(value)
 
 
+def as_count(value: object, what: str, *, low: int = 1, high: int | None = None) -> int:
+    """Return ``value`` as a plain int; TypeError as :func:`as_int`, InvalidSettingsError if out of range."""
+    count = as_int(value, what)
+    if count < low or (high is not None and count > high):
+        bounds = f"at least {low}" if high is None else f"{low} to {high}"
+        raise InvalidSettingsError(f"{what} must be {bounds}, not {_shown(count)}")
+    return count
+
+
+def as_settings(value: _S | None, kind: type[_S], what: str = "settings") -> _S:
+    """Return an object of the class of settings ``kind``, the default one for None; else TypeError."""
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} must be {kind.__name__} or None, not {type(value).__name__}")
+    return value
+
+
 def as_seconds(value: object, what: str) -> float:
     """Return ``value`` as a finite plain number; TypeError or InvalidSettingsError naming ``what``."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -73,7 +92,9 @@ def as_seconds(value: object, what: str) -> float:
     except OverflowError:
         seconds = math.inf
     if not math.isfinite(seconds):
-        raise InvalidSettingsError(f"{what} must be a finite number of seconds, not {value!r}")
+        raise InvalidSettingsError(
+            f"{what} must be a finite number of seconds, not {_shown(value)}"
+        )
     return seconds
 
 
@@ -126,3 +147,10 @@ def as_directory(path: object, call: str) -> Path:
     if "\0" in text:
         raise InvalidSettingsError(f"{call}: a path has no NUL character, unlike {text!r}")
     return Path(text)
+
+
+def _shown(value: float) -> str:
+    """Return a number for people; Python refuses to write out some that are very long."""
+    if isinstance(value, int) and abs(value) >= 10**100:
+        return "a number of more than 100 digits"
+    return repr(value)

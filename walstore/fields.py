@@ -23,9 +23,20 @@ GIB: Final = 1024 * MIB
 MOST_WHOLE: Final = (1 << 63) - 1
 MOST_SECONDS: Final = 10**12
 """Highest values of fields that have no bound of their own: beyond them arithmetic fails elsewhere."""
+CENTURY_SECONDS: Final = 100 * 365 * 86_400
+"""Longest time from now on of what is kept as a date: no date of a later century needs to be shown."""
 _MOST_SHOWN: Final = 10**1000  # Python refuses to write out some numbers that are longer
 
+_FRACTIONS: Final = ("seconds", "number")
+_NO_NUMBERS: Final = ("flag", "object")
+_NUMBERS: Final = {
+    "bytes": "a whole number of bytes",
+    "seconds": "a number of seconds",
+    "number": "a number",
+}
+
 _T = TypeVar("_T")
+_S = TypeVar("_S")
 _C = TypeVar("_C", bound=type)
 
 
@@ -35,21 +46,29 @@ class Rule:
 
     meaning: str
     kind: str
-    """``"bytes"``, ``"seconds"``, or ``""`` for a number of things."""
+    """``"bytes"``, ``"seconds"``, ``"number"`` for any other that need not be whole, ``"flag"`` for True or
+    False, ``"object"`` for one of the class :attr:`holds`, or ``""`` for a number of things."""
     low: float = 0
     high: float | None = None
     above: bool = False
     """Whether ``low`` itself is refused."""
+    below: bool = False
+    """Whether ``high`` itself is refused."""
     words: tuple[str, ...] = ()
     """Words that are allowed; with ``high`` None and no kind nothing else is."""
     optional: bool = False
     """Whether None is allowed."""
+    holds: type | None = None
+    """Class of the values, if they are objects; they have checked themselves."""
 
     def check(self, name: str, value: object) -> object:
         """Return a value in its plain type; InvalidSettingsError naming the field if it is refused."""
         if value is None and self.optional:
             return None
-        if isinstance(value, str):
+        if self.kind in _NO_NUMBERS:
+            if isinstance(value, self.holds or bool):
+                return value
+        elif isinstance(value, str):
             word = str.__str__(value)
             if word in self.words:
                 return word
@@ -65,24 +84,28 @@ class Rule:
     def range(self) -> str:
         """The values that are allowed, for people."""
         found = [repr(word) for word in self.words]
-        if not self.words or self.kind:
+        if self.kind == "flag":
+            found = ["True", "False"]
+        elif self.holds is not None:
+            found.append(f"an object of the class {self.holds.__name__}")
+        elif not self.words or self.kind:
             found.append(self._number_range())
         if self.optional:
             found.append("None")
         *before, last = found
         if not before:
             return last
-        return f"{', '.join(before)}{',' if self.kind else ''} or {last}"
+        comma = "," if self.kind and self.kind not in _NO_NUMBERS else ""
+        return f"{', '.join(before)}{comma} or {last}"
 
     def _number_range(self) -> str:
-        what = {"bytes": "a whole number of bytes", "seconds": "a number of seconds"}.get(
-            self.kind, "a whole number"
-        )
+        what = _NUMBERS.get(self.kind, "a whole number")
         low, high = show(self.low, self.kind), self.high
         if self.above:
-            bounds = f"more than {low}" + (
-                "" if high is None else f", {show(high, self.kind)} at most"
-            )
+            bounds = f"more than {low}"
+            if high is not None:
+                most = show(high, self.kind)
+                bounds += f", less than {most}" if self.below else f", {most} at most"
         elif high is None:
             bounds = f"{low} or more"
         else:
@@ -92,19 +115,23 @@ class Rule:
     def _is_number(self, value: object) -> bool:
         if isinstance(value, bool) or (self.words and not self.kind):
             return False
-        return isinstance(value, int | float if self.kind == "seconds" else int)
+        return isinstance(value, int | float if self.kind in _FRACTIONS else int)
 
     def _plain(self, value: Any) -> float | None:
         """Return a number in its built-in type; None if it is not finite."""
         if isinstance(value, int):
-            return int.__index__(value)
+            return int.__index__(value)  # and 10**400 is not inside
         number = float.__float__(value)
         return number if math.isfinite(number) else None
 
     def _is_inside(self, number: float) -> bool:
-        most = MOST_SECONDS if self.kind == "seconds" else MOST_WHOLE
+        most = MOST_SECONDS if self.kind in _FRACTIONS else MOST_WHOLE
         high = most if self.high is None else self.high
-        return self.low <= number <= high and not (self.above and number == self.low)
+        return (
+            self.low <= number <= high
+            and not (self.above and number == self.low)
+            and not (self.below and number == high)
+        )
 
 
 def whole(
@@ -124,9 +151,33 @@ def size(default: int, meaning: str, *, low: int = 0, high: int | None = None) -
     return whole(default, meaning, low=low, high=high, kind="bytes")
 
 
-def seconds(default: float, meaning: str, *, low: float = 0, high: float | None = None) -> float:
-    """Return the field of a time span."""
-    return _field(default, Rule(meaning, "seconds", low, high))
+def seconds(
+    default: float,
+    meaning: str,
+    *,
+    low: float = 0,
+    high: float | None = None,
+    above: bool = False,
+) -> float:
+    """Return the field of a time span; ``above`` refuses ``low`` itself."""
+    return _field(default, Rule(meaning, "seconds", low, high, above=above))
+
+
+def number(default: float, meaning: str, **bounds: Any) -> float:
+    """Return the field of a finite number that need not be whole; bounds as of :class:`Rule`."""
+    return _field(default, Rule(meaning, "number", **bounds))
+
+
+def flag(meaning: str, *, default: bool) -> bool:
+    """Return the field of True or False."""
+    return _field(default, Rule(meaning, "flag"))
+
+
+def nested(kind: type[_S], meaning: str) -> _S:
+    """Return the field of an object of another settings class, whose defaults it has."""
+    metadata = {"rule": Rule(meaning, "object", holds=kind)}
+    found: Any = dataclasses.field(default_factory=kind, metadata=metadata)
+    return found  # type: ignore[no-any-return]
 
 
 def optional_seconds(meaning: str) -> float | None:
@@ -165,11 +216,19 @@ def described(cls: _C) -> _C:
     for field in dataclasses.fields(cls):
         rule = rule_of(field)
         if rule is not None:
-            facts = f"{rule.range}. Default: {show(field.default, rule.kind)}."
+            facts = f"{rule.range}. Default: {default_of(field)}."
             facts = facts[0].upper() + facts[1:]
             lines += ["", f"{field.name}:", _wrapped(rule.meaning), _wrapped(facts)]
     cls.__doc__ = "\n".join(lines)
     return cls
+
+
+def default_of(field: dataclasses.Field[Any]) -> str:
+    """Return the default of a field that has a rule, for people."""
+    rule = rule_of(field)
+    if rule is None or rule.holds is not None:
+        return "its own defaults"
+    return show(field.default, rule.kind)
 
 
 def show(value: object, kind: str) -> str:

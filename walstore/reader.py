@@ -10,7 +10,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
-from walstore.arguments import as_int, as_text
+from walstore.arguments import as_int, as_seconds, as_text
 from walstore.batch import Batch
 from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError, WalError
 from walstore.joined import ConcatBatch, EmptyBatch
@@ -232,9 +232,10 @@ class Reader:
         """
         if max_records < 1:
             raise ValueError(f"max_records must be at least 1, not {max_records}")
+        seconds = None if max_wait is None else as_seconds(max_wait, "max_wait")
         self._guard.check()
         self._unread_records()
-        deadline = None if max_wait is None else asyncio.get_running_loop().time() + max_wait
+        deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
         begin = self._begin()
         parts: list[Batch] = []
         count = size = 0

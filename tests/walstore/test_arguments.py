@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from walstore import InvalidSettingsError, ReadonlyWal, Wal, WalStore
-from walstore.arguments import as_bytes, as_directory, as_int, as_moment_us, as_seconds, as_text
+from walstore.arguments import (
+    as_bytes,
+    as_count,
+    as_directory,
+    as_int,
+    as_moment_us,
+    as_seconds,
+    as_text,
+)
 
 OPENINGS: list[Callable[[Any], Awaitable[Any]]] = [
     Wal.open,
@@ -92,6 +100,18 @@ def test_times() -> None:
     for other in (True, 1.5, "2024-01-01", None, moment.date()):
         with pytest.raises(TypeError, match="aware datetime or an int"):
             as_moment_us(other)  # type: ignore[arg-type]
+
+
+def test_counts_are_whole_numbers_within_bounds() -> None:
+    assert (as_count(1, "n"), as_count(64, "n", high=64)) == (1, 64)
+    for value in (0, -1, 65, 10**400, -(10**5000)):
+        with pytest.raises(InvalidSettingsError, match="n must be 1 to 64, not"):
+            as_count(value, "n", high=64)
+    with pytest.raises(InvalidSettingsError, match="n must be at least 1, not 0"):
+        as_count(0, "n")
+    for other in (True, 1.0, "1", None):
+        with pytest.raises(TypeError, match="n must be an int"):
+            as_count(other, "n")
 
 
 def test_numbers_of_seconds_are_finite() -> None:

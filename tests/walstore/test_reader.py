@@ -21,6 +21,7 @@ from walstore import (
     WalClosedError,
 )
 from walstore.batch import Batch
+from walstore.errors import InvalidSettingsError
 from walstore.limits import Limit
 from walstore.reader import Reader
 from walstore.records import Start, from_timestamp_us
@@ -364,6 +365,18 @@ async def test_fetch_stops_at_so_many_bytes_but_returns_at_least_one_record() ->
     size = (await reader.fetch(max_bytes=1)).nbytes
     assert reader.position == 11
     assert len(await reader.fetch(max_bytes=size * 2)) == 20
+
+
+@pytest.mark.parametrize("follow", [True, False])
+async def test_fetch_waits_a_number_of_seconds(follow) -> None:
+    reader = Reader(ListSource(5), follow=follow)
+    for value in (10**400, float("nan"), float("inf")):
+        with pytest.raises(InvalidSettingsError, match="max_wait must be a finite number"):
+            await reader.fetch(max_wait=value)
+    for value in ("1", True):
+        with pytest.raises(TypeError, match="max_wait must be a number of seconds"):
+            await reader.fetch(max_wait=value)  # type: ignore[arg-type]
+    assert len(await reader.fetch(max_wait=0)) == 5
 
 
 @pytest.mark.parametrize("most", [0, -1])

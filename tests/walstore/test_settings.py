@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import pickle
 import pydoc
 
 import pytest
 
+import uploader
+import uploader.stores
+import walstore
+from uploader.partitioned.sink_settings import SinkSettings
 from walstore import StoreSettings
 from walstore.errors import InvalidSettingsError
-from walstore.fields import rule_of, show
+from walstore.fields import Rule, check_fields, default_of, number, rule_of
 from walstore.records import Durability
 from walstore.settings import GIB, KIB, MIB, Settings, parse_durability
 
@@ -119,6 +124,56 @@ REFUSED = [
     ("durability", "replicated"),
 ]
 
+EVERY_KIND = sorted(
+    {
+        found
+        for module in (walstore, uploader, uploader.stores)
+        for name in module.__all__
+        if dataclasses.is_dataclass(found := getattr(module, name))
+        and name.endswith(("Settings", "Policy", "Prices"))
+    }
+    | {SinkSettings},
+    key=lambda kind: kind.__name__,
+)
+"""All classes of settings, found by their names."""
+NO_VALUES = {"clock", "jitter"}
+"""Fields that take an object of the caller's, with methods."""
+BESIDE = {"first_wait_seconds": {"longest_wait_seconds": 1e12}}
+"""Other fields that must be set with one of so high a value."""
+WRONG = [
+    8.0,
+    1.5,
+    True,
+    "8",
+    "",
+    b"8",
+    None,
+    math.nan,
+    math.inf,
+    -math.inf,
+    -1,
+    1 << 63,
+    10**400,
+    1e300,
+    [],
+    {},
+    5j,
+    object(),
+]
+"""What is refused everywhere but where a rule says in so many words that it may be."""
+
+
+def is_allowed(rule: Rule, value: object) -> bool:
+    """Whether the kind of a field has such a value, said apart from the code that checks it."""
+    if value is None:
+        return rule.optional
+    if rule.kind == "flag":
+        return value is True
+    if rule.kind not in {"seconds", "number"} or type(value) is not float:
+        return False
+    most = 1e12 if rule.high is None else rule.high
+    return math.isfinite(value) and rule.low < value <= most
+
 
 def test_defaults_are_valid_and_immutable() -> None:
     settings = Settings()
@@ -146,17 +201,19 @@ def test_every_setting_is_bounded_by_these_tests() -> None:
     assert names == {name for name, _ in REFUSED}
 
 
-@pytest.mark.parametrize("kind", [Settings, StoreSettings])
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_help_shows_each_field_with_what_it_may_be(kind) -> None:
     page = pydoc.plain(pydoc.render_doc(kind))
     for field in dataclasses.fields(kind):
+        if field.name in NO_VALUES:
+            continue
         _, _, entry = page.partition(f" {field.name}:\n")
         entry = " ".join(entry.partition("\n |  \n")[0].replace("|", "").split())
         rule = rule_of(field)
         assert rule is not None, field.name
         meaning = " ".join(rule.meaning.split())
         assert entry.startswith(meaning), field.name
-        facts = f"{rule.range}. Default: {show(field.default, rule.kind)}."
+        facts = f"{rule.range}. Default: {default_of(field)}."
         assert entry.removeprefix(meaning).strip().lower() == facts.lower(), field.name
 
 
@@ -217,3 +274,60 @@ def test_numbers_of_a_store_are_checked_the_same_way() -> None:
     for value in (1e6, True, "8", 0, 10**30):
         with pytest.raises(InvalidSettingsError, match="writer_threads"):
             StoreSettings(writer_threads=value)  # type: ignore[arg-type]
+
+
+def test_all_classes_of_settings_are_found() -> None:
+    names = {kind.__name__ for kind in EVERY_KIND}
+    assert names == {
+        "ChainSettings",
+        "CollectorSettings",
+        "HedgeSettings",
+        "Prices",
+        "RetryPolicy",
+        "RollUpSettings",
+        "Settings",
+        "SinkSettings",
+        "StoreSettings",
+        "UploadSettings",
+        "WriterSettings",
+    }
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_every_field_of_every_class_refuses_what_it_cannot_be(kind) -> None:
+    for field in dataclasses.fields(kind):
+        if field.name in NO_VALUES:
+            continue
+        rule = rule_of(field)
+        assert rule is not None, field.name
+        for value in WRONG:
+            if is_allowed(rule, value):
+                made = kind(**BESIDE.get(field.name, {}) | {field.name: value})
+                assert getattr(made, field.name) == value
+                continue
+            with pytest.raises(InvalidSettingsError, match=f"{field.name} must be ") as caught:
+                kind(**{field.name: value})
+            assert rule.range in str(caught.value)
+
+
+def test_settings_within_settings_are_of_their_class() -> None:
+    with pytest.raises(InvalidSettingsError, match="roll_up must be an object of the class Roll"):
+        uploader.WriterSettings(roll_up=uploader.ChainSettings())  # type: ignore[arg-type]
+    shorter = uploader.RollUpSettings(fragments_per_snapshot=2)
+    assert uploader.UploadSettings(roll_up=shorter).roll_up is shorter
+
+
+def test_a_number_may_be_bounded_from_both_sides() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Half:
+        part: float = number(0.5, "A part.", high=1, above=True, below=True)
+
+        def __post_init__(self) -> None:
+            check_fields(self)
+
+    for value in (0, 1, 1.0):
+        with pytest.raises(
+            InvalidSettingsError, match="part must be a number, more than 0, less than 1"
+        ):
+            Half(value)
+    assert Half(0.25).part == 0.25

@@ -41,6 +41,7 @@ from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.together import together
 from uploader.writing.writable import check_creatable, check_not_destroyed, destroyed
+from walstore.arguments import as_settings
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -77,7 +78,7 @@ class ChainLog:
         self._retry = retry
         self._worker = worker
         self._clock = retry.clock
-        self._settings = settings or ChainSettings()
+        self._settings = as_settings(settings, ChainSettings, "chain")
         self._reader = ChainReader(store, worker, self._clock)
         self._window = Window(alpha=self._settings.alpha, make_id=make_id)
         self._reading = asyncio.Lock()

@@ -83,8 +83,8 @@ class Link:
     """Older slots that must not be deleted yet, in order."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range; ValueError."""
-        check_u64(slot=self.slot, next=self.next, base=self.base)
+        """Refuse numbers out of range; ValueError. TypeError for what is no whole number."""
+        check_u64(slot=self.slot, next=self.next, base=self.base, alpha=self.alpha)
         if not 1 <= self.alpha <= MOST_ALPHA:
             raise ValueError(f"alpha must be 1 to {MOST_ALPHA}, not {self.alpha}")
 

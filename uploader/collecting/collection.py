@@ -9,60 +9,77 @@ from typing import Literal, TypeAlias
 
 from uploader.collecting.garbage import Garbage
 from uploader.cursors.cloud_cursor import CloudCursor
-from walstore.errors import InvalidSettingsError
+from walstore.fields import (
+    CENTURY_SECONDS,
+    Rule,
+    check_fields,
+    choice,
+    described,
+    number,
+    seconds,
+    size,
+    whole,
+)
 
 Phase = Literal["drop", "wait", "delete", "sweep"]
 Kind = Literal["fragment", "snapshot"]
 
 
+@described
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorSettings:
     """What a collector keeps, and how carefully it goes about the rest. Sizes are bytes, times seconds."""
 
-    interval_seconds: float = 3600.0
-    """How long what was dropped from the manifest is still there for readers of older manifests. 0 or
-    more. Longer than any reader holds on to a manifest, than any program takes for one step, and than
-    clocks differ (docs/collection.md)."""
+    interval_seconds: float = seconds(
+        3600.0,
+        """How long what was dropped from the manifest is still there for readers of older manifests. Longer
+        than any reader holds on to a manifest, than any program takes for one step, and than clocks differ
+        (docs/collection.md).""",
+        high=CENTURY_SECONDS,
+    )
 
-    keep_bytes: int = 0
-    """Newest fragments that are kept, whatever the cursors say, until they have so many bytes."""
+    keep_bytes: int = size(
+        0,
+        "Newest fragments that are kept, whatever the cursors say, until they have so many bytes.",
+    )
 
-    keep_seconds: float = 0.0
-    """Age of records, by their timestamps, up to which they are kept, whatever the cursors say."""
+    keep_seconds: float = seconds(
+        0.0,
+        "Age of records, by their timestamps, up to which they are kept, whatever the cursors say.",
+    )
 
-    max_fragments: int = 10_000
-    """Most fragments that one collection takes; the rest is left to the next. 1 or more."""
+    max_fragments: int = whole(
+        10_000,
+        "Most fragments that one collection takes; the rest is left to the next.",
+        low=1,
+    )
 
-    max_drop_fraction: float = 0.95
-    """Part of the log's bytes that a collection may take; one that would take more is refused. A safeguard
-    against cursors that stand where they should not. More than 0; 1 allows everything."""
+    max_drop_fraction: float = number(
+        0.95,
+        """Part of the log's bytes that a collection may take; one that would take more is refused. A
+        safeguard against cursors that stand where they should not. 1 allows everything.""",
+        high=1,
+        above=True,
+    )
 
-    delete_batch: int = 100
-    """Objects that are deleted with one request. 1 to 1000."""
+    delete_batch: int = whole(100, "Objects that are deleted with one request.", low=1, high=1000)
 
-    delete_pause_seconds: float = 0.1
-    """Time between two such requests. 0 or more."""
+    delete_pause_seconds: float = seconds(0.1, "Time between two such requests.")
 
-    max_wait_seconds: float | None = None
-    """Longest time that one call waits for ``interval_seconds`` to pass; beyond it the call returns, and a
-    later one deletes. None: as long as it takes. 0 suits programs that are started now and then."""
+    max_wait_seconds: float | None = choice(
+        None,
+        Rule(
+            """Longest time that one call waits for interval_seconds to pass; beyond it the call returns, and
+            a later one deletes. None: as long as it takes. 0 suits programs that are started now and
+            then.""",
+            "seconds",
+            optional=True,
+        ),
+    )
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
-        if not (self.interval_seconds >= 0 and self.delete_pause_seconds >= 0):
-            raise InvalidSettingsError("intervals and pauses must not be negative")
-        if not (self.keep_bytes >= 0 and self.keep_seconds >= 0):
-            raise InvalidSettingsError("keep_bytes and keep_seconds must not be negative")
-        if self.max_fragments < 1:
-            raise InvalidSettingsError(f"max_fragments must be 1 or more, not {self.max_fragments}")
-        if not 0 < self.max_drop_fraction <= 1:
-            raise InvalidSettingsError(
-                f"max_drop_fraction must be more than 0 and at most 1, not {self.max_drop_fraction}"
-            )
-        if not 1 <= self.delete_batch <= 1000:
-            raise InvalidSettingsError(f"delete_batch must be 1 to 1000, not {self.delete_batch}")
-        if self.max_wait_seconds is not None and not self.max_wait_seconds >= 0:
-            raise InvalidSettingsError("max_wait_seconds must not be negative")
+        """Check the fields; InvalidSettingsError."""
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,10 @@ from uploader.manifests.root import Root
 from uploader.manifests.roots import find_root
 from uploader.manifests.tree import ManifestTree
 from uploader.setsum import Setsum
-from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
+from walstore.arguments import as_settings
 from walstore.clock import SystemClock
 from walstore.errors import CollectionRefusedError, ContentionError, LogNotFoundError
 from walstore.ports import Clock
@@ -88,7 +89,7 @@ class GarbageCollector:
         """
 
         async def open_it() -> GarbageCollector:
-            used = store if store is not None else open_store(url)
+            used = chosen_store(url, store)
             own_clock = clock or SystemClock()
             worker = Worker("collector", threads=2)
             try:
@@ -99,7 +100,7 @@ class GarbageCollector:
                 return cls(
                     store=used,
                     root=root,
-                    settings=settings or CollectorSettings(),
+                    settings=as_settings(settings, CollectorSettings),
                     retry=own_retry,
                     clock=own_clock,
                     worker=worker,

@@ -35,6 +35,7 @@ from uploader.stored_document import StoredDocument, read_stored, read_stored_or
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from walstore.arguments import as_seconds
 from walstore.errors import (
     CorruptionError,
     CursorMovedError,
@@ -42,6 +43,7 @@ from walstore.errors import (
     LogNotFoundError,
     OffsetTrimmedError,
 )
+from walstore.fields import CENTURY_SECONDS
 from walstore.locks import this_process
 from walstore.ports import Clock
 from walstore.threads import Worker
@@ -187,7 +189,7 @@ class CloudCursors:
         return await self._move(name, position, seen=seen, is_rewind=True)
 
     async def pin(self, name: str, position: int, *, seconds: float) -> CloudCursor:
-        """Keep everything from ``position`` on for so many seconds from now; more than 0.
+        """Keep everything from ``position`` on for so many seconds from now; more than 0, 100 years at most.
 
         Creates the pin, or moves it wherever it stands. InvalidSettingsError if there is a cursor of that
         name that is no pin; else as :meth:`commit`.
@@ -290,9 +292,12 @@ class CloudCursors:
             return None
 
     def _expiry(self, seconds: float) -> int:
-        if not seconds > 0:
-            raise InvalidSettingsError(f"a pin holds for more than 0 seconds, not {seconds}")
-        return self._clock.now_us() + round(seconds * _MICROSECONDS)
+        held = as_seconds(seconds, "how long a pin holds")
+        if not 0 < held <= CENTURY_SECONDS:
+            raise InvalidSettingsError(
+                f"a pin holds for more than 0 seconds and 100 years at most, not {seconds!r} seconds"
+            )
+        return self._clock.now_us() + round(held * _MICROSECONDS)
 
     async def _move(
         self,

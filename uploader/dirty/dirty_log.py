@@ -27,17 +27,21 @@ from uploader.dirty.dirty_marker import Dirty, Purge, coalesce, parse_marker
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.stored_document import run_aside
-from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
 from uploader.writing.noting import Note
 from uploader.writing.writer_settings import WriterSettings
+from walstore.arguments import as_int, as_mapping, as_text
 from walstore.clock import SystemClock
+from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock
 from walstore.resource import Opening
 
 _CURSOR: Final = "stable_prefix"
 _MARKERS_AT_ONCE: Final = 4096
+_MOST_NAME_BYTES: Final = 64 << 10
+"""Escaped as JSON a name may take six times as much; a marker must stay below what readers take."""
 _WORTH_WHILE: Final = 2
 """A roll-up that would write more than one marker for so many that it read is left for later."""
 
@@ -82,7 +86,7 @@ class DirtyLog:
         async def open_it() -> DirtyLog:
             ticking = clock or SystemClock()
             policy = retry or RetryPolicy(clock=ticking)
-            used = store if store is not None else open_store(url)
+            used = chosen_store(url, store)
             writer = await CloudWriter.open(
                 url, settings=settings, store=used, retry=policy, clock=ticking
             )
@@ -120,7 +124,11 @@ class DirtyLog:
     # -- writing -----------------------------------------------------------------------------
 
     def note_for(self, name: str) -> Note:
-        """Return what a writer of the log called ``name`` is to be given, to note what it publishes."""
+        """Return what a writer of the log called ``name`` is to be given, to note what it publishes.
+
+        TypeError and InvalidSettingsError as :meth:`mark`, at once.
+        """
+        name = _checked(name)
 
         async def note(fragments: Sequence[Fragment]) -> None:
             if fragments:
@@ -132,14 +140,16 @@ class DirtyLog:
         """Note that ``[start, limit)`` is about to be in the log called ``name``.
 
         Returns when it is in the dirty log; raises as :meth:`uploader.cloud_writer.CloudWriter.append`.
-        Marks that are made at the same time share a fragment.
+        Marks that are made at the same time share a fragment. TypeError and ValueError for what is no stretch
+        of a log, InvalidSettingsError for a name of more than 64 KiB: no marker is written that nobody can
+        read.
         """
-        made = Dirty(name=name, start=start, limit=limit, first_us=self._clock.now_us())
+        made = Dirty(name=_checked(name), start=start, limit=limit, first_us=self._clock.now_us())
         await self._writer.append(made.serialise())
 
     async def purge(self, name: str) -> None:
         """Note that there is no such log any more; what was noted of it before does not count."""
-        await self._writer.append(Purge(name).serialise())
+        await self._writer.append(Purge(_checked(name)).serialise())
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -157,9 +167,11 @@ class DirtyLog:
 
         ``compacted`` says of logs up to which offset they are done. Does nothing if there is nothing to be
         gained. CursorMovedError if another program has rolled it up meanwhile: what it did counts, too.
-        Killed or cancelled anywhere, nothing is forgotten that is not done; call again.
+        Killed or cancelled anywhere, nothing is forgotten that is not done; call again. TypeError unless
+        ``compacted`` has offsets by names.
         """
         self._writer.check_home()
+        compacted = _checked_offsets(compacted)
         async with self._rolling:
             cursor = await self._cursors.load(_CURSOR)
             if cursor is None:
@@ -208,6 +220,25 @@ class DirtyLog:
 
 def _parse_all(values: Iterable[bytes], path: str) -> list[Dirty | Purge | None]:
     return [parse_marker(value, path=path) for value in values]
+
+
+def _checked(name: str) -> str:
+    """Return the name of a log that a marker can hold; TypeError, ValueError, InvalidSettingsError."""
+    text = as_text(name, "the name of a log")
+    if len(text.encode()) > _MOST_NAME_BYTES:
+        raise InvalidSettingsError(
+            f"the name of a log must be 64 KiB at most, not {len(text.encode())} bytes"
+        )
+    return text
+
+
+def _checked_offsets(compacted: Mapping[str, int]) -> dict[str, int]:
+    """Return up to where logs are done; TypeError, ValueError."""
+    found = as_mapping(compacted, "what was compacted must be a mapping of names to offsets")
+    return {
+        as_text(name, "the name of a log"): as_int(offset, "the offset up to which a log is done")
+        for name, offset in found.items()
+    }
 
 
 def _rest(dirty: Dirty, compacted: Mapping[str, int]) -> Dirty | None:

@@ -16,6 +16,7 @@ from uploader.manifests.document import (
     read_document,
     serialise,
 )
+from walstore.arguments import as_text
 from walstore.errors import CorruptionError
 
 _CLEAR = b'"clear"'
@@ -37,9 +38,18 @@ class Dirty:
     """How many roll-ups it has survived."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that do not fit 64 bits, and an empty stretch; ValueError."""
-        check_u64(start=self.start, limit=self.limit, first_us=self.first_us)
-        if self.start >= self.limit or self.reinserted < 0:
+        """Refuse numbers that do not fit 64 bits, and an empty stretch; ValueError.
+
+        TypeError for what is no name or no number: nobody could read the marker, nor any behind it.
+        """
+        as_text(self.name, "the name of a log")
+        check_u64(
+            start=self.start,
+            limit=self.limit,
+            first_us=self.first_us,
+            reinserted=self.reinserted,
+        )
+        if self.start >= self.limit:
             raise ValueError(f"not a stretch of a log: {self}")
 
     def serialise(self) -> bytes:
@@ -73,6 +83,10 @@ class Purge:
 
     name: str
     """Which log."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no name; TypeError, ValueError."""
+        as_text(self.name, "the name of a log")
 
     def serialise(self) -> bytes:
         """Return the record that says so."""

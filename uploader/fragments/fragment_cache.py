@@ -24,6 +24,7 @@ from typing import Final
 
 from crc32c import crc32c
 
+from walstore.arguments import as_int
 from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock, FileSystem
@@ -63,6 +64,7 @@ class FragmentCache:
         ``max_bytes`` bounds the files together, at least 0. Each process that shares the directory may
         exceed it by an eighth before it looks what the others did.
         """
+        max_bytes = as_int(max_bytes, "max_bytes")
         if max_bytes < 0:
             raise InvalidSettingsError(f"max_bytes must not be negative, not {max_bytes}")
         self.directory = Path(directory)

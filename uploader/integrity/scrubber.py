@@ -27,13 +27,14 @@ from uploader.integrity.scrub_walk import ScrubWalk
 from uploader.manifests.entries import Fragment
 from uploader.manifests.manifest import Manifest
 from uploader.stored_document import read_object
-from uploader.stores import open_store
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
 from uploader.together import together
+from walstore.arguments import as_count
 from walstore.clock import SystemClock
-from walstore.errors import InvalidSettingsError, StorageUnavailableError
+from walstore.errors import StorageUnavailableError
 from walstore.ports import Clock
 from walstore.resource import Opening
 from walstore.threads import Worker
@@ -67,12 +68,11 @@ class Scrubber:
             retry: How reading the root is repeated.
             clock: Sleeps between attempts, and says which pins are over.
         """
-        if not 1 <= max_in_flight <= 64:
-            raise InvalidSettingsError(f"max_in_flight must be 1 to 64, not {max_in_flight}")
+        as_count(max_in_flight, "max_in_flight", high=64)
 
         async def open_it() -> Scrubber:
             opened = cls(
-                store=store if store is not None else open_store(url),
+                store=chosen_store(url, store),
                 max_in_flight=max_in_flight,
                 retry=retry or RetryPolicy(clock=clock or SystemClock()),
             )
@@ -122,8 +122,8 @@ class Scrubber:
             max_fragments: Fragments to look at, at the most; at least 1. None for all.
             progress: Called with what was done so far, after each fragment.
         """
-        if max_fragments is not None and max_fragments < 1:
-            raise InvalidSettingsError(f"max_fragments must be at least 1, not {max_fragments}")
+        if max_fragments is not None:
+            as_count(max_fragments, "max_fragments")
         tally = ScrubTally()
         root = self._root(tally)
         try:

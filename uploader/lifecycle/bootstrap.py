@@ -12,6 +12,7 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.writing.ownership import BOOTSTRAP_NAME
 from uploader.writing.writable import check_not_destroyed
+from walstore.arguments import as_int
 from walstore.errors import ContentionError, InvalidSettingsError
 from walstore.ports import Clock
 
@@ -39,6 +40,7 @@ async def bootstrap(
         retry: How the put is repeated.
         clock: Sleeps between the attempts.
     """
+    start = as_int(start, "start")
     if not layout.FIRST_OFFSET <= start < layout.MAX_U64:
         raise InvalidSettingsError(f"a record's offset is 1 to 2**64 - 2, not {start}")
     manifest = Manifest.initial(BOOTSTRAP_NAME)

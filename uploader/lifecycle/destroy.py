@@ -34,9 +34,9 @@ from uploader.lifecycle.seal import seal_root
 from uploader.manifests.document import position, serialise
 from uploader.manifests.manifest import Manifest
 from uploader.removal import remove
-from uploader.stores import open_store
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
 from walstore.errors import (
     CorruptionError,
     InvalidSettingsError,
@@ -88,7 +88,7 @@ async def destroy(
         retry: How conditional puts are repeated.
         clock: Tells the time for the tombstone, and sleeps between attempts.
     """
-    used = store if store is not None else open_store(url)
+    used = chosen_store(url, store)
     try:
         is_buried = await used.head(layout.TOMBSTONE) is not None
         last: AbstractSet[str] = frozenset()

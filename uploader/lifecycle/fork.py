@@ -43,6 +43,7 @@ from uploader.stores.retry import RetryPolicy
 from uploader.streams.stream_file import StreamFile
 from uploader.writing.ownership import fork_writer_name
 from uploader.writing.writable import check_not_destroyed
+from walstore.arguments import as_count
 from walstore.errors import (
     ContentionError,
     InvalidSettingsError,
@@ -95,8 +96,7 @@ async def fork(
         retry: How conditional puts are repeated.
         clock: Tells the time for the pin, and sleeps between attempts.
     """
-    if not 1 <= parallel <= 64:
-        raise InvalidSettingsError(f"parallel must be 1 to 64, not {parallel}")
+    as_count(parallel, "parallel", high=64)
     async with (
         errand(source_url, store=source_store, retry=retry, clock=clock) as source,
         errand(target_url, store=target_store, retry=retry, clock=clock) as target,

@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from uploader.layout import MAX_U64
 from uploader.setsum import Setsum
+from walstore.arguments import as_int
 from walstore.errors import CorruptionError
 
 MOST_BYTES: Final = 64 << 20
@@ -52,8 +53,13 @@ def position(offset: int) -> dict[str, int]:
 
 
 def check_u64(**numbers: int) -> None:
-    """Raise ValueError naming the first of the numbers that is not between 0 and 2**64 - 1."""
+    """Raise ValueError naming the first of the numbers that is not between 0 and 2**64 - 1.
+
+    TypeError for one that is no int, or a bool: JSON has them, too, and no reader would take them.
+    """
     for name, number in numbers.items():
+        if type(number) is not int:
+            as_int(number, name)
         if not 0 <= number <= MAX_U64:
             raise ValueError(f"{name} must be between 0 and 2**64 - 1, not {number}")
 

@@ -23,7 +23,7 @@ from typing import Final, TypeVar
 from uploader.manifests.entries import MAX_DEPTH, Entry, Fragment, SnapshotPointer
 from uploader.manifests.manifest import Manifest
 from uploader.manifests.snapshot import Snapshot
-from walstore.errors import InvalidSettingsError
+from walstore.fields import check_fields, described, whole
 
 _Entry = TypeVar("_Entry", bound=Entry)
 
@@ -33,6 +33,7 @@ MAX_SNAPSHOTS: Final = 16
 """Snapshots made at once, the oldest first; a manifest with more to roll up takes several turns."""
 
 
+@described
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollUpSettings:
     """How a log's manifests are kept short. Logs may be written with different ones in turn.
@@ -41,22 +42,23 @@ class RollUpSettings:
     10 million fragments is at most 47 kB long, on average 28 kB (bench/manifest_tree.py).
     """
 
-    fragments_per_snapshot: int = 64
-    """Fragments that are replaced by one snapshot once there are more of them: 1 to 4096."""
+    fragments_per_snapshot: int = whole(
+        64,
+        "Fragments that are replaced by one snapshot once there are more of them.",
+        low=1,
+        high=MAX_CHILDREN,
+    )
 
-    snapshots_per_snapshot: int = 32
-    """Snapshots of the same depth that are replaced by a deeper one: 2 to 4096."""
+    snapshots_per_snapshot: int = whole(
+        32,
+        "Snapshots of the same depth that are replaced by a deeper one.",
+        low=2,
+        high=MAX_CHILDREN,
+    )
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
-        if not 1 <= self.fragments_per_snapshot <= MAX_CHILDREN:
-            raise InvalidSettingsError(
-                f"fragments_per_snapshot must be 1 to {MAX_CHILDREN}, not {self.fragments_per_snapshot}"
-            )
-        if not 2 <= self.snapshots_per_snapshot <= MAX_CHILDREN:
-            raise InvalidSettingsError(
-                f"snapshots_per_snapshot must be 2 to {MAX_CHILDREN}, not {self.snapshots_per_snapshot}"
-            )
+        """Check the fields; InvalidSettingsError."""
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

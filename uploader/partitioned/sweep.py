@@ -21,9 +21,9 @@ from uploader.partitioned.write_id import (
     job_time_us,
     parse_staged,
 )
-from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
 from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock
@@ -119,7 +119,7 @@ async def _place(
     url: str, store: ObjectStore | None, retry: RetryPolicy | None, clock: Clock | None
 ) -> AsyncIterator[tuple[ObjectStore, Committer, Clock]]:
     ticking = clock or SystemClock()
-    used = store if store is not None else open_store(url)
+    used = chosen_store(url, store)
     worker = Worker("sweep", threads=2)
     try:
         committer = Committer(

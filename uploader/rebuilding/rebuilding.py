@@ -16,10 +16,11 @@ from uploader.rebuilding import plan as planning
 from uploader.rebuilding.apply import Rebuild
 from uploader.rebuilding.plan import Keep, RebuildPlan
 from uploader.rebuilding.survey import Progress, survey
-from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
 from uploader.writing.writable import check_not_destroyed, destroyed
+from walstore.arguments import as_count
 from walstore.clock import SystemClock
 from walstore.errors import ContentionError, InvalidSettingsError
 from walstore.ports import Clock
@@ -62,8 +63,7 @@ async def plan_rebuild(
         store: Replaces the store that the URL names, and stays open.
         clock: Says which pins are over.
     """
-    if not 1 <= parallel <= 64:
-        raise InvalidSettingsError(f"parallel must be 1 to 64, not {parallel}")
+    as_count(parallel, "parallel", high=64)
     if isinstance(keep, str) and keep not in {"before", "after"}:
         raise InvalidSettingsError(f"keep must be 'before', 'after' or an offset, not {keep!r}")
     clock = clock or SystemClock()
@@ -129,7 +129,7 @@ async def _is_unchanged(store: ObjectStore, etag: str | None) -> bool:
 
 @asynccontextmanager
 async def _opened(url: str, store: ObjectStore | None) -> AsyncIterator[ObjectStore]:
-    used = store if store is not None else open_store(url)
+    used = chosen_store(url, store)
     try:
         yield used
     finally:

@@ -14,11 +14,11 @@ from pathlib import Path
 from uploader.cloud_log import CloudLog
 from uploader.restoring.restored import Restored, RestoreProgress
 from uploader.restoring.restoring import Restoring
-from uploader.stores import open_store
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
+from walstore.arguments import as_count, as_settings
 from walstore.clock import SystemClock
-from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock, FileSystem
 from walstore.posix import PosixFileSystem
 from walstore.records import to_timestamp_us
@@ -74,11 +74,10 @@ async def restore(
     stopped. After any other error nothing is left in the directory but its lock file; only if the very last
     sync failed the log is there, whole.
     """
-    if not 1 <= max_in_flight <= 64:
-        raise InvalidSettingsError(f"max_in_flight must be 1 to 64, not {max_in_flight}")
+    as_count(max_in_flight, "max_in_flight", high=64)
     stop_at = to_timestamp_us(stop) if isinstance(stop, datetime) else None
     clock = clock or SystemClock()
-    source = store if store is not None else open_store(url)
+    source = chosen_store(url, store)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(source.aclose)
         work = Restoring(
@@ -86,7 +85,7 @@ async def restore(
             path=Path(directory),
             stop=None if isinstance(stop, datetime) else stop,
             stop_at_us=stop_at,
-            settings=settings or Settings(),
+            settings=as_settings(settings, Settings),
             max_in_flight=max_in_flight,
             progress=progress,
             store=source,

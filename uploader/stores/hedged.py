@@ -30,8 +30,10 @@ from uploader.stores.port import ObjectStore, get_bounded
 from uploader.stores.race import Answer, ask, settle_put, settle_read
 from uploader.stores.wrapper import Kind, Request, StoreWrapper
 from uploader.together import together
+from walstore.arguments import as_settings
 from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError
+from walstore.fields import check_fields, described, flag, number, seconds, whole
 from walstore.ports import Clock
 
 _T = TypeVar("_T")
@@ -44,53 +46,56 @@ _Settle = Callable[
 ]
 
 
+@described
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HedgeSettings:
     """When a second request is sent, and how many."""
 
-    hedges_per_second: float = 1.0
-    """The budget: a second request is sent no sooner than ``1 / hedges_per_second`` after the last one.
-    More than 0."""
+    hedges_per_second: float = number(
+        1.0,
+        "The budget: a second request is sent no sooner than 1 / hedges_per_second after the last one.",
+        above=True,
+    )
 
-    max_under_way: int = 4
-    """Second requests unanswered at the same time. At least 1."""
+    max_under_way: int = whole(4, "Second requests unanswered at the same time.", low=1)
 
-    quantile: float = 0.95
-    """A request that takes longer than this fraction of the last ones is late. Above 0, below 1."""
+    quantile: float = number(
+        0.95,
+        "A request that takes longer than this fraction of the last ones is late.",
+        high=1,
+        above=True,
+        below=True,
+    )
 
-    window: int = 100
-    """How many of the last latencies are looked at, for each kind and size. At least ``least_samples``."""
+    window: int = whole(
+        100,
+        """How many of the last latencies are looked at, for each kind and size. At least
+        least_samples.""",
+        low=1,
+    )
 
-    least_samples: int = 20
-    """Nothing is hedged before so many latencies are known. At least 1."""
+    least_samples: int = whole(20, "Nothing is hedged before so many latencies are known.", low=1)
 
-    least_wait_seconds: float = 0.005
-    """No request is late before this, however quick the others are. More than 0."""
+    least_wait_seconds: float = seconds(
+        0.005, "No request is late before this, however quick the others are.", above=True
+    )
 
-    settle_seconds: float = 1.0
-    """How much longer the other request may take to say whose object it is, after one was refused and the
-    object turned out to hold the same bytes. 0 or more."""
+    settle_seconds: float = seconds(
+        1.0,
+        """How much longer the other request may take to say whose object it is, after one was refused and
+        the object turned out to hold the same bytes.""",
+    )
 
-    hedges_puts: bool = True
-    """Whether put-if-absent is hedged, too; if not, reads alone."""
+    hedges_puts: bool = flag(
+        "Whether put-if-absent is hedged, too; if not, reads alone.", default=True
+    )
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
-        if not (self.hedges_per_second > 0 and self.least_wait_seconds > 0):
+        """Check the fields; InvalidSettingsError."""
+        check_fields(self)
+        if self.least_samples > self.window:
             raise InvalidSettingsError(
-                "hedging needs hedges_per_second > 0 and least_wait_seconds > 0"
-                f" ({self.hedges_per_second}, {self.least_wait_seconds})"
-            )
-        if not self.settle_seconds >= 0:
-            raise InvalidSettingsError(
-                f"settle_seconds must not be negative, not {self.settle_seconds}"
-            )
-        if not 0 < self.quantile < 1:
-            raise InvalidSettingsError(f"quantile must be between 0 and 1, not {self.quantile}")
-        if not (1 <= self.least_samples <= self.window and self.max_under_way >= 1):
-            raise InvalidSettingsError(
-                "hedging needs 1 <= least_samples <= window and max_under_way >= 1"
-                f" ({self.least_samples}, {self.window}, {self.max_under_way})"
+                f"window must be at least least_samples, which is {self.least_samples}, not {self.window}"
             )
 
 
@@ -123,7 +128,7 @@ class HedgedStore(StoreWrapper):
     ) -> None:
         """Wrap ``inner``, which may repeat failed requests by itself."""
         super().__init__(inner)
-        self._settings = settings or HedgeSettings()
+        self._settings = as_settings(settings, HedgeSettings)
         self._clock = clock or SystemClock()
         self._latencies: dict[tuple[Kind, int], Latencies] = {}
         self._next_hedge_at = self._clock.monotonic()

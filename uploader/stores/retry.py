@@ -15,23 +15,26 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 
 from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError, StorageUnavailableError
+from walstore.fields import check_fields, described, seconds, whole
 from walstore.ports import Clock
 
 _T = TypeVar("_T")
 
 
+@described
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """Bounded attempts with exponential waits, each shortened at random by up to a half."""
 
-    attempts: int = 5
-    """Requests made in all, the first one included. At least 1."""
+    attempts: int = whole(5, "Requests made in all, the first one included.", low=1)
 
-    first_wait_seconds: float = 0.05
-    """Longest wait before the second attempt; it doubles with every further one."""
+    first_wait_seconds: float = seconds(
+        0.05, "Longest wait before the second attempt; it doubles with every further one."
+    )
 
-    longest_wait_seconds: float = 2.0
-    """The doubling ends here."""
+    longest_wait_seconds: float = seconds(
+        2.0, "The doubling ends here. At least first_wait_seconds."
+    )
 
     clock: Clock = field(default_factory=SystemClock)
     """Sleeps between the attempts."""
@@ -40,13 +43,12 @@ class RetryPolicy:
     """Returns a number in ``[0, 1)`` for each wait."""
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
-        if self.attempts < 1:
-            raise InvalidSettingsError(f"attempts must be at least 1, not {self.attempts}")
-        if not 0 <= self.first_wait_seconds <= self.longest_wait_seconds:
+        """Check the fields; InvalidSettingsError."""
+        check_fields(self)
+        if self.first_wait_seconds > self.longest_wait_seconds:
             raise InvalidSettingsError(
-                "waits need 0 <= first_wait_seconds <= longest_wait_seconds"
-                f" ({self.first_wait_seconds}, {self.longest_wait_seconds})"
+                "longest_wait_seconds must be at least first_wait_seconds, which is "
+                f"{self.first_wait_seconds}, not {self.longest_wait_seconds}"
             )
 
     def wait_seconds(self, attempt: int) -> float:

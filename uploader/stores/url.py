@@ -22,6 +22,7 @@ from walstore.errors import InvalidSettingsError
 SCHEMES = ("file", "s3", "memory")
 S3_OPTIONS = ("endpoint_url", "region", "max_connections", "hedges_per_second")
 
+_METHODS = ("get", "get_range", "head", "list", "put_if_absent", "put_if_match", "delete", "aclose")
 _WHOLE = re.compile(r"[0-9]{1,5}")
 _DECIMAL = re.compile(r"[0-9]{1,5}(\.[0-9]{1,5})?")
 _OPTION = re.compile(r"[a-z_]{1,32}")
@@ -39,8 +40,10 @@ def open_store(url: str) -> ObjectStore:
       environment only.
     * ``memory://name``: shared by all stores of that name in this process, gone with it.
 
-    InvalidSettingsError for any other scheme or option, and for a URL that holds credentials.
+    InvalidSettingsError for any other scheme or option, and for a URL that holds credentials. TypeError for
+    what is no str.
     """
+    _check_text(url)
     try:
         parts = urlsplit(url)
         has_login = "@" in parts.netloc
@@ -62,6 +65,30 @@ def open_store(url: str) -> ObjectStore:
         return _open_s3(parts)
     _options(parts, allowed=())
     return _open_local(parts) if parts.scheme == "file" else _open_memory(parts)
+
+
+def chosen_store(url: str, store: ObjectStore | None) -> ObjectStore:
+    """Return the store that a caller gave in place of the one ``url`` names, or that one if there is none.
+
+    TypeError for a ``url`` that is no str, and for a ``store`` that is none.
+    """
+    _check_text(url)
+    if store is None:
+        return open_store(url)
+    missing = [name for name in _METHODS if not callable(getattr(store, name, None))]
+    if isinstance(store, type) or missing:
+        raise TypeError(f"store must be an object store or None, not {_named(store)}")
+    return store
+
+
+def _check_text(url: object) -> None:
+    if not isinstance(url, str):
+        hint = ": a directory is named by path.absolute().as_uri()" if isinstance(url, Path) else ""
+        raise TypeError(f"a store URL must be a str, not {_named(url)}{hint}")
+
+
+def _named(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def _open_local(parts: SplitResult) -> LocalStore:

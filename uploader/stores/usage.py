@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from uploader.stores.wrapper import Kind
-from walstore.errors import InvalidSettingsError
+from walstore.fields import check_fields, described, number
 
 LATENCY_BOUNDS_SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0,
@@ -19,6 +19,7 @@ LISTED_BYTES = 250
 _GB = 1e9
 
 
+@described
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
     """What requests and traffic cost, in any currency.
@@ -27,29 +28,25 @@ class Prices:
     region. Prices differ and change: set your own.
     """
 
-    per_1000_puts: float = 0.005
-    """Conditional puts, refused ones included."""
+    per_1000_puts: float = number(0.005, "Conditional puts, refused ones included.")
 
-    per_1000_gets: float = 0.0004
-    """Reads, ranges and heads."""
+    per_1000_gets: float = number(0.0004, "Reads, ranges and heads.")
 
-    per_1000_lists: float = 0.005
-    """Listings: a request for the first hundred objects, then for each thousand."""
+    per_1000_lists: float = number(
+        0.005, "Listings: a request for the first hundred objects, then for each thousand."
+    )
 
-    per_1000_deletes: float = 0.0
-    """Deleted objects."""
+    per_1000_deletes: float = number(0.0, "Deleted objects.")
 
-    per_gb_received: float = 0.0
-    """10**9 bytes of content and listings read. To the internet it is 0.09."""
+    per_gb_received: float = number(
+        0.0, "10**9 bytes of content and listings read. To the internet it is 0.09."
+    )
 
-    per_gb_sent: float = 0.0
-    """10**9 bytes of content put."""
+    per_gb_sent: float = number(0.0, "10**9 bytes of content put.")
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
-        for name in self.__slots__:
-            if not getattr(self, name) >= 0:
-                raise InvalidSettingsError(f"the price {name} must not be negative")
+        """Check the fields; InvalidSettingsError."""
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,7 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
+from walstore.fields import CENTURY_SECONDS
 from walstore.testing import ManualClock
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "wal3_garbage" / "cursor.json"
@@ -333,6 +336,36 @@ async def test_a_pin_and_its_end(place: Place) -> None:
     assert moved.is_expired(place.clock.now_us())
     with pytest.raises(InvalidSettingsError):
         await place.cursors.pin("report", 5, seconds=0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error"),
+    [
+        (0, InvalidSettingsError),
+        (-1, InvalidSettingsError),
+        (math.nan, InvalidSettingsError),
+        (math.inf, InvalidSettingsError),
+        (1e300, InvalidSettingsError),
+        (10**400, InvalidSettingsError),
+        (CENTURY_SECONDS + 1, InvalidSettingsError),
+        (True, TypeError),
+        ("1", TypeError),
+        (None, TypeError),
+    ],
+)
+async def test_how_long_a_pin_holds_is_bounded(place: Place, seconds: Any, error) -> None:
+    made = await place.cursors.pin("report", 5, seconds=CENTURY_SECONDS)
+    with pytest.raises(error, match="a pin holds"):
+        await place.cursors.pin("report", 6, seconds=seconds)
+    with pytest.raises(error, match="a pin holds"):
+        await place.cursors.renew("report", seconds=seconds)
+    assert await place.cursors.load("report") == made
+
+
+@pytest.mark.parametrize("name", [5, None, b"a"])
+async def test_the_name_of_a_cursor_is_text(place: Place, name: Any) -> None:
+    with pytest.raises(TypeError, match="a cursor's name must be a str"):
+        await place.cursors.commit(name, 5)
 
 
 async def test_a_pin_moves_where_it_is_put(place: Place) -> None:

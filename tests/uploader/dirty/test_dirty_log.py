@@ -21,7 +21,7 @@ from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import Fault
 from uploader.writing.writer_settings import WriterSettings
 from walstore import CorruptionError, CursorMovedError, LogSealedError, Wal
-from walstore.errors import WalClosedError, WalError
+from walstore.errors import InvalidSettingsError, WalClosedError, WalError
 
 QUICK = WriterSettings(interval_seconds=0.0)
 
@@ -347,3 +347,63 @@ async def test_a_local_log_tells_too(store, tmp_path) -> None:
         async with Wal.open(tmp_path / "log", tier=noted) as wal:
             await wal.wait_durable(1, "cloud")
         assert stretches(await dirty.dirty()) == {"local": (1, 2)}
+
+
+# -- what callers pass -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((None, 1, 2), TypeError),
+        ((5, 1, 2), TypeError),
+        ((b"a", 1, 2), TypeError),
+        (("a", 1.0, 2), TypeError),
+        (("a", 1, 2.0), TypeError),
+        (("a", True, 9), TypeError),
+        (("a", None, 9), TypeError),
+        (("a", "1", 9), TypeError),
+        (("a", 9, 3), ValueError),
+        (("a", -1, 3), ValueError),
+        (("a", 1, 1 << 64), ValueError),
+        (("\udcff", 1, 2), ValueError),
+        (("a" * 65_537, 1, 2), InvalidSettingsError),
+    ],
+)
+async def test_a_marker_that_nobody_could_read_is_not_written(store, arguments, error) -> None:
+    async with opened(store) as log:
+        await log.mark("good", 1, 5)
+        with pytest.raises(error):
+            await log.mark(*arguments)
+        assert stretches(await log.dirty()) == {"good": (1, 5)}
+        assert (await log.roll_up({"good": 5})).kept == 0
+
+
+@pytest.mark.parametrize("name", [None, 7, b"a", "\udcff", "a" * 65_537])
+async def test_what_is_no_name_is_refused_everywhere(store, name) -> None:
+    async with opened(store) as log:
+        with pytest.raises((TypeError, ValueError), match="the name of a log"):
+            log.note_for(name)
+        with pytest.raises((TypeError, ValueError), match="the name of a log"):
+            await log.purge(name)
+        assert await log.dirty() == []
+
+
+async def test_the_longest_name_can_be_read_however_it_is_written(store) -> None:
+    async with opened(store) as log:
+        for name in ("\0" * 65_536, '"' * 65_536, "", "\U0001f600" * 16_384):
+            await log.mark(name, 1, 2)
+        assert len(await log.dirty()) == 4
+        assert (await log.roll_up({})).kept == 4
+        assert len(await log.dirty()) == 4
+
+
+@pytest.mark.parametrize(
+    "compacted", [5, None, ["a"], {"a": 5.0}, {"a": True}, {5: 5}, {"a": None}]
+)
+async def test_what_is_done_is_said_in_offsets(store, compacted) -> None:
+    async with opened(store) as log:
+        await log.mark("a", 1, 5)
+        with pytest.raises(TypeError):
+            await log.roll_up(compacted)
+        assert stretches(await log.dirty()) == {"a": (1, 5)}

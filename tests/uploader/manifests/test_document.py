@@ -106,3 +106,9 @@ def test_lists_of_texts_and_rows() -> None:
 
 def dict_of(found: Fields) -> dict[str, str]:
     return {"writer": found.text("writer")}
+
+
+@pytest.mark.parametrize("value", [1.0, True, "1", None])
+def test_what_is_no_whole_number_is_never_written(value) -> None:
+    with pytest.raises(TypeError, match="number must be an int"):
+        check_u64(number=value)

@@ -42,8 +42,11 @@ def test_the_other_layout_is_there(cli: Cli, verb: str, log: Path, stored: str) 
     ("options", "message"),
     [
         (("--layout", "tree"), "--layout"),
-        (("--layout", "chain", "--alpha", "0"), "alpha must be 1 to 32, not 0"),
-        (("--shards", "13"), "shards must be 1 to 12, not 13"),
+        (
+            ("--layout", "chain", "--alpha", "0"),
+            "alpha must be a whole number, from 1 to 32, not 0",
+        ),
+        (("--shards", "13"), "shards must be a whole number, from 1 to 12, not 13"),
         (("--layout", "swap", "--alpha", "2"), "--alpha and --shards are for --layout chain"),
     ],
 )

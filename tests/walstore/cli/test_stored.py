@@ -206,6 +206,8 @@ def test_a_damaged_cursor_is_removed(cli: Cli, grown: str, content: bytes) -> No
         (("--set", "a", "5", "--delete", "b"), "not both"),
         (("--lease", "5"), "--lease goes with --set"),
         (("--set", "a", "5", "--lease", "0", "--confirm"), "more than 0 seconds"),
+        (("--set", "a", "5", "--lease", "inf", "--confirm"), "must be a finite number of seconds"),
+        (("--set", "a", "5", "--lease", "1e300", "--confirm"), "100 years at most"),
     ],
 )
 def test_cursors_that_cannot_be(
@@ -379,7 +381,18 @@ def test_a_refused_collection(cli: Cli, grown: str) -> None:
     [
         (("bogus", "file:///x"), "invalid value for 'ACTION'"),
         (("plan", "file:///x", "--max-fraction", "2"), "max_drop_fraction must be"),
-        (("plan", "file:///x", "--keep-bytes", "-1"), "must not be negative"),
+        (
+            ("plan", "file:///x", "--keep-bytes", "-1"),
+            "keep_bytes must be a whole number of bytes, 0 or more",
+        ),
+        (
+            ("plan", "file:///x", "--interval", "inf"),
+            "interval_seconds must be a number of seconds",
+        ),
+        (
+            ("plan", "file:///x", "--keep-seconds", "inf"),
+            "keep_seconds must be a number of seconds",
+        ),
     ],
 )
 def test_gc_mistakes(cli: Cli, options: tuple[str, ...], message: str) -> None:
