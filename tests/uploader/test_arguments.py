@@ -84,7 +84,9 @@ async def test_a_path_is_told_how_it_becomes_a_url() -> None:
     await refused(lambda: _opened(Path("x")), TypeError, r"path\.absolute\(\)\.as_uri\(\)")
 
 
-@pytest.mark.parametrize("store", [5, "memory://x", object(), MemoryStore], ids=str)
+@pytest.mark.parametrize(
+    "store", [5, "memory://x", object(), MemoryStore], ids=lambda store: type(store).__name__
+)
 @pytest.mark.parametrize("name", CALLS)
 async def test_a_store_has_the_methods_of_one(name: str, store: object) -> None:
     await refused(
