@@ -72,7 +72,7 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-            warnings.filterwarnings("ignore", "the (log|store|reader)", ResourceWarning)
+            warnings.filterwarnings("ignore", "the (log|store|reader|writer)", ResourceWarning)
             yield
     finally:
         logger.disabled = before
