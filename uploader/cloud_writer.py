@@ -298,9 +298,9 @@ class CloudWriter:
     async def streams(self) -> dict[str, StreamInfo]:
         """Return every stream that was opened or appended to, by name, in the order of opening.
 
-        As the table of streams says now, by which this writer's appends go: one request, more if
-        there are none. Those of records
-        that were appended before there was a table are not in it; see :meth:`uploader.CloudLog.streams`.
+        The answer is the table of streams, by which this writer's appends go: one request, and another one if
+        the table is empty. It lacks streams of records that were appended before there was a table; see
+        :meth:`uploader.CloudLog.streams`.
         LogNotFoundError if the log was destroyed.
         """
         self.check_home()
