@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from threading import get_ident
 
 from walstore.budgets import ChannelBudget
 from walstore.draft import BATCH_RECORDS, RECORD_OVERHEAD_BYTES, Draft, Group
@@ -89,7 +90,7 @@ class Channel:
         """The event loop that opened the log."""
         self._guard = LoopGuard("log", loop)
         self.thread = self._guard.thread
-        """The event loop's; no other thread may touch the log."""
+        """The event loop's, when it was last looked at; no other thread may touch the log."""
         self._monotonic = monotonic or loop.time
         self._errors = errors or ErrorCounts()
         self.ledger = ledger or Ledger()
@@ -350,6 +351,7 @@ class Channel:
     def check_loop(self) -> None:
         """Raise WrongLoopError unless the log's own event loop runs the caller."""
         if self._guard.is_home:
+            self.thread = get_ident()  # an event loop may go on in another thread
             return
         if self._closed is not None:
             raise fresh(self._closed)
@@ -504,9 +506,11 @@ class Channel:
     def _fold_room(self) -> None:
         """Add what the fast path took from the room to the open draft's size."""
         taken = self._room_given - self.room
+        if not taken:
+            return
         self._draft.size_bytes += taken
         self._room_given = self.room
-        if self._share is not None and taken:
+        if self._share is not None:
             self._share.take(taken)
 
     def _set_room(self) -> None:

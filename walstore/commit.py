@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from walstore.batch import FrameBatch
@@ -36,11 +37,13 @@ class Commit(NamedTuple):
     """How long the sync at its end took; None if there was none."""
 
 
-class Reached(NamedTuple):
+@dataclass(slots=True)
+class Reached:
     """How far the tail had come: what is durable, and what may be on disk.
 
     Offsets and serials (numbers of appends that change the ledger) each have three limits. From them
-    alone follows what became of an append.
+    alone follows what became of an append. The tail changes its own in place, three times for each commit:
+    a new one each time took 1.2 µs of its 20.
     """
 
     durable_limit: int
@@ -57,26 +60,20 @@ class Reached(NamedTuple):
     registers: Mapping[str, str] | None = None
     """All registers as they are durable, if that is known after a failure."""
 
-    # Each commit takes all three steps, and _replace() is four times as slow.
+    def note_attempt(self, limit: int, serial: int) -> None:
+        """Note that records below ``limit`` and changes up to ``serial`` were handed over."""
+        self.attempted_limit = limit
+        self.attempted_serial = max(self.attempted_serial, serial)
 
-    def attempt(self, limit: int, serial: int) -> Reached:
-        """Return the same after records below ``limit`` and changes up to ``serial`` were handed over."""
-        durable, written, _, durable_serial, written_serial, attempted_serial, _ = self
-        serial = max(attempted_serial, serial)
-        return Reached(durable, written, limit, durable_serial, written_serial, serial)
+    def note_written(self, limit: int, serial: int) -> None:
+        """Note that frames up to ``limit`` and ``serial`` may be on disk."""
+        self.written_limit = limit
+        self.written_serial = max(self.written_serial, serial)
 
-    def write(self, limit: int, serial: int) -> Reached:
-        """Return the same after frames up to ``limit`` and ``serial`` may be on disk."""
-        durable, _, attempted, durable_serial, written_serial, attempted_serial, _ = self
-        serial = max(written_serial, serial)
-        return Reached(durable, limit, attempted, durable_serial, serial, attempted_serial)
-
-    def sync(self) -> Reached:
-        """Return the same after all that was written was synced."""
-        _, written, attempted, _, written_serial, attempted_serial, _ = self
-        return Reached(
-            written, written, attempted, written_serial, written_serial, attempted_serial
-        )
+    def note_synced(self) -> None:
+        """Note that all that was written was synced."""
+        self.durable_limit = self.written_limit
+        self.durable_serial = self.written_serial
 
     def outcome(self, limit: int) -> Outcome:
         """Return what became of the records below ``limit``."""
@@ -92,8 +89,8 @@ class Reached(NamedTuple):
 
     def in_doubt(self) -> Reached:
         """Return the same if anything that was handed over may be on disk."""
-        return self._replace(
-            written_limit=self.attempted_limit, written_serial=self.attempted_serial
+        return replace(
+            self, written_limit=self.attempted_limit, written_serial=self.attempted_serial
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import _get_running_loop
 from threading import get_ident
 from typing import Final
 
@@ -27,10 +28,10 @@ class LoopGuard:
 
         An event loop runs in one thread at a time, but may run in another one later.
         """
-        try:
-            return asyncio.get_running_loop() is self._loop
-        except RuntimeError:
+        running = _get_running_loop()
+        if running is None:
             return get_ident() == self.thread and not self._loop.is_closed()
+        return running is self._loop
 
     def check(self) -> None:
         """Raise WrongLoopError for a caller from another thread or event loop."""

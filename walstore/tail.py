@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -132,8 +133,8 @@ class Tail:
 
     @property
     def reached(self) -> Reached:
-        """What is durable, and what may be on disk."""
-        return self._reached
+        """What is durable, and what may be on disk; a copy."""
+        return replace(self._reached)
 
     @property
     def durable_limit(self) -> int:
@@ -161,8 +162,8 @@ class Tail:
         A draft with a spill comes alone and is always durable. TailError if anything failed, after
         which only close is allowed.
         """
-        serial = max(draft.serial for draft in drafts)
-        self._reached = self._reached.attempt(drafts[-1].limit, serial)
+        serial = max([draft.serial for draft in drafts])
+        self._reached.note_attempt(drafts[-1].limit, serial)
         with _Failing(self):
             self._announce()
             if drafts[0].spill is not None:
@@ -401,11 +402,11 @@ class Tail:
 
     def _note_written(self, serial: int) -> None:
         """Note that all that was framed may be on disk."""
-        self._reached = self._reached.write(self._chain.next_offset, serial)
+        self._reached.note_written(self._chain.next_offset, serial)
 
     def _note_synced(self) -> None:
         """Note that all that was written is on disk."""
-        self._reached = self._reached.sync()
+        self._reached.note_synced()
 
     # -- segments ----------------------------------------------------------------------------
 
@@ -630,10 +631,11 @@ class Tail:
 
     def _cell_data(self, head: int | None = None) -> bytes:
         """Return what the durable cell says now, or would with another head."""
-        written = self._chain.next_offset if self._shows_written else self.durable_limit
+        durable = self._reached.durable_limit
+        written = self._chain.next_offset if self._shows_written else durable
         cell = DurableCell(
             self.head if head is None else head,
-            self.durable_limit,
+            durable,
             self._chain.epoch,
             self.active.start,
             self._file.durable_position,
@@ -651,9 +653,9 @@ class Tail:
         """Note that the tail has failed, and how far the log had come."""
         # But for an OSError, where it struck is not known: a defect, or no memory.
         is_known = isinstance(error, OSError)
-        reached = self._reached
+        reached = self.reached
         if is_known and reached.durable_serial == reached.attempted_serial:
-            reached = reached._replace(registers=dict(self.ledger.registers))
+            reached.registers = dict(self.ledger.registers)
         self._failure = TailError(error, reached if is_known else reached.in_doubt())
         return self._failure
 

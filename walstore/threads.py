@@ -272,8 +272,10 @@ class Lane:
                 result = call(*args)
             except BaseException as raised:  # noqa: BLE001 - the caller gets it
                 error = raised
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            try:  # noqa: SIM105 - suppress() takes 0.6 µs, which each durable append waits for
                 loop.call_soon_threadsafe(_tell, future, then, result, error)
+            except RuntimeError:
+                pass  # the loop is closed: nobody waits
             error = None  # else its traceback would keep this frame
 
         with self._pool.guard:

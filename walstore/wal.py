@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from asyncio import get_running_loop
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -187,7 +186,9 @@ class Wal(Cursored):
         OutcomeUnknownError, whose ``outcome`` tells what became of the record.
         """
         level = self._durability if durability is None else self._engine.level(durability)
-        if get_running_loop() is not self._loop:
+        # Below another thread is noticed; in this one no other loop runs while the log's does. Asking for the
+        # running loop takes 180 ns.
+        if not self._loop.is_running():
             self._channel.check_loop()
         try:
             offset = self.append_nowait(value, key, stream, headers, timestamp_us)

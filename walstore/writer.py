@@ -128,8 +128,9 @@ class Writer:
     @property
     def _is_done(self) -> bool:
         """Whether there is nothing left to do before the log closes."""
-        is_empty = self._channel.is_empty and not self._requests
-        return self._stopping and is_empty and not self._tail.has_unsynced
+        if not self._stopping or self._requests:
+            return False
+        return self._channel.is_empty and not self._tail.has_unsynced
 
     async def _turn(self) -> None:
         """Wait for something to do, and do it."""
@@ -140,7 +141,8 @@ class Writer:
                 await self._channel.wait_full(self._linger_seconds)
         except asyncio.CancelledError:
             self.on_cancel()
-        await self._serve_requests()
+        if self._requests:
+            await self._serve_requests()
         drafts = self._channel.take(COMMIT_BYTES)
         if drafts:
             await self._commit(drafts)
@@ -229,11 +231,11 @@ class Writer:
 
     # -- inside ------------------------------------------------------------------------------
 
-    async def _run(
+    def _run(
         self, call: Callable[..., _T], *args: object, then: Callable[[_T], object] | None = None
-    ) -> _T:
+    ) -> Awaitable[_T]:
         """Run a call on the tail to its end, whoever cancels this task."""
-        return await self._worker.run_through(call, *args, then=then, on_cancel=self.on_cancel)
+        return self._worker.run_through(call, *args, then=then, on_cancel=self.on_cancel)
 
     async def _commit(self, drafts: list[Draft]) -> None:
         sync = self._syncs_always or self._listener.wants_disk
