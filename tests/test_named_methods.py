@@ -84,14 +84,34 @@ def _has(place: object, parts: list[str]) -> bool:
     return True
 
 
-MODULES = ["wal", "reader", "terms", "group", "records", "settings", "producer", "fence"]
-MODULES += ["transaction", "accepted", "resource", "arguments", "fields", "store.settings"]
-MODULES += ["cursors.cursor", "cursors.cursored", "cursors.directory", "cursors.store"]
-MODULES += ["cursors.queue", "consumers.consumer", "consumers.keeper", "consumers.register"]
+MODULES = [
+    "walstore.wal",
+    "walstore.reader",
+    "walstore.terms",
+    "walstore.group",
+    "walstore.records",
+    "walstore.settings",
+    "walstore.producer",
+    "walstore.fence",
+    "walstore.transaction",
+    "walstore.accepted",
+    "walstore.resource",
+    "walstore.arguments",
+    "walstore.fields",
+    "walstore.store.settings",
+    "walstore.cursors.cursor",
+    "walstore.cursors.cursored",
+    "walstore.cursors.directory",
+    "walstore.cursors.store",
+    "walstore.cursors.queue",
+    "walstore.consumers.consumer",
+    "walstore.consumers.keeper",
+    "walstore.consumers.register",
+]
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstrings_refer_to_what_exists(name: str) -> None:
-    module = importlib.import_module(f"walstore.{name}")
+    module = importlib.import_module(name)
     for target in ROLE.findall(inspect.getsource(module)):
         assert resolve(target, module), target
