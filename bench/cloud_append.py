@@ -25,16 +25,16 @@ from pathlib import Path
 from statistics import mean
 from typing import TypeVar
 
-from uploader.cloud_tier import CloudTier
-from uploader.cloud_writer import CloudWriter
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.stores.wrapper import Request, StoreWrapper
 from uploader.testing import FaultyStore
 from uploader.testing.latency import LatencyStore, fixed
-from uploader.writing.pace import TIMER_SECONDS
+from uploader.write.cloud_tier import CloudTier
+from uploader.write.cloud_writer import CloudWriter
+from uploader.write.pace import TIMER_SECONDS
 from walstore import Wal, WalError
-from walstore.clock import SystemClock
+from walstore.runtime.clock import SystemClock
 
 T = TypeVar("T")
 Append = Callable[[bytes], Awaitable[int]]

@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 
 from tests.uploader.cloud_streams import put_log
 from uploader import CloudLog
-from uploader.fragments.fragment_cache import FragmentCache
+from uploader.read.fragment_cache import FragmentCache
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
 from uploader.testing.latency import LatencyStore, fixed

@@ -17,17 +17,17 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from uploader.layout import MANIFEST, MAX_U64, fragment_path
-from uploader.manifests.entries import Fragment
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.manifest_log import ManifestLog
-from uploader.manifests.rollup import Replacement, RollUpSettings, fold, is_ripe, plan
-from uploader.manifests.snapshot import Snapshot
-from uploader.manifests.tree import ManifestTree
-from uploader.setsum import PRIMES, Setsum
+from uploader.format.entries import Fragment
+from uploader.format.layout import MANIFEST, MAX_U64, fragment_path
+from uploader.format.manifest import Manifest
+from uploader.format.rollup import Replacement, RollUpSettings, fold, is_ripe, plan
+from uploader.format.setsum import PRIMES, Setsum
+from uploader.format.snapshot import Snapshot
+from uploader.layouts.manifest_log import ManifestLog
+from uploader.root.tree import ManifestTree
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.stores.port import ListedObject, StoredObject
-from walstore.threads import Worker
+from walstore.runtime.threads import Worker
 
 RECORDS = 1000
 FRAGMENT_BYTES = 1 << 20

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from walstore import codec
+from walstore.format import codec
 
 CHANCE = Random(1)
 

@@ -19,8 +19,8 @@ from bench.conftest import Run
 from tests.local import UnsyncedFileSystem
 from tests.observed import NumbersLog
 from walstore import Settings, Wal
+from walstore.files.posix import PosixFileSystem
 from walstore.metrics import PrometheusMetrics
-from walstore.posix import PosixFileSystem
 
 FILE_SYSTEMS = {"synced": PosixFileSystem, "unsynced": UnsyncedFileSystem}
 ROUNDS = 25

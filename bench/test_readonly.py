@@ -13,7 +13,7 @@ import pytest
 from bench.conftest import Run
 from bench.test_append import percentiles
 from walstore import Settings, Wal
-from walstore.readonly import ReadonlyWal
+from walstore.log.readonly import ReadonlyWal
 
 VALUE = bytes(100)
 START_US = 1_700_000_000_000_000

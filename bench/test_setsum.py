@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.frames import batch_of, build, values_only
+from uploader.format.setsum import Setsum
 from uploader.fragments.fragment import decode_fragment, verify_fragment
 from uploader.fragments.fragment_builder import encode_fragment
-from uploader.setsum import Setsum
-from walstore.batch import Batch
+from walstore.batches.batch import Batch
 
 TIME_US = 1_760_000_000_000_000
 COUNTS = {100: 20_000, 1024: 8_000}

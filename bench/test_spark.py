@@ -18,9 +18,9 @@ import pytest
 
 from bench.spark_log import RECORDS, VALUE_BYTES
 from tests.frames import batch_of, build
+from uploader.format.layout import MANIFEST
+from uploader.format.manifest import Manifest
 from uploader.fragments.fragment_builder import encode_fragment
-from uploader.layout import MANIFEST
-from uploader.manifests.manifest import Manifest
 from walstore import Record
 from walstore.spark import problem, read
 

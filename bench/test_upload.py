@@ -17,7 +17,7 @@ from uploader import CloudLog, CloudTier, open_store
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore
 from walstore import Wal
-from walstore.segment import SUFFIX
+from walstore.format.segment import SUFFIX
 
 RECORDS = 64 * 1024
 VALUE_BYTES = 1024

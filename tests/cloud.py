@@ -9,18 +9,19 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from tests.frames import batch_of, build, values_only
-from uploader import CloudLog, CloudTier, UploadSettings, layout
+from uploader import CloudLog, CloudTier, UploadSettings
+from uploader.format import layout
+from uploader.format.entries import Fragment
 from uploader.fragments.fragment_builder import encode_fragment
-from uploader.manifests.entries import Fragment
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.testing import FaultyStore
 from walstore import Settings
-from walstore.batch import Batch
-from walstore.clock import SystemClock
+from walstore.batches.batch import Batch
 from walstore.errors import OffsetTrimmedError, WalError
 from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
 
 URL = "memory://ignored"
 LOG_ID = "0123456789abcdef0123456789abcdef"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests import guard
-from walstore.posix import PosixFileSystem
+from walstore.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, ManualClock
 
 # Java's optimising compiler takes more than it gives to a program that runs for seconds: without it a Spark

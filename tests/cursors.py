@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from walstore import Wal
-from walstore.checkpoint import CELL_FILE_NAME, DurableCell, encode_cell
-from walstore.clock import SystemClock
-from walstore.consumers.consumer import Consumer
+from walstore.cursors.consumer import Consumer
 from walstore.cursors.directory import (
     DIRECTORY_NAME,
     HeldCursors,
@@ -24,10 +22,12 @@ from walstore.cursors.directory import (
 )
 from walstore.cursors.file import CursorState, decode_cursor
 from walstore.cursors.store import CursorStore
-from walstore.loop_guard import LoopGuard
+from walstore.files.posix import PosixFileSystem
+from walstore.format.checkpoint import CELL_FILE_NAME, DurableCell, encode_cell
 from walstore.ports import Clock, FileSystem
-from walstore.posix import PosixFileSystem
-from walstore.reader import Reader
+from walstore.read.reader import Reader
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.loop_guard import LoopGuard
 from walstore.testing import ManualClock
 
 FS = PosixFileSystem()

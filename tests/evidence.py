@@ -19,7 +19,8 @@ from tests.local import (
     read_opened,
     segments,
 )
-from walstore import CorruptionError, Settings, Wal, checkpoint, frame, segment
+from walstore import CorruptionError, Settings, Wal
+from walstore.format import checkpoint, frame, segment
 from walstore.verify.verifying import verify_directory
 
 FS = UnsyncedFileSystem()

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgpack
 from hypothesis import strategies as st
 
-from walstore import frame
-from walstore.batch import FrameBatch
-from walstore.frame import Column, FrameHeader, Kind
+from walstore.batches.batch import FrameBatch
+from walstore.format import frame
+from walstore.format.frame import Column, FrameHeader, Kind
 from walstore.records import NO_HEADERS, Record
 
 

@@ -69,7 +69,7 @@ def watched_event_loop() -> Iterator[BlockBuster]:
             owner, name, scanned_modules=PACKAGES, excluded_modules=HELPERS
         )
     # With a flag that makes it refuse to wait: a look at the cell of another process.
-    guard.functions["os.preadv"].can_block_in("walstore/posix.py", "load")
+    guard.functions["os.preadv"].can_block_in("walstore/files/posix.py", "load")
     for function in guard.functions.values():
         # Where log lines go is the application's choice, here pytest's.
         function.can_block_in("logging/__init__.py", "callHandlers")

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from walstore import Record, Settings, Wal
-from walstore.draft import Draft
-from walstore.group import make_group
-from walstore.opening import Opened, open_log
+from walstore.batches.draft import Draft
+from walstore.batches.group import make_group
+from walstore.files.posix import PosixFile, PosixFileSystem
+from walstore.files.segment_file import read_batches
+from walstore.log.opening import Opened, open_log
 from walstore.ports import Clock, FileSystem
-from walstore.posix import PosixFile, PosixFileSystem
-from walstore.segment_file import read_batches
 from walstore.settings import KIB
 from walstore.testing import ManualClock
 

@@ -59,7 +59,7 @@ DOCUMENTS = {
 
 
 def test_whole_objects_are_read_with_a_limit_and_parsed_aside() -> None:
-    """Of what lies in a bucket: ``uploader/stored_document.py`` says why, and does both."""
+    """Of what lies in a bucket: ``uploader/root/stored_document.py`` says why, and does both."""
     found = []
     for path in sorted((ROOT / "uploader").rglob("*.py")):
         place = path.relative_to(ROOT / "uploader")
@@ -123,7 +123,7 @@ def test_no_group_of_errors_reaches_a_caller() -> None:
         if "/testing/" not in place and makes_groups:
             found.append(place)
     assert found == [
-        "uploader/together.py",
-        "uploader/writing/parcel_shipper.py",
-        "uploader/writing/pipeline.py",
+        "uploader/runtime/together.py",
+        "uploader/write/parcel_shipper.py",
+        "uploader/write/pipeline.py",
     ]

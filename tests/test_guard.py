@@ -15,7 +15,7 @@ import pytest
 from blockbuster import BlockingError
 
 from tests import guard
-from walstore.posix import PosixFileSystem
+from walstore.files.posix import PosixFileSystem
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import logging
 
-from walstore.batch import Batch
-from walstore.consumers.consumer import Consumer
+from walstore.batches.batch import Batch
+from walstore.cursors.consumer import Consumer
 from walstore.cursors.cursor import Cursor
 from walstore.cursors.directory import CursorInfo
 from walstore.errors import (
@@ -36,20 +36,20 @@ from walstore.errors import (
     WouldBlock,
     WrongLoopError,
 )
-from walstore.extras import MissingExtraError
-from walstore.fence import Fence
-from walstore.ledger import StreamInfo
-from walstore.producer import Producer
-from walstore.reader import Reader
-from walstore.readonly import ReadonlyWal
+from walstore.format.ledger import StreamInfo
+from walstore.log.fence import Fence
+from walstore.log.producer import Producer
+from walstore.log.readonly import ReadonlyWal
+from walstore.log.transaction import Transaction
+from walstore.log.wal import Wal
+from walstore.read.reader import Reader
 from walstore.records import Durability, Record, Start
+from walstore.runtime.extras import MissingExtraError
+from walstore.runtime.statistics import Statistics
 from walstore.settings import Settings
-from walstore.statistics import Statistics
 from walstore.store.settings import StoreSettings
 from walstore.store.statistics import StoreStatistics
 from walstore.store.wal_store import WalStore
-from walstore.transaction import Transaction
-from walstore.wal import Wal
 
 __version__ = "0.1.0"
 

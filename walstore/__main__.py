@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from walstore.extras import MissingExtraError
+from walstore.runtime.extras import MissingExtraError
 
 
 def main() -> None:

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
-from walstore.batch import Batch
-from walstore.claims import Claims
+from walstore.batches.batch import Batch
 from walstore.errors import WalError
+from walstore.format.claims import Claims
 
 Buffer = bytes | bytearray | memoryview
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from walstore.errors import InvalidSettingsError
-from walstore.fields import (
+from walstore.records import AnyDurability, Durability
+from walstore.validation.fields import (
     GIB,
     KIB,
     MIB,
@@ -21,7 +22,6 @@ from walstore.fields import (
     size,
     whole,
 )
-from walstore.records import AnyDurability, Durability
 
 __all__ = ["GIB", "KIB", "MIB", "Settings", "parse_durability"]
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from tests.local import copy_log
 from walstore import Record, Settings, Wal
-from walstore.directory import REPAIR_NAME, RESTORE_NAME
-from walstore.posix import PosixFile, PosixFileSystem
+from walstore.files.directory import REPAIR_NAME, RESTORE_NAME
+from walstore.files.posix import PosixFile, PosixFileSystem
 from walstore.repair.plan import encode_plan
 from walstore.repair.repairing import plan_repair
 from walstore.testing import ManualClock

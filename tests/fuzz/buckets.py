@@ -22,17 +22,17 @@ from uploader import (
     GarbageCollector,
     RollUpSettings,
     WriterSettings,
-    layout,
 )
+from uploader.format import layout
+from uploader.format.document import position, serialise
+from uploader.format.manifest import Manifest
 from uploader.fragments.fragment import inspect_fragment
-from uploader.manifests.document import position, serialise
-from uploader.manifests.manifest import Manifest
 from uploader.partitioned import create_partitions
 from uploader.partitioned.commit_record import CommitRecord
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from walstore import Record, Wal
-from walstore.threads import Worker
+from walstore.runtime.threads import Worker
 
 WRITER: Final = WriterSettings(
     roll_up=RollUpSettings(fragments_per_snapshot=2, snapshots_per_snapshot=2),

@@ -23,8 +23,8 @@ from walstore import CorruptionError, Record, Wal, WalError
 from walstore.cli import app
 from walstore.cli.errors import CORRUPTION, LOCKED, OK
 from walstore.cursors.directory import list_cursors
+from walstore.files.view import LogView
 from walstore.testing import ManualClock
-from walstore.view import LogView
 
 # Typer makes the commands out of functions again for each command line, which takes most of the time.
 app.get_command = functools.cache(app.get_command)

@@ -14,10 +14,10 @@ from crc32c import crc32c
 
 from tests.fuzz import model, values
 from tests.fuzz.model import Column, Frame, Segment
-from walstore import checkpoint, codec, frame, segment
 from walstore.cursors import file as cursor_file
-from walstore.directory import REPAIR_NAME
-from walstore.frame import Kind
+from walstore.files.directory import REPAIR_NAME
+from walstore.format import checkpoint, codec, frame, segment
+from walstore.format.frame import Kind
 
 Files = dict[str, bytes]
 Forgery = Callable[[Random, list[Segment], Files], str | None]

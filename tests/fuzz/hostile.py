@@ -20,9 +20,9 @@ from crc32c import crc32c
 
 from tests.fuzz import values
 from tests.uploader.parquet import WAL3_SCHEMA
-from uploader import layout
+from uploader.format import layout
+from uploader.format.setsum import Setsum
 from uploader.fragments.fragment_file import FILE_SCHEMA, FORMAT_KEY, STREAMS_KEY
-from uploader.setsum import Setsum
 
 Files = dict[str, bytes]
 Forgery = Callable[[Random, Files], str | None]

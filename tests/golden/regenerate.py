@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.frames import build, header_of, values_only
-from walstore import frame
-from walstore.frame import BLOB, Column
+from walstore.format import frame
+from walstore.format.frame import BLOB, Column
+from walstore.format.segment import HEADER_BYTES
 from walstore.records import Record
-from walstore.segment import HEADER_BYTES
 
 DIRECTORIES: Final = {version: Path(__file__).parent / f"frame_v{version}" for version in (1, 2)}
 SALT: Final = 0xFFFF_FF00

@@ -11,6 +11,7 @@ import pytest
 
 from tests.golden.regenerate_fragments import DIRECTORY, FILES, MANY_STREAMS, TIME_US, describe
 from tests.uploader.parquet import read_by_arrow_rs
+from uploader.format.layout import fragment_path
 from uploader.fragments.fragment import (
     fragment_time_bounds,
     fragment_timestamp,
@@ -18,7 +19,6 @@ from uploader.fragments.fragment import (
     read_footer,
     verify_fragment,
 )
-from uploader.layout import fragment_path
 
 PATHS = sorted(DIRECTORY.glob("*.parquet"))
 

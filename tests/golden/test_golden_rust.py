@@ -17,10 +17,10 @@ from uploader import (
     ScrubReport,
     Severity,
 )
-from uploader.collecting.garbage import Garbage
-from uploader.cursors.cloud_cursor import CloudCursor
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.snapshot import Snapshot
+from uploader.format.cloud_cursor import CloudCursor
+from uploader.format.garbage import Garbage
+from uploader.format.manifest import Manifest
+from uploader.format.snapshot import Snapshot
 from walstore import Record
 
 DIRECTORY: Final = Path(__file__).parent / "wal3_rust"

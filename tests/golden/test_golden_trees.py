@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.golden.wal3.regenerate import DIRECTORY
-from uploader import layout
-from uploader.manifests.entries import Fragment
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.rollup import Replacement, RollUpSettings, fold, plan
-from uploader.manifests.snapshot import Snapshot
-from uploader.manifests.tree import ManifestTree
+from uploader.format import layout
+from uploader.format.entries import Fragment
+from uploader.format.manifest import Manifest
+from uploader.format.rollup import Replacement, RollUpSettings, fold, plan
+from uploader.format.snapshot import Snapshot
+from uploader.root.tree import ManifestTree
 from uploader.stores import MemoryStore
-from walstore.threads import Worker
+from walstore.runtime.threads import Worker
 
 SNAPSHOTS = sorted(DIRECTORY.glob("snapshot-*.json"))
 TREE = sorted(DIRECTORY.glob("snapshot-tree-*.json"))

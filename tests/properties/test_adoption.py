@@ -21,8 +21,8 @@ from tests.cloud import (
     values,
 )
 from tests.uploader.documents import fragment
+from uploader.root.adoption import Orphan, plan
 from uploader.stores.memory import MemoryStore
-from uploader.writing.adoption import Orphan, plan
 from walstore import Wal
 
 

@@ -9,16 +9,17 @@ import pytest
 
 from tests.cloud import FAST, URL, put_fragment, snapshot
 from tests.uploader.logs import numbers, replace, roll_up
-from uploader import CloudLog, CloudWriter, layout
+from uploader import CloudLog, CloudWriter
+from uploader.admin.scrubber import Scrubber
+from uploader.format import layout
+from uploader.format.rollup import RollUpSettings
 from uploader.fragments.fragment import inspect_fragment
-from uploader.integrity.scrubber import Scrubber
-from uploader.manifests.manifest_log import ManifestLog
-from uploader.manifests.rollup import RollUpSettings
+from uploader.layouts.manifest_log import ManifestLog
 from uploader.rebuilding.plan import RebuildPlan
 from uploader.rebuilding.rebuilding import apply_rebuild, plan_rebuild
 from uploader.stores import MemoryStore
 from walstore.errors import CorruptionError, LogNotFoundError
-from walstore.threads import Worker
+from walstore.runtime.threads import Worker
 
 SEEDS = 48
 

@@ -28,15 +28,16 @@ from tests.local import (
     read_values,
     segments,
 )
-from walstore import Wal, WalError, segment
-from walstore.draft import Draft
-from walstore.ledger import Marks
-from walstore.missing import find_missing
+from walstore import Wal, WalError
+from walstore.batches.draft import Draft
+from walstore.files.missing import find_missing
+from walstore.files.view import LogView
+from walstore.format import segment
+from walstore.format.ledger import Marks
 from walstore.settings import KIB
 from walstore.testing import Call, FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 from walstore.verify.verifying import verify_directory
-from walstore.view import LogView
 
 FS = UnsyncedFileSystem()
 ROOT = Path(__file__).parents[2]

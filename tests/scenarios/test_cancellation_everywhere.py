@@ -9,8 +9,8 @@ come. Afterwards
   * no task, no room in the channel and, once the log is closed, no descriptor and no file is left behind;
   * the log works.
 
-``Wal.open`` and ``Wal.aclose`` are in tests/walstore/test_wal_cancellation.py (L14), the commit of a cursor
-in tests/walstore/cursors/test_cursor.py, many callers at once in test_local_cancellation.py.
+``Wal.open`` and ``Wal.aclose`` are in tests/walstore/log/test_wal_cancellation.py (L14), the commit of a
+cursor in tests/walstore/cursors/test_cursor.py, many callers at once in test_local_cancellation.py.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from tests.local import (
 )
 from tests.waiting import until
 from walstore import Wal, WouldBlock
-from walstore.fence import Fence
-from walstore.producer import Producer
-from walstore.reader import Reader
+from walstore.log.fence import Fence
+from walstore.log.producer import Producer
+from walstore.log.transaction import Transaction
+from walstore.read.reader import Reader
 from walstore.records import from_timestamp_us
 from walstore.settings import KIB
 from walstore.testing import ManualClock
-from walstore.transaction import Transaction
 
 SETTINGS = SMALL.replace(
     max_record_bytes=4000,

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from uploader import CloudLog, CloudTier
+from uploader.admin.destroy import destroy
+from uploader.admin.fork import fork
+from uploader.admin.scrubber import Scrubber
+from uploader.admin.seal import seal
 from uploader.chain import ChainLog, ChainSettings, rebuild
-from uploader.chain.names import MANIFEST_PREFIX
-from uploader.cloud_writer import CloudWriter
-from uploader.collecting.collection import CollectorSettings
-from uploader.collecting.collector import GarbageCollector
-from uploader.integrity.scrubber import Scrubber
-from uploader.lifecycle.destroy import destroy
-from uploader.lifecycle.fork import fork
-from uploader.lifecycle.seal import seal
+from uploader.format.names import MANIFEST_PREFIX
+from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collector import GarbageCollector
 from uploader.restoring.restore import restore
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, StoreKilled
 from uploader.testing.faults import Fault, fail, happen_then_kill, kill
+from uploader.write.cloud_writer import CloudWriter
 from walstore import LogSealedError, Wal
 from walstore.errors import OutcomeUnknownError, UnsupportedStoreError
 

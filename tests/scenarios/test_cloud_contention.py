@@ -23,8 +23,8 @@ from tests.cloud import (
 )
 from tests.local import contents
 from tests.waiting import until
-from uploader import layout
-from uploader.manifests.manifest import Manifest
+from uploader.format import layout
+from uploader.format.manifest import Manifest
 from uploader.stores.memory import MemoryStore
 from uploader.testing import FaultyStore, faults
 from walstore import ContentionError, FencedError, Wal, WalClosedError, WalLockedError

@@ -21,7 +21,8 @@ from tests.cloud import (
 from tests.local import SMALL as SMALL_LOG
 from tests.local import contents
 from tests.waiting import until
-from uploader import UploadSettings, layout
+from uploader import UploadSettings
+from uploader.format import layout
 from uploader.stores.memory import MemoryStore
 from uploader.testing import faults
 from uploader.testing.faults import fail, timeout

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.cloud import FAST, URL, cloud_log, put_fragment, values
-from uploader.collecting.collection import CollectorSettings
-from uploader.collecting.collector import GarbageCollector
 from uploader.cursors.cloud_cursors import CloudCursors
-from uploader.manifests.manifest_log import ManifestLog
-from uploader.manifests.rollup import RollUpSettings
+from uploader.format.rollup import RollUpSettings
+from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collector import GarbageCollector
+from uploader.layouts.manifest_log import ManifestLog
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
-from walstore.clock import SystemClock
 from walstore.errors import OffsetTrimmedError
-from walstore.threads import Worker
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.threads import Worker
 
 FRAGMENTS = 60
 RECORDS = 10

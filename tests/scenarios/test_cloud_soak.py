@@ -14,15 +14,15 @@ import pytest
 
 from tests.cloud import URL
 from tests.scenarios.test_cloud_writer import Jittery, Ledger, open_writer
-from uploader.cloud_log import CloudLog
-from uploader.collecting.collection import CollectorSettings
-from uploader.collecting.collector import GarbageCollector
-from uploader.integrity.findings import Severity
-from uploader.integrity.scrubber import Scrubber
-from uploader.manifests.rollup import RollUpSettings
+from uploader.admin.scrubber import Scrubber
+from uploader.format.findings import Severity
+from uploader.format.rollup import RollUpSettings
+from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collector import GarbageCollector
+from uploader.read.cloud_log import CloudLog
 from uploader.stores.memory import MemoryStore
 from uploader.stores.retry import RetryPolicy
-from uploader.writing.writer_settings import WriterSettings
+from uploader.write.writer_settings import WriterSettings
 from walstore.errors import StorageUnavailableError, WalError
 
 WRITERS, READERS, APPENDS = 8, 4, 10_000

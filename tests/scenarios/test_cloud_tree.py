@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from uploader import CloudLog, CloudTier, UploadSettings
-from uploader.cloud_writer import CloudWriter
-from uploader.manifests.rollup import RollUpSettings
+from uploader.format.rollup import RollUpSettings
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, StoreKilled
 from uploader.testing.faults import Fault, happen_then_kill, kill
-from uploader.writing.writer_settings import WriterSettings
+from uploader.write.cloud_writer import CloudWriter
+from uploader.write.writer_settings import WriterSettings
 from walstore import Wal
 from walstore.errors import WalError
 

@@ -12,11 +12,10 @@ import pytest
 
 from tests.cloud import FAST, URL, cloud_log
 from tests.waiting import until
-from uploader import layout
-from uploader.cloud_writer import CloudWriter
-from uploader.lifecycle.seal import seal
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.manifest_log import ManifestLog
+from uploader.admin.seal import seal
+from uploader.format import layout
+from uploader.format.manifest import Manifest
+from uploader.layouts.manifest_log import ManifestLog
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -32,7 +31,8 @@ from uploader.testing.faults import (
     kill,
     timeout,
 )
-from uploader.writing.writer_settings import WriterSettings
+from uploader.write.cloud_writer import CloudWriter
+from uploader.write.writer_settings import WriterSettings
 from walstore.errors import (
     ContentionError,
     LogSealedError,
@@ -41,8 +41,8 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
+from walstore.runtime.threads import Worker
 from walstore.testing import ManualClock
-from walstore.threads import Worker
 
 LAYOUTS = ["swap", "chain"]
 FRAGMENTS = {"swap": "log/", "chain": "shard"}

@@ -15,17 +15,17 @@ from tests.cloud import FAST, SMALL, URL, cloud_log, copy_store, tier
 from tests.local import SMALL as SMALL_LOG
 from tests.uploader.places import INTERVAL_SECONDS, LeapClock
 from tests.waiting import until
-from uploader import layout
 from uploader.chain.chain_settings import ChainSettings
-from uploader.cloud_writer import CloudWriter
-from uploader.collecting.collection import CollectorSettings
-from uploader.collecting.collector import GarbageCollector
-from uploader.manifests.rollup import RollUpSettings
+from uploader.format import layout
+from uploader.format.rollup import RollUpSettings
+from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collector import GarbageCollector
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, StoreKilled
 from uploader.testing.faults import Fault, call, happen_then_fail, happen_then_kill, kill, timeout
-from uploader.writing.writer_settings import WriterSettings
+from uploader.write.cloud_writer import CloudWriter
+from uploader.write.writer_settings import WriterSettings
 from walstore import ContentionError, OffsetTrimmedError, Settings, Wal
 from walstore.errors import OutcomeUnknownError, StorageUnavailableError
 

@@ -14,9 +14,9 @@ from tests.uploader.conftest import (  # noqa: F401 - fixtures
     s3_server,
     s3_url,
 )
-from uploader.cloud_writer import CloudWriter
-from uploader.collecting.collector import GarbageCollector
+from uploader.gc.collector import GarbageCollector
 from uploader.stores import open_store
+from uploader.write.cloud_writer import CloudWriter
 from walstore import ContentionError
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]

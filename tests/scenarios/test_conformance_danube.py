@@ -111,7 +111,7 @@ CASES = {
         "the head is 0 again, and reading there is an error",
         (
             f"{RESTART}::test_L11_retention_stays_in_force_after_append_flush_reopen",
-            "walstore/test_opening.py::test_L11_the_head_stays_where_it_was_after_append_and_reopen",
+            "walstore/log/test_opening.py::test_L11_the_head_stays_where_it_was_after_append_and_reopen",
         ),
     ),
     "C12": Case(

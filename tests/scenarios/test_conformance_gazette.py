@@ -42,15 +42,15 @@ class Case(NamedTuple):
 
 
 NO_REPLICAS = "not applicable: one log has no replicas, routes or assignments"
-TRANSACTION = "walstore/test_transaction.py"
-CHANNEL = "walstore/test_channel.py"
+TRANSACTION = "walstore/log/test_transaction.py"
+CHANNEL = "walstore/append/test_channel.py"
 CASES = {
     # append_fsm_test.go
     "append_fsm: Resolve": Case(NO_REPLICAS),
     "append_fsm: AcquirePipeline, cancelled": Case(
         "cancelled while it waits for room, an append leaves nothing and others move up",
         (
-            "walstore/test_wal_cancellation.py::test_L14_cancelled_while_waiting_for_room_nothing_is_written",
+            "walstore/log/test_wal_cancellation.py::test_L14_cancelled_while_waiting_for_room_nothing_is_written",
             "test_cancelled_while_waiting_its_conditions_are_never_looked_at",
         ),
     ),
@@ -59,7 +59,9 @@ CASES = {
     "append_fsm: UpdateAssignments, suspend": Case(NO_REPLICAS),
     "append_fsm: ValidatePreconditions, index not refreshed": Case(
         "a log is recovered before anybody can append; opening can be cancelled",
-        ("walstore/test_wal_unopened.py::test_L14_an_open_that_is_cancelled_leaves_the_log_free",),
+        (
+            "walstore/log/test_wal_unopened.py::test_L14_an_open_that_is_cancelled_leaves_the_log_free",
+        ),
     ),
     "append_fsm: ValidatePreconditions, unhealthy then healthy": Case(
         "appends are refused while the disk is nearly full and work again without reopening",
@@ -87,7 +89,7 @@ CASES = {
     ),
     "append_fsm: ValidatePreconditions, index has greater offset": Case(
         "a log that ends before its cloud tier is refused when it is opened",
-        ("walstore/test_opening.py::test_a_log_that_ends_before_its_tier_is_refused",),
+        ("walstore/log/test_opening.py::test_a_log_that_ends_before_its_tier_is_refused",),
     ),
     "append_fsm: ValidatePreconditions, right offset rolls": Case(
         "not applicable: offsets count records and never jump",
@@ -102,7 +104,7 @@ CASES = {
     ),
     "append_fsm: StreamAndReadAcks, invalid request": Case(
         "a bad record is refused and leaves the transaction as it was",
-        ("walstore/test_transaction.py::test_bad_records_leave_it_as_it_was",),
+        ("walstore/log/test_transaction.py::test_bad_records_leave_it_as_it_was",),
     ),
     "append_fsm: StreamAndReadAcks, end without commit": Case(
         "a transaction that is left by an exception, or never left, is not in the log",
@@ -110,7 +112,7 @@ CASES = {
     ),
     "append_fsm: StreamAndReadAcks, client error": Case(
         "an exception in the block rolls back and is passed on as it is",
-        ("walstore/test_transaction.py::test_an_exception_rolls_back",),
+        ("walstore/log/test_transaction.py::test_an_exception_rolls_back",),
     ),
     "append_fsm: StreamAndReadAcks, content after commit": Case(
         "a transaction takes nothing after its commit, which stands",
@@ -120,7 +122,7 @@ CASES = {
         "a disk that fails: every waiter is told what became of its records, and nobody appends",
         (
             "test_when_the_disk_fails_all_that_are_under_way_are_told",
-            "walstore/test_writer.py::test_W3_every_waiter_is_told_what_became_of_its_record",
+            "walstore/append/test_writer.py::test_W3_every_waiter_is_told_what_became_of_its_record",
         ),
     ),
     "append_fsm: RunBasicCases, slow client": Case(
@@ -137,12 +139,14 @@ CASES = {
     # append_flow_control_test.go
     "append_flow_control": Case(
         "no minimal rate: a slow client holds nothing. Budgets bound what waits for the disk",
-        ("walstore/test_wal.py::test_a_full_channel_makes_append_wait_in_turn_and_nowait_raise",),
+        (
+            "walstore/log/test_wal.py::test_a_full_channel_makes_append_wait_in_turn_and_nowait_raise",
+        ),
     ),
     # append_api_test.go
     "append_api: single append": Case(
         "an append returns its offset once it is durable",
-        ("walstore/test_writer.py::test_W1_an_append_returns_only_after_its_sync_has",),
+        ("walstore/append/test_writer.py::test_W1_an_append_returns_only_after_its_sync_has",),
     ),
     "append_api: register sequence": Case(
         "the sequence of Gazette's test, with the results of our rules",
@@ -158,7 +162,7 @@ CASES = {
         "a barrier: returns the tail once all that was accepted before is durable",
         (
             "test_an_empty_append_is_a_barrier_that_returns_head_and_registers",
-            "walstore/test_transaction.py::test_without_records_it_is_a_barrier",
+            "walstore/log/test_transaction.py::test_without_records_it_is_a_barrier",
         ),
     ),
     "append: first write is rolled at once": Case(
@@ -207,14 +211,14 @@ CASES = {
         "segments are sealed by size, by age and when asked",
         (
             "scenarios/test_local_restart.py::test_L3_each_file_holds_exactly_its_interval",
-            "walstore/test_writer.py::test_a_small_segment_is_sealed_at_its_age",
+            "walstore/append/test_writer.py::test_a_small_segment_is_sealed_at_its_age",
         ),
     ),
     "replicate_api": Case(NO_REPLICAS),
     # e2e_test.go
     "e2e: append and read": Case(
         "what is acknowledged can be read at once",
-        ("walstore/test_wal.py::test_a_record_comes_back_as_it_was_given",),
+        ("walstore/log/test_wal.py::test_a_record_comes_back_as_it_was_given",),
     ),
     "e2e: shutdown with appends under way, which win": Case(
         "what was accepted before the close is written and acknowledged",
@@ -228,7 +232,7 @@ CASES = {
     # client/append_service_test.go
     "append_service: retry": Case(
         "a producer's append may be repeated and is there once",
-        ("walstore/test_producer.py::test_an_unknown_outcome_is_settled_by_repeating",),
+        ("walstore/log/test_producer.py::test_an_unknown_outcome_is_settled_by_repeating",),
     ),
     "append_service: pipeline with aborts": Case(
         "of transactions at the same time some roll back; the others do not notice",

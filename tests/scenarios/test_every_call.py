@@ -17,8 +17,8 @@ import pytest
 
 from walstore import Settings, Wal
 from walstore.errors import WalError
+from walstore.files.posix import PosixFileSystem
 from walstore.ports import FileSystem
-from walstore.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 

@@ -25,7 +25,8 @@ from tests.evidence import (
     look,
 )
 from tests.local import copy_log, segments
-from walstore import CorruptionError, Wal, WalError, checkpoint, frame, segment
+from walstore import CorruptionError, Wal, WalError
+from walstore.format import checkpoint, frame, segment
 from walstore.testing import FaultyFileSystem
 from walstore.verify.verifying import verify_directory
 

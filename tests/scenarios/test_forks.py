@@ -21,7 +21,7 @@ from tests.scenarios.stores import Holder
 from uploader import CloudWriter, DirtyLog, WriterSettings
 from uploader.stores import MemoryStore
 from walstore import Wal, WalClosedError, WalLockedError, WalStore
-from walstore.posix import PosixFileSystem
+from walstore.files.posix import PosixFileSystem
 
 QUICK = WriterSettings(interval_seconds=0)
 

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.local import SMALL, check_contiguous
-from walstore import Wal, segment
-from walstore.arrow import SCHEMA
-from walstore.batch import Batch, FrameBatch
+from walstore import Wal
+from walstore.batches.arrow import SCHEMA
+from walstore.batches.batch import Batch, FrameBatch
+from walstore.batches.joined import ConcatBatch
 from walstore.cli.follower import DirectoryFollower
-from walstore.joined import ConcatBatch
-from walstore.readonly import ReadonlyWal
-from walstore.segment_file import iter_chunks
-from walstore.view import LogView
+from walstore.files.segment_file import iter_chunks
+from walstore.files.view import LogView
+from walstore.format import segment
+from walstore.log.readonly import ReadonlyWal
 
 RECORDS = 120
 

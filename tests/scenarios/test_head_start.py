@@ -1,6 +1,6 @@
 """Fragments begun before they are cut, by writers that contend over a store that is slow and fails.
 
-Every fragment that waits gets a head start, however small; see ``uploader/writing/encoding.py``.
+Every fragment that waits gets a head start, however small; see ``uploader/write/encoding.py``.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import pytest
 from tests.cloud import FAST, SEGMENTS, SMALL, URL, cloud_log, tier, unreferenced
 from tests.local import UnsyncedFileSystem, check_contiguous
 from tests.scenarios.test_cloud_writer import Ledger
-from uploader.cloud_writer import CloudWriter
-from uploader.integrity.findings import Severity
-from uploader.integrity.scrubber import Scrubber
+from uploader.admin.scrubber import Scrubber
+from uploader.format.findings import Severity
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore
 from uploader.testing.faults import Request, happen_then_fail, timeout
 from uploader.testing.latency import LatencyStore, lognormal
-from uploader.writing import pace
-from uploader.writing.writer_settings import WriterSettings
+from uploader.write import pace
+from uploader.write.cloud_writer import CloudWriter
+from uploader.write.writer_settings import WriterSettings
 from walstore import Wal
-from walstore.clock import SystemClock
 from walstore.errors import OffsetMismatchError, WalError
+from walstore.runtime.clock import SystemClock
 
 _T = TypeVar("_T")
 

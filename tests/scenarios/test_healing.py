@@ -18,9 +18,10 @@ from uploader.stores.memory import MemoryStore
 from uploader.stores.wrapper import Request
 from uploader.testing import FaultyStore
 from uploader.testing.faults import timeout
-from walstore import Settings, Wal, segment
+from walstore import Settings, Wal
 from walstore.errors import CorruptionError, StorageUnavailableError, WalError
-from walstore.posix import PosixFileSystem
+from walstore.files.posix import PosixFileSystem
+from walstore.format import segment
 from walstore.testing import FaultyFileSystem
 
 SETTINGS = Settings(segment_bytes=64 << 10, batch_bytes=4096, cache_bytes=0)

@@ -18,19 +18,19 @@ from tests.uploader.conftest import (  # noqa: F401 - fixtures
     s3_server,
     s3_url,
 )
-from uploader.cloud_log import CloudLog
-from uploader.cloud_writer import CloudWriter
-from uploader.collecting.collection import CollectorSettings
-from uploader.collecting.collector import GarbageCollector
-from uploader.integrity.findings import Severity
-from uploader.integrity.scrubber import Scrubber
-from uploader.lifecycle.destroy import destroy
-from uploader.lifecycle.fork import fork
-from uploader.lifecycle.seal import seal
-from uploader.manifests.rollup import RollUpSettings
-from uploader.manifests.roots import Layout
+from uploader.admin.destroy import destroy
+from uploader.admin.fork import fork
+from uploader.admin.scrubber import Scrubber
+from uploader.admin.seal import seal
+from uploader.format.findings import Severity
+from uploader.format.rollup import RollUpSettings
+from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collector import GarbageCollector
+from uploader.layouts.roots import Layout
+from uploader.read.cloud_log import CloudLog
 from uploader.stores import MemoryStore
-from uploader.writing.writer_settings import WriterSettings
+from uploader.write.cloud_writer import CloudWriter
+from uploader.write.writer_settings import WriterSettings
 from walstore import LogNotFoundError, LogSealedError
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ import pytest
 from tests.local import SMALL, check_contiguous, gather_outcomes, read_all, read_values
 from tests.waiting import until
 from walstore import DiskFullError, Settings, Wal, WalError
-from walstore.disk_watch import RECHECK_SECONDS
-from walstore.posix import PosixFileSystem
+from walstore.append.disk_watch import RECHECK_SECONDS
+from walstore.files.posix import PosixFileSystem
 from walstore.settings import KIB, MIB
 
 WATCHED = SMALL.replace(min_free_bytes=400 * KIB)

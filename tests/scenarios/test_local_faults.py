@@ -25,7 +25,8 @@ from tests.local import (
     read_all,
     segments,
 )
-from walstore import DiskFullError, Wal, WalClosedError, WalError, frame, segment
+from walstore import DiskFullError, Wal, WalClosedError, WalError
+from walstore.format import frame, segment
 from walstore.settings import KIB
 from walstore.testing import FaultyFileSystem
 

@@ -7,7 +7,8 @@ from itertools import chain
 from pathlib import Path
 
 from tests.local import SMALL, check_contiguous, contents, segments
-from walstore import Wal, frame, segment
+from walstore import Wal
+from walstore.format import frame, segment
 
 WRITERS = 8
 EACH = 10_000

@@ -19,9 +19,9 @@ from tests.local import (
     open_descriptors,
     read_opened,
 )
-from walstore.commit import TailError
+from walstore.append.commit import TailError
 from walstore.errors import StorageUnavailableError
-from walstore.opening import Opened
+from walstore.log.opening import Opened
 from walstore.settings import KIB
 from walstore.testing import Call, FaultyFileSystem, PowerLossFileSystem
 

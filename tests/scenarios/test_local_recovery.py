@@ -21,8 +21,9 @@ from tests.local import (
     read_opened,
     segments,
 )
-from walstore import Record, Wal, WalError, checkpoint, segment
-from walstore.view import LogView
+from walstore import Record, Wal, WalError
+from walstore.files.view import LogView
+from walstore.format import checkpoint, segment
 
 FS = UnsyncedFileSystem()
 _UNSEEN_BYTES = 8

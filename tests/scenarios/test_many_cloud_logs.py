@@ -16,7 +16,7 @@ import pytest
 from bench.cloud_logs import rss_bytes
 from tests.cloud import URL, cloud_values
 from uploader import CloudTier, CloudWriter, UploadSettings
-from uploader.shared_worker import SharedWorker
+from uploader.runtime.shared_worker import SharedWorker
 from uploader.stores import LocalStore, MemoryStore
 from walstore import WalClosedError, WalStore
 

@@ -24,14 +24,14 @@ from walstore import (
     WalClosedError,
     WalStore,
 )
+from walstore.files.posix import PosixFileSystem
+from walstore.files.view import LogView
+from walstore.log.readonly import ReadonlyWal
 from walstore.ports import FileSystem
-from walstore.posix import PosixFileSystem
-from walstore.readonly import ReadonlyWal
 from walstore.repair.repairing import apply_repair, plan_repair
 from walstore.store.settings import StoreSettings
 from walstore.testing import Call, FaultyFileSystem
 from walstore.verify.verifying import verify_directory
-from walstore.view import LogView
 
 GROUP = [bytes([number]) * 3000 for number in range(30)]
 """More than a segment."""

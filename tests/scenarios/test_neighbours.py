@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.cloud import FAST, URL, cloud_values
-from uploader import layout
-from uploader.cloud_writer import CloudWriter
-from uploader.collecting.collection import CollectorSettings
-from uploader.collecting.collector import GarbageCollector
-from uploader.lifecycle.destroy import destroy
+from uploader.admin.destroy import destroy
+from uploader.format import layout
+from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collector import GarbageCollector
 from uploader.stores import ListedObject, MemoryStore, StoreWrapper
 from uploader.stores.probe import MARK_FOLDER, PROBE_FOLDER
+from uploader.write.cloud_writer import CloudWriter
 
 NAMES = [
     "log", "cursor", "snapshot", "gc", "collection", "fork", "tombstone", "shard0001", "manifest",

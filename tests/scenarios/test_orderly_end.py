@@ -24,8 +24,8 @@ from tests.local import (
 )
 from tests.waiting import until
 from walstore import Wal, WalError, WalLockedError, WalStore
+from walstore.files.posix import PosixFileSystem
 from walstore.ports import FileSystem
-from walstore.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem
 from walstore.testing.script import Call
 

@@ -16,8 +16,8 @@ from tests.local import SMALL, check_contiguous, read_all
 from tests.scenarios.readonly_child import settings
 from tests.waiting import until
 from walstore import LogNotFoundError, OffsetTrimmedError, Record, Wal
-from walstore.posix import PosixFileSystem
-from walstore.readonly import ReadonlyWal
+from walstore.files.posix import PosixFileSystem
+from walstore.log.readonly import ReadonlyWal
 from walstore.testing import PowerLossFileSystem
 
 CHILD = Path(__file__).with_name("readonly_child.py")

@@ -18,8 +18,8 @@ from tests.local import UnsyncedFileSystem, close_opened, open_blocking, read_op
 from tests.walstore.repair.test_from_copy import LogCopy
 from walstore import Wal
 from walstore.errors import CorruptionError, WalError
+from walstore.files.posix import PosixFileSystem
 from walstore.ports import FileSystem
-from walstore.posix import PosixFileSystem
 from walstore.repair.plan import STAGED_NAME
 from walstore.repair.repairing import Keep, apply_repair, plan_repair
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem

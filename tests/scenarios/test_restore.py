@@ -24,19 +24,18 @@ from tests.cloud import SMALL as SMALL_FRAGMENTS
 from tests.local import SMALL, read_all, segments
 from tests.uploader.documents import rolled_up
 from tests.uploader.parquet import by_arrow_rs, wal3_table
-from uploader import CloudLog, CloudTier, layout
-from uploader.cloud_writer import CloudWriter
-from uploader.collecting.collection import CollectorSettings
-from uploader.collecting.collector import GarbageCollector
+from uploader import CloudLog, CloudTier
+from uploader.admin.seal import seal
+from uploader.format import layout
+from uploader.format.manifest import Manifest
+from uploader.format.setsum import Setsum
 from uploader.fragments.fragment import inspect_fragment
-from uploader.lifecycle.seal import seal
-from uploader.manifests.manifest import Manifest
+from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collector import GarbageCollector
 from uploader.restoring.restore import Restored, RestoreProgress, restore
-from uploader.setsum import Setsum
 from uploader.stores import MemoryStore
+from uploader.write.cloud_writer import CloudWriter
 from walstore import Record, Wal
-from walstore.checkpoint import FILE_NAME
-from walstore.directory import RESTORE_NAME
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -46,6 +45,8 @@ from walstore.errors import (
     OffsetTrimmedError,
     WalLockedError,
 )
+from walstore.files.directory import RESTORE_NAME
+from walstore.format.checkpoint import FILE_NAME
 from walstore.records import from_timestamp_us
 from walstore.settings import Settings
 from walstore.verify.report import VerifyReport
@@ -319,7 +320,7 @@ async def test_only_into_a_directory_of_its_own(tmp_path: Path) -> None:
 
 
 async def test_a_directory_in_use(tmp_path: Path) -> None:
-    from walstore.posix import PosixFileSystem
+    from walstore.files.posix import PosixFileSystem
 
     store = MemoryStore()
     await fill(tmp_path / "old", store, 10)

@@ -16,13 +16,12 @@ from tests.cloud import copy_store, put_fragment, tier
 from tests.interrupted import Interrupted, finish
 from tests.local import SMALL, UnsyncedFileSystem, read_all, segments
 from tests.scenarios.test_restore import again
-from uploader import layout
-from uploader.manifests.manifest import Manifest
+from uploader.format import layout
+from uploader.format.manifest import Manifest
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
 from uploader.testing.faults import Fault, fail, happen_then_kill, kill, timeout
 from walstore import Wal
-from walstore.directory import list_segments
 from walstore.errors import (
     CorruptionError,
     DiskFullError,
@@ -30,7 +29,8 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
-from walstore.posix import PosixFileSystem
+from walstore.files.directory import list_segments
+from walstore.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 from walstore.testing.script import Call

@@ -14,7 +14,7 @@ import pytest
 
 from tests.sidecars import SidecarProcess, cursor_at, landed_rows, sidecar
 from uploader import CloudLog, CloudWriter, CollectorSettings, GarbageCollector
-from uploader.writing.writer_settings import WriterSettings
+from uploader.write.writer_settings import WriterSettings
 from walstore.spark import problem
 from walstore.spark.features import HAS_LIMITS
 

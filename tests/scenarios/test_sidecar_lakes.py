@@ -15,7 +15,7 @@ from tests.cluster.cluster import processes_of
 from tests.lakes import Lake, find_lake
 from tests.sidecars import SidecarProcess, cursor_at, sidecar
 from uploader import CloudWriter
-from uploader.writing.writer_settings import WriterSettings
+from uploader.write.writer_settings import WriterSettings
 from walstore.spark import problem
 
 pytestmark = [

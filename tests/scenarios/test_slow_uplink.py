@@ -12,13 +12,13 @@ import pytest
 from tests.cloud import URL, cloud_values
 from tests.local import turns
 from uploader import CloudTier, UploadSettings
-from uploader.cloud_writer import CloudWriter
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.wrapper import Request, StoreWrapper
 from uploader.testing.faults import timeout
-from uploader.writing.writer_settings import WriterSettings
+from uploader.write.cloud_writer import CloudWriter
+from uploader.write.writer_settings import WriterSettings
 from walstore import Settings, Wal
 from walstore.testing import ManualClock
 

@@ -24,7 +24,7 @@ from walstore import (
     WalStore,
 )
 from walstore.cli.holder import find_holder
-from walstore.posix import PosixFileSystem
+from walstore.files.posix import PosixFileSystem
 from walstore.repair.repairing import apply_repair, plan_repair
 from walstore.testing import FaultyFileSystem
 

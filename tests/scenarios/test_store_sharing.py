@@ -24,7 +24,7 @@ from walstore import (
     WalStore,
     WouldBlock,
 )
-from walstore.posix import PosixFileSystem
+from walstore.files.posix import PosixFileSystem
 from walstore.settings import KIB, MIB
 from walstore.testing import FaultyFileSystem, ManualClock, PowerLossFileSystem
 

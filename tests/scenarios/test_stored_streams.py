@@ -16,13 +16,14 @@ import pytest
 
 from tests.cloud import FAST, URL, cloud_log, put_fragment
 from tests.local import turns
-from uploader import CloudWriter, fork, layout, seal
-from uploader.integrity.findings import Severity
-from uploader.integrity.scrubber import Scrubber
-from uploader.manifests.manifest import Manifest
+from uploader import CloudWriter, fork, seal
+from uploader.admin.scrubber import Scrubber
+from uploader.format import layout
+from uploader.format.findings import Severity
+from uploader.format.manifest import Manifest
+from uploader.root.stream_file import StreamFile
 from uploader.stores.memory import MemoryStore
 from uploader.stores.retry import RetryPolicy
-from uploader.streams.stream_file import StreamFile
 from uploader.testing import FaultyStore
 from uploader.testing.faults import (
     call,
@@ -35,7 +36,7 @@ from uploader.testing.faults import (
     report,
     timeout,
 )
-from uploader.writing.writer_settings import WriterSettings
+from uploader.write.writer_settings import WriterSettings
 from walstore import StreamClosedError
 from walstore.errors import ContentionError, CorruptionError, StorageUnavailableError, WalError
 from walstore.testing import ManualClock

@@ -17,13 +17,14 @@ import pytest
 from tests.cloud import FAST, SMALL, URL, cloud_values, put_fragment, snapshot, values
 from tests.uploader.logs import collect
 from tests.waiting import until
-from uploader import CloudLog, CloudTier, CloudWriter, UploadSettings, layout, restore, seal
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.manifest_log import ManifestLog
-from uploader.manifests.roots import Layout
+from uploader import CloudLog, CloudTier, CloudWriter, UploadSettings, restore, seal
+from uploader.format import layout
+from uploader.format.manifest import Manifest
+from uploader.layouts.manifest_log import ManifestLog
+from uploader.layouts.roots import Layout
+from uploader.root.ownership import Claim
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, faults
-from uploader.writing.ownership import Claim
 from walstore import ContentionError, FencedError, LogSealedError, Wal, WalClosedError
 from walstore.errors import (
     CorruptionError,
@@ -31,8 +32,8 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
+from walstore.runtime.threads import Worker
 from walstore.testing import ManualClock
-from walstore.threads import Worker
 
 LAYOUTS: list[Layout] = ["swap", "chain"]
 IDLE = UploadSettings(fragment_bytes=4096, fragment_age_seconds=3600.0)

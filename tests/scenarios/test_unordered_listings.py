@@ -8,14 +8,15 @@ import random
 import pytest
 
 from tests.cloud import FAST, URL, RecordingStore, cloud_values, put_fragment, values
-from uploader import CloudLog, layout
+from uploader import CloudLog
+from uploader.admin.destroy import destroy
 from uploader.chain import ChainSettings
-from uploader.cloud_writer import CloudWriter
-from uploader.lifecycle.destroy import destroy
+from uploader.format import layout
 from uploader.stores import MemoryStore, RetryingStore, RetryPolicy
 from uploader.stores.port import ORDER_PROOF, ListingOrder
 from uploader.testing import FaultyStore, ShuffledStore
-from uploader.writing.writer_settings import WriterSettings
+from uploader.write.cloud_writer import CloudWriter
+from uploader.write.writer_settings import WriterSettings
 from walstore.errors import ContentionError, StorageUnavailableError
 
 CHAIN = ChainSettings(alpha=8)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import until
-from uploader import CloudLog, CloudTier, UploadSettings, layout
+from uploader import CloudLog, CloudTier, UploadSettings
+from uploader.format import layout
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.memory import MemoryStore
 from uploader.stores.retry import RetryPolicy

@@ -15,19 +15,20 @@ import pytest
 from tests.cloud import FAST, URL, cloud_values, fragment_keys, put_fragment, tier
 from tests.uploader.logs import replace
 from tests.waiting import until
-from uploader import UploadSettings, layout
-from uploader.cloud_writer import CloudWriter
+from uploader import UploadSettings
+from uploader.admin.scrubber import Scrubber
+from uploader.format import layout
+from uploader.format.findings import Severity
+from uploader.format.manifest import Manifest
 from uploader.fragments.fragment import inspect_fragment
-from uploader.integrity.findings import Severity
-from uploader.integrity.scrubber import Scrubber
-from uploader.manifests.manifest import Manifest
+from uploader.root.adoption import VOID
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, StoreKilled
 from uploader.testing.faults import Fault, hang, happen_then_kill, kill
-from uploader.writing.adoption import VOID
-from uploader.writing.writer_settings import WriterSettings
+from uploader.write.cloud_writer import CloudWriter
+from uploader.write.writer_settings import WriterSettings
 from walstore import Settings, Wal
 from walstore.errors import CorruptionError, LogNotFoundError
 

@@ -30,11 +30,12 @@ from tests.evidence import (
     torn,
 )
 from tests.local import close_opened, copy_log, open_blocking, read_opened, read_values, segments
-from walstore import Settings, Wal, segment
-from walstore.missing import find_missing
+from walstore import Settings, Wal
+from walstore.files.missing import find_missing
+from walstore.files.view import LogView
+from walstore.format import segment
 from walstore.settings import MIB
 from walstore.verify.verifying import verify_directory
-from walstore.view import LogView
 
 ALIGNED = bytes(4)
 """What follows it in a value begins at a multiple of 8, as frames do."""

@@ -17,9 +17,9 @@ from tests.cloud import FAST, URL, cloud_values, snapshot
 from tests.local import KIB, SMALL, UnsyncedFileSystem, contents, read_values
 from tests.waiting import until
 from uploader import CloudLog, CloudWriter, DirtyLog, WriterSettings
-from uploader.manifests.entries import Fragment
-from uploader.manifests.roots import Layout
-from uploader.setsum import Setsum
+from uploader.format.entries import Fragment
+from uploader.format.setsum import Setsum
+from uploader.layouts.roots import Layout
 from uploader.stores import MemoryStore
 from walstore import (
     Consumer,
@@ -32,7 +32,7 @@ from walstore import (
     WalStore,
     WrongLoopError,
 )
-from walstore.reader import Reader
+from walstore.read.reader import Reader
 
 _SPILLING = replace(SMALL, transaction_memory_bytes=16 * KIB)
 

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-import walstore.transaction
+import walstore.log.transaction
 from tests.sim.disk import Disk
 from tests.sim.files import SimFileSystem
 from tests.sim.loop import OUTSIDE, PROCESS, Process, SimLoop, SimTask, StuckError
@@ -23,7 +23,7 @@ from tests.sim.surroundings import Nobody, SimClock, abandon_all, quiet, where
 from tests.sim.threads import simulated_threads
 from tests.sim.weather import CHANGING, Weather
 from walstore.errors import LogNotFoundError, WalError
-from walstore.spill import Spill
+from walstore.files.spill import Spill
 from walstore.verify.verifying import verify_directory
 
 _PATIENCE_SECONDS = 3000.0
@@ -293,7 +293,7 @@ class History:
             quiet(),
             simulated_threads(Random(f"threads {self.plan.seed}"), self.loop),
             patch.object(os, "urandom", entropy.randbytes),
-            patch.object(walstore.transaction, "_LEAST_FRAME_BYTES", 1024),
+            patch.object(walstore.log.transaction, "_LEAST_FRAME_BYTES", 1024),
             patch.object(Spill, "__hash__", lambda spill: len(spill.path.name)),
         ):
             directing = self.loop.create_task(self.direct())

@@ -19,7 +19,7 @@ from walstore.errors import (
     WalError,
     WalLockedError,
 )
-from walstore.readonly import ReadonlyWal
+from walstore.log.readonly import ReadonlyWal
 from walstore.records import Record
 from walstore.store.settings import StoreSettings
 

@@ -11,9 +11,10 @@ from tests.sim.cloud.ledger import CLOUD_RULES, CloudViolationError, Ledger
 from tests.sim.cloud.plan import draw
 from tests.sim.rules import ViolationError
 from tests.sim.shrink import shrink
-from uploader.collecting import announced, dropping, planner
-from uploader.cursors.cloud_cursor import CloudCursor
-from uploader.lifecycle import seal as sealing_module
+from uploader.admin import seal as sealing_module
+from uploader.format.cloud_cursor import CloudCursor
+from uploader.garbage import announced
+from uploader.gc import dropping, planner
 from walstore.errors import StorageUnavailableError
 
 

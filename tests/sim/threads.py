@@ -17,10 +17,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import walstore.host
-import walstore.open_files
+import walstore.files.open_files
+import walstore.log.host
+import walstore.runtime.threads
 import walstore.store.wal_store
-import walstore.threads
 from tests.sim.loop import PROCESS, Killed, Process, SimLoop
 
 _local = threading.local()
@@ -130,7 +130,7 @@ class SimThread:
             self._done()
 
 
-class SimPool(walstore.threads.Pool):
+class SimPool(walstore.runtime.threads.Pool):
     """A pool whose threads are simulated. Lanes are the real ones."""
 
     def __init__(self, name: str, threads: int) -> None:
@@ -212,9 +212,9 @@ def simulated_threads(random: Random, loop: SimLoop) -> Iterator[None]:
     """Let logs that are opened meanwhile run on simulated threads."""
     STAGE.random, STAGE.loop = random, loop
     with (
-        patch.object(walstore.threads, "Pool", SimPool),
-        patch.object(walstore.host, "Pool", SimPool),
+        patch.object(walstore.runtime.threads, "Pool", SimPool),
+        patch.object(walstore.log.host, "Pool", SimPool),
         patch.object(walstore.store.wal_store, "Pool", SimPool),
-        patch.object(walstore.open_files, "threading", SimpleNamespace(Lock=SimLock)),
+        patch.object(walstore.files.open_files, "threading", SimpleNamespace(Lock=SimLock)),
     ):
         yield

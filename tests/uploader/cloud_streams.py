@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from tests.frames import batch_of, build
-from uploader import layout
+from uploader.format import layout
+from uploader.format.entries import Fragment
+from uploader.format.manifest import Manifest
 from uploader.fragments.fragment_builder import encode_fragment
-from uploader.manifests.entries import Fragment
-from uploader.manifests.manifest import Manifest
 from uploader.stores.port import ObjectStore
 from walstore.records import Record
 

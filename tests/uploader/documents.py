@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from uploader import layout
-from uploader.manifests.entries import Entry, Fragment
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.snapshot import Snapshot
-from uploader.setsum import Setsum
+from uploader.format import layout
+from uploader.format.entries import Entry, Fragment
+from uploader.format.manifest import Manifest
+from uploader.format.setsum import Setsum
+from uploader.format.snapshot import Snapshot
 
 
 def fragment(seq_no: int, start: int, limit: int, *, num_bytes: int = 100) -> Fragment:

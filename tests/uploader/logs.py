@@ -6,14 +6,13 @@ import contextlib
 import dataclasses
 
 from tests.cloud import FAST, put_fragment
-from uploader import layout
-from uploader.manifests import rollup
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.manifest_log import ManifestLog
-from uploader.manifests.rollup import Replacement, RollUpSettings
+from uploader.format import layout, rollup
+from uploader.format.manifest import Manifest
+from uploader.format.rollup import Replacement, RollUpSettings
+from uploader.layouts.manifest_log import ManifestLog
 from uploader.stores import PreconditionFailedError
 from uploader.stores.port import ObjectStore
-from walstore.threads import Worker
+from walstore.runtime.threads import Worker
 
 TINY = RollUpSettings(fragments_per_snapshot=2, snapshots_per_snapshot=2)
 """A deep tree over few fragments."""

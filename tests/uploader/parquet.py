@@ -11,8 +11,8 @@ import arro3.io
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from uploader.format.manifest import Fragment, Manifest
 from uploader.fragments.fragment import fragment_timestamp, verify_fragment
-from uploader.manifests.manifest import Fragment, Manifest
 from uploader.stores.port import ObjectStore
 
 WAL3_SCHEMA = pa.schema(

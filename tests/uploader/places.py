@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from tests.uploader.trees import Tree, grown, resolve
-from uploader import layout
-from uploader.collecting.collection import CollectorSettings
-from uploader.collecting.collector import GarbageCollector
-from uploader.collecting.garbage import Garbage
 from uploader.cursors.cloud_cursors import CloudCursors
-from uploader.manifests.entries import Fragment
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.snapshot import Snapshot
+from uploader.format import layout
+from uploader.format.entries import Fragment
+from uploader.format.garbage import Garbage
+from uploader.format.manifest import Manifest
+from uploader.format.snapshot import Snapshot
+from uploader.garbage.collection import CollectorSettings
+from uploader.gc.collector import GarbageCollector
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy

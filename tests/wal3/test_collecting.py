@@ -8,7 +8,8 @@ import pytest
 
 from tests.wal3.ours import AT_ONCE, CURSOR, append, assert_sound, read
 from tests.wal3.wal3 import Wal3, Wal3Error, numbered, pairs
-from uploader import CloudLog, GarbageCollector, RollUpSettings, WriterSettings, layout
+from uploader import CloudLog, GarbageCollector, RollUpSettings, WriterSettings
+from uploader.format import layout
 from uploader.stores.local import LocalStore
 from uploader.testing import FaultyStore, StoreKilled
 from uploader.testing.faults import kill

@@ -11,7 +11,8 @@ import pytest
 from tests.wal3.ledger import Ledger
 from tests.wal3.ours import AT_ONCE, CURSOR, assert_sound, read
 from tests.wal3.wal3 import Wal3, Wal3Error, pairs
-from uploader import CloudWriter, GarbageCollector, RollUpSettings, WriterSettings, layout
+from uploader import CloudWriter, GarbageCollector, RollUpSettings, WriterSettings
+from uploader.format import layout
 from uploader.stores.local import LocalStore
 from uploader.testing import FaultyStore
 from uploader.testing.faults import Fault, hang, happen_then_hang

@@ -10,7 +10,8 @@ import pytest
 from tests.wal3.ledger import Ledger
 from tests.wal3.ours import append, assert_sound, read
 from tests.wal3.wal3 import Wal3, Wal3Error, numbered, pairs
-from uploader import CloudWriter, destroy, layout, seal
+from uploader import CloudWriter, destroy, seal
+from uploader.format import layout
 from walstore import LogNotFoundError, LogSealedError
 
 pytestmark = [pytest.mark.wal3, pytest.mark.timeout(120)]

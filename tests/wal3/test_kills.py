@@ -14,7 +14,8 @@ from tests.waiting import until
 from tests.wal3.ledger import Ledger
 from tests.wal3.ours import append, assert_sound, read, scrub
 from tests.wal3.wal3 import Wal3, Wal3Error, pairs, running
-from uploader import CloudLog, CloudWriter, Severity, WriterSettings, layout
+from uploader import CloudLog, CloudWriter, Severity, WriterSettings
+from uploader.format import layout
 from uploader.stores.local import LocalStore
 from uploader.testing import FaultyStore, StoreKilled
 from uploader.testing.faults import Request

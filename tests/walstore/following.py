@@ -9,8 +9,8 @@ from walstore import (
     Record,
     Wal,
 )
-from walstore.posix import PosixFileSystem
-from walstore.readonly import ReadonlyWal
+from walstore.files.posix import PosixFileSystem
+from walstore.log.readonly import ReadonlyWal
 
 FS = PosixFileSystem()
 

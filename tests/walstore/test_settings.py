@@ -16,9 +16,9 @@ import walstore
 from uploader.partitioned.sink_settings import SinkSettings
 from walstore import StoreSettings
 from walstore.errors import InvalidSettingsError
-from walstore.fields import Rule, check_fields, default_of, number, rule_of
 from walstore.records import Durability
 from walstore.settings import GIB, KIB, MIB, Settings, parse_durability
+from walstore.validation.fields import Rule, check_fields, default_of, number, rule_of
 
 ALLOWED = [
     ("segment_bytes", 64 * KIB),

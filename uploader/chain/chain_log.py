@@ -18,30 +18,30 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
-from uploader import cas, layout
 from uploader.chain.author import new_author
 from uploader.chain.chain_reader import ChainReader, Head
 from uploader.chain.chain_settings import ChainSettings
-from uploader.chain.link import Link
 from uploader.chain.maker import Maker
-from uploader.chain.moment import Moment
-from uploader.chain.names import FragmentName, shard_folder
 from uploader.chain.pruner import Pruner
 from uploader.chain.shards import list_behind
-from uploader.chain.step import Ground, Step, WaitForDurableError
 from uploader.chain.window import Window
-from uploader.collecting.announced import Announced
-from uploader.manifests.entries import Fragment
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.roller import Roller
-from uploader.manifests.rollup import RollUpSettings
-from uploader.manifests.root import Change
-from uploader.setsum import Setsum
+from uploader.format import layout
+from uploader.format.entries import Fragment
+from uploader.format.link import Link
+from uploader.format.manifest import Manifest
+from uploader.format.moment import Moment
+from uploader.format.names import FragmentName, shard_folder
+from uploader.format.rollup import RollUpSettings
+from uploader.format.setsum import Setsum
+from uploader.format.step import Ground, Step, WaitForDurableError
+from uploader.garbage.announced import Announced
+from uploader.root import cas
+from uploader.root.roller import Roller
+from uploader.root.root import Change
+from uploader.root.writable import check_creatable, check_not_destroyed, destroyed
+from uploader.runtime.together import together
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.together import together
-from uploader.writing.writable import check_creatable, check_not_destroyed, destroyed
-from walstore.arguments import as_settings
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -50,7 +50,8 @@ from walstore.errors import (
     OutcomeUnknownError,
     WalError,
 )
-from walstore.threads import Worker
+from walstore.runtime.threads import Worker
+from walstore.validation.arguments import as_settings
 
 TRUSTED_SECONDS: Final = 600.0
 """How long a slot that was free stays one that nobody has used and cleaned up; see ``link.KEPT_SECONDS``."""

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from uploader.chain.link import Link
-from uploader.chain.moment import Moment
-from uploader.chain.names import MANIFEST_PREFIX, manifest_key
 from uploader.chain.recovery import WINDOW_SLOTS, slots_of, to_read, walk
-from uploader.stored_document import read_stored
+from uploader.format.link import Link
+from uploader.format.moment import Moment
+from uploader.format.names import MANIFEST_PREFIX, manifest_key
+from uploader.root.stored_document import read_stored
+from uploader.runtime.together import all_of
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ORDER_PROOF, ListingOrder, ObjectStore
-from uploader.together import all_of
 from walstore.errors import CorruptionError, StorageUnavailableError
 from walstore.ports import Clock
-from walstore.threads import Lane
+from walstore.runtime.threads import Lane
 
 LISTING_SECONDS: Final = 5.0
 """How old a listing may be on which it is relied that the slot behind the head was not pruned; and how long

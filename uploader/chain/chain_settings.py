@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from uploader.chain.link import MOST_ALPHA
-from uploader.chain.names import MOST_SHARDS
-from walstore.fields import check_fields, described, whole
+from uploader.format.link import MOST_ALPHA
+from uploader.format.names import MOST_SHARDS
+from walstore.validation.fields import check_fields, described, whole
 
 
 @described

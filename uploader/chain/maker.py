@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uploader.chain.names import FragmentName
-from uploader.chain.step import Ground, Make, WaitForDurableError
-from uploader.collecting.announced import Announced
-from uploader.manifests.entries import Fragment
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.published import is_published
-from uploader.manifests.roller import Roller
-from uploader.manifests.root import Change
-from uploader.manifests.tree import ManifestTree
+from uploader.format.entries import Fragment
+from uploader.format.manifest import Manifest
+from uploader.format.names import FragmentName
+from uploader.format.step import Ground, Make, WaitForDurableError
+from uploader.garbage.announced import Announced
+from uploader.root.published import is_published
+from uploader.root.roller import Roller
+from uploader.root.root import Change
+from uploader.root.tree import ManifestTree
+from uploader.root.writable import next_writer
 from uploader.stores.port import ObjectStore
-from uploader.writing.writable import next_writer
 from walstore.errors import ContentionError
-from walstore.threads import Worker
+from walstore.runtime.threads import Worker
 
 
 class Maker:

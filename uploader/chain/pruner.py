@@ -11,13 +11,13 @@ import logging
 from collections import deque
 from typing import Final
 
-from uploader.beside import Beside
 from uploader.chain.chain_reader import ChainReader
-from uploader.chain.link import Link
-from uploader.chain.names import manifest_key
 from uploader.chain.pruning import KEPT_SLOTS, doomed, prunable
-from uploader.removal import remove
+from uploader.format.link import Link
+from uploader.format.names import manifest_key
+from uploader.runtime.beside import Beside
 from uploader.stores.port import ObjectStore
+from uploader.stores.removal import remove
 from walstore.errors import WalError
 
 logger = logging.getLogger("walstore")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from uploader.chain.link import Link
-from uploader.chain.names import parse_manifest_key
-from uploader.removal import Rule
+from uploader.format.link import Link
+from uploader.format.names import parse_manifest_key
+from uploader.stores.removal import Rule
 
 KEPT_SLOTS: Final = 512
 """Slots below the head that are left alone, so that recovery finds a base, and slow readers what they

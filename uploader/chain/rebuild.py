@@ -12,20 +12,20 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from uploader import cas
 from uploader.chain.author import new_author
-from uploader.chain.link import Link
-from uploader.chain.names import MANIFEST_PREFIX, FragmentName
 from uploader.chain.recovery import slots_of
 from uploader.chain.shards import list_shards
-from uploader.layout import FIRST_OFFSET, FIRST_SEQ_NO
-from uploader.manifests.entries import Fragment
-from uploader.manifests.manifest import Manifest
-from uploader.setsum import Setsum
+from uploader.format.entries import Fragment
+from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO
+from uploader.format.link import Link
+from uploader.format.manifest import Manifest
+from uploader.format.names import MANIFEST_PREFIX, FragmentName
+from uploader.format.setsum import Setsum
+from uploader.root import cas
+from uploader.root.stream_file import read_closings
+from uploader.root.writable import writer_after_rebuild
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.streams.stream_file import read_closings
-from uploader.writing.writable import writer_after_rebuild
 from walstore.errors import ContentionError, CorruptionError, LogNotFoundError
 
 _SLOTS_AHEAD: Final = 1 << 32

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from uploader.chain.link import MOST_ALPHA, Link
-from uploader.chain.names import parse_manifest_key
+from uploader.format.link import MOST_ALPHA, Link
+from uploader.format.names import parse_manifest_key
 
 WINDOW_SLOTS: Final = 2 * MOST_ALPHA
 """How far below the newest name its base may lie, at the most."""
@@ -31,7 +31,7 @@ def slots_of(keys: Iterable[str]) -> list[int]:
 def to_read(newest: Link, slots: Sequence[int], known: Link | None) -> list[int]:
     """Return the slots to be read beside ``newest`` and ``known``, given the names near the newest one.
 
-    At most twice :data:`~uploader.chain.link.MOST_ALPHA`, in practice as many as were under way at once.
+    At most twice :data:`~uploader.format.link.MOST_ALPHA`, in practice as many as were under way at once.
     """
     low = newest.base if known is None or known.slot < newest.base else known.slot + 1
     return [slot for slot in slots if low <= slot < newest.slot]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from uploader.chain.names import (
+from uploader.format.layout import FIRST_SEQ_NO
+from uploader.format.names import (
     MOST_SHARDS,
     SHARD_PREFIX,
     FragmentName,
     last_before,
     shard_folder,
 )
-from uploader.layout import FIRST_SEQ_NO
+from uploader.runtime.together import all_of
 from uploader.stores.port import ListedObject, ObjectStore
-from uploader.together import all_of
 
 
 async def list_shards(store: ObjectStore) -> list[tuple[FragmentName, ListedObject]]:

@@ -16,9 +16,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from uploader.chain.link import Link
-from uploader.chain.moment import Moment
-from uploader.chain.step import Step
+from uploader.format.link import Link
+from uploader.format.moment import Moment
+from uploader.format.step import Step
 from walstore.errors import OutcomeUnknownError
 
 

@@ -25,17 +25,17 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
-from uploader import cas, layout
-from uploader.collecting.garbage_file import announced_head
-from uploader.cursors.cloud_cursor import CloudCursor
-from uploader.manifests.document import MOST_SMALL_BYTES
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.roots import find_root
-from uploader.stored_document import StoredDocument, read_stored, read_stored_or_damaged
+from uploader.format import layout
+from uploader.format.cloud_cursor import CloudCursor
+from uploader.format.document import MOST_SMALL_BYTES
+from uploader.format.manifest import Manifest
+from uploader.garbage.garbage_file import announced_head
+from uploader.layouts.roots import find_root
+from uploader.root import cas
+from uploader.root.stored_document import StoredDocument, read_stored, read_stored_or_damaged
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.arguments import as_seconds
 from walstore.errors import (
     CorruptionError,
     CursorMovedError,
@@ -43,10 +43,11 @@ from walstore.errors import (
     LogNotFoundError,
     OffsetTrimmedError,
 )
-from walstore.fields import CENTURY_SECONDS
-from walstore.locks import this_process
+from walstore.files.locks import this_process
 from walstore.ports import Clock
-from walstore.threads import Worker
+from walstore.runtime.threads import Worker
+from walstore.validation.arguments import as_seconds
+from walstore.validation.fields import CENTURY_SECONDS
 
 logger = logging.getLogger("walstore")
 

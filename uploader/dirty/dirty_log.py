@@ -19,24 +19,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from uploader.cloud_log import CloudLog
-from uploader.cloud_writer import CloudWriter
-from uploader.cursors.cloud_cursor import CloudCursor
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.dirty.dirty_marker import Dirty, Purge, coalesce, parse_marker
-from uploader.manifests.entries import Fragment
-from uploader.manifests.manifest import Manifest
-from uploader.stored_document import run_aside
+from uploader.format.cloud_cursor import CloudCursor
+from uploader.format.entries import Fragment
+from uploader.format.manifest import Manifest
+from uploader.read.cloud_log import CloudLog
+from uploader.root.noting import Note
+from uploader.root.stored_document import run_aside
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
-from uploader.writing.noting import Note
-from uploader.writing.writer_settings import WriterSettings
-from walstore.arguments import as_int, as_mapping, as_text
-from walstore.clock import SystemClock
+from uploader.write.cloud_writer import CloudWriter
+from uploader.write.writer_settings import WriterSettings
 from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock
-from walstore.resource import Opening
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.resource import Opening
+from walstore.validation.arguments import as_int, as_mapping, as_text
 
 _CURSOR: Final = "stable_prefix"
 _MARKERS_AT_ONCE: Final = 4096
@@ -80,7 +80,7 @@ class DirtyLog:
     ) -> Opening[DirtyLog]:
         """Open the dirty log under ``url``, creating it if there is none.
 
-        Raises as :meth:`uploader.cloud_writer.CloudWriter.open`. The options are the same.
+        Raises as :meth:`uploader.write.cloud_writer.CloudWriter.open`. The options are the same.
         """
 
         async def open_it() -> DirtyLog:
@@ -139,7 +139,7 @@ class DirtyLog:
     async def mark(self, name: str, start: int, limit: int) -> None:
         """Note that ``[start, limit)`` is about to be in the log called ``name``.
 
-        Returns when it is in the dirty log; raises as :meth:`uploader.cloud_writer.CloudWriter.append`.
+        Returns when it is in the dirty log; raises as :meth:`uploader.write.cloud_writer.CloudWriter.append`.
         Marks that are made at the same time share a fragment. TypeError and ValueError for what is no stretch
         of a log, InvalidSettingsError for a name of more than 64 KiB: no marker is written that nobody can
         read.

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from uploader.manifests.document import (
+from uploader.format.document import (
     MOST_SMALL_BYTES,
     Fields,
     check_u64,
     read_document,
     serialise,
 )
-from walstore.arguments import as_text
 from walstore.errors import CorruptionError
+from walstore.validation.arguments import as_text
 
 _CLEAR = b'"clear"'
 

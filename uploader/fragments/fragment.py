@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from uploader import layout
+from uploader.format import layout
+from uploader.format.manifest import Fragment
+from uploader.format.setsum import Setsum
 from uploader.fragments import fragment_columns, fragment_file, parquet_metadata
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.fragments.fragment_file import Content, Footer
-from uploader.manifests.manifest import Fragment
-from uploader.setsum import Setsum
 from walstore.errors import CorruptionError
 
 
@@ -36,7 +36,7 @@ def decode_fragment(data: bytes, entry: Fragment) -> FragmentBatch:
 def decode_columns(
     data: bytes | bytearray, entry: Fragment, names: Collection[str]
 ) -> FragmentBatch:
-    """As :func:`decode_fragment`, with only the columns ``names`` of ``walstore.arrow.SCHEMA`` and offsets.
+    """As :func:`decode_fragment`, with only the columns ``names`` of ``arrow.SCHEMA`` and offsets.
 
     The others are null, times the fragment's; what lies where they are stored is not looked at.
     CorruptionError if the length is not that of the entry.

@@ -11,14 +11,14 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walstore.arrow import SCHEMA
-from walstore.batch import Batch
+from walstore.batches.arrow import SCHEMA
+from walstore.batches.batch import Batch
+from walstore.batches.selection import SelectedBatch
 from walstore.records import NO_HEADERS
-from walstore.selection import SelectedBatch
 
 
 class FragmentBatch(Batch):
-    """A batch over a table with the columns of ``walstore.arrow.SCHEMA``."""
+    """A batch over a table with the columns of ``walstore.batches.arrow.SCHEMA``."""
 
     __slots__ = ("_table", "_values")
 
@@ -29,7 +29,7 @@ class FragmentBatch(Batch):
         """
         if table.schema != SCHEMA:
             raise ValueError(
-                f"the columns must be those of walstore.arrow.SCHEMA, not {table.schema}"
+                f"the columns must be those of walstore.batches.arrow.SCHEMA, not {table.schema}"
             )
         self.start = start
         self.limit = start + int(table.num_rows)
@@ -124,7 +124,7 @@ class FragmentSelection(SelectedBatch):
     _source: FragmentBatch
 
     def __init__(self, source: FragmentBatch, rows: Sequence[int], start: int, limit: int) -> None:
-        """As :class:`walstore.selection.SelectedBatch`."""
+        """As :class:`walstore.batches.selection.SelectedBatch`."""
         super().__init__(source, rows, start, limit)
         self._taken: FragmentBatch | None = None
 

@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
+from uploader.format.document import check_u64
+from uploader.format.entries import Fragment
+from uploader.format.setsum import Setsum
 from uploader.fragments import fragment_columns
 from uploader.fragments.fragment_file import FileWriter
-from uploader.manifests.document import check_u64
-from uploader.manifests.entries import Fragment
-from uploader.setsum import Setsum
-from walstore.batch import Batch
+from walstore.batches.batch import Batch
 
 _APART_BYTES: Final = 256 * 1024
 """From this size on a fragment is hashed while another thread makes the file, which takes about half as

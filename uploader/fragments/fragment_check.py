@@ -9,10 +9,10 @@ from typing import Final
 
 import pyarrow.compute as pc
 
+from uploader.format.entries import Fragment
+from uploader.format.findings import RESTORE, Finding, Severity, of_error
+from uploader.format.setsum import Setsum
 from uploader.fragments import fragment_columns, fragment_file
-from uploader.integrity.findings import RESTORE, Finding, Severity, of_error
-from uploader.manifests.entries import Fragment
-from uploader.setsum import Setsum
 from walstore.errors import CorruptionError, FormatVersionError
 
 _OTHER_LENGTH: Final = (

@@ -14,10 +14,10 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from uploader.setsum import Setsum
-from walstore.arrow import SCHEMA, offsets_array, values_array
-from walstore.batch import Batch, FrameBatch
-from walstore.frame import Kind
+from uploader.format.setsum import Setsum
+from walstore.batches.arrow import SCHEMA, offsets_array, values_array
+from walstore.batches.batch import Batch, FrameBatch
+from walstore.format.frame import Kind
 
 _UINTS: Final = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64()}
 _TOGETHER_ROWS: Final = 1024
@@ -28,7 +28,7 @@ and making columns of many batches together takes less."""
 
 
 def to_table(batches: Sequence[Batch]) -> pa.Table:
-    """Return the records in the columns of ``walstore.arrow.SCHEMA``; the values' bytes are shared.
+    """Return the records in the columns of ``walstore.batches.arrow.SCHEMA``; the values' bytes are shared.
 
     The batches have a record each, and follow each other.
     """

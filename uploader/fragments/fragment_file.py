@@ -25,11 +25,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from uploader.format.layout import MAX_U64
 from uploader.fragments.bloom import StreamSet
 from uploader.fragments.fragment_budget import plan_reading, read_table
 from uploader.fragments.parquet_metadata import Metadata, read_metadata
-from uploader.layout import MAX_U64
-from walstore.arrow import HEADERS_TYPE, SCHEMA
+from walstore.batches.arrow import HEADERS_TYPE, SCHEMA
 from walstore.errors import CorruptionError, FormatVersionError
 
 FORMAT_KEY: Final = b"walstore.fragment"
@@ -37,11 +37,11 @@ FORMAT_VERSION: Final = b"1"
 """Footer entry of files of ours, which must then have all of our columns."""
 STREAMS_KEY: Final = b"walstore.streams"
 """Footer entry that says which streams there are; see ``bloom.py``."""
-WRITER_KEY: Final = b"walstore.writer"
+WRITER_KEY: Final = b"walstore.append.writer"
 """Footer entry that names who made the file, if that matters."""
 CLOSINGS_KEY: Final = b"walstore.closings"
 """Footer entry of a file with streams: how many closings of streams its writer knew; see
-``uploader/streams/stream_table.py``."""
+``uploader/format/stream_table.py``."""
 
 WAL3_FIELDS: Final = (
     pa.field("offset", pa.uint64(), nullable=False),
@@ -86,7 +86,7 @@ class Content:
     """What a fragment holds, checked as far as that goes without knowing its manifest entry."""
 
     records: pa.Table
-    """The records, in the columns of ``walstore.arrow.SCHEMA``."""
+    """The records, in the columns of ``arrow.SCHEMA``."""
     timestamp_us: int
     """The fragment's time, which is part of each record's setsum."""
     start: int
@@ -135,7 +135,7 @@ class FileWriter:
         self._streams: set[str] = set()
 
     def add(self, records: pa.Table) -> None:
-        """Write records, in the columns of ``walstore.arrow.SCHEMA``; they begin a row group."""
+        """Write records, in the columns of ``arrow.SCHEMA``; they begin a row group."""
         rows = records.num_rows
         table = pa.Table.from_arrays(
             [
@@ -178,7 +178,7 @@ def read(data: bytes | bytearray, *, path: str, only: Collection[str] | None = N
     """Return the content of a file, ours or wal3's; CorruptionError unless it is a fragment.
 
     FormatVersionError if a newer version of this program wrote it. ``only`` names the columns of
-    ``walstore.arrow.SCHEMA`` to read beside the offsets; the others are null, times the fragment's.
+    ``arrow.SCHEMA`` to read beside the offsets; the others are null, times the fragment's.
 
     Checked: pages' checksums if there are any, columns and types, no nulls, one time for all, offsets
     without gap. Columns of ours that are missing are filled: records then have the fragment's time.
@@ -200,7 +200,7 @@ def read(data: bytes | bytearray, *, path: str, only: Collection[str] | None = N
 
 
 def stored_columns(names: Collection[str]) -> frozenset[str]:
-    """Return the columns of the file that hold these columns of ``walstore.arrow.SCHEMA``, and offsets."""
+    """Return the columns of the file that hold these columns of ``arrow.SCHEMA``, and offsets."""
     stored = {"timestamp_us": "record_timestamp_us", "value": "body"}
     return frozenset({"offset", "timestamp_us"} | {stored.get(name, name) for name in names})
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from uploader.manifests.document import Fields, check_u64, read_document, serialise
+from uploader.format.document import Fields, check_u64, read_document, serialise
 from uploader.partitioned.partitions import MOST_PARTITIONS
 from uploader.partitioned.staged import StagedFragment
 from walstore.errors import CorruptionError, FormatVersionError

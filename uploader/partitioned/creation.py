@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from uploader.manifests.roots import find_root
+from uploader.layouts.roots import find_root
 from uploader.partitioned.partitions import create_partitions, read_partitions
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import InvalidSettingsError
-from walstore.threads import Worker
+from walstore.runtime.threads import Worker
 
 
 async def open_partitions(

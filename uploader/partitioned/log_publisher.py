@@ -18,28 +18,28 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from uploader.collecting.garbage_file import announced_head
-from uploader.collecting.holds import Hold, Holds
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.root import Root
-from uploader.manifests.tree import ManifestTree
+from uploader.format.manifest import Manifest
+from uploader.garbage.garbage_file import announced_head
+from uploader.garbage.holds import Hold, Holds
 from uploader.partitioned.commit_record import LogPlan, Place
 from uploader.partitioned.staged import StagedFragment, placed, setsum_at
 from uploader.partitioned.stager import writer_of
 from uploader.partitioned.sub_store import SubStore
 from uploader.partitioned.write_id import HOLD_SECONDS, job_time_us
-from uploader.stored_document import read_object
+from uploader.root.root import Root
+from uploader.root.stored_document import read_object
+from uploader.root.tree import ManifestTree
+from uploader.root.writable import check_unsealed
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.writing.fragment_puts import FragmentPuts, Taken
-from uploader.writing.log_end import Fate, LogEnd
-from uploader.writing.parcel import Parcel
-from uploader.writing.patience import Patience
-from uploader.writing.stream_guard import StreamGuard
-from uploader.writing.writable import check_unsealed
+from uploader.write.fragment_puts import FragmentPuts, Taken
+from uploader.write.log_end import Fate, LogEnd
+from uploader.write.parcel import Parcel
+from uploader.write.patience import Patience
+from uploader.write.stream_guard import StreamGuard
 from walstore.errors import ContentionError, CorruptionError, OutcomeUnknownError, WalError
-from walstore.threads import Worker
+from walstore.runtime.threads import Worker
 
 Move = Callable[[LogPlan, Place], Awaitable[LogPlan]]
 """Notes that the plan goes on at another place, durably, and returns the plan as it is then: another driver

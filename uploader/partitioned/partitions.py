@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from uploader import cas
-from uploader.manifests.document import MOST_SMALL_BYTES, Fields, read_document, serialise
-from uploader.stored_document import read_stored
+from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document, serialise
+from uploader.root import cas
+from uploader.root.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from uploader import cas
 from uploader.partitioned.commit_record import CommitRecord
-from uploader.stored_document import read_stored
+from uploader.root import cas
+from uploader.root.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.writing.patience import Patience
+from uploader.write.patience import Patience
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from uploader.manifests.roots import Layout
-from walstore.fields import MIB, Rule, check_fields, choice, described, seconds, size, whole
+from uploader.layouts.roots import Layout
+from walstore.validation.fields import (
+    MIB,
+    Rule,
+    check_fields,
+    choice,
+    described,
+    seconds,
+    size,
+    whole,
+)
 
 FRAGMENT_BYTES: Final = 8 << 20
 """Size at which fragments are cut unless it is told otherwise."""

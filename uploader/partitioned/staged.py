@@ -13,16 +13,16 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from uploader.format.document import Fields
+from uploader.format.setsum import Setsum
 from uploader.fragments import fragment_columns, fragment_file
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.fragments.fragment_builder import EncodedFragment, encode_fragment
-from uploader.manifests.document import Fields
-from uploader.setsum import Setsum
-from walstore.arrow import SCHEMA, offsets_array
+from walstore.batches.arrow import SCHEMA, offsets_array
 from walstore.errors import CorruptionError
 
 RECORDS: Final = pa.schema([SCHEMA.field(at) for at in range(1, len(SCHEMA))])
-"""Columns of records that have no offsets yet: those of ``walstore.arrow.SCHEMA`` but for the first."""
+"""Columns of records that have no offsets yet: those of ``arrow.SCHEMA`` but for the first."""
 
 Times = tuple[int, int]
 """Times of the first and the last record, in microseconds since 1970 UTC."""

@@ -17,19 +17,20 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from uploader import cas, layout
-from uploader.manifests.roots import find_root
+from uploader.format import layout
+from uploader.layouts.roots import find_root
 from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.staged import StagedFragment, encode, raised
 from uploader.partitioned.sub_store import SubStore
 from uploader.partitioned.write_id import WriteId, is_passing
-from uploader.removal import remove
+from uploader.root import cas
+from uploader.runtime.together import together
 from uploader.stores.port import ObjectStore
+from uploader.stores.removal import remove
 from uploader.stores.retry import RetryPolicy
-from uploader.together import together
 from walstore.errors import RecordTooLargeError, WalError
 from walstore.ports import Clock
-from walstore.threads import Worker
+from walstore.runtime.threads import Worker
 
 Staged = dict[int, tuple[StagedFragment, ...]]
 """What a task put, by partition, in the order of its rows."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from uploader.partitioned.write_id import hold_of, is_passing, parse_staged
-from uploader.removal import remove
 from uploader.stores.port import ObjectStore
+from uploader.stores.removal import remove
 
 _BATCH = 1000
 

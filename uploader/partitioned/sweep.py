@@ -24,10 +24,10 @@ from uploader.partitioned.write_id import (
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
-from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock
-from walstore.threads import Worker
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.threads import Worker
 
 SWEEP_SECONDS: Final = 7 * 86_400.0
 """Age from which on what was staged is swept up; the least and the default."""

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from uploader.layout import HOLD_FOLDER, MAX_U64, hold_path
+from uploader.format.layout import HOLD_FOLDER, MAX_U64, hold_path
 from walstore.errors import InvalidSettingsError
 
 STAGING: Final = "sink/staging/"

@@ -19,20 +19,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from uploader import cas, layout
-from uploader.collecting.garbage import Garbage
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.sealing import blocker
-from uploader.manifests.snapshot import Snapshot
+from uploader.format import layout
+from uploader.format.garbage import Garbage
+from uploader.format.manifest import Manifest
+from uploader.format.sealing import blocker
+from uploader.format.snapshot import Snapshot
 from uploader.rebuilding.note import Note, Void
 from uploader.rebuilding.plan import RebuildPlan
-from uploader.stored_document import MOST_FRAGMENT_BYTES, read_object, read_stored
+from uploader.root import cas
+from uploader.root.adoption import VOID
+from uploader.root.stored_document import MOST_FRAGMENT_BYTES, read_object, read_stored
+from uploader.root.writable import check_not_destroyed
+from uploader.runtime.together import together
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.together import together
-from uploader.writing.adoption import VOID
-from uploader.writing.writable import check_not_destroyed
 from walstore.errors import ContentionError
 
 _COPIES: Final = 4

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from uploader import layout
-from uploader.integrity.findings import RESTORE, Finding, Severity, check_snapshot
-from uploader.manifests.entries import Entry, Fragment, SnapshotPointer
+from uploader.format import layout
+from uploader.format.entries import Entry, Fragment, SnapshotPointer
+from uploader.format.findings import RESTORE, Finding, Severity, check_snapshot
+from uploader.format.setsum import Setsum
 from uploader.rebuilding.survey import SeenFragment, SeenSnapshot, Survey
-from uploader.setsum import Setsum
-from uploader.writing.ownership import Claim
+from uploader.root.ownership import Claim
 
 
 @dataclass(slots=True)

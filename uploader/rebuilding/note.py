@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from uploader.manifests.document import Fields, position, read_document, serialise
+from uploader.format.document import Fields, position, read_document, serialise
 
 
 @dataclass(frozen=True, slots=True)

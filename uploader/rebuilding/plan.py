@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, Literal, TypeAlias
 
-from uploader import layout
-from uploader.integrity.findings import Finding, Severity
-from uploader.manifests.entries import Fragment
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.sealing import rebuilt_writer, seal_writer
-from uploader.manifests.snapshot import Snapshot
+from uploader.format import layout
+from uploader.format.entries import Fragment
+from uploader.format.findings import Finding, Severity
+from uploader.format.manifest import Manifest
+from uploader.format.sealing import rebuilt_writer, seal_writer
+from uploader.format.setsum import Setsum
+from uploader.format.snapshot import Snapshot
 from uploader.rebuilding.evidence import Evidence, continues, stated_sum, weigh
 from uploader.rebuilding.note import Note, Void
 from uploader.rebuilding.survey import SeenFragment, Survey
 from uploader.rebuilding.tree import grow, to_put
-from uploader.setsum import Setsum
-from uploader.writing.ownership import Claim, is_direct_writer_name
-from uploader.writing.writable import writer_after_rebuild
+from uploader.root.ownership import Claim, is_direct_writer_name
+from uploader.root.writable import writer_after_rebuild
 from walstore.errors import CorruptionError, InvalidSettingsError, LogNotFoundError
 
 Keep: TypeAlias = Literal["before", "after"] | int

@@ -11,20 +11,20 @@ from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from typing import Final
 
-from uploader import layout
+from uploader.format import layout
 from uploader.rebuilding import plan as planning
 from uploader.rebuilding.apply import Rebuild
 from uploader.rebuilding.plan import Keep, RebuildPlan
 from uploader.rebuilding.survey import Progress, survey
+from uploader.root.writable import check_not_destroyed, destroyed
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
-from uploader.writing.writable import check_not_destroyed, destroyed
-from walstore.arguments import as_count
-from walstore.clock import SystemClock
 from walstore.errors import ContentionError, InvalidSettingsError
 from walstore.ports import Clock
-from walstore.threads import Worker
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.threads import Worker
+from walstore.validation.arguments import as_count
 
 _LOOKS: Final = 3
 """How often a log is read that changes while it is read."""

@@ -13,27 +13,27 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
-from uploader import layout
-from uploader.chain.names import MANIFEST_PREFIX, SHARD_PREFIX, FragmentName
-from uploader.collecting.collection_heads import read_heads
-from uploader.collecting.garbage import Garbage
-from uploader.cursors.cloud_cursor import CloudCursor
+from uploader.format import layout
+from uploader.format.cloud_cursor import CloudCursor
+from uploader.format.entries import Fragment
+from uploader.format.findings import Finding, check_manifest, of_error
+from uploader.format.garbage import Garbage
+from uploader.format.inventory import Part, part_of
+from uploader.format.manifest import Manifest
+from uploader.format.names import MANIFEST_PREFIX, SHARD_PREFIX, FragmentName
+from uploader.format.sealing import is_blocker
+from uploader.format.snapshot import Snapshot
 from uploader.fragments.fragment import fragment_maker, inspect_fragment
-from uploader.integrity.findings import Finding, check_manifest, of_error
-from uploader.inventory import Part, part_of
-from uploader.manifests.entries import Fragment
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.sealing import is_blocker
-from uploader.manifests.snapshot import Snapshot
+from uploader.garbage.collection_heads import read_heads
 from uploader.rebuilding.note import Note
-from uploader.stored_document import most_bytes_at, read_stored_or_damaged
+from uploader.root.adoption import VOID
+from uploader.root.stored_document import most_bytes_at, read_stored_or_damaged
+from uploader.root.stream_file import read_closings
+from uploader.runtime.together import together
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore, StoredObject
-from uploader.streams.stream_file import read_closings
-from uploader.together import together
-from uploader.writing.adoption import VOID
 from walstore.errors import CorruptionError, InvalidSettingsError
-from walstore.threads import Worker
+from walstore.runtime.threads import Worker
 
 logger = logging.getLogger("walstore")
 _T = TypeVar("_T")

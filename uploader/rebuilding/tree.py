@@ -9,14 +9,13 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from uploader import layout
-from uploader.manifests import rollup
-from uploader.manifests.entries import Fragment, SnapshotPointer
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.rollup import Replacement, RollUpSettings
-from uploader.manifests.snapshot import Snapshot
+from uploader.format import layout, rollup
+from uploader.format.entries import Fragment, SnapshotPointer
+from uploader.format.manifest import Manifest
+from uploader.format.rollup import Replacement, RollUpSettings
+from uploader.format.setsum import Setsum
+from uploader.format.snapshot import Snapshot
 from uploader.rebuilding.survey import SeenSnapshot
-from uploader.setsum import Setsum
 
 _FOLD_FRAGMENTS: Final = 256
 """Fragments that are added to the manifest at once; it is copied each time."""

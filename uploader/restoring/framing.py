@@ -1,6 +1,6 @@
 """Framing: records of fragments become the columns of local batches. Pure: Arrow in, columns out.
 
-The opposite of ``walstore.arrow``. Columns are computed whole and values are not copied on their way to the
+The opposite of ``batches.arrow``. Columns are computed whole and values are not copied on their way to the
 frame; only headers, which Arrow keeps in another shape, are taken apart record by record.
 """
 
@@ -18,9 +18,9 @@ import msgpack
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walstore import frame
-from walstore.draft import BATCH_RECORDS
-from walstore.frame import Column, Kind
+from walstore.batches.draft import BATCH_RECORDS
+from walstore.format import frame
+from walstore.format.frame import Column, Kind
 
 _WIDTHS: Final = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64()}
 _IS_LITTLE: Final = sys.byteorder == "little"
@@ -49,9 +49,9 @@ def frame_records(
 ) -> Iterator[Framed]:
     """Yield what the frames of some records hold, in order.
 
-    ``records`` has the columns of ``walstore.arrow.SCHEMA``. No time is less than ``floor_us`` or that of
+    ``records`` has the columns of ``arrow.SCHEMA``. No time is less than ``floor_us`` or that of
     a record before: a local log's times never go back, and older ones are raised as its writer does it. A
-    frame has at most :data:`walstore.draft.BATCH_RECORDS` records, and values, keys and headers of about
+    frame has at most ``BATCH_RECORDS`` records, and values, keys and headers of about
     ``batch_bytes`` each.
     """
     times = pc.cumulative_max(
@@ -116,7 +116,7 @@ def _frame(
 
 
 def _uint_column(kind: Kind, numbers: pa.Array) -> Column:
-    """As :func:`walstore.frame.uint_column`, for an Arrow array without nulls."""
+    """As :func:`walstore.format.frame.uint_column`, for an Arrow array without nulls."""
     bounds = pc.min_max(numbers)
     low, high = int(bounds["min"].as_py()), int(bounds["max"].as_py())
     if low == high < 1 << 32:

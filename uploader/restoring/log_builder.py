@@ -17,20 +17,20 @@ import pyarrow as pa
 from uploader.restoring.framing import Framed, frame_records
 from uploader.restoring.restore_marker import RestoreMarker
 from uploader.restoring.segment_writer import SPARE_NAME, SegmentWriter, encode_frame
-from walstore import checkpoint, segment
-from walstore import claims as claims_file
-from walstore.checkpoint import Checkpoint, DurableCell
-from walstore.claims import Claims
-from walstore.directory import LOCK_NAME, RESTORE_NAME, walk_file
-from walstore.draft import BATCH_RECORDS
-from walstore.durable_file import write_durably
+from walstore.batches.draft import BATCH_RECORDS
 from walstore.errors import CorruptionError, InvalidSettingsError, WalError
-from walstore.ledger import Ledger, Marks, StreamInfo
-from walstore.locks import lock_log
+from walstore.files.directory import LOCK_NAME, RESTORE_NAME, walk_file
+from walstore.files.durable_file import write_durably
+from walstore.files.locks import lock_log
+from walstore.files.segment_file import read_footer, read_header
+from walstore.format import checkpoint, segment
+from walstore.format import claims as claims_file
+from walstore.format.checkpoint import Checkpoint, DurableCell
+from walstore.format.claims import Claims
+from walstore.format.ledger import Ledger, Marks, StreamInfo
+from walstore.format.recovery import Chain
+from walstore.format.segment import SegmentIndex, SegmentSummary
 from walstore.ports import Clock, FileSystem
-from walstore.recovery import Chain
-from walstore.segment import SegmentIndex, SegmentSummary
-from walstore.segment_file import read_footer, read_header
 from walstore.settings import Settings
 
 logger = logging.getLogger("walstore")
@@ -128,7 +128,7 @@ class LogBuilder:
         self._ledger.apply(Marks(streams=dict(streams or {})))
 
     def add(self, records: Iterable[pa.RecordBatch]) -> None:
-        """Add records behind the others, in the columns of ``walstore.arrow.SCHEMA``; OSError.
+        """Add records behind the others, in the columns of ``walstore.batches.arrow.SCHEMA``; OSError.
 
         Few records wait for more, so that little fragments do not make little batches.
         """

@@ -11,18 +11,18 @@ from contextlib import AsyncExitStack
 from datetime import datetime
 from pathlib import Path
 
-from uploader.cloud_log import CloudLog
+from uploader.read.cloud_log import CloudLog
 from uploader.restoring.restored import Restored, RestoreProgress
 from uploader.restoring.restoring import Restoring
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
-from walstore.arguments import as_count, as_settings
-from walstore.clock import SystemClock
+from walstore.files.posix import PosixFileSystem
 from walstore.ports import Clock, FileSystem
-from walstore.posix import PosixFileSystem
 from walstore.records import to_timestamp_us
+from walstore.runtime.clock import SystemClock
 from walstore.settings import Settings
+from walstore.validation.arguments import as_count, as_settings
 
 __all__ = ["RestoreProgress", "Restored", "restore"]
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from uploader.manifests.document import MOST_SMALL_BYTES, Fields, read_document
+from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document
 from walstore.errors import CorruptionError
 
 VERSION: Final = 1

@@ -17,23 +17,23 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
-from uploader.cloud_log import CloudLog
-from uploader.cloud_tier import CloudTier
+from uploader.format.closings import closings_in, finished_closings
+from uploader.format.entries import Fragment
+from uploader.format.manifest import Manifest
 from uploader.fragments.fragment_batch import FragmentBatch
-from uploader.manifests.closings import closings_in, finished_closings
-from uploader.manifests.entries import Fragment
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.roots import find_root
-from uploader.manifests.tree import ManifestTree
+from uploader.layouts.roots import find_root
+from uploader.read.cloud_log import CloudLog
 from uploader.restoring.log_builder import LogBuilder
 from uploader.restoring.restore_marker import RestoreMarker
 from uploader.restoring.restored import Restored, RestoreProgress
+from uploader.root.ownership import check_shippable, owner
+from uploader.root.stream_file import StreamFile
+from uploader.root.tree import ManifestTree
+from uploader.root.writable import check_unsealed
+from uploader.runtime.together import together
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.streams.stream_file import StreamFile
-from uploader.together import together
-from uploader.writing.ownership import check_shippable, owner
-from uploader.writing.writable import check_unsealed
+from uploader.write.cloud_tier import CloudTier
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -42,12 +42,12 @@ from walstore.errors import (
     OffsetTrimmedError,
     StorageUnavailableError,
 )
-from walstore.faults import describe_open
-from walstore.ledger import StreamInfo
-from walstore.locks import this_process
+from walstore.files.locks import this_process
+from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock, FileSystem
+from walstore.runtime.faults import describe_open
+from walstore.runtime.threads import Worker
 from walstore.settings import Settings
-from walstore.threads import Worker
 
 _T = TypeVar("_T")
 _ID_BYTES: Final = 16

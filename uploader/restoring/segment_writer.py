@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from uploader.restoring.framing import Framed
-from walstore import frame, segment
-from walstore.draft import marks_column
-from walstore.framer import Framer, Spot
-from walstore.ledger import Ledger, Marks, StreamInfo
+from walstore.append.framer import Framer, Spot
+from walstore.batches.draft import marks_column
+from walstore.batches.terms import MAX_STREAMS
+from walstore.format import frame, segment
+from walstore.format.ledger import Ledger, Marks, StreamInfo
+from walstore.format.recovery import Chain
+from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
+from walstore.format.segment_streams import SegmentStreams
 from walstore.ports import FileSystem
-from walstore.recovery import Chain
-from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
-from walstore.segment_streams import SegmentStreams
-from walstore.terms import MAX_STREAMS
 
 SPARE_NAME: Final = "restore.tmp"
 _WRITE_BYTES: Final = 4 << 20

@@ -7,10 +7,10 @@ from collections.abc import Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from uploader.cloud_log import CloudLog
+from uploader.read.cloud_log import CloudLog
+from uploader.root.ownership import owner
 from uploader.stores.port import ObjectStore
-from uploader.writing.ownership import owner
-from walstore.batch import Batch
+from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError
 
 _T = TypeVar("_T")

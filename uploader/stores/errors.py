@@ -29,7 +29,7 @@ class PreconditionFailedError(WalError):
     """The object under ``key`` exists already, or is not the one the caller expected.
 
     Nothing was changed by the request that got this answer. Over a network it may still be one's own
-    put that is in the way: an earlier attempt whose answer was lost. ``uploader.cas`` tells them apart.
+    put that is in the way: an earlier attempt whose answer was lost. ``uploader.root.cas`` tells them apart.
     """
 
     def __init__(self, message: str, *, key: str) -> None:

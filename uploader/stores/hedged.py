@@ -10,7 +10,7 @@ What is "long" is learned from the last latencies of the same kind of call and a
 A put-if-absent that was sent twice may be refused because of its own twin. So a refusal counts only once it
 is clear that it was not about ours: when the twin was refused or did not happen either, or when the object
 holds other bytes. If it holds exactly our bytes while the twin stays unanswered, the outcome is unknown, as
-after any answer that was lost; ``uploader.cas`` takes such an object for ours.
+after any answer that was lost; ``uploader.root.cas`` takes such an object for ours.
 
 Cancellation: the slower request is cancelled, which the store may notice or not. A put that arrives after
 all is refused, because the object is there, unless it was deleted in the meantime: it would then come back.
@@ -25,16 +25,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from uploader.runtime.together import together
 from uploader.stores.latencies import Latencies
 from uploader.stores.port import ObjectStore, get_bounded
 from uploader.stores.race import Answer, ask, settle_put, settle_read
 from uploader.stores.wrapper import Kind, Request, StoreWrapper
-from uploader.together import together
-from walstore.arguments import as_settings
-from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError
-from walstore.fields import check_fields, described, flag, number, seconds, whole
 from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
+from walstore.validation.arguments import as_settings
+from walstore.validation.fields import check_fields, described, flag, number, seconds, whole
 
 _T = TypeVar("_T")
 

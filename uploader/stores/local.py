@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from uploader.shared_worker import Purpose, SharedWorker
+from uploader.runtime.shared_worker import Purpose, SharedWorker
 from uploader.stores.local_directory import Directory
 from uploader.stores.port import ListedObject, ObjectInfo, StoredObject, check_key, check_range
 from uploader.stores.proof import Proof
-from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError, WalClosedError
 from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

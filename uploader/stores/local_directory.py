@@ -44,8 +44,8 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
+from walstore.files.posix import PosixFileSystem
 from walstore.ports import Clock
-from walstore.posix import PosixFileSystem
 
 _TEMPORARY = ".tmp"
 _STALE_US = 3_600_000_000

@@ -15,8 +15,8 @@ from uploader.stores.port import (
     check_range,
 )
 from uploader.stores.proof import Proof
-from walstore.clock import SystemClock
 from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
 
 
 @dataclass(slots=True)

@@ -20,9 +20,9 @@ from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import FIRST_PAGE, NEXT_PAGE, ListedObject, ObjectStore, StoredObject
 from uploader.stores.usage import LATENCY_BOUNDS_SECONDS, LISTED_BYTES, KindUsage, Usage
 from uploader.stores.wrapper import Kind, Request, StoreWrapper
-from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
 
 _T = TypeVar("_T")
 

@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
+from uploader.runtime.together import together
 from uploader.stores.errors import PreconditionFailedError
 from uploader.stores.port import StoredObject
 from uploader.stores.retry import is_transient
-from uploader.together import together
 from walstore.errors import CorruptionError, StorageUnavailableError, WalError
 
 _T = TypeVar("_T")

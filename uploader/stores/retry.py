@@ -13,10 +13,10 @@ from typing import TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
-from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError, StorageUnavailableError
-from walstore.fields import check_fields, described, seconds, whole
 from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
+from walstore.validation.fields import check_fields, described, seconds, whole
 
 _T = TypeVar("_T")
 

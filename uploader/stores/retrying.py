@@ -1,7 +1,7 @@
 """RetryingStore: repeats reads, listings and deletes of a store that does not do so itself.
 
 Conditional puts pass through once: whether one may be repeated depends on what became of it, which is
-``uploader.cas``'s business. The S3 store repeats by itself; it needs this only if each of its requests is
+what ``root/cas.py`` knows. The S3 store repeats by itself; it needs this only if each of its requests is
 to be seen by another wrapper in between (then give it ``RetryPolicy(attempts=1)``).
 """
 

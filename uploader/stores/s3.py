@@ -2,7 +2,7 @@
 
 Reads, listings and deletes are repeated after passing faults. A conditional put is sent exactly once
 per call, by us and by every layer below; what an error means for it is said by the error's ``outcome``,
-and ``uploader.cas`` resolves it. Credentials come from the environment as boto finds them; nothing here
+and ``uploader.root.cas`` resolves it. Credentials come from the environment as boto finds them; nothing here
 holds, prints or logs them.
 
 ETags travel without quotes: Amazon takes them either way, Ceph RGW and DigitalOcean compare the header
@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from uploader.runtime.together import together
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import (
     FIRST_PAGE,
@@ -34,14 +35,13 @@ from uploader.stores.port import (
 )
 from uploader.stores.proof import Proof, proof_of
 from uploader.stores.retry import RetryPolicy
-from uploader.together import together
 from walstore.errors import (
     InvalidSettingsError,
     LogNotFoundError,
     UnsupportedStoreError,
     WalClosedError,
 )
-from walstore.extras import needs_extra
+from walstore.runtime.extras import needs_extra
 
 _DELETES_AT_ONCE = 16
 _LARGE_BYTES = 128 * 1024

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from uploader.stores.wrapper import Kind
-from walstore.fields import check_fields, described, number
+from walstore.validation.fields import check_fields, described, number
 
 LATENCY_BOUNDS_SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0,

@@ -20,9 +20,9 @@ from typing import TypeVar
 
 from uploader.stores.port import ListedObject, ObjectStore, StoredObject
 from uploader.stores.wrapper import Kind, Request, StoreWrapper
-from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
 
 _T = TypeVar("_T")
 

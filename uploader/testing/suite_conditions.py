@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from uploader import cas
+from uploader.root import cas
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import PROBE_FOLDER, probe_conditional_puts
@@ -20,7 +20,7 @@ class ConditionTests:
     """Puts and their conditions.
 
     Where many put the same object, a store may say that it is busy, or lose an answer. What became of a put
-    is then found out as the cloud tier does, by ``uploader.cas``.
+    is then found out as the cloud tier does, by ``uploader.root.cas``.
     """
 
     async def test_create_refuses_a_second(self, store: ObjectStore, peer: ObjectStore) -> None:

@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 
-from uploader.cloud_log import CloudLog
-from uploader.cloud_writer import CloudWriter
-from uploader.manifests.roots import Layout
+from uploader.layouts.roots import Layout
+from uploader.read.cloud_log import CloudLog
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.testing.shuffled import ShuffledStore
+from uploader.write.cloud_writer import CloudWriter
 
 
 class LogTests:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from uploader import cas
+from uploader.root import cas
 from uploader.stores.port import ObjectStore
 
 

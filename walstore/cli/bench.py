@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from walstore.checkpoint import FILE_NAME
 from walstore.cli.errors import UsageError
 from walstore.cli.location import to_directory
 from walstore.cli.measure import Measured, Plan, measure_all
@@ -17,7 +16,8 @@ from walstore.cli.options import AsJson
 from walstore.cli.output import format_count, print_json, print_table, terminal
 from walstore.cli.running import run_async
 from walstore.errors import LogNotFoundError
-from walstore.segment import SUFFIX
+from walstore.format.checkpoint import FILE_NAME
+from walstore.format.segment import SUFFIX
 
 EXAMPLES = """\b
 Examples:

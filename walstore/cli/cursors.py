@@ -15,14 +15,14 @@ from walstore.cli.location import is_url, to_directory
 from walstore.cli.options import AsJson, Confirm, Location
 from walstore.cli.output import complain, print_json, print_table
 from walstore.cli.running import run_async
-from walstore.clock import SystemClock
 from walstore.cursors.directory import CursorInfo, hold_cursors, list_cursors
 from walstore.cursors.file import TAG_BYTES, CursorState, check_name
 from walstore.cursors.queue import patiently
 from walstore.errors import LogNotFoundError, OffsetNotWrittenError, OffsetTrimmedError
-from walstore.locks import this_process
+from walstore.files.locks import this_process
+from walstore.files.view import LogView
 from walstore.records import from_timestamp_us
-from walstore.view import LogView
+from walstore.runtime.clock import SystemClock
 
 EXAMPLES = """\b
 Examples:

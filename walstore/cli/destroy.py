@@ -13,7 +13,7 @@ from walstore.cli.output import complain, format_bytes, format_count, print_fiel
 from walstore.cli.running import run_async
 
 if TYPE_CHECKING:
-    from uploader.lifecycle.destroy import Destroyed
+    from uploader.admin.destroy import Destroyed
 
 EXAMPLES = """\b
 Examples:
@@ -48,8 +48,8 @@ def destroy(
 
 
 async def _destroy(url: str, *, even_unsealed: bool, is_confirmed: bool) -> dict[str, Any]:
-    from uploader import layout
-    from uploader.errand import errand
+    from uploader.format import layout
+    from uploader.layouts.errand import errand
 
     async with errand(url) as found:
         manifest = found.root.manifest
@@ -81,7 +81,7 @@ async def _destroy(url: str, *, even_unsealed: bool, is_confirmed: bool) -> dict
 
 
 async def _remove(url: str, *, even_unsealed: bool) -> Destroyed:
-    from uploader.lifecycle.destroy import destroy
+    from uploader.admin.destroy import destroy
 
     return await destroy(url, confirm=even_unsealed)
 

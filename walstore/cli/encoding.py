@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
-from walstore.batch import Batch
+from walstore.batches.batch import Batch
 
 
 class ValueEncoding(StrEnum):

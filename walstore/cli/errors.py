@@ -16,7 +16,7 @@ from walstore.errors import (
     WalError,
     WalLockedError,
 )
-from walstore.extras import MissingExtraError, extra_of, missing_extra
+from walstore.runtime.extras import MissingExtraError, extra_of, missing_extra
 
 OK: Final = 0
 FAILED: Final = 1

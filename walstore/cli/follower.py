@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from walstore.batch import Batch
-from walstore.directory import read_cell
+from walstore.batches.batch import Batch
 from walstore.errors import OffsetTrimmedError
-from walstore.extent import measure
-from walstore.log_files import LogFiles
+from walstore.files.directory import read_cell
+from walstore.files.extent import measure
+from walstore.files.log_files import LogFiles
+from walstore.files.posix import PosixFileSystem
+from walstore.files.segment_file import CHUNK_BYTES
 from walstore.ports import FileSystem
-from walstore.posix import PosixFileSystem
-from walstore.segment_file import CHUNK_BYTES
 
 
 class DirectoryFollower:

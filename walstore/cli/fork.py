@@ -16,7 +16,7 @@ from walstore.cli.source import StoredLog
 from walstore.cli.start import Place, parse_place
 
 if TYPE_CHECKING:
-    from uploader.lifecycle.fork import Forked
+    from uploader.admin.fork import Forked
 
 EXAMPLES = """\b
 Examples:
@@ -71,8 +71,8 @@ def fork(
 
 
 async def _fork(source: str, target: str, from_: Place | None, to: Place | None) -> dict[str, Any]:
-    from uploader.cloud_log import CloudLog
-    from uploader.lifecycle.fork import fork
+    from uploader.admin.fork import fork
+    from uploader.read.cloud_log import CloudLog
     from uploader.stores import open_store
 
     async with CloudLog.open(source) as log:

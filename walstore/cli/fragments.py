@@ -14,11 +14,11 @@ from walstore.cli.running import run_async
 from walstore.cli.source import StoredLog
 from walstore.cli.start import Place, parse_place
 from walstore.records import from_timestamp_us
-from walstore.threads import Worker
+from walstore.runtime.threads import Worker
 
 if TYPE_CHECKING:
-    from uploader.fragments.fragment_footers import FragmentFooters
-    from uploader.manifests.entries import Fragment
+    from uploader.format.entries import Fragment
+    from uploader.read.fragment_footers import FragmentFooters
 
 EXAMPLES = """\b
 Examples:
@@ -54,9 +54,9 @@ def fragments(
 
 
 async def _list(url: str, start: Place, stop: Place, *, with_times: bool, as_json: bool) -> None:
-    from uploader.cloud_log import CloudLog
-    from uploader.fragments.fragment_reader import FragmentReader
-    from uploader.manifests.tree import ManifestTree
+    from uploader.read.cloud_log import CloudLog
+    from uploader.read.fragment_reader import FragmentReader
+    from uploader.root.tree import ManifestTree
     from uploader.stores import open_store
 
     store, worker = open_store(url), Worker("fragments", threads=2)
@@ -96,7 +96,7 @@ async def _read_times(
     footers: FragmentFooters, entries: Sequence[Fragment]
 ) -> list[Sequence[int | None]]:
     """Return the times of the oldest and the newest record of each; None where a footer has none."""
-    from uploader.together import together
+    from uploader.runtime.together import together
 
     async with together() as group:
         reading = [group.create_task(footers.get(entry)) for entry in entries]

@@ -20,7 +20,7 @@ from walstore.cli.running import run_async
 from walstore.records import from_timestamp_us
 
 if TYPE_CHECKING:
-    from uploader.collecting.collection import (
+    from uploader.garbage.collection import (
         AuditCallback,
         Collected,
         CollectorSettings,
@@ -93,7 +93,7 @@ def gc(
     of the manifest, and deletes them once no reader can still see them: --interval later, by the same command
     or with --wait at once. Interrupted, the same command goes on.
     """
-    from uploader.collecting.collection import CollectorSettings
+    from uploader.garbage.collection import CollectorSettings
 
     settings = CollectorSettings(
         interval_seconds=interval,
@@ -118,7 +118,7 @@ def gc(
 async def _collect(
     url: str, settings: CollectorSettings, audit: str | None, *, is_applied: bool
 ) -> tuple[str, Plan, Collected | None]:
-    from uploader.collecting.collector import GarbageCollector
+    from uploader.gc.collector import GarbageCollector
 
     async with GarbageCollector.open(url, settings=settings) as collector:
         plan = await collector.plan()

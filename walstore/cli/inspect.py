@@ -10,9 +10,9 @@ from walstore.cli.location import is_url, to_directory
 from walstore.cli.options import AsJson, Location
 from walstore.cli.output import format_bytes, format_count, print_fields, print_json
 from walstore.cli.running import run_async
-from walstore.missing import find_missing
+from walstore.files.missing import find_missing
+from walstore.files.view import LogView
 from walstore.records import from_timestamp_us
-from walstore.view import LogView
 
 EXAMPLES = """\b
 Examples:
@@ -115,7 +115,7 @@ def _missing_fields(missing_from: int | None) -> list[tuple[str, Any]]:
 
 
 async def _inspect_store(url: str) -> dict[str, Any]:
-    from uploader.cloud_log import CloudLog
+    from uploader.read.cloud_log import CloudLog
 
     async with CloudLog.open(url) as log:
         manifest = log.manifest

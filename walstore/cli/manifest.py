@@ -21,7 +21,7 @@ from walstore.cli.output import (
 from walstore.cli.running import run_async
 
 if TYPE_CHECKING:
-    from uploader.manifests.manifest import Manifest
+    from uploader.format.manifest import Manifest
 
 EXAMPLES = """\b
 Examples:
@@ -55,7 +55,7 @@ def manifest(
 
 
 async def _load(url: str) -> tuple[str, Manifest]:
-    from uploader.errand import errand
+    from uploader.layouts.errand import errand
 
     async with errand(url) as opened:
         opened.check_found()

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from walstore.clock import SystemClock
+from walstore.files.posix import PosixFileSystem
+from walstore.log.wal import Wal
 from walstore.ports import Clock
-from walstore.posix import PosixFileSystem
-from walstore.wal import Wal
+from walstore.runtime.clock import SystemClock
 
 GROUP_RECORDS: Final = 1000
 """Records of each ``append_many``."""

@@ -99,7 +99,7 @@ def _parse_keep(text: str | None) -> Keep | None:
 
 
 def _writer(log_id: str) -> str:
-    from uploader.writing.ownership import writer_name
+    from uploader.root.ownership import writer_name
 
     if not _LOG_ID.fullmatch(log_id):
         raise UsageError("--log-id takes the 32 hex digits that inspect shows for the directory")

@@ -40,8 +40,8 @@ def seal(url: StoredAt, *, confirm: Confirm = False, as_json: AsJson = False) ->
 
 
 async def _seal(url: str, *, is_confirmed: bool) -> dict[str, Any]:
-    from uploader.errand import errand
-    from uploader.lifecycle.seal import seal
+    from uploader.admin.seal import seal
+    from uploader.layouts.errand import errand
 
     async with errand(url) as found:
         found.check_found()

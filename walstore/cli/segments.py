@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from walstore import frame, segment
 from walstore.cli.location import to_directory
 from walstore.cli.options import AsJson, Directory
 from walstore.cli.output import format_bytes, print_json, print_table
 from walstore.errors import CorruptionError
+from walstore.files.segment_file import Segment
+from walstore.files.view import LogView
+from walstore.format import frame, segment
 from walstore.ports import File
 from walstore.records import from_timestamp_us
-from walstore.segment_file import Segment
-from walstore.view import LogView
 
 EXAMPLES = """\b
 Examples:

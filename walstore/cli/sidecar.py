@@ -17,7 +17,7 @@ from walstore.cli.output import complain, format_count, print_fields
 from walstore.cli.running import STOP_SIGNALS
 from walstore.cli.sidecar_config import add_packages, parse_config
 from walstore.cli.sidecar_show import Several, brief, showing
-from walstore.clock import SystemClock
+from walstore.runtime.clock import SystemClock
 from walstore.spark.sidecar.settings import (
     DEFAULT_MAX_RECORDS,
     DEFAULT_TRIGGER_SECONDS,

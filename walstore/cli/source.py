@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from walstore.batch import Batch
+from walstore.batches.batch import Batch
 from walstore.cli.location import is_url, to_directory
 from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError
-from walstore.readonly import ReadonlyWal
+from walstore.log.readonly import ReadonlyWal
 
 if TYPE_CHECKING:
-    from uploader.cloud_log import CloudLog
+    from uploader.read.cloud_log import CloudLog
 
 
 class ReadableLog(Protocol):
@@ -106,7 +106,7 @@ class StoredLog:
 async def open_location(location: str) -> AsyncIterator[ReadableLog]:
     """Open the log at a directory or store URL for reading; raises the typed errors of both."""
     if is_url(location):
-        from uploader.cloud_log import CloudLog
+        from uploader.read.cloud_log import CloudLog
 
         async with CloudLog.open(location) as log:
             yield StoredLog(log)

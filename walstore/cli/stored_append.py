@@ -15,7 +15,7 @@ from walstore.cli.stdin import read_stdin
 from walstore.errors import WalError
 
 if TYPE_CHECKING:
-    from uploader.cloud_writer import CloudWriter
+    from uploader.write.cloud_writer import CloudWriter
 
 _GROUPS: Final = 16
 """Groups of records that are under way together; each is what was read at once."""
@@ -28,9 +28,9 @@ async def append_to_store(
 
     ``placing`` says how a new log is laid out (``layout.py``).
     """
-    from uploader.cloud_writer import CloudWriter
-    from uploader.together import first_of
-    from uploader.writing.writer_settings import WriterSettings
+    from uploader.runtime.together import first_of
+    from uploader.write.cloud_writer import CloudWriter
+    from uploader.write.writer_settings import WriterSettings
 
     most = splitter.max_record_bytes
     default = WriterSettings()

@@ -13,13 +13,13 @@ from walstore.errors import (
     OffsetNotWrittenError,
     OffsetTrimmedError,
 )
-from walstore.locks import this_process
+from walstore.files.locks import this_process
 
 if TYPE_CHECKING:
-    from uploader.cursors.cloud_cursor import CloudCursor
     from uploader.cursors.cloud_cursors import CloudCursors
-    from uploader.errand import Errand
-    from uploader.manifests.manifest import Manifest
+    from uploader.format.cloud_cursor import CloudCursor
+    from uploader.format.manifest import Manifest
+    from uploader.layouts.errand import Errand
 
 
 async def show(url: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ async def _remove_damaged(
 @asynccontextmanager
 async def _open(url: str) -> AsyncIterator[tuple[Errand, CloudCursors]]:
     from uploader.cursors.cloud_cursors import CloudCursors
-    from uploader.errand import errand
+    from uploader.layouts.errand import errand
 
     async with errand(url) as found:
         found.check_found()

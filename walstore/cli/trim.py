@@ -15,11 +15,11 @@ from walstore.cli.output import complain, format_bytes, print_fields, print_json
 from walstore.cli.running import run_async
 from walstore.cli.source import open_location
 from walstore.cli.start import parse_place
-from walstore.clock import SystemClock
 from walstore.cursors.directory import list_cursors
-from walstore.retention import Pin, plan_trim
-from walstore.view import LogView
-from walstore.wal import Wal
+from walstore.files.view import LogView
+from walstore.log.retention import Pin, plan_trim
+from walstore.log.wal import Wal
+from walstore.runtime.clock import SystemClock
 
 EXAMPLES = """\b
 Examples:

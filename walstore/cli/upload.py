@@ -12,9 +12,9 @@ from walstore.cli.location import to_directory, to_url
 from walstore.cli.options import AsJson, Directory, StoreUrl, TakeOver
 from walstore.cli.output import format_bytes, print_fields, print_json, terminal
 from walstore.cli.running import run_async
-from walstore.clock import SystemClock
-from walstore.view import LogView
-from walstore.wal import Wal
+from walstore.files.view import LogView
+from walstore.log.wal import Wal
+from walstore.runtime.clock import SystemClock
 
 EXAMPLES = """\b
 Examples:
@@ -61,7 +61,7 @@ def upload(
 
 
 async def _upload(path: Path, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    from uploader.cloud_tier import CloudTier
+    from uploader.write.cloud_tier import CloudTier
 
     await asyncio.to_thread(LogView.open, path)  # refuses to create a log by mistake
     tier = CloudTier(url, **options)

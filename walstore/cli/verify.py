@@ -7,13 +7,13 @@ from typing import Any
 
 import typer
 
-from walstore import checkpoint, segment
 from walstore.cli.errors import CORRUPTION
 from walstore.cli.location import is_url, to_directory
 from walstore.cli.options import AsJson, Location
 from walstore.cli.output import complain, format_bytes, print_fields, print_json, terminal
 from walstore.cli.running import run_async
 from walstore.errors import CorruptionError, WalError
+from walstore.format import checkpoint, segment
 from walstore.verify.report import VerifyReport
 from walstore.verify.verifying import verify_directory
 
@@ -105,7 +105,7 @@ def _healable(path: Path, report: VerifyReport) -> tuple[str | None, list[str]]:
 
 
 async def _verify_store(url: str) -> dict[str, Any]:
-    from uploader.cloud_log import CloudLog
+    from uploader.read.cloud_log import CloudLog
 
     try:
         async with CloudLog.open(url) as log:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from walstore.arguments import as_int
 from walstore.cursors.directory import HeldCursors
 from walstore.cursors.file import CursorState
 from walstore.cursors.queue import Act, CursorQueue, Request
 from walstore.errors import CursorMovedError, OffsetNotWrittenError, OffsetTrimmedError, WalError
 from walstore.ports import Clock
+from walstore.validation.arguments import as_int
 
 _MICROSECONDS: Final = 1_000_000
 

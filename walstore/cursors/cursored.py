@@ -6,8 +6,8 @@ from abc import abstractmethod
 from datetime import datetime
 from typing import Any, cast, overload
 
-from walstore.consumers.consumer import Consumer, ConsumerLog
-from walstore.consumers.register import OutputLog, OutputT, OutputTransaction
+from walstore.cursors.consumer import Consumer, ConsumerLog
+from walstore.cursors.consumer_register import OutputLog, OutputT, OutputTransaction
 from walstore.cursors.cursor import Cursor
 from walstore.cursors.directory import CursorInfo
 from walstore.cursors.store import CursorStore

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Final
 
 from walstore.cursors.file import NAME, CursorState, decode_cursor, encode_cursor
-from walstore.directory import list_segments, load_checkpoint, read_cell
 from walstore.errors import (
     CorruptionError,
     DiskFullError,
@@ -31,8 +30,9 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
-from walstore.faults import is_full
+from walstore.files.directory import list_segments, load_checkpoint, read_cell
 from walstore.ports import FileSystem
+from walstore.runtime.faults import is_full
 
 DIRECTORY_NAME: Final = "cursors"
 LOCK_NAME: Final = ".lock"

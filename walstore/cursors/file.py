@@ -12,9 +12,9 @@ from typing import Final
 
 from crc32c import crc32c
 
-from walstore.arguments import as_text
 from walstore.errors import CorruptionError, FormatVersionError
-from walstore.packed import MOST_OFFSET, MOST_TIMESTAMP_US
+from walstore.format.packed import MOST_OFFSET, MOST_TIMESTAMP_US
+from walstore.validation.arguments import as_text
 
 MAGIC: Final = b"WALCUR\r\n"
 VERSION: Final = 1

@@ -16,10 +16,10 @@ from typing import Final, Generic, TypeVar
 from walstore.cursors.directory import HeldCursors, describe_cursor, hold_cursors
 from walstore.cursors.file import CursorState
 from walstore.errors import OutcomeUnknownError, WalClosedError, WalError, WalLockedError
-from walstore.faults import fresh
-from walstore.forks import abandon_in_children
 from walstore.ports import Clock, FileSystem
-from walstore.threads import Lane
+from walstore.runtime.faults import fresh
+from walstore.runtime.forks import abandon_in_children
+from walstore.runtime.threads import Lane
 
 logger = logging.getLogger("walstore")
 
@@ -136,7 +136,7 @@ class CursorQueue:
             await asyncio.shield(self._draining)
 
     def abandon(self, error: WalClosedError) -> None:
-        """Refuse everything in a child process; see :mod:`walstore.forks`."""
+        """Refuse everything in a child process; see :mod:`walstore.runtime.forks`."""
         self._abandoned = error
 
     async def _drain(self) -> None:

@@ -12,17 +12,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from walstore.arguments import as_seconds
 from walstore.cursors.cursor import Cursor, CursorLimits, Desk, check_retained, first_retained
 from walstore.cursors.directory import CursorInfo, HeldCursors, describe_cursor, list_cursors
 from walstore.cursors.file import TAG_BYTES, CursorState, check_name
 from walstore.cursors.queue import CursorQueue
 from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, WalClosedError
-from walstore.followers import Followers
 from walstore.ports import Clock, FileSystem
-from walstore.reader import Reader
+from walstore.read.reader import Reader
 from walstore.records import Start
-from walstore.threads import Lane, Worker
+from walstore.runtime.followers import Followers
+from walstore.runtime.threads import Lane, Worker
+from walstore.validation.arguments import as_seconds
 
 _MOST_LEASE_SECONDS = 10 * 365 * 86_400
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Protocol, Self
 
-from walstore.batch import Batch
+from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError
 from walstore.messages.outcome import Outcome
 from walstore.messages.read_checkpoint import ReadCheckpoint
 from walstore.messages.sequencer import HORIZON_SECONDS, RING_BYTES, RING_RECORDS, Sequencer
-from walstore.reader import Reader
+from walstore.read.reader import Reader
 from walstore.records import Record, Start
 
 logger = logging.getLogger("walstore.messages")

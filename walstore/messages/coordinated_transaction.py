@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from walstore.errors import WalClosedError
+from walstore.log.wal import Wal
 from walstore.messages.publisher import Publisher
-from walstore.wal import Wal
 
 
 class CoordinatedTransaction:

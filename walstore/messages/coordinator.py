@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterable
 
-from walstore.clock import SystemClock
 from walstore.errors import (
     ExpectationError,
     FencedError,
@@ -14,7 +13,7 @@ from walstore.errors import (
     WalClosedError,
     WalError,
 )
-from walstore.faults import fresh
+from walstore.log.wal import Wal
 from walstore.messages.coordinated_transaction import CoordinatedTransaction
 from walstore.messages.coordinator_state import CoordinatorState, StateStore
 from walstore.messages.publisher import Publisher
@@ -22,8 +21,9 @@ from walstore.messages.recovery import recover
 from walstore.messages.stamp import new_producer_id
 from walstore.ports import Clock
 from walstore.records import AnyDurability, Durability
-from walstore.resource import Opening
-from walstore.wal import Wal
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.faults import fresh
+from walstore.runtime.resource import Opening
 
 
 class Coordinator:

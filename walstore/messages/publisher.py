@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from walstore.clock import SystemClock
 from walstore.errors import ExpectationError, WalError
+from walstore.log.wal import Wal
 from walstore.messages.message_clock import MessageClock
 from walstore.messages.stamp import HEADER, Flag, Stamp, new_producer_id, stamped
 from walstore.ports import Clock
 from walstore.records import AnyDurability, Durability
+from walstore.runtime.clock import SystemClock
 from walstore.settings import parse_durability
-from walstore.wal import Wal
 
 AckIntents = dict[str, bytes]
 """Acknowledgements to be sent: the stamp for each log, by its ``log_id``."""

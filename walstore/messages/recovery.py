@@ -6,12 +6,12 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from walstore.errors import LogNotFoundError
+from walstore.log.wal import Wal
 from walstore.messages.coordinator_state import CoordinatorState
 from walstore.messages.message_clock import MessageClock
 from walstore.messages.publisher import append_stamp
 from walstore.messages.stamp import Flag, Stamp
 from walstore.ports import Clock
-from walstore.wal import Wal
 
 logger = logging.getLogger("walstore.messages")
 

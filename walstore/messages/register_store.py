@@ -6,7 +6,7 @@ import base64
 from typing import Final
 
 from walstore.errors import FencedError, LimitExceededError, RegisterMismatchError
-from walstore.wal import Wal
+from walstore.log.wal import Wal
 
 PART_CHARS: Final = 4096
 MAX_PARTS: Final = 64

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from walstore.metrics.definitions import HISTOGRAMS, METRICS, Kind, Labels, Merge, Metric, Scope
 from walstore.metrics.histogram import Histogram
-from walstore.observer import ObservedLog
+from walstore.runtime.observer import ObservedLog
 
 Values = dict[Metric, dict[Labels, float]]
 """Values of each metric by its own labels."""
@@ -65,7 +65,7 @@ class Observation:
     def on_commit(
         self, records: int, size_bytes: int, append_seconds: float, commit_seconds: float
     ) -> None:
-        """Count a commit; see :class:`walstore.observer.Observer`."""
+        """Count a commit; see :class:`walstore.runtime.observer.Observer`."""
         append, commit, _, count, size = self._samples
         append.observe(append_seconds)
         commit.observe(commit_seconds)

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Final
 
 from walstore.metrics.histogram import BYTES, RECORDS, SECONDS
-from walstore.statistics import Statistics
+from walstore.runtime.statistics import Statistics
 
 Labels = tuple[str, ...]
 """Values of a metric's own labels, in the order of their names."""

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from walstore.extras import needs_extra
 from walstore.metrics.collection import Collection
 from walstore.metrics.definitions import (
     HISTOGRAMS,
@@ -17,7 +16,8 @@ from walstore.metrics.definitions import (
     Metric,
     Scope,
 )
-from walstore.observer import ObservedLog, Observer
+from walstore.runtime.extras import needs_extra
+from walstore.runtime.observer import ObservedLog, Observer
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -20,14 +20,17 @@ import dataclasses
 from pathlib import Path
 from typing import Final
 
-from walstore import checkpoint, frame, segment
-from walstore.checkpoint import Checkpoint, DurableCell
-from walstore.directory import walk_file
-from walstore.durable_file import write_durably
 from walstore.errors import CorruptionError
-from walstore.frame import Kind
+from walstore.files.directory import walk_file
+from walstore.files.durable_file import write_durably
+from walstore.files.segment_file import read_footer, read_header
+from walstore.format import checkpoint, frame, segment
+from walstore.format.checkpoint import Checkpoint, DurableCell
+from walstore.format.frame import Kind
+from walstore.format.recovery import Chain
+from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
+from walstore.format.segment_streams import SegmentStreams
 from walstore.ports import File, FileSystem
-from walstore.recovery import Chain
 from walstore.repair.overlay import Overlay, Staging
 from walstore.repair.plan import (
     JOURNAL_NAME,
@@ -39,9 +42,6 @@ from walstore.repair.plan import (
     decode_plan,
     encode_plan,
 )
-from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
-from walstore.segment_file import read_footer, read_header
-from walstore.segment_streams import SegmentStreams
 
 _SPARE_NAME: Final = "repair.tmp"
 _CHUNK_BYTES: Final = 1 << 20

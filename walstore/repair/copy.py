@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from walstore.batch import Batch
+from walstore.batches.batch import Batch
 
 
 class Copy(Protocol):

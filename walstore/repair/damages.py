@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from walstore import checkpoint, segment
+from walstore.format import checkpoint, segment
+from walstore.format.segment import SegmentSummary
 from walstore.repair.plan import JOURNAL_NAME, Damage
 from walstore.repair.run import Run, SegmentSurvey, Survey
 from walstore.repair.stretches import Situation, summary_of
-from walstore.segment import SegmentSummary
 
 _FOREIGN: Final = {
     JOURNAL_NAME: "the plan of an interrupted repair is damaged",

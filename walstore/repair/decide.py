@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 
 from crc32c import crc32c
 
-from walstore import checkpoint, segment
-from walstore.checkpoint import Checkpoint, DurableCell
+from walstore.format import checkpoint, segment
+from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.repair.damages import find_damages
 from walstore.repair.notes import general_notes, loss_notes
 from walstore.repair.plan import (

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 from crc32c import crc32c
 
-from walstore import segment
 from walstore.errors import WalError
+from walstore.format import segment
+from walstore.format.segment import SegmentHeader, SegmentSummary
 from walstore.ports import File, FileSystem
 from walstore.repair.copy import Copy
 from walstore.repair.overlay import Extent, ExtentList, Overlay, Staging
@@ -22,7 +23,6 @@ from walstore.repair.rebuild import Gap, Rebuilder
 from walstore.repair.run import Healed, Run, SegmentSurvey, Survey
 from walstore.repair.stretches import Situation, understand
 from walstore.repair.survey import survey_file
-from walstore.segment import SegmentHeader, SegmentSummary
 
 
 def heal(fs: FileSystem, survey: Survey, copy: Copy, staging: Staging) -> Survey:

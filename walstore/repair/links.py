@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from walstore import frame
-from walstore.frame import FrameHeader
+from walstore.format import frame
+from walstore.format.frame import FrameHeader
 from walstore.ports import File
 from walstore.verify.frames import FrameScan
 

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from walstore import frame
-from walstore.recovery import Chain
+from walstore.format import frame
+from walstore.format.recovery import Chain
 
 _MAGIC: Final = frame.FRAME_MAGIC.to_bytes(4, "little")
 _CRC_AND_LENGTH: Final = struct.Struct("<II")
@@ -40,7 +40,7 @@ def mend(
     """Return the frame that continues the log at ``chain`` if flipping one bit yields it, or None.
 
     ``read(size)`` returns so many bytes from where the frame begins, of which there are ``size_bytes``;
-    ``place`` is :func:`walstore.frame.place` of that position. The frame's bytes are hashed once.
+    ``place`` is :func:`walstore.format.frame.place` of that position. The frame's bytes are hashed once.
     """
     if size_bytes < frame.HEADER_BYTES + frame.TRAILER.size:
         return None

@@ -16,8 +16,8 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from crc32c import crc32c
 
-from walstore.directory import REPAIR_NAME
 from walstore.errors import FormatVersionError
+from walstore.files.directory import REPAIR_NAME
 from walstore.repair.overlay import Extent
 
 VERSION: Final = 2

@@ -21,11 +21,11 @@ from typing import Final
 import msgpack
 from crc32c import crc32c
 
-from walstore import codec, frame
-from walstore.batch import Batch
-from walstore.draft import Draft, marks_column, split
-from walstore.frame import Column, Kind
-from walstore.ledger import Ledger, Marks, StreamInfo
+from walstore.batches.batch import Batch
+from walstore.batches.draft import Draft, marks_column, split
+from walstore.format import codec, frame
+from walstore.format.frame import Column, Kind
+from walstore.format.ledger import Ledger, Marks, StreamInfo
 
 BATCH_BYTES: Final = 1 << 20
 """New batches have about as many bytes of values."""

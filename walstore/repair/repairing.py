@@ -20,9 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from walstore.errors import DiskFullError, InvalidSettingsError, WalError
-from walstore.locks import lock_log, this_process
+from walstore.files.locks import lock_log, this_process
+from walstore.files.posix import PosixFileSystem
 from walstore.ports import FileSystem
-from walstore.posix import PosixFileSystem
 from walstore.repair.apply import load_interrupted, run_actions
 from walstore.repair.copy import Copy
 from walstore.repair.decide import decide

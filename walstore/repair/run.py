@@ -6,10 +6,10 @@ import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from walstore.checkpoint import Checkpoint, DurableCell
+from walstore.format.checkpoint import Checkpoint, DurableCell
+from walstore.format.segment import SegmentHeader, SegmentSummary
 from walstore.repair.overlay import Extent
 from walstore.repair.plan import Interval, Patch
-from walstore.segment import SegmentHeader, SegmentSummary
 
 
 @dataclass(frozen=True, slots=True)

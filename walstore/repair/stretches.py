@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from walstore import checkpoint
 from walstore.errors import InvalidSettingsError
-from walstore.ledger import Marks
+from walstore.format import checkpoint
+from walstore.format.ledger import Marks
+from walstore.format.segment import SegmentSummary
 from walstore.repair.plan import Damage, Interval
 from walstore.repair.run import Run, SegmentSurvey, Survey
-from walstore.segment import SegmentSummary
 
 Keep = Literal["before", "after"] | int
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from walstore import checkpoint, segment
-from walstore.checkpoint import Checkpoint, DurableCell
 from walstore.cursors.directory import list_cursors
-from walstore.directory import RESTORE_NAME, restore_interrupted
 from walstore.errors import CorruptionError, FormatVersionError, LogNotFoundError
+from walstore.files.directory import RESTORE_NAME, restore_interrupted
+from walstore.files.segment_file import read_footer, read_last_footer
+from walstore.format import checkpoint, segment
+from walstore.format.checkpoint import Checkpoint, DurableCell
+from walstore.format.segment import SegmentHeader
 from walstore.ports import File, FileSystem
 from walstore.repair.links import Mark
 from walstore.repair.run import SegmentSurvey, Survey
 from walstore.repair.walk import SegmentWalk
-from walstore.segment import SegmentHeader
-from walstore.segment_file import read_footer, read_last_footer
 
 
 def survey_log(fs: FileSystem, directory: Path) -> Survey:

@@ -6,18 +6,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from walstore import frame, recovery, segment
-from walstore.checkpoint import Checkpoint, DurableCell
-from walstore.directory import evidence_of
 from walstore.errors import FormatVersionError
-from walstore.ledger import Ledger, Marks
+from walstore.files.directory import evidence_of
+from walstore.format import frame, recovery, segment
+from walstore.format.checkpoint import Checkpoint, DurableCell
+from walstore.format.ledger import Ledger, Marks
+from walstore.format.recovery import Chain, Verdict
+from walstore.format.segment import SegmentIndex
 from walstore.ports import File
-from walstore.recovery import Chain, Verdict
 from walstore.repair.links import Links, Mark
 from walstore.repair.mend import mend
 from walstore.repair.plan import Patch
 from walstore.repair.run import Run, SegmentSurvey
-from walstore.segment import SegmentIndex
 from walstore.verify.frames import FrameScan, find_salt
 
 _CHUNK_BYTES: Final = 8 << 20

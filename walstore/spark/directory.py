@@ -11,18 +11,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from walstore import segment
-from walstore.directory import read_cell, walk_file
 from walstore.errors import LogNotFoundError, OffsetTrimmedError, WalError
-from walstore.recovery import Chain
-from walstore.segment import INDEX_INTERVAL_BYTES, SegmentIndex
-from walstore.segment_file import Segment, read_header
+from walstore.files.directory import read_cell, walk_file
+from walstore.files.segment_file import Segment, read_header
+from walstore.files.view import LogView
+from walstore.format import segment
+from walstore.format.recovery import Chain
+from walstore.format.segment import INDEX_INTERVAL_BYTES, SegmentIndex
 from walstore.spark.location import Location
 from walstore.spark.partition import FilePart, FilePartition, LogPartition
 from walstore.spark.plan import PARTITION_BYTES, FileExtent, clip, cut_file, group
 from walstore.spark.span import Span
 from walstore.spark.store import StoreLog
-from walstore.view import LogView
 
 _CUTS: Final = 8
 """How finely files are looked at, in parts of what is asked for."""
@@ -32,7 +32,7 @@ class DirectoryLog:
     """A moment of a log directory, with its tier behind it. Close it after planning."""
 
     def __init__(self, location: Location, *, partition: int = 0, use_tier: bool = True) -> None:
-        """Look at the log; see :meth:`walstore.view.LogView.open` for the errors.
+        """Look at the log; see :meth:`walstore.files.view.LogView.open` for the errors.
 
         ``partition`` is its number if it is one of a partitioned log.
         """

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from walstore.errors import WalError
-from walstore.extras import MissingExtraError, missing_extra
+from walstore.runtime.extras import MissingExtraError, missing_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

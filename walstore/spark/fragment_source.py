@@ -11,14 +11,14 @@ from collections.abc import Generator, Sequence
 from typing import Final, Self
 
 from uploader import open_store
-from uploader.fragments.fragment_reader import FragmentReader
+from uploader.read.fragment_reader import FragmentReader
 from uploader.stores.port import ObjectStore
-from walstore.batch import Batch
+from walstore.batches.batch import Batch
 from walstore.errors import WalError
+from walstore.runtime.threads import Worker
 from walstore.spark.loop import Loop
 from walstore.spark.partition import FragmentPart
 from walstore.spark.wanted import Wanted
-from walstore.threads import Worker
 
 FOOTERS_AT_ONCE: Final = 16
 _MOST_COLUMNS: Final = frozenset({"timestamp_us", "stream"})

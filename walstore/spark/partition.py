@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql.datasource import InputPartition
 
-from uploader.manifests.entries import Fragment
+from uploader.format.entries import Fragment
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Final, Protocol, TypeVar
 
 from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, OffsetTrimmedError
-from walstore.segment import SegmentIndex
+from walstore.format.segment import SegmentIndex
 from walstore.spark.bounds import Bound, Edge, Moment
 from walstore.spark.partition import FilePart, LogPartition
 

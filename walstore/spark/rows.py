@@ -12,9 +12,9 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walstore.arrow import HEADERS_TYPE, SCHEMA, offsets_array, offsets_of
-from walstore.batch import Batch
-from walstore.joined import ConcatBatch
+from walstore.batches.arrow import HEADERS_TYPE, SCHEMA, offsets_array, offsets_of
+from walstore.batches.batch import Batch
+from walstore.batches.joined import ConcatBatch
 from walstore.spark.schema import HEADERS, HEADERS_ARROW, arrow_schema
 from walstore.spark.wanted import Wanted
 

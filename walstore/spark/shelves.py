@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, Protocol, cast
 
 from uploader import open_store
-from uploader.layout import FRAGMENT_FOLDER, MANIFEST
+from uploader.format.layout import FRAGMENT_FOLDER, MANIFEST
 from uploader.partitioned import PARTITIONS, read_partitions
 from uploader.stores.port import (
     ListedObject,
@@ -23,8 +23,8 @@ from uploader.stores.port import (
     get_bounded,
 )
 from uploader.stores.wrapper import StoreWrapper
-from walstore.posix import PosixFileSystem
-from walstore.segment import parse_file_name
+from walstore.files.posix import PosixFileSystem
+from walstore.format.segment import parse_file_name
 from walstore.spark.location import Location
 from walstore.spark.loop import Loop
 from walstore.store.directory import list_logs

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from uploader import CloudLog
 from uploader.stores.port import ObjectStore
 from walstore.errors import LogNotFoundError
-from walstore.segment import parse_file_name
+from walstore.format.segment import parse_file_name
 from walstore.spark.location import Location
 from walstore.spark.loop import Loop
 from walstore.spark.partition import FragmentPart, FragmentPartition, LogPartition

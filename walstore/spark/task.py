@@ -14,10 +14,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from walstore.batch import Batch
+from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError, LogNotFoundError, OffsetTrimmedError
-from walstore.posix import PosixFileSystem
-from walstore.segment_file import Segment, iter_chunks
+from walstore.files.posix import PosixFileSystem
+from walstore.files.segment_file import Segment, iter_chunks
 from walstore.spark.fragment_source import FragmentSource
 from walstore.spark.location import Location
 from walstore.spark.partition import (

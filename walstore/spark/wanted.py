@@ -14,7 +14,7 @@ _STORED_AS: Final = {
     "stream": "stream",
     HEADERS: "headers",
 }
-"""Columns that lie in the log, as ``walstore.arrow.SCHEMA`` names them; the others are known without it."""
+"""Columns that lie in the log, as ``arrow.SCHEMA`` names them; the others are known without it."""
 
 
 @dataclass(frozen=True, slots=True)

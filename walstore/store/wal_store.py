@@ -20,30 +20,30 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
-from walstore.anchor import absolute
-from walstore.arguments import as_directory
-from walstore.budgets import CacheBudget, ChannelBudget
-from walstore.clock import SystemClock
-from walstore.disk_watch import DiskWatch
+from walstore.append.budgets import CacheBudget, ChannelBudget
+from walstore.append.disk_watch import DiskWatch
 from walstore.errors import WalClosedError, WalError
-from walstore.faults import describe_open, fresh
-from walstore.forks import abandon_in_children
-from walstore.gates import Gates
-from walstore.host import FileLane, Host
-from walstore.locks import lock_in_store
-from walstore.loop_guard import LoopGuard
-from walstore.observer import Metrics
-from walstore.open_files import OpenFiles
+from walstore.files.anchor import absolute
+from walstore.files.locks import lock_in_store
+from walstore.files.open_files import OpenFiles
+from walstore.files.posix import PosixFileSystem
+from walstore.log.host import FileLane, Host
+from walstore.log.wal import Wal
 from walstore.ports import Clock, FileSystem, Tier
-from walstore.posix import PosixFileSystem
-from walstore.resource import Opening, warn_unclosed
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.faults import describe_open, fresh
+from walstore.runtime.forks import abandon_in_children
+from walstore.runtime.gates import Gates
+from walstore.runtime.loop_guard import LoopGuard
+from walstore.runtime.observer import Metrics
+from walstore.runtime.resource import Opening, warn_unclosed
+from walstore.runtime.threads import Pool
 from walstore.settings import Settings
 from walstore.store.directory import OpenedStore, delete_log, list_logs, open_store
 from walstore.store.names import directory_of
 from walstore.store.settings import StoreSettings
 from walstore.store.statistics import StoreStatistics
-from walstore.threads import Pool
-from walstore.wal import Wal
+from walstore.validation.arguments import as_directory
 
 logger = logging.getLogger("walstore")
 
@@ -261,7 +261,7 @@ class WalStore:
     # -- inside ------------------------------------------------------------------------------
 
     def abandon(self, error: WalClosedError) -> None:
-        """Refuse everything in a child process; see :mod:`walstore.forks`."""
+        """Refuse everything in a child process; see :mod:`walstore.runtime.forks`."""
         self._abandoned = error
 
     def _check_home(self) -> None:

@@ -10,13 +10,13 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from walstore import frame, segment
-from walstore.frame import FrameHeader
+from walstore.format import frame, segment
+from walstore.format.frame import FrameHeader
 from walstore.ports import File
 
 _CHUNK_BYTES: Final = 4 << 20
 _SCAN_BYTES: Final = 256 << 10
-"""Read at a time while looking for zeroes; see :mod:`walstore.directory`."""
+"""Read at a time while looking for zeroes; see :mod:`walstore.files.directory`."""
 _MOST_FAILED_BYTES: Final = 64 << 20
 _MOST_FAILED_TIMES: Final = 4
 """Bytes are hashed this often, and so many of them, though they turn out to be no frame."""

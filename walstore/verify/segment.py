@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from walstore import frame, segment
-from walstore.checkpoint import FILE_NAME, Checkpoint, DurableCell
-from walstore.directory import evidence_of
 from walstore.errors import CorruptionError
-from walstore.frame import FrameHeader
-from walstore.ledger import Marks
+from walstore.files.directory import evidence_of
+from walstore.files.segment_file import decode, read_footer, read_last_footer
+from walstore.format import frame, segment
+from walstore.format.checkpoint import FILE_NAME, Checkpoint, DurableCell
+from walstore.format.frame import FrameHeader
+from walstore.format.ledger import Marks
+from walstore.format.recovery import Chain, Evidence
+from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
+from walstore.format.segment_streams import SegmentStreams
 from walstore.ports import File
-from walstore.recovery import Chain, Evidence
-from walstore.segment import SegmentHeader, SegmentIndex, SegmentSummary
-from walstore.segment_file import decode, read_footer, read_last_footer
-from walstore.segment_streams import SegmentStreams
 from walstore.verify.frames import FrameScan
 from walstore.verify.report import Findings
 

@@ -11,14 +11,14 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from walstore import checkpoint, segment
-from walstore.checkpoint import Checkpoint, DurableCell
-from walstore.directory import RESTORE_NAME, anchor_log, read_cell, restore_interrupted
 from walstore.errors import CorruptionError, LogNotFoundError
+from walstore.files.directory import RESTORE_NAME, anchor_log, read_cell, restore_interrupted
+from walstore.files.posix import PosixFileSystem
+from walstore.files.segment_file import read_header
+from walstore.format import checkpoint, segment
+from walstore.format.checkpoint import Checkpoint, DurableCell
+from walstore.format.recovery import Chain
 from walstore.ports import FileSystem
-from walstore.posix import PosixFileSystem
-from walstore.recovery import Chain
-from walstore.segment_file import read_header
 from walstore.verify.report import Findings, Problem, VerifyReport
 from walstore.verify.segment import SegmentTask, verify_segment
 

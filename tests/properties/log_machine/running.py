@@ -36,8 +36,8 @@ from tests.properties.log_machine.strategies import (
 from tests.properties.log_model import Model, Op
 from walstore import Wal
 from walstore.errors import WalError
-from walstore.reader import Reader
-from walstore.segment import HEADER_BYTES
+from walstore.format.segment import HEADER_BYTES
+from walstore.read.reader import Reader
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL
 

@@ -17,11 +17,11 @@ from uploader import (
     GarbageCollector,
     Scrubber,
     destroy,
-    layout,
     seal,
 )
-from uploader.integrity.findings import Finding, Severity
-from uploader.inventory import Part, part_of
+from uploader.format import layout
+from uploader.format.findings import Finding, Severity
+from uploader.format.inventory import Part, part_of
 from walstore import Wal
 from walstore.errors import (
     CollectionRefusedError,

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-import uploader.shared_worker
+import uploader.runtime.shared_worker
 from tests.sim.cloud.ending import end_all
 from tests.sim.cloud.keeping import collect, destroy_it, fork_it, seal_it
 from tests.sim.cloud.ledger import CloudViolationError, Ledger
@@ -264,7 +264,7 @@ class CloudHistory:
             quiet(),
             _without_collections(),
             simulated_threads(Random(f"cloud threads {self.plan.seed}"), self.loop),
-            patch.object(uploader.shared_worker, "_pool", _pool),
+            patch.object(uploader.runtime.shared_worker, "_pool", _pool),
             patch.object(os, "urandom", entropy.randbytes),
             patch.object(chance, "_urandom", entropy.randbytes),
         ):

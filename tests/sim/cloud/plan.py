@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, ClassVar, Final, Literal
 
 from uploader.chain import ChainSettings
-from uploader.manifests.rollup import RollUpSettings
+from uploader.format.rollup import RollUpSettings
 
 ACTS: Final = ("append", "many", "expect", "burst", "flush")
 OTHERS: Final = ("read", "follow", "consume", "pin", "collect", "fork", "seal", "destroy")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tests.uploader.chain.chains import InlineWorker, stored_links, true_head
 from uploader.chain import ChainLog
-from uploader.chain.link import Link
+from uploader.format.link import Link
 from uploader.stores import RetryPolicy
 from uploader.testing import FaultyStore
 

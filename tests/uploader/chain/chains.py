@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.uploader.documents import fragments
-from uploader.chain.link import Link
-from uploader.chain.names import MANIFEST_PREFIX, FragmentName, parse_manifest_key
 from uploader.chain.recovery import walk
-from uploader.layout import FIRST_OFFSET, FIRST_SEQ_NO
-from uploader.manifests.entries import Fragment
-from uploader.setsum import Setsum
+from uploader.format.entries import Fragment
+from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO
+from uploader.format.link import Link
+from uploader.format.names import MANIFEST_PREFIX, FragmentName, parse_manifest_key
+from uploader.format.setsum import Setsum
 from uploader.stores.port import ObjectStore
 
 

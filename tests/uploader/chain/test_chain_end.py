@@ -10,10 +10,10 @@ import pytest
 
 from tests.cloud import URL
 from tests.uploader.chain.chains import run, stored_links
-from uploader import layout
-from uploader.chain.names import MANIFEST_PREFIX, manifest_key
-from uploader.lifecycle.destroy import destroy
-from uploader.lifecycle.seal import seal
+from uploader.admin.destroy import destroy
+from uploader.admin.seal import seal
+from uploader.format import layout
+from uploader.format.names import MANIFEST_PREFIX, manifest_key
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, faults
 from walstore.errors import ContentionError, LogNotFoundError, LogSealedError

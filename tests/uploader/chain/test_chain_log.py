@@ -11,10 +11,10 @@ from tests.uploader.answers import PUT_FAULTS
 from tests.uploader.chain.chain_logs import head_of, keys
 from tests.uploader.chain.chains import run
 from tests.waiting import until
-from uploader import layout
-from uploader.chain.names import MOST_SHARDS, FragmentName, manifest_key
-from uploader.manifests.manifest import Manifest
-from uploader.setsum import Setsum
+from uploader.format import layout
+from uploader.format.manifest import Manifest
+from uploader.format.names import MOST_SHARDS, FragmentName, manifest_key
+from uploader.format.setsum import Setsum
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, ShuffledStore, faults
 from uploader.testing.faults import StoreKilled, fail, happen_then_fail, timeout

@@ -12,7 +12,7 @@ from tests.uploader.chain.chains import run
 from uploader.chain import ChainLog, ChainSettings
 from uploader.stores import RetryPolicy, open_store
 from walstore.errors import ContentionError
-from walstore.threads import Worker
+from walstore.runtime.threads import Worker
 
 
 @pytest.fixture(params=["directory", "s3"])

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.uploader.chain.chains import InlineWorker, run
 from uploader.chain import ChainLog, ChainSettings, rebuild
-from uploader.chain.names import MANIFEST_PREFIX, FragmentName
 from uploader.chain.rebuild import assemble
-from uploader.manifests.entries import Fragment
-from uploader.manifests.manifest import Manifest
+from uploader.format.entries import Fragment
+from uploader.format.manifest import Manifest
+from uploader.format.names import MANIFEST_PREFIX, FragmentName
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.stores.port import ListedObject
 from uploader.testing import FaultyStore

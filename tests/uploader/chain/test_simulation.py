@@ -18,15 +18,15 @@ import pytest
 
 from tests.uploader.chain.chains import InlineWorker, run
 from tests.uploader.chain.virtual import NetworkStore, VirtualClock, VirtualLoop, Weather, World
-from uploader import layout
+from uploader.admin.destroy import destroy
 from uploader.chain import ChainLog, ChainSettings, pruner, pruning
-from uploader.chain.link import Link
-from uploader.chain.names import parse_manifest_key
-from uploader.lifecycle.destroy import destroy
-from uploader.manifests.entries import Fragment
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.rollup import RollUpSettings
-from uploader.manifests.sealing import seal_writer
+from uploader.format import layout
+from uploader.format.entries import Fragment
+from uploader.format.link import Link
+from uploader.format.manifest import Manifest
+from uploader.format.names import parse_manifest_key
+from uploader.format.rollup import RollUpSettings
+from uploader.format.sealing import seal_writer
 from uploader.stores import RetryPolicy
 from walstore.errors import (
     ContentionError,
@@ -300,7 +300,7 @@ def destroyed(seed: int, weather: Weather, *, writers: int = 6) -> Simulation:
 @pytest.fixture
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a destroyer do its work on the event loop, whose time is not that of threads."""
-    monkeypatch.setattr("uploader.errand.Worker", lambda *_args, **_options: InlineWorker())
+    monkeypatch.setattr("uploader.layouts.errand.Worker", lambda *_args, **_options: InlineWorker())
 
 
 @pytest.mark.parametrize("weather", WEATHERS)

@@ -7,11 +7,11 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uploader.chain.link import Link
-from uploader.chain.moment import Moment
-from uploader.chain.step import Ground, Step
 from uploader.chain.window import Window
-from uploader.manifests.manifest import Manifest
+from uploader.format.link import Link
+from uploader.format.manifest import Manifest
+from uploader.format.moment import Moment
+from uploader.format.step import Ground, Step
 
 EMPTY = Manifest.initial("w")
 NOW = Moment(0.0, 0)

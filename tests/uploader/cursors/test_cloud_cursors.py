@@ -15,12 +15,12 @@ import pytest
 
 from tests.uploader.documents import manifest_of
 from tests.uploader.logs import replace
-from uploader import layout
-from uploader.collecting.garbage import Garbage, apply_garbage
-from uploader.collecting.garbage_plan import plan_garbage
-from uploader.cursors.cloud_cursor import CloudCursor
 from uploader.cursors.cloud_cursors import CloudCursors
-from uploader.manifests.manifest import Manifest
+from uploader.format import layout
+from uploader.format.cloud_cursor import CloudCursor
+from uploader.format.garbage import Garbage, apply_garbage
+from uploader.format.manifest import Manifest
+from uploader.garbage.garbage_plan import plan_garbage
 from uploader.stores.memory import MemoryStore
 from uploader.stores.retry import RetryPolicy
 from uploader.testing import FaultyStore, StoreKilled
@@ -45,8 +45,8 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
-from walstore.fields import CENTURY_SECONDS
 from walstore.testing import ManualClock
+from walstore.validation.fields import CENTURY_SECONDS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "wal3_garbage" / "cursor.json"
 LOG = manifest_of(10, 10, 10)

@@ -9,17 +9,17 @@ import json
 import pytest
 
 from tests.cloud import FAST, SMALL, URL, cloud_values, put_fragment, tier
-from uploader import layout
-from uploader.cloud_log import CloudLog
-from uploader.cloud_tier import CloudTier
-from uploader.cloud_writer import CloudWriter
 from uploader.dirty.dirty_log import DirtyLog
 from uploader.dirty.dirty_marker import Dirty, Purge, coalesce, parse_marker
+from uploader.format import layout
+from uploader.read.cloud_log import CloudLog
 from uploader.stores import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import Fault
-from uploader.writing.writer_settings import WriterSettings
+from uploader.write.cloud_tier import CloudTier
+from uploader.write.cloud_writer import CloudWriter
+from uploader.write.writer_settings import WriterSettings
 from walstore import CorruptionError, CursorMovedError, LogSealedError, Wal
 from walstore.errors import InvalidSettingsError, WalClosedError, WalError
 

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from tests.frames import batch_of, build, record_lists, values_only
 from tests.golden.wal3.regenerate import setsum_hex
 from tests.uploader.parquet import by_arrow_rs, by_pyarrow, read_by_arrow_rs, wal3_table
-from uploader import layout
+from uploader.format import layout
+from uploader.format.entries import Fragment
+from uploader.format.setsum import Setsum
 from uploader.fragments.fragment import (
     decode_columns,
     decode_fragment,
@@ -25,9 +27,7 @@ from uploader.fragments.fragment import (
     verify_fragment,
 )
 from uploader.fragments.fragment_builder import EncodedFragment, encode_fragment
-from uploader.manifests.entries import Fragment
-from uploader.setsum import Setsum
-from walstore.batch import Batch
+from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.records import Record
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.frames import batch_of, build, record_lists, values_only
 from uploader.fragments.fragment_batch import FragmentBatch
-from walstore.arrow import SCHEMA
+from walstore.batches.arrow import SCHEMA
 from walstore.records import NO_HEADERS, Record
 
 

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from tests.frames import batch_of, build, record_lists, values_only
 from tests.uploader.parquet import read_by_arrow_rs
-from uploader import layout
+from uploader.format import layout
+from uploader.format.setsum import Setsum
 from uploader.fragments import fragment_builder
 from uploader.fragments.fragment import decode_fragment, inspect_fragment, verify_fragment
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.fragments.fragment_builder import EncodedFragment, FragmentBuilder, encode_fragment
 from uploader.fragments.fragment_file import WRITER_KEY, Footer, read_footer
-from uploader.setsum import Setsum
-from walstore.arrow import SCHEMA
-from walstore.batch import Batch
+from walstore.batches.arrow import SCHEMA
+from walstore.batches.batch import Batch
 from walstore.records import Record
 
 TIME_US = 1_234_567_890_123_456

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frames import batch_of, build, record_lists, values_only
+from uploader.format.setsum import Setsum
 from uploader.fragments import fragment_columns
 from uploader.fragments.fragment import decode_fragment
 from uploader.fragments.fragment_builder import encode_fragment
-from uploader.setsum import Setsum
-from walstore.arrow import SCHEMA
-from walstore.batch import Batch
+from walstore.batches.arrow import SCHEMA
+from walstore.batches.batch import Batch
 from walstore.records import Record
 
 TIME_US = 1_234_567_890_123_456

@@ -21,8 +21,9 @@ from tests.uploader.partitioned.writes import (
     values_in,
     write_epoch,
 )
-from uploader import CloudLog, CollectorSettings, GarbageCollector, layout
-from uploader.collecting.holds import Hold, Holds, Keepers
+from uploader import CloudLog, CollectorSettings, GarbageCollector
+from uploader.format import layout
+from uploader.garbage.holds import Hold, Holds, Keepers
 from uploader.partitioned import WriteId, finish_commits, sweep_staging
 from uploader.partitioned.sub_store import SubStore
 from uploader.partitioned.write_id import HOLD_SECONDS

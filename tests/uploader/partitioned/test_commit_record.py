@@ -8,11 +8,11 @@ import pickle
 import pytest
 
 from tests.uploader.partitioned.writes import NOW_US, new_job
+from uploader.format.setsum import Setsum
 from uploader.partitioned import WriteId, job_name
 from uploader.partitioned.commit_record import CommitRecord, LogPlan, Place
 from uploader.partitioned.staged import StagedFragment
 from uploader.partitioned.write_id import job_time_us, parse_staged
-from uploader.setsum import Setsum
 from walstore.errors import CorruptionError, FormatVersionError, InvalidSettingsError
 
 FRAGMENT = StagedFragment("sink/staging/x", 5, 9, 1000, 77, Setsum.of_items([b"x"]), (3, 4))

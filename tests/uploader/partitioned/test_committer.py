@@ -26,8 +26,8 @@ from tests.uploader.partitioned.writes import (
     write_epoch,
 )
 from uploader import CloudWriter
-from uploader.lifecycle.destroy import destroy
-from uploader.lifecycle.seal import seal
+from uploader.admin.destroy import destroy
+from uploader.admin.seal import seal
 from uploader.partitioned import WriteId
 from uploader.partitioned.sub_store import SubStore
 from uploader.stores import MemoryStore

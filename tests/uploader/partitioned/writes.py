@@ -15,10 +15,10 @@ from uploader.partitioned.staged import RECORDS
 from uploader.partitioned.sub_store import SubStore
 from uploader.stores.port import ObjectStore
 from walstore import Record
-from walstore.clock import SystemClock
 from walstore.errors import LogNotFoundError
 from walstore.ports import Clock
-from walstore.threads import Worker
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.threads import Worker
 
 NOW_US = 1_750_000_000_000_000
 SMALL = SinkSettings(fragment_bytes=100, buffer_bytes=1000)

@@ -13,34 +13,28 @@ from tests.cloud import FAST, LOG_ID, URL, cloud_values, put_fragment, snapshot
 from tests.frames import batch_of, build, values_only
 from tests.uploader.logs import begin, collect, extend, manifest_in, numbers, replace, roll_up
 from tests.uploader.places import LeapClock
-from uploader import (
-    CloudLog,
-    CloudWriter,
-    CollectorSettings,
-    GarbageCollector,
-    RebuildPlan,
-    layout,
-)
-from uploader.collecting.garbage import Garbage
+from uploader import CloudLog, CloudWriter, CollectorSettings, GarbageCollector, RebuildPlan
+from uploader.admin.destroy import destroy
+from uploader.admin.fork import fork
+from uploader.admin.scrubber import Scrubber
+from uploader.admin.seal import seal
+from uploader.format import layout
+from uploader.format.entries import Fragment
+from uploader.format.garbage import Garbage
+from uploader.format.inventory import Part, part_of
+from uploader.format.manifest import Manifest
+from uploader.format.setsum import Setsum
 from uploader.fragments.fragment_builder import encode_fragment
-from uploader.integrity.scrubber import Scrubber
-from uploader.inventory import Part, part_of
-from uploader.lifecycle.destroy import destroy
-from uploader.lifecycle.fork import fork
-from uploader.lifecycle.seal import seal
-from uploader.manifests.entries import Fragment
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.manifest_log import ManifestLog
+from uploader.layouts.manifest_log import ManifestLog
 from uploader.rebuilding.note import Note, Void
 from uploader.rebuilding.rebuilding import apply_rebuild, plan_rebuild
 from uploader.restoring.restore import restore
-from uploader.setsum import Setsum
+from uploader.root.adoption import VOID
+from uploader.root.ownership import Claim
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, StoreKilled, faults
 from uploader.testing.faults import fail, happen_then_fail, timeout
-from uploader.writing.adoption import VOID
-from uploader.writing.ownership import Claim
 from walstore import CorruptionError, LogNotFoundError, LogSealedError, Wal
 from walstore.errors import (
     ContentionError,
@@ -49,7 +43,7 @@ from walstore.errors import (
     StorageUnavailableError,
     WalError,
 )
-from walstore.threads import Worker
+from walstore.runtime.threads import Worker
 
 MANIFEST = layout.MANIFEST
 FRAGMENTS = 6

@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from uploader.restoring.framing import Framed, frame_records
-from walstore import frame
-from walstore.arrow import SCHEMA
-from walstore.batch import FrameBatch
-from walstore.draft import BATCH_RECORDS, Draft
+from walstore.batches.arrow import SCHEMA
+from walstore.batches.batch import FrameBatch
+from walstore.batches.draft import BATCH_RECORDS, Draft
+from walstore.format import frame
 
 Row = tuple[bytes, bytes | None, str | None, dict[str, bytes], int]
 

@@ -12,8 +12,8 @@ from tests.local import SMALL, close_opened, open_blocking, read_opened, segment
 from uploader.restoring import segment_writer
 from uploader.restoring.log_builder import LogBuilder
 from uploader.restoring.restore_marker import RestoreMarker
-from walstore.arrow import SCHEMA
-from walstore.posix import PosixFileSystem
+from walstore.batches.arrow import SCHEMA
+from walstore.files.posix import PosixFileSystem
 from walstore.testing import ManualClock
 from walstore.verify.verifying import verify_directory
 

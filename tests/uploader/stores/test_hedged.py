@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from uploader import cas
+from uploader.root import cas
 from uploader.stores import (
     HedgedStore,
     HedgeSettings,

@@ -20,7 +20,6 @@ from pathlib import Path
 import pytest
 
 from uploader.stores import LocalStore, ObjectNotFoundError, PreconditionFailedError, open_store
-from walstore.clock import SystemClock
 from walstore.errors import (
     CorruptionError,
     DiskFullError,
@@ -28,6 +27,7 @@ from walstore.errors import (
     StorageUnavailableError,
     WalClosedError,
 )
+from walstore.runtime.clock import SystemClock
 from walstore.testing import ManualClock
 
 KEY = "log/Bucket=0000000000000000/FragmentSeqNo=0000000000000001.parquet"

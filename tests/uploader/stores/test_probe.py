@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from uploader.inventory import Part, part_of
+from uploader.format.inventory import Part, part_of
 from uploader.stores import MemoryStore, PreconditionFailedError, StoredObject
 from uploader.stores.probe import (
     PROBE_FOLDER,

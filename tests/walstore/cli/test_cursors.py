@@ -10,7 +10,7 @@ import pytest
 from tests.walstore.cli.conftest import Cli, flip
 from walstore.cli import cursors
 from walstore.cursors.directory import hold_cursors
-from walstore.posix import PosixFileSystem
+from walstore.files.posix import PosixFileSystem
 
 
 def _set(cli: Cli, log: Path, name: str, offset: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 from tests.walstore.cli.conftest import Cli
-from uploader.integrity.findings import Severity
+from uploader.format.findings import Severity
 from walstore.cli import errors
 from walstore.cli.app import app
 from walstore.cli.demo.report import Result

@@ -28,7 +28,7 @@ from walstore.cursors.directory import (
     read_cursor,
 )
 from walstore.cursors.file import CursorState, encode_cursor
-from walstore.posix import PosixFileSystem
+from walstore.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem
 
 FS = PosixFileSystem()

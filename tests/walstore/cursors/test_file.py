@@ -14,7 +14,7 @@ from tests import format_tables
 from walstore import CorruptionError, FormatVersionError
 from walstore.cursors import file as cursor_file
 from walstore.cursors.file import CursorState, check_name, decode_cursor, encode_cursor
-from walstore.packed import MOST_OFFSET, MOST_TIMESTAMP_US
+from walstore.format.packed import MOST_OFFSET, MOST_TIMESTAMP_US
 
 PAGE = Path(__file__).parents[3] / "docs" / "consumers.md"
 STATE = CursorState(42, 7, b"12345678", 1000, 60, 1060, "process 12 on somewhere")

@@ -253,7 +253,7 @@ import asyncio, sys
 from pathlib import Path
 from tests.cursors import StillLog, cursors_of
 from walstore import CursorMovedError
-from walstore.clock import SystemClock
+from walstore.runtime.clock import SystemClock
 
 
 class Log(StillLog):

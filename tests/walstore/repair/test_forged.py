@@ -16,7 +16,8 @@ import pytest
 from tests.frames import build, values_only
 from tests.local import UnsyncedFileSystem
 from tests.version_1 import make_version_1
-from walstore import Settings, Wal, frame
+from walstore import Settings, Wal
+from walstore.format import frame
 from walstore.repair.repairing import Keep, apply_repair, plan_repair
 
 FS = UnsyncedFileSystem()

@@ -23,9 +23,10 @@ from tests.walstore.repair.test_repairing import (
     forget_hints,
     records,
 )
-from walstore import Record, Settings, Wal, checkpoint
-from walstore.batch import Batch
+from walstore import Record, Settings, Wal
+from walstore.batches.batch import Batch
 from walstore.errors import InvalidSettingsError, WalError
+from walstore.format import checkpoint
 from walstore.repair.plan import STAGED_NAME, Interval, RepairKind, RepairPlan
 from walstore.repair.repairing import apply_repair, plan_repair
 from walstore.verify.verifying import verify_directory

@@ -13,7 +13,8 @@ from crc32c import crc32c
 
 from tests.local import UnsyncedFileSystem
 from tests.walstore.repair.test_repairing import batch_at, flip
-from walstore import Wal, segment
+from walstore import Wal
+from walstore.format import segment
 from walstore.repair.plan import RepairKind, decode_plan, encode_plan
 from walstore.repair.repairing import apply_repair, plan_repair
 

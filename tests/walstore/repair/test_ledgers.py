@@ -10,8 +10,9 @@ import pytest
 
 from tests.local import UnsyncedFileSystem
 from tests.walstore.repair.test_repairing import cut, flip
-from walstore import Wal, checkpoint, segment
+from walstore import Wal
 from walstore.errors import CorruptionError
+from walstore.format import checkpoint, segment
 from walstore.repair.plan import RepairPlan
 from walstore.repair.repairing import apply_repair, plan_repair
 from walstore.verify.verifying import verify_directory

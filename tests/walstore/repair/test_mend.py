@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frames import build, header_of, record_lists, values_only
-from walstore import frame
+from walstore.format import frame
+from walstore.format.recovery import Chain
 from walstore.records import Record
-from walstore.recovery import Chain
 from walstore.repair.mend import MOST_BYTES, Mended, mend
 
 

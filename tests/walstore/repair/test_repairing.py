@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.local import UnsyncedFileSystem, close_opened, draft_of, open_blocking, read_opened
-from walstore import Record, Settings, Wal, checkpoint, segment
+from walstore import Record, Settings, Wal
 from walstore.cursors.directory import hold_cursors
 from walstore.cursors.file import CursorState
 from walstore.errors import (
@@ -24,7 +24,9 @@ from walstore.errors import (
     WalError,
     WalLockedError,
 )
-from walstore.posix import PosixFileSystem
+from walstore.files.posix import PosixFileSystem
+from walstore.files.segment_file import read_footer
+from walstore.format import checkpoint, segment
 from walstore.repair.apply import load_interrupted
 from walstore.repair.plan import JOURNAL_NAME, KEPT_NAME, decode_plan, encode_plan
 from walstore.repair.repairing import (
@@ -35,7 +37,6 @@ from walstore.repair.repairing import (
     apply_repair,
     plan_repair,
 )
-from walstore.segment_file import read_footer
 from walstore.testing import FaultyFileSystem
 
 FS = UnsyncedFileSystem()

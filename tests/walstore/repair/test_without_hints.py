@@ -11,8 +11,9 @@ import pytest
 
 from tests.local import UnsyncedFileSystem, close_opened, open_blocking, read_opened
 from tests.walstore.repair.test_repairing import FIRST, HINTS, SECOND, THIRD, cut, flip
-from walstore import Wal, checkpoint
+from walstore import Wal
 from walstore.errors import CorruptionError, LogNotFoundError
+from walstore.format import checkpoint
 from walstore.repair.plan import RepairPlan
 from walstore.repair.repairing import RepairKind, apply_repair, plan_repair
 from walstore.verify.verifying import verify_directory

@@ -23,7 +23,7 @@ from walstore.errors import (
     OffsetNotWrittenError,
     OffsetTrimmedError,
 )
-from walstore.posix import PosixFileSystem
+from walstore.files.posix import PosixFileSystem
 from walstore.settings import KIB
 from walstore.spark.directory import DirectoryLog
 from walstore.spark.location import parse_location

@@ -12,7 +12,7 @@ import pytest
 from tests.walstore.spark.many import write, write_directory, write_partitioned
 from tests.walstore.spark.reading import planned, read_rows
 from uploader import open_store
-from uploader.layout import MANIFEST
+from uploader.format.layout import MANIFEST
 from uploader.partitioned import PARTITIONS
 from uploader.stores.memory import MemoryStore
 from uploader.stores.metering import MeteredStore

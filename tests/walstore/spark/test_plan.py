@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, OffsetTrimmedError
-from walstore.segment import HEADER_BYTES, SegmentIndex
+from walstore.format.segment import HEADER_BYTES, SegmentIndex
 from walstore.spark.options import parse_options
 from walstore.spark.partition import FilePart, LogPartition
 from walstore.spark.plan import FileExtent, Interval, cut_file, divide, group, resolve

@@ -12,7 +12,7 @@ from pyspark.sql import datasource as spark
 from tests.walstore.spark.many import write, write_directory, write_partitioned
 from tests.walstore.spark.reading import START_US, copied, planned, read_batches, reader_of
 from tests.walstore.spark.versions import needs_filters
-from uploader import layout
+from uploader.format import layout
 from walstore.errors import (
     CorruptionError,
     InvalidSettingsError,

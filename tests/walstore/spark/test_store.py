@@ -19,9 +19,10 @@ from tests.walstore.spark.reading import (
     read_rows,
     reader_of,
 )
-from uploader import CloudLog, CloudTier, UploadSettings, layout
-from uploader.manifests.manifest import Manifest
-from uploader.setsum import Setsum
+from uploader import CloudLog, CloudTier, UploadSettings
+from uploader.format import layout
+from uploader.format.manifest import Manifest
+from uploader.format.setsum import Setsum
 from walstore import Record, Wal
 from walstore.errors import (
     CorruptionError,

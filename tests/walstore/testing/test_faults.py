@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from walstore.errors import WalLockedError
+from walstore.files.posix import PosixFileSystem
 from walstore.ports import FileSystem
-from walstore.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem
 
 

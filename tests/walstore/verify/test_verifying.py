@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.local import UnsyncedFileSystem
-from walstore import FormatVersionError, LogNotFoundError, Settings, Wal, frame, segment
-from walstore.checkpoint import CELL_FILE_NAME, FILE_NAME
-from walstore.segment_streams import SegmentStreams
+from walstore import FormatVersionError, LogNotFoundError, Settings, Wal
+from walstore.format import frame, segment
+from walstore.format.checkpoint import CELL_FILE_NAME, FILE_NAME
+from walstore.format.segment_streams import SegmentStreams
 from walstore.testing import FaultyFileSystem
 from walstore.verify.report import MAX_PROBLEMS
 from walstore.verify.verifying import VerifyReport, verify_directory

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from walstore.batch import Batch
+from walstore.batches.batch import Batch
 from walstore.cli.demo.identity import KEY, digest
 
 MAX_COMPLAINTS = 20

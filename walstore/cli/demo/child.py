@@ -13,8 +13,8 @@ import io
 import sys
 from array import array
 
-from uploader.cloud_tier import CloudTier
-from uploader.writing.uploader import UploadSettings
+from uploader.write.cloud_tier import CloudTier
+from uploader.write.uploader import UploadSettings
 from walstore.cli.demo import messages
 from walstore.cli.demo.consumer import HistoryConsumer, TailConsumer
 from walstore.cli.demo.identity import producer_number
@@ -24,8 +24,8 @@ from walstore.cli.demo.producers import SampleProducer, TextProducer
 from walstore.cli.demo.texts import Texts
 from walstore.cli.errors import exit_code, explain, is_expected, unwrap
 from walstore.cli.output import complain, send_logs_to_stderr
-from walstore.clock import SystemClock
-from walstore.wal import Wal
+from walstore.log.wal import Wal
+from walstore.runtime.clock import SystemClock
 
 STATUS_SECONDS = 0.1
 

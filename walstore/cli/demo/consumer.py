@@ -7,7 +7,7 @@ import time
 from array import array
 
 from walstore.errors import CorruptionError
-from walstore.wal import Wal
+from walstore.log.wal import Wal
 
 _LOOK_SECONDS = 0.1
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from walstore.batch import Batch
+from walstore.batches.batch import Batch
 from walstore.cli.demo.checks import Ledger
 from walstore.cli.follower import DirectoryFollower
 from walstore.errors import LogNotFoundError
-from walstore.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
+from walstore.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
 
 
 class OutsideConsumer:

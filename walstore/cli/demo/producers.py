@@ -10,7 +10,7 @@ from collections.abc import Callable
 from walstore.cli.demo.identity import KEY, digest
 from walstore.cli.demo.samples import take
 from walstore.cli.demo.texts import Texts
-from walstore.wal import Wal
+from walstore.log.wal import Wal
 
 Acknowledge = Callable[[int, int, int], None]
 """Called with a producer's number, how many of its records are on disk, and their checksum."""

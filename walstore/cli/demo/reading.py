@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from uploader.cloud_log import CloudLog
-from walstore.batch import Batch
+from uploader.read.cloud_log import CloudLog
+from walstore.batches.batch import Batch
+from walstore.batches.joined import ConcatBatch
 from walstore.cli.demo.checks import Claim, Ledger, compare_batches
 from walstore.errors import CorruptionError
-from walstore.joined import ConcatBatch
+from walstore.files.view import LogView
 from walstore.verify.verifying import verify_directory
-from walstore.view import LogView
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,18 +24,18 @@ from typing import Any, Final
 import msgpack
 
 from uploader import CloudLog, CloudTier, CloudWriter, CollectorSettings, GarbageCollector
-from uploader.manifests.roots import Layout
-from uploader.together import first_of
-from uploader.writing.uploader import UploadSettings
-from uploader.writing.writer_settings import WriterSettings
+from uploader.layouts.roots import Layout
+from uploader.runtime.together import first_of
+from uploader.write.uploader import UploadSettings
+from uploader.write.writer_settings import WriterSettings
 from walstore.cli.errors import exit_code, explain, is_expected
 from walstore.cli.output import complain, send_logs_to_stderr
 from walstore.cli.soak.records import STREAMS, Checker, Generator
 from walstore.errors import ContentionError, OffsetMismatchError, WalError
-from walstore.reader import Reader
+from walstore.log.wal import Wal
+from walstore.read.reader import Reader
 from walstore.records import AnyDurability
 from walstore.settings import KIB, MIB, Settings
-from walstore.wal import Wal
 
 FOUND: Final = "found"
 """A writer looked at the log: the number of the next record of each stream."""

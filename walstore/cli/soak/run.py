@@ -23,8 +23,8 @@ from walstore.cli.soak import child
 from walstore.cli.soak.child import Plan
 from walstore.cli.soak.records import MOST_PROBLEMS, STREAMS, Checker
 from walstore.errors import OffsetTrimmedError, WalError
+from walstore.log.wal import Wal
 from walstore.verify.verifying import verify_directory
-from walstore.wal import Wal
 
 _START_SECONDS: Final = 60.0
 _END_SECONDS: Final = 120.0

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from uploader import open_store
-from uploader.fragments.fragment_reader import FragmentReader
+from uploader.read.fragment_reader import FragmentReader
 from uploader.stores.port import ObjectStore
+from walstore.runtime.threads import Worker
 from walstore.spark.fast_path.kinds import Kind, kind_of
 from walstore.spark.loop import Loop
 from walstore.spark.partition import FragmentPart
-from walstore.threads import Worker
 
 PARALLEL: Final = 32
 """Footers of one log that are asked for at the same time."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
+from uploader.format.entries import Fragment
 from uploader.fragments.fragment_file import (
     FORMAT_VERSION,
     OUR_FIELDS,
     WAL3_FIELDS,
     Footer,
 )
-from uploader.manifests.entries import Fragment
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.spark.fast_path.obstacle import FastPathError
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from walstore.clock import SystemClock
 from walstore.errors import InvalidSettingsError
-from walstore.extras import needs_extra
 from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.extras import needs_extra
 from walstore.spark.sidecar.reports import Landed, Offsets, Started
 from walstore.spark.streaming.offsets import show
 

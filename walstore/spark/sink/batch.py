@@ -10,8 +10,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from uploader.partitioned import WriteId, job_name
-from walstore.clock import SystemClock
 from walstore.errors import WalError
+from walstore.runtime.clock import SystemClock
 from walstore.spark.sink.message import merge
 from walstore.spark.sink.options import SinkOptions
 from walstore.spark.sink.place import Place, at_place, prepare

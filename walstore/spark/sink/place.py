@@ -10,11 +10,11 @@ from typing import TypeVar
 from uploader.partitioned import Committer, SinkSettings, open_partitions
 from uploader.stores import RetryPolicy, open_store
 from uploader.stores.port import ObjectStore
-from walstore.clock import SystemClock
 from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.threads import Worker
 from walstore.spark.loop import Loop
 from walstore.spark.sink.options import SinkOptions
-from walstore.threads import Worker
 
 _T = TypeVar("_T")
 

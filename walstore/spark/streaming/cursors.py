@@ -11,11 +11,10 @@ from typing import Protocol
 
 from uploader import CloudLog
 from uploader.cursors.cloud_cursors import CloudCursors
-from uploader.manifests.manifest import Manifest
-from uploader.manifests.roots import find_root
+from uploader.format.manifest import Manifest
+from uploader.layouts.roots import find_root
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from walstore.clock import SystemClock
 from walstore.cursors.cursor import Cursor
 from walstore.errors import (
     CursorMovedError,
@@ -23,9 +22,10 @@ from walstore.errors import (
     LogNotFoundError,
     OffsetTrimmedError,
 )
-from walstore.locks import this_process
-from walstore.readonly import ReadonlyWal
-from walstore.threads import Worker
+from walstore.files.locks import this_process
+from walstore.log.readonly import ReadonlyWal
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.threads import Worker
 
 
 class StreamCursor(Protocol):

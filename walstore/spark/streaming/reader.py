@@ -13,9 +13,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from uploader import open_store
-from walstore.clock import SystemClock
 from walstore.errors import CorruptionError, InvalidSettingsError, OffsetTrimmedError
 from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
 from walstore.spark.bounds import LogName
 from walstore.spark.logs import find_logs
 from walstore.spark.partition import LogPartition

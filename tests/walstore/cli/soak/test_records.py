@@ -9,7 +9,7 @@ import pytest
 
 from walstore import Batch, Wal
 from walstore.cli.soak.records import MOST_PROBLEMS, STREAMS, Checker, Generator
-from walstore.view import LogView
+from walstore.files.view import LogView
 
 SEED = 7
 MADE = Generator(SEED)

@@ -13,10 +13,10 @@ from tests.frames import batch_of, build
 from tests.uploader.parquet import by_arrow_rs, wal3_table
 from tests.walstore.spark.reading import START_US
 from uploader import CloudWriter
+from uploader.format.layout import MANIFEST, fragment_path
+from uploader.format.manifest import Manifest
 from uploader.fragments.fragment import inspect_fragment
 from uploader.fragments.fragment_builder import encode_fragment
-from uploader.layout import MANIFEST, fragment_path
-from uploader.manifests.manifest import Manifest
 from walstore.records import Record
 from walstore.spark import read
 from walstore.testing import ManualClock

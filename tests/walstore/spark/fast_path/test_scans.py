@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from uploader.manifests.entries import Fragment
-from uploader.setsum import Setsum
+from uploader.format.entries import Fragment
+from uploader.format.setsum import Setsum
 from walstore.spark.fast_path.kinds import Kind
 from walstore.spark.fast_path.scans import MOST_SCANS, divide, scans_of
 from walstore.spark.partition import FragmentPart

@@ -13,7 +13,7 @@ from uploader import CloudLog, CloudWriter, CollectorSettings, GarbageCollector,
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, StoreKilled
 from uploader.testing.faults import Fault, fail, happen_then_fail, happen_then_kill, kill, timeout
-from uploader.writing.writer_settings import WriterSettings
+from uploader.write.writer_settings import WriterSettings
 from walstore import Wal
 from walstore.errors import (
     InvalidSettingsError,
@@ -216,7 +216,7 @@ def test_a_cursor_from_which_the_log_is_gone(place: Place):
 
 async def _put_cursor(url: str) -> None:
     """Put a cursor that holds nothing, as a program does that dies before it looks for a collection."""
-    from uploader.cursors.cloud_cursor import CloudCursor
+    from uploader.format.cloud_cursor import CloudCursor
 
     store = open_store(url)
     cursor = CloudCursor(name=NAME, position=5, epoch_us=0, writer="x")

@@ -1,0 +1,1 @@
+"""What an operator does to a stored log: scrub, seal, fork, destroy, bootstrap."""

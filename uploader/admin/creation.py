@@ -1,0 +1,31 @@
+"""The first manifest of a log that is made by hand, rather than by its first writer."""
+
+from __future__ import annotations
+
+from uploader.format import layout
+from uploader.format.manifest import Manifest
+from uploader.layouts.errand import Errand
+from uploader.root import cas
+from uploader.root.writable import check_not_destroyed
+from walstore.errors import ContentionError
+
+
+async def check_empty(found: Errand) -> None:
+    """Raise ContentionError if fragments lie there that no manifest names."""
+    async for listed in found.store.list(layout.FRAGMENT_FOLDER):
+        if layout.is_among_fragments(listed.key):
+            raise ContentionError(
+                f"{found.store.url} is not empty ({listed.key}); take another prefix"
+            )
+
+
+async def create_manifest(found: Errand, manifest: Manifest) -> None:
+    """Put the manifest unless there is one, and load whichever is there now.
+
+    LogNotFoundError if the log was destroyed meanwhile, OutcomeUnknownError if the store does not answer.
+    """
+    data = await found.worker.run(manifest.serialise)
+    result = await cas.create(found.store, layout.MANIFEST, data, retry=found.retry)
+    result.decided(found.store.url, "the manifest was created; call again")
+    await found.root.load()
+    await check_not_destroyed(found.store)

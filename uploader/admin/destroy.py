@@ -1,0 +1,219 @@
+"""destroy: removes a log and all that belongs to it, so that nothing can begin in its place by accident.
+
+The order is what makes it safe. Between any two calls to the store the process may die; calling again
+goes on, and what each step rests on still holds then:
+
+  1. The log is sealed: from now on no append commits (``seal.py``).
+  2. A tombstone is put beside it. From now on no writer begins a log here, not even one whose request
+     to create the manifest is still on its way: it looks for the tombstone afterwards (``writable.py``).
+  3. The manifest drops all it names, as a collector would do it, and says that the log was destroyed:
+     readers do not take what follows for damage.
+  4. Fragments, snapshots, cursors and the rest are removed; then the manifest; then what the seal put
+     where the next fragment would lie, so that no writer of wal3 goes on as long as there is a manifest.
+
+The tombstone stays. Of a chain there stay the last manifest and those in slots that a writer may believe to
+be free (``chain/pruning.py``): nobody else could tell it that its put came too late. Nothing is removed
+whose key is not one of a log's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+from uploader.admin.seal import seal_root
+from uploader.chain.chain_reader import ChainReader
+from uploader.chain.pruning import outlives
+from uploader.format import layout
+from uploader.format.document import position, serialise
+from uploader.format.inventory import FOLDERS, Part, goes_with_its_log, part_of
+from uploader.format.manifest import Manifest
+from uploader.format.names import MANIFEST_PREFIX, parse_manifest_key
+from uploader.layouts.errand import Errand, errand
+from uploader.root import cas
+from uploader.stores.port import ListedObject, ObjectStore
+from uploader.stores.removal import remove
+from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
+from walstore.errors import (
+    CorruptionError,
+    InvalidSettingsError,
+    LogNotFoundError,
+    OutcomeUnknownError,
+)
+from walstore.ports import Clock
+
+_AT_ONCE: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Destroyed:
+    """What :func:`destroy` has removed so far; objects that earlier calls removed are not counted."""
+
+    objects: int = 0
+    """Objects removed."""
+    object_bytes: int = 0
+    """Their length."""
+    left: tuple[str, ...] = ()
+    """Keys in the log's folders that are no part of a log; they were left alone. The first thousand."""
+
+
+async def destroy(
+    url: str,
+    *,
+    confirm: bool = False,
+    progress: Callable[[Destroyed], None] | None = None,
+    store: ObjectStore | None = None,
+    retry: RetryPolicy | None = None,
+    clock: Clock | None = None,
+) -> Destroyed:
+    """Remove the log under ``url`` for good. Only its tombstone stays, and the last manifests of a chain.
+
+    No append commits any more, not even of a writer that is open or was away for an hour. Where a log was
+    destroyed no writer begins one again: that raises LogNotFoundError. Calling again removes what came
+    late, or what an interrupted call left.
+
+    Raises InvalidSettingsError if the log is not sealed, and so may be in use, unless ``confirm`` is
+    true. Raises LogNotFoundError if there is no log and none was destroyed here, CorruptionError if its
+    manifest is damaged, and the store's errors, among them OutcomeUnknownError: call again. Cancelled, it
+    may have removed some objects or all of them; call again.
+
+    Args:
+        url: Where the log lies.
+        confirm: Whether to seal a log that is not sealed, and then destroy it.
+        progress: Called with what was removed so far, after each two hundred objects at most.
+        store: Replaces the store that the URL names, and stays open.
+        retry: How conditional puts are repeated.
+        clock: Tells the time for the tombstone, and sleeps between attempts.
+    """
+    used = chosen_store(url, store)
+    try:
+        is_buried = await used.head(layout.TOMBSTONE) is not None
+        last: AbstractSet[str] = frozenset()
+        kept: AbstractSet[str] = frozenset()
+        try:
+            async with errand(url, store=used, retry=retry, clock=clock) as found:
+                if not is_buried:
+                    found.check_found()
+                if found.root.is_known:
+                    await _end(found, confirm=confirm or is_buried)
+                    last = {layout.fragment_path(found.root.manifest.next_seq_no)}
+                kept = await _outliving(found)
+        except (CorruptionError, LogNotFoundError):
+            if not is_buried:
+                raise
+        return await _remove_all(used, progress, last=last, kept=kept)
+    finally:
+        if store is None:
+            await used.aclose()
+
+
+async def _end(found: Errand, *, confirm: bool) -> None:
+    """Seal the log, put the tombstone, and let the manifest name nothing and say what happened."""
+    manifest = found.root.manifest
+    if not (manifest.is_sealed or confirm):
+        raise InvalidSettingsError(
+            f"{found.store.url} is not sealed and may be in use; seal it first, or confirm that it is to "
+            "be destroyed"
+        )
+    await seal_root(found)
+    await _bury(found, found.root.manifest)
+    await found.root.change(_destroyed)
+
+
+async def _bury(found: Errand, manifest: Manifest) -> None:
+    """Put the tombstone, unless there is one. What it says is for people."""
+    data = serialise(
+        {
+            "destroyed_us": found.clock.now_us(),
+            "setsum": manifest.setsum.hexdigest(),
+            "acc_bytes": manifest.acc_bytes,
+            "limit": position(manifest.next_offset),
+        }
+    )
+    result = await cas.create(found.store, layout.TOMBSTONE, data, retry=found.retry)
+    if result.outcome is cas.Outcome.UNKNOWN or (
+        result.outcome is cas.Outcome.LOST and result.data is None
+    ):
+        raise OutcomeUnknownError(
+            f"{found.store.url} did not say whether the tombstone was put; call again",
+            retriable=True,
+        ) from result.cause
+
+
+def _destroyed(manifest: Manifest) -> Manifest | None:
+    return None if manifest.is_destroyed else manifest.destroy()
+
+
+async def _outliving(found: Errand) -> AbstractSet[str]:
+    """Return the manifests of a destroyed chain that stay; none if it is no chain."""
+    head = await ChainReader(found.store, found.worker, found.clock).find_head()
+    if head is None or not head.link.manifest.is_destroyed:
+        return frozenset()
+    return {
+        listed.key
+        async for listed in found.store.list(MANIFEST_PREFIX)
+        if part_of(listed.key) is Part.MANIFEST
+        and outlives(head.link, parse_manifest_key(listed.key))
+    }
+
+
+async def _remove_all(
+    store: ObjectStore,
+    progress: Callable[[Destroyed], None] | None,
+    *,
+    last: AbstractSet[str],
+    kept: AbstractSet[str],
+) -> Destroyed:
+    """Remove all but ``kept``, then the manifests, then what ``last`` names."""
+    removed = Destroyed()
+    manifests: list[ListedObject] = []
+    late: list[ListedObject] = []
+    for folder, part in FOLDERS.items():
+        async with aclosing(_batches(store, folder)) as batches:
+            async for batch in batches:
+                if part is Part.MANIFEST:
+                    manifests += [listed for listed in batch if listed.key not in kept]
+                    continue
+                late += [listed for listed in batch if listed.key in last]
+                removed = await _remove(
+                    store, [listed for listed in batch if listed.key not in last], removed
+                )
+                if progress is not None:
+                    progress(removed)
+    # What an earlier version left of a chain may lack its last manifest: then the newest, which has the first
+    # key, says at least that the log is sealed.
+    manifests.sort(key=lambda listed: listed.key)
+    for some in (manifests[1:], manifests[:1], late):
+        removed = await _remove(store, some, removed)
+        if progress is not None:
+            progress(removed)
+    return removed
+
+
+async def _batches(store: ObjectStore, folder: str) -> AsyncGenerator[list[ListedObject], None]:
+    batch: list[ListedObject] = []
+    async for listed in store.list(folder):
+        batch.append(listed)
+        if len(batch) == _AT_ONCE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+async def _remove(
+    store: ObjectStore, batch: Sequence[ListedObject], removed: Destroyed
+) -> Destroyed:
+    parts = {listed: part_of(listed.key) for listed in batch}
+    doomed = [listed for listed in batch if goes_with_its_log(listed.key)]
+    await remove(store, [listed.key for listed in doomed], rule=goes_with_its_log)
+    left = [listed.key for listed, part in parts.items() if part is None]
+    return Destroyed(
+        objects=removed.objects + len(doomed),
+        object_bytes=removed.object_bytes + sum(listed.size_bytes for listed in doomed),
+        left=(*removed.left, *left)[:1000],
+    )

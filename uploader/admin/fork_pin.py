@@ -1,0 +1,78 @@
+"""ForkPin: keeps collectors off a log while it is copied.
+
+A pin that expires, so that nothing is held for good by a fork that nobody finishes. It stands at the
+log's first record whatever is copied: cursors hold what lies behind them, so in a log without any other
+a pin further on would give all before it free.
+
+A pin's name is used once. So it can be deleted, without the condition that stores do not have for that: a
+delete that arrives late takes no other attempt's pin. Left to expire, it would hold the log for ever
+in the eyes of wal3's collectors, who do not know that pins do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import Final
+
+from uploader.cursors.cloud_cursors import CloudCursors
+from uploader.format import layout
+from uploader.format.manifest import Manifest
+from uploader.layouts.errand import Errand
+from walstore.errors import OffsetTrimmedError
+
+_HOLD_SECONDS: Final = 86_400.0
+_RENEW_SECONDS: Final = 3_600.0
+
+
+class ForkPin:
+    """The pin of one fork on its source. Belongs to one task."""
+
+    def __init__(self, source: Errand, target_url: str) -> None:
+        """Name the pin after the target, so that the attempt that succeeds finds those of all others."""
+        self._source = source
+        self._prefix = f"fork_{hashlib.sha256(target_url.encode()).hexdigest()[:16]}_"
+        self._name = self._prefix + secrets.token_hex(8)
+        self._held_at = 0.0
+        self._cursors = CloudCursors(
+            source.store,
+            newest=self._newest,
+            retry=source.retry,
+            clock=source.clock,
+            writer="walstore fork",
+        )
+
+    async def hold(self, start: int | None) -> int | None:
+        """Pin the log; return the first offset to copy, which is ``start`` if that was given.
+
+        Without it, a collection that is under way is let pass: then what it keeps is copied. Afterwards
+        the source's manifest is as new as the pin. OffsetTrimmedError if ``start`` is being collected.
+        """
+        position = self._source.root.manifest.oldest_offset
+        while True:
+            try:
+                await self._cursors.pin(self._name, position, seconds=_HOLD_SECONDS)
+            except OffsetTrimmedError as error:
+                if start is not None and start < error.head:
+                    await self.release()
+                    raise
+                position = max(error.head, position)
+                continue
+            self._held_at = self._source.clock.monotonic()
+            oldest = (await self._newest()).oldest_offset
+            return position if start is None and position > oldest else start
+
+    async def renew(self) -> None:
+        """Let the pin hold for another day, if an hour has passed."""
+        if self._source.clock.monotonic() - self._held_at >= _RENEW_SECONDS:
+            await self._cursors.renew(self._name, seconds=_HOLD_SECONDS)
+            self._held_at = self._source.clock.monotonic()
+
+    async def release(self) -> None:
+        """Remove the pin, and those of earlier attempts; no error if there is none."""
+        folder = self._source.store.list(f"{layout.CURSOR_FOLDER}{self._prefix}")
+        if keys := [listed.key async for listed in folder]:
+            await self._source.store.delete(keys)
+
+    async def _newest(self) -> Manifest:
+        return await self._source.newest()

@@ -1,0 +1,1 @@
+"""What the objects of a stored log mean. Pure: bytes in, values out."""

@@ -1,0 +1,203 @@
+"""What manifests and snapshots list: fragments, and pointers to deeper snapshots. Pure values."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from uploader.format import layout
+from uploader.format.document import Fields, check_u64, position, serialise
+from uploader.format.setsum import Setsum
+from walstore.errors import CorruptionError, FormatVersionError
+
+MAX_DEPTH: Final = 255
+"""wal3 keeps a snapshot's depth in one byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """One immutable object that holds the records ``[start, limit)``."""
+
+    path: str
+    """Key of the object, relative to the log's prefix."""
+    seq_no: int
+    """Place among the log's fragments: the first is 1, +1 each."""
+    start: int
+    """Offset of the first record."""
+    limit: int
+    """Offset after the last record."""
+    num_bytes: int
+    """Length of the object."""
+    setsum: Setsum
+    """Sum of the records."""
+    _serialised: bytes | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that do not fit 64 bits; ValueError."""
+        check_u64(seq_no=self.seq_no, start=self.start, limit=self.limit, num_bytes=self.num_bytes)
+
+    @classmethod
+    def numbered(
+        cls, seq_no: int, *, start: int, limit: int, num_bytes: int, setsum: Setsum
+    ) -> Fragment:
+        """Return the entry of the fragment with that number, at the key it must have."""
+        return cls(layout.fragment_path(seq_no), seq_no, start, limit, num_bytes, setsum)
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> Fragment:
+        """Read an entry; CorruptionError for a bad shape.
+
+        FormatVersionError if the fragment is named by a UUID, as in wal3 logs that are replicated over
+        regions and whose manifest does not live in object storage.
+        """
+        if _is_uuid(fields.raw("seq_no")):
+            raise FormatVersionError(
+                "a fragment is named by a UUID; logs replicated by wal3 cannot be read",
+                path=fields.path,
+                found="UUID",
+                supported="sequence number",
+            )
+        return cls(
+            path=fields.text("path"),
+            seq_no=fields.number("seq_no"),
+            start=fields.position("start"),
+            limit=fields.position("limit"),
+            num_bytes=fields.number("num_bytes"),
+            setsum=fields.setsum("setsum"),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as the manifest holds it."""
+        return {
+            "path": self.path,
+            "seq_no": self.seq_no,
+            "start": position(self.start),
+            "limit": position(self.limit),
+            "num_bytes": self.num_bytes,
+            "setsum": self.setsum.hexdigest(),
+        }
+
+    def serialise(self) -> bytes:
+        """Return :meth:`to_json` as bytes. They are kept: an entry is written again with every manifest."""
+        if self._serialised is None:
+            object.__setattr__(self, "_serialised", serialise(self.to_json()))
+        assert self._serialised is not None
+        return self._serialised
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPointer:
+    """What a manifest or snapshot says of a snapshot below it."""
+
+    setsum: Setsum
+    """Sum of all records below."""
+    path_to_snapshot: str
+    """Key of the snapshot, relative to the log's prefix."""
+    depth: int
+    """Levels of snapshots from here down, this one included: 1 to 255."""
+    start: int
+    """Offset of the first record below."""
+    limit: int
+    """Offset after the last record below."""
+    num_bytes: int
+    """Length of all fragments below, together."""
+    _serialised: bytes | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range; ValueError."""
+        check_u64(start=self.start, limit=self.limit, num_bytes=self.num_bytes)
+        check_depth(self.depth)
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> SnapshotPointer:
+        """Read a pointer; CorruptionError for a bad shape."""
+        return cls(
+            setsum=fields.setsum("setsum"),
+            path_to_snapshot=fields.text("path_to_snapshot"),
+            depth=fields.number("depth", maximum=MAX_DEPTH),
+            start=fields.position("start"),
+            limit=fields.position("limit"),
+            num_bytes=fields.number("num_bytes"),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the pointer as the manifest holds it."""
+        return {
+            "setsum": self.setsum.hexdigest(),
+            "path_to_snapshot": self.path_to_snapshot,
+            "depth": self.depth,
+            "start": position(self.start),
+            "limit": position(self.limit),
+            "num_bytes": self.num_bytes,
+        }
+
+    def serialise(self) -> bytes:
+        """Return :meth:`to_json` as bytes. They are kept: an entry is written again with every manifest."""
+        if self._serialised is None:
+            object.__setattr__(self, "_serialised", serialise(self.to_json()))
+        assert self._serialised is not None
+        return self._serialised
+
+
+Entry: TypeAlias = Fragment | SnapshotPointer
+
+
+def check_depth(depth: int) -> None:
+    """Raise ValueError unless the depth fits wal3's byte."""
+    if not 0 <= depth <= MAX_DEPTH:
+        raise ValueError(f"depth must be between 0 and {MAX_DEPTH}, not {depth}")
+
+
+def scrub_run(entries: Iterable[Entry], *, path: str) -> None:
+    """Raise CorruptionError unless each entry holds records and begins where the last one ends."""
+    limit: int | None = None
+    for entry in entries:
+        if entry.start >= entry.limit:
+            raise CorruptionError(f"[{entry.start}, {entry.limit}) holds no record", path=path)
+        if limit is not None and entry.start != limit:
+            raise CorruptionError(
+                f"records from {limit} to {entry.start} are missing or named twice",
+                path=path,
+                expected=limit,
+                found=entry.start,
+            )
+        limit = entry.limit
+
+
+def scrub_fragments(fragments: Sequence[Fragment], *, path: str) -> None:
+    """Raise CorruptionError unless the numbers go up by one and the keys carry them."""
+    for index, fragment in enumerate(fragments):
+        expected = fragments[0].seq_no + index
+        if fragment.seq_no != expected:
+            raise CorruptionError(
+                f"fragment {fragment.seq_no} stands where {expected} belongs",
+                path=path,
+                expected=expected,
+                found=fragment.seq_no,
+            )
+        if _number_in(fragment.path) != fragment.seq_no:
+            raise CorruptionError(
+                f"fragment {fragment.seq_no} has the key {fragment.path!r}",
+                path=path,
+                expected=layout.fragment_path(fragment.seq_no),
+                found=fragment.path,
+            )
+
+
+def _number_in(path: str) -> int | None:
+    try:
+        return layout.parse_fragment_path(path)
+    except ValueError:
+        return None
+
+
+def _is_uuid(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        uuid.UUID(value)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,240 @@
+"""Link: one manifest of a chain, and how the next one is made from it. Pure.
+
+A link is a manifest that also says where it lies (its slot), what it follows and which slot comes next. Owns
+that document, the rule by which one link follows another, and the rule by which slots are handed out.
+
+Slots (docs/chain.md has the proof)
+  L1  A link follows another if it lies in the slot that the other names as next, and names the other (slot,
+      author, setsum) as the one before it. Nothing else decides what belongs to the chain.
+  L2  An author's links stand side by side. Who goes on after another author leaves out the slots in which
+      that one may have put, or put later, what is not linked: ``alpha`` of them, with its own.
+  L3  So there is one link that whatever is ever put in a slot can follow, and no slot is used twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from typing import Final
+
+from uploader.format.document import Fields, check_u64, read_document, serialise
+from uploader.format.layout import MAX_U64
+from uploader.format.manifest import Manifest
+from uploader.format.names import ANCHOR, manifest_key
+from uploader.format.setsum import Setsum
+from walstore.errors import CorruptionError, FormatVersionError
+
+VERSION: Final = 1
+MOST_ALPHA: Final = 32
+"""Manifests that an author may have under way at once."""
+KEPT_SECONDS: Final = 3600.0
+"""How long a takeover is kept, so that who was overtaken finds its slot taken."""
+MOST_RANGES: Final = 64
+"""Ranges of kept slots that a link lists; neighbours are joined to stay below."""
+
+_LAST_SLOT: Final = MAX_U64 >> 1
+"""No log lives long enough to come here. A slot above is a forgery, which would leave no room behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a link says of the one before it."""
+
+    slot: int
+    author: str
+    setsum: Setsum
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as the document holds it."""
+        return {"slot": self.slot, "author": self.author, "setsum": self.setsum.hexdigest()}
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Slots ``[first, last]`` that hold takeovers, and must not be deleted yet."""
+
+    first: int
+    last: int
+    seen_us: int
+    """When somebody who went on behind the last of them had seen it, in microseconds since 1970 UTC."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One manifest of a chain. Immutable, like its object."""
+
+    manifest: Manifest
+    """The whole state of the log, as in the other layout."""
+    slot: int
+    """Where it lies."""
+    next: int
+    """The slot of the one link that may follow."""
+    prev: Place | None
+    """The link that it follows; None for one that begins a chain."""
+    base: int
+    """Slot of the newest link that was known to be durable when this one was made; its own if it begins a
+    chain. Recovery starts there."""
+    author: str
+    """Unique for one life of one writer, up to its first trouble."""
+    alpha: int
+    """Manifests that its author may have under way at once, 1 to 32."""
+    kept: tuple[Kept, ...] = ()
+    """Older slots that must not be deleted yet, in order."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range; ValueError. TypeError for what is no whole number."""
+        check_u64(slot=self.slot, next=self.next, base=self.base, alpha=self.alpha)
+        if not 1 <= self.alpha <= MOST_ALPHA:
+            raise ValueError(f"alpha must be 1 to {MOST_ALPHA}, not {self.alpha}")
+
+    @classmethod
+    def root(cls, manifest: Manifest, *, author: str, alpha: int, slot: int = ANCHOR) -> Link:
+        """Return a link that begins a chain."""
+        return cls(
+            manifest=manifest,
+            slot=slot,
+            next=slot + 1,
+            prev=None,
+            base=slot,
+            author=author,
+            alpha=alpha,
+        )
+
+    def successor(
+        self, manifest: Manifest, *, author: str, alpha: int, base: int, now_us: int
+    ) -> Link:
+        """Return the link that follows this one.
+
+        Args:
+            manifest: What it holds.
+            author: Who makes it. Unless that is this link's author too, this link must be durable.
+            alpha: The author's, always the same.
+            base: Slot of the newest link known to be durable.
+            now_us: Wall-clock microseconds since 1970 UTC.
+        """
+        is_takeover = author != self.author
+        return Link(
+            manifest=manifest,
+            slot=self.next,
+            next=self.next + (self.alpha if is_takeover else 1),
+            prev=self.place,
+            base=base,
+            author=author,
+            alpha=alpha,
+            kept=self._kept(now_us, expire=is_takeover),
+        )
+
+    @property
+    def key(self) -> str:
+        """Where its object lies."""
+        return manifest_key(self.slot)
+
+    @property
+    def place(self) -> Place:
+        """What the next link says of this one."""
+        return Place(self.slot, self.author, self.manifest.setsum)
+
+    @property
+    def is_takeover(self) -> bool:
+        """Whether another author made the link before it."""
+        return self.prev is not None and self.prev.author != self.author
+
+    def follows(self, link: Link) -> bool:
+        """Return whether it belongs right behind ``link``."""
+        return self.slot == link.next and self.prev == link.place
+
+    def is_kept(self, slot: int) -> bool:
+        """Return whether a slot holds what must not be deleted yet, or never."""
+        return slot == ANCHOR or any(kept.first <= slot <= kept.last for kept in self.kept)
+
+    def serialise(self) -> bytes:
+        """Return its object: that of the manifest with one more field at the end."""
+        chain = serialise(
+            {
+                "version": VERSION,
+                "slot": self.slot,
+                "next": self.next,
+                "prev": None if self.prev is None else self.prev.to_json(),
+                "base": self.base,
+                "author": self.author,
+                "alpha": self.alpha,
+                "kept": [[kept.first, kept.last, kept.seen_us] for kept in self.kept],
+            }
+        )
+        return b'%s,"chain":%s}' % (self.manifest.serialise()[:-1], chain)
+
+    @classmethod
+    def parse(cls, data: bytes, *, slot: int) -> Link:
+        """Read the object in a slot.
+
+        CorruptionError for a bad shape or one made for another slot, FormatVersionError for one of a newer
+        kind. Checks no more; see :meth:`uploader.format.manifest.Manifest.scrub`.
+        """
+        path = manifest_key(slot)
+
+        def build(document: Fields) -> Link:
+            return cls._from_fields(document.object("chain"), Manifest.from_fields(document))
+
+        link = read_document(data, build, path=path)
+        if link.slot != slot or not link.base <= slot < link.next <= slot + 2 * MOST_ALPHA:
+            raise CorruptionError(
+                "a manifest lies in a slot that it was not made for",
+                path=path,
+                expected=slot,
+                found=f"slot {link.slot}, base {link.base}, next {link.next}",
+            )
+        return link
+
+    @classmethod
+    def _from_fields(cls, fields: Fields, manifest: Manifest) -> Link:
+        version = fields.number("version")
+        if version != VERSION:
+            raise FormatVersionError(
+                "the chain of manifests is of a newer kind; update walstore",
+                path=fields.path,
+                found=version,
+                supported=VERSION,
+            )
+        return cls(
+            manifest=manifest,
+            slot=fields.number("slot", maximum=_LAST_SLOT),
+            next=fields.number("next", maximum=_LAST_SLOT),
+            prev=_place(fields.object("prev")) if fields.has("prev") else None,
+            base=fields.number("base"),
+            author=fields.text("author"),
+            alpha=fields.number("alpha"),
+            kept=_kept(fields),
+        )
+
+    def _kept(self, now_us: int, *, expire: bool) -> tuple[Kept, ...]:
+        oldest_us = now_us - round(KEPT_SECONDS * 1e6)
+        kept = [item for item in self.kept if not expire or item.seen_us > oldest_us]
+        if self.is_takeover:
+            kept.append(Kept(self.slot, self.slot, now_us))
+        while len(kept) > MOST_RANGES:
+            gaps = [after.first - before.last for before, after in itertools.pairwise(kept)]
+            at = gaps.index(min(gaps))
+            joined = dataclasses.replace(
+                kept[at + 1],
+                first=kept[at].first,
+                seen_us=max(kept[at].seen_us, kept[at + 1].seen_us),
+            )
+            kept[at : at + 2] = [joined]
+        return tuple(kept)
+
+
+def _place(fields: Fields) -> Place:
+    return Place(fields.number("slot"), fields.text("author"), fields.setsum("setsum"))
+
+
+def _kept(fields: Fields) -> tuple[Kept, ...]:
+    kept = tuple(Kept(*row) for row in fields.rows("kept", 3))
+    if len(kept) > MOST_RANGES:
+        raise CorruptionError(
+            f"a manifest keeps more than {MOST_RANGES} ranges of slots",
+            path=fields.path,
+            expected=MOST_RANGES,
+            found=len(kept),
+        )
+    return kept

@@ -1,0 +1,1 @@
+"""What is garbage: cursors, pins and announcements that a collection obeys."""

@@ -1,0 +1,135 @@
+"""Announced: the collection that somebody has announced, as a writer carries it out with its own manifests.
+
+A collector swaps the manifest on top of what writers publish. Behind one that publishes all the time it is
+always too late, so such a writer looks for an announcement now and then, beside publishing, and what it
+appends next it appends to a manifest without the garbage. wal3's writers do the same when they are told to.
+
+Only what its collector asks for is taken (``Garbage.cursors_checked``). The document may be forged, so the
+writer looks at the cursors itself; and only what it saw a moment ago counts, for a collection may be given
+up. All else is as if the collector had dropped it, who finds it so.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from uploader.format import layout
+from uploader.format.garbage import Garbage, StaleGarbageError, apply_garbage
+from uploader.format.manifest import Manifest
+from uploader.format.moment import Moment
+from uploader.garbage.cutoff import lowest_cursor
+from uploader.garbage.holds import Keepers
+from uploader.root.stored_document import read_stored
+from uploader.root.tree import ManifestTree
+from uploader.runtime.beside import Beside
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from walstore.errors import CorruptionError, WalError
+from walstore.ports import Clock
+from walstore.runtime.threads import Worker
+
+logger = logging.getLogger("walstore")
+
+LOOK_SECONDS: Final = 2.0
+"""How often a writer looks that publishes without such a pause; one request, if nothing is announced. Others
+never do, since a collector gets in between."""
+TRUSTED_SECONDS: Final = 2 * LOOK_SECONDS
+"""How long after a look what was seen may be dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """An announcement, and when it was not read yet."""
+
+    garbage: Garbage
+    asked: Moment
+
+
+class Announced:
+    """What one writer of a log knows of announced collections. Belongs to one event loop."""
+
+    def __init__(self, store: ObjectStore, worker: Worker, clock: Clock) -> None:
+        self._store = store
+        self._worker = worker
+        self._clock = clock
+        self._beside = Beside[_Seen | None]()
+        self._seen: _Seen | None = None
+        self._published: Moment | None = None
+        self._looked: Moment | None = None
+
+    def begin(self) -> None:
+        """Take note that something was published, and begin to look if it is time; return at once."""
+        now, before = Moment.now(self._clock), self._published
+        self._published = now
+        is_steady = before is not None and before.age_seconds(self._clock) < LOOK_SECONDS
+        if not is_steady or self._looked is None:
+            self._looked = now
+        elif not self._beside.is_busy and self._looked.age_seconds(self._clock) >= LOOK_SECONDS:
+            self._looked = now
+            self._collect()
+            self._beside.start(self._look(now), f"look for garbage of {self._store.url}")
+
+    def take_out(self, manifest: Manifest) -> Manifest:
+        """Return the manifest without what is announced; the very same if it has nothing of that.
+
+        Also if it cannot drop it exactly as announced: entries were rolled up since. Its collector finds
+        that, too.
+        """
+        self._collect()
+        seen = self._seen
+        if seen is None:
+            return manifest
+        if seen.asked.age_seconds(self._clock) >= TRUSTED_SECONDS:
+            self._seen = None
+            return manifest
+        try:
+            return apply_garbage(manifest, seen.garbage) or manifest
+        except (StaleGarbageError, CorruptionError) as error:
+            logger.info("%s: the announced garbage is not dropped: %s", self._store.url, error)
+            self._seen = None
+            return manifest
+
+    async def wait(self) -> None:
+        """Return when no look is under way."""
+        await self._beside.wait()
+
+    async def aclose(self) -> None:
+        """Give up what is under way, and wait for its end; twice is allowed."""
+        await self._beside.aclose()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        """Take the result of a look that has ended."""
+        task = self._beside.take()
+        if task is None:
+            return
+        try:
+            self._seen = task.result()
+        except WalError as error:
+            self._seen = None
+            logger.info("%s: %s could not be read: %s", self._store.url, layout.GARBAGE, error)
+
+    async def _look(self, asked: Moment) -> _Seen | None:
+        try:
+            found = await read_stored(self._store, layout.GARBAGE, _parse, worker=self._worker)
+        except ObjectNotFoundError:
+            return None
+        garbage = found.value
+        if not garbage.cursors_checked:
+            return None
+        lowest = lowest_cursor(await Keepers(self._store).list(), self._clock.now_us())
+        if lowest is None or lowest.position < garbage.first_to_keep:
+            return None
+        if garbage.snapshot_for_root is not None:
+            tree = ManifestTree(self._store, self._worker, cache_bytes=0)
+            await tree.snapshot(garbage.snapshot_for_root)
+        return _Seen(garbage, asked)
+
+
+def _parse(data: bytes) -> Garbage:
+    garbage = Garbage.parse(data)
+    garbage.scrub()
+    return garbage

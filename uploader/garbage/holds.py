@@ -1,0 +1,136 @@
+"""Holds: places from which on a log is not collected, as long as somebody must find out what became of them.
+
+A hold is a pin that is no cursor: it can keep records, but never lets any go, as the first cursor of a log
+does. Owns the objects under ``hold/``, which wal3 does not know. As with a new cursor it is put first, and
+then a look is taken for a collection, while a collector announces first and looks for holds afterwards: one
+of the two sees the other (docs/collection.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Protocol
+
+from uploader.format import layout
+from uploader.format.cloud_cursor import CloudCursor
+from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document
+from uploader.root import cas
+from uploader.root.stored_document import parse_aside, read_stored
+from uploader.runtime.together import together
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.errors import CorruptionError
+
+_AT_ONCE: Final = 10
+
+
+class _Parse(Protocol):
+    def __call__(self, data: bytes, *, name: str, etag: str | None = None) -> CloudCursor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold(CloudCursor):
+    """What one hold said when it was read; its fields are those of a pin."""
+
+    @classmethod
+    def parse(cls, data: bytes, *, name: str, etag: str | None = None) -> Hold:
+        """Read the object of hold ``name``; CorruptionError for a bad shape."""
+
+        def build(fields: Fields) -> Hold:
+            return cls(
+                name=name,
+                position=fields.position("position"),
+                epoch_us=fields.number("epoch_us"),
+                writer=fields.text("writer"),
+                expires_us=fields.number("expires_us"),
+                etag=etag,
+            )
+
+        return read_document(data, build, path=layout.hold_path(name), most_bytes=MOST_SMALL_BYTES)
+
+
+class Holds:
+    """The holds of one log. Any number of tasks may call it; all methods pass on the store's errors."""
+
+    def __init__(self, store: ObjectStore, *, retry: RetryPolicy) -> None:
+        self._store = store
+        self._retry = retry
+
+    async def put(self, hold: Hold) -> None:
+        """Keep everything from its position on, or from a lower one if it has stood there before.
+
+        OutcomeUnknownError if the store does not say whether it was put; call again.
+        """
+        key, data, etag = layout.hold_path(hold.name), hold.serialise(), None
+        while True:
+            result = await cas.put(self._store, key, data, etag, retry=self._retry)
+            result.decided(self._store.url, f"{key} was put; call again")
+            if result.outcome is cas.Outcome.COMMITTED:
+                return
+            etag = result.etag
+            if result.data is not None:
+                before = await parse_aside(partial(Hold.parse, name=hold.name), result.data)
+                if before.position <= hold.position and before.expires_us == hold.expires_us:
+                    return
+
+
+class Keepers:
+    """All that keeps records of one log from being collected: cursors and holds."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    async def list(self) -> Sequence[CloudCursor]:
+        """Return them, expired ones included.
+
+        CorruptionError for one that is damaged, and for other objects there, as in wal3: one of them might
+        be what somebody relies on. The store's errors.
+        """
+        async with together() as tasks:
+            cursors = tasks.create_task(
+                self._read(
+                    layout.CURSOR_FOLDER, layout.parse_cursor_path, CloudCursor.parse, "cursor"
+                )
+            )
+            holds = tasks.create_task(
+                self._read(layout.HOLD_FOLDER, layout.parse_hold_path, Hold.parse, "hold")
+            )
+        return [*cursors.result(), *holds.result()]
+
+    async def _read(
+        self, folder: str, name_in: Callable[[str], str], parse: _Parse, what: str
+    ) -> Sequence[CloudCursor]:
+        names: dict[str, str] = {}
+        async for listed in self._store.list(folder):
+            if "/" in listed.key.removeprefix(folder):
+                continue  # of another log, which lies below
+            try:
+                names[listed.key] = name_in(listed.key)
+            except ValueError as error:
+                raise CorruptionError(
+                    f"this is not the key of a {what}; remove the object", path=listed.key
+                ) from error
+        found: list[CloudCursor] = []
+        keys = list(names)
+        for low in range(0, len(keys), _AT_ONCE):
+            some = keys[low : low + _AT_ONCE]
+            reading = [
+                read_stored(
+                    self._store,
+                    key,
+                    partial(parse, name=names[key]),
+                    most_bytes=MOST_SMALL_BYTES,
+                )
+                for key in some
+            ]
+            for stored in await asyncio.gather(*reading, return_exceptions=True):
+                if isinstance(stored, ObjectNotFoundError):
+                    continue  # deleted meanwhile
+                if isinstance(stored, BaseException):
+                    raise stored
+                found.append(replace(stored.value, etag=stored.etag))
+        return found

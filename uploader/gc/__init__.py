@@ -1,0 +1,1 @@
+"""Collection: garbage is planned, announced, dropped and deleted."""

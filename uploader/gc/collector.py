@@ -1,0 +1,293 @@
+"""GarbageCollector: removes the oldest part of a log, which no cursor asks for, beside writers and readers.
+
+Owns the order of the steps; each may be the last one of this process, and any collector goes on from there:
+
+  1. Plan: cursors, manifest, cursors again; the lowest cursor is where the garbage ends.
+  2. Put what remains of snapshots that are kept in part. Nothing names it yet.
+  3. Announce: swap ``gc/GARBAGE`` from empty to the plan. From here on no cursor can be made below its end
+     unnoticed, and no other collection can begin.
+  4. Look at the cursors again. One that came before the announcement is seen now. Say so in ``gc/GARBAGE``.
+  5. Drop: swap the manifest for one without the garbage, on top of whatever writers did meanwhile; or find
+     that a writer who publishes all the time has done it (``announced.py``).
+  6. Note when that was, and wait until no reader can still go by an older manifest.
+  7. Check that the manifest still does not name it, delete it slowly, and swap ``gc/GARBAGE`` to empty.
+
+wal3's collector and writer take the same steps on the same objects, without 4 and 6. Why this is safe, and
+what it assumes about time, is in docs/collection.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import aclosing
+from typing import Final
+
+from uploader.cursors.cloud_cursors import CloudCursors
+from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO, fragment_path
+from uploader.format.manifest import Manifest
+from uploader.format.setsum import Setsum
+from uploader.garbage.collection import (
+    AuditCallback,
+    Collected,
+    CollectorSettings,
+    Deleted,
+    Plan,
+    ProgressCallback,
+)
+from uploader.garbage.collection_heads import HeadFile
+from uploader.garbage.garbage_file import GarbageFile
+from uploader.garbage.holds import Keepers
+from uploader.gc.collectable import Collectable
+from uploader.gc.deleter import Deleter
+from uploader.gc.dropping import Dropping
+from uploader.gc.execution import Execution
+from uploader.gc.leaks import Leak, find_leaks
+from uploader.gc.misfits import void_misfits
+from uploader.gc.planner import Planner
+from uploader.layouts.roots import find_root
+from uploader.read.fragment_reader import FragmentReader
+from uploader.root.root import Root
+from uploader.root.tree import ManifestTree
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
+from walstore.errors import CollectionRefusedError, ContentionError, LogNotFoundError
+from walstore.ports import Clock
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.resource import Opening
+from walstore.runtime.threads import Worker
+from walstore.validation.arguments import as_settings
+
+logger = logging.getLogger("walstore")
+
+_ATTEMPTS: Final = 7
+
+
+class GarbageCollector:
+    """Collects one log. Make one with :meth:`open`; one task at a time.
+
+    Any number of collectors may work on a log at once, on any machine. Cancelling a call stops where it is;
+    the next one, of any collector, goes on.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        settings: CollectorSettings | None = None,
+        store: ObjectStore | None = None,
+        retry: RetryPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> Opening[GarbageCollector]:
+        """Open the log under ``url`` for collecting; needs to write, but for :meth:`plan`.
+
+        LogNotFoundError if there is no log, CorruptionError if its manifest is damaged, else the store's
+        errors. The other options are those of :class:`uploader.CloudTier`.
+        """
+
+        async def open_it() -> GarbageCollector:
+            used = chosen_store(url, store)
+            own_clock = clock or SystemClock()
+            worker = Worker("collector", threads=2)
+            try:
+                own_retry = retry or RetryPolicy(clock=own_clock)
+                root = await find_root(used, retry=own_retry, worker=worker)
+                if not root.is_known:
+                    raise LogNotFoundError(f"there is no log at {used.url}", location=used.url)
+                return cls(
+                    store=used,
+                    root=root,
+                    settings=as_settings(settings, CollectorSettings),
+                    retry=own_retry,
+                    clock=own_clock,
+                    worker=worker,
+                )
+            except BaseException:
+                worker.close()
+                await used.aclose()
+                raise
+
+        return Opening(open_it)
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        root: Root,
+        settings: CollectorSettings,
+        retry: RetryPolicy,
+        clock: Clock,
+        worker: Worker,
+    ) -> None:
+        """Not for callers; see :meth:`open`."""
+        self._store = store
+        self._root = root
+        self._retry = retry
+        self._worker = worker
+        self._max_fragments = settings.max_fragments
+        self._tree = ManifestTree(store, worker, newest=self._newest)
+        file = GarbageFile(store, retry=retry, worker=worker)
+        self._heads = HeadFile(
+            store, retry=retry, clock=clock, interval_seconds=settings.interval_seconds
+        )
+        self._cursors = CloudCursors(
+            store, newest=self._newest, retry=retry, clock=clock, writer="walstore collector"
+        )
+        keepers = Keepers(store)
+        self._deleter = Deleter(store=store, settings=settings, clock=clock)
+        dropping = Dropping(
+            store=store,
+            root=root,
+            file=file,
+            keepers=keepers,
+            retry=retry,
+            clock=clock,
+            worker=worker,
+            interval_seconds=settings.interval_seconds,
+        )
+        self._execution = Execution(
+            file=file,
+            heads=self._heads,
+            dropping=dropping,
+            deleter=self._deleter,
+            store=store,
+            worker=worker,
+            newest=self._newest,
+            settings=settings,
+            clock=clock,
+        )
+        fragments = FragmentReader(store=store, worker=worker, cache_bytes=0, newest=self._newest)
+        self._planner = Planner(
+            file=file,
+            heads=self._heads,
+            keepers=keepers,
+            newest=self._newest,
+            tree=self._tree,
+            offset_at=fragments.offset_at,
+            settings=settings,
+            clock=clock,
+            worker=worker,
+        )
+
+    @property
+    def url(self) -> str:
+        """Where the log lies, without credentials."""
+        return self._store.url
+
+    @property
+    def cursors(self) -> CloudCursors:
+        """The cursors that hold the log."""
+        return self._cursors
+
+    async def plan(self) -> Plan:
+        """Return what :meth:`apply` would do now. Changes nothing.
+
+        CorruptionError if the log, a cursor or the announced collection is damaged; ContentionError if
+        cursors keep going back; else the store's errors.
+        """
+        return await self._planner.plan()
+
+    async def apply(
+        self,
+        plan: Plan,
+        *,
+        progress: ProgressCallback | None = None,
+        audit: AuditCallback | None = None,
+    ) -> Collected:
+        """Do what was planned; waits for the interval to pass, up to ``max_wait_seconds``.
+
+        ``audit`` is given a line of JSON for each object that was removed. CollectionRefusedError if the
+        plan has findings; ContentionError if it is out of date: plan again then. After any other error,
+        and after :attr:`Collected.due_us`, plan and apply again, which goes on where this stopped.
+        """
+        if plan.findings:
+            raise CollectionRefusedError("; ".join(plan.findings))
+        if plan.is_empty:
+            return Collected(head=plan.head, cutoff=plan.cutoff)
+        return await self._execution.run(plan, progress, audit)
+
+    async def collect(
+        self, *, progress: ProgressCallback | None = None, audit: AuditCallback | None = None
+    ) -> Collected:
+        """Plan, apply, and remove what leaked earlier. Goes on with what another collector left.
+
+        Raises as :meth:`apply`; plans again a few times before it raises ContentionError.
+        """
+        collected = await self._collect(progress, audit)
+        swept = await self.sweep(progress=progress, audit=audit)
+        return dataclasses.replace(collected, deleted=(*collected.deleted, *swept))
+
+    async def sweep(
+        self, *, progress: ProgressCallback | None = None, audit: AuditCallback | None = None
+    ) -> tuple[Deleted, ...]:
+        """Remove fragments and snapshots that lie below the log's head and leaked there; return them.
+
+        Only what has been below the head for the interval, and at most about ``max_fragments`` at once.
+        Costs a listing of the snapshots. Fragments behind the log's end that can never be part of it are
+        replaced by what no program takes for a fragment; costs a listing of those behind the end.
+        """
+        manifest = await self._newest()
+        await void_misfits(self._store, self._root, retry=self._retry, worker=self._worker)
+        if manifest.oldest_offset == FIRST_OFFSET:
+            return ()
+        await self._heads.note(manifest)
+        head = await self._heads.aged()
+        if head is None or head.offset > manifest.oldest_offset:
+            return ()
+        key = self._root.fragment_key(FIRST_SEQ_NO, start=1, limit=2, setsum=Setsum())
+        collectable = Collectable(self._store, self._worker, manifest, head)
+        leaks = find_leaks(
+            self._store,
+            self._tree,
+            manifest,
+            head,
+            collectable,
+            is_sharded=key != fragment_path(FIRST_SEQ_NO),
+        )
+        async with aclosing(leaks):
+            return await self._deleter.delete(
+                _first(leaks, self._max_fragments),
+                collectable,
+                phase="sweep",
+                total=0,
+                progress=progress,
+                audit=audit,
+            )
+
+    async def aclose(self) -> None:
+        """Release connections and threads; twice is allowed."""
+        await self._root.aclose()
+        self._worker.close()
+        await self._store.aclose()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _newest(self) -> Manifest:
+        if not await self._root.load():
+            raise LogNotFoundError(f"there is no log at {self.url}", location=self.url)
+        return self._root.manifest
+
+    async def _collect(
+        self, progress: ProgressCallback | None, audit: AuditCallback | None
+    ) -> Collected:
+        for attempt in range(_ATTEMPTS):
+            # A writer that rolls up all the time makes a plan void that takes what it rolls up.
+            plan = await self._planner.plan(rolled_up_only=attempt % 2 == 1)
+            try:
+                return await self.apply(plan, progress=progress, audit=audit)
+            except ContentionError as error:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                logger.info("%s: %s", self.url, error)
+        raise AssertionError("unreachable")
+
+
+async def _first(items: AsyncIterable[Leak], count: int) -> AsyncIterator[Leak]:
+    async for item in items:
+        yield item
+        count -= 1
+        if not count:
+            return

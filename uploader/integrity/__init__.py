@@ -1,1 +1,0 @@
-"""Integrity: whether a log in object storage is what its manifest says."""

@@ -1,1 +1,0 @@
-"""The life of a log in object storage: begun elsewhere, forked, sealed, destroyed."""

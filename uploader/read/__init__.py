@@ -1,0 +1,1 @@
+"""How records get from the store to a reader."""

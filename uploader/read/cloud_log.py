@@ -1,0 +1,370 @@
+"""CloudLog: a log read from its prefix in object storage alone, without the local directory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from datetime import datetime
+
+from uploader.cursors.cloud_cursors import CloudCursors
+from uploader.format.closings import closings_in, finished_closings
+from uploader.format.entries import Fragment
+from uploader.format.manifest import Manifest
+from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.layouts.roots import find_root
+from uploader.read.cloud_source import CloudSource, check_limits, check_max_wait, in_time, within
+from uploader.read.fragment_cache import FragmentCache
+from uploader.read.fragment_reader import FragmentReader
+from uploader.read.read_ahead import ReadAhead
+from uploader.read.verified import Verified, verify_log
+from uploader.root.root import Root
+from uploader.root.stream_file import StreamFile
+from uploader.runtime.shared_worker import SharedWorker
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
+from walstore.batches.batch import Batch
+from walstore.errors import (
+    LogNotFoundError,
+    OffsetNotWrittenError,
+    OffsetTrimmedError,
+    WalClosedError,
+)
+from walstore.format.ledger import StreamInfo
+from walstore.ports import Clock
+from walstore.read.reader import Reader, ReadGuard
+from walstore.records import Start
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.resource import Opening
+from walstore.runtime.threads import Worker
+from walstore.validation.arguments import as_count, as_moment_us
+
+__all__ = ["CloudLog", "Verified"]
+
+_FIRST_POLL_SECONDS = 0.1
+_LONGEST_POLL_SECONDS = 2.0
+_SAME_TIME_SECONDS = 0.001
+
+PREFETCH_BYTES = 32 << 20
+"""Memory that the fragments fetched ahead for a reader may take unless it is told otherwise."""
+
+
+class CloudLog:
+    """Read-only view of a log in object storage. Make one with :meth:`open`."""
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        cache_bytes: int = 64 << 20,
+        disk_cache: FragmentCache | None = None,
+        store: ObjectStore | None = None,
+        retry: RetryPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> Opening[CloudLog]:
+        """Open the log under ``url``; needs read access only.
+
+        Raises LogNotFoundError if there is no manifest, CorruptionError if it is damaged, and the
+        store's errors.
+
+        Args:
+            url: Where the log lies; as for :class:`uploader.CloudTier`.
+            cache_bytes: Bounds the decoded fragments that are kept in memory.
+            disk_cache: Keeps fragments on local disk, too. Several logs may share one.
+            store: Replaces the store that the URL names; closed with the log all the same.
+            retry: How requests beyond a plain read are repeated.
+            clock: Sleeps between polls.
+        """
+
+        async def open_it() -> CloudLog:
+            most = as_count(cache_bytes, "cache_bytes", low=0)
+            found = chosen_store(url, store)
+            worker = SharedWorker("cloud", 2)
+            ticking = clock or SystemClock()
+            try:
+                policy = retry or RetryPolicy(clock=ticking)
+                root = await find_root(found, retry=policy, worker=worker)
+                if not root.is_known:
+                    raise LogNotFoundError(f"there is no log at {found.url}", location=found.url)
+            except BaseException:
+                worker.close()
+                await found.aclose()
+                raise
+            return cls(
+                root=root,
+                store=found,
+                worker=worker,
+                cache_bytes=most,
+                disk_cache=disk_cache,
+                clock=ticking,
+            )
+
+        return Opening(open_it)
+
+    def __init__(
+        self,
+        *,
+        root: Root,
+        store: ObjectStore,
+        worker: Worker,
+        cache_bytes: int,
+        disk_cache: FragmentCache | None,
+        clock: Clock,
+    ) -> None:
+        """Not for callers; see :meth:`open`."""
+        self._store = store
+        self._clock = clock
+        self._worker = worker
+        self._root = root
+        self._fragments = FragmentReader(
+            store=store,
+            worker=worker,
+            cache_bytes=cache_bytes,
+            newest=self._newest,
+            disk_cache=disk_cache,
+        )
+        self._cursors = CloudCursors.of_store(
+            store, retry=RetryPolicy(clock=clock), clock=clock, worker=worker
+        )
+        self._streams = StreamFile(store, retry=RetryPolicy(clock=clock), worker=worker)
+        # One request for the manifest at a time, so that no older answer overtakes a newer one.
+        self._refreshing = asyncio.Lock()
+        self._refreshed_at = clock.monotonic()
+        self._closed = False
+        self._read_guard = ReadGuard(self.check_open)
+
+    @property
+    def url(self) -> str:
+        """Where the log lies, without credentials."""
+        return self._store.url
+
+    @property
+    def cursors(self) -> CloudCursors:
+        """Named positions that keep garbage collection off what lies behind them; need write access."""
+        return self._cursors
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest as it was read last."""
+        return self._root.manifest
+
+    @property
+    def head(self) -> int:
+        """First retained offset."""
+        return self.manifest.oldest_offset
+
+    @property
+    def tail(self) -> int:
+        """Offset after the last one that the manifest names."""
+        return self.manifest.next_offset
+
+    @property
+    def limit(self) -> int:
+        """Same as :attr:`tail`: everything the manifest names is visible."""
+        return self.tail
+
+    async def refresh(self) -> None:
+        """Read the manifest again.
+
+        LogNotFoundError if there is none, CorruptionError if it is damaged, or does not go on from the one
+        that was read before: it went back, or names other records where both can be compared.
+        """
+        async with self._refreshing:
+            await self._refresh()
+
+    def reader(
+        self,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        *,
+        stop: int | None = None,
+        stream: str | None = None,
+        follow: bool = False,
+        prefetch: int = PREFETCH_BYTES,
+        verify: bool = False,
+    ) -> Reader:
+        """Return a reader; options as :meth:`walstore.Wal.reader`, but not following by default.
+
+        The next fragments are fetched and decoded while one is read: as many as fit into ``prefetch``
+        bytes of memory, by an estimate, and at most 16. 0 fetches each when it is wanted. With ``verify``
+        every record is hashed and the sum compared with the manifest's, at about the speed of SHA3-256;
+        else page checksums, lengths and offsets are checked. With ``stream`` fragments whose footer
+        denies the stream are not fetched.
+
+        With ``follow`` it reads the manifest again, at first after 0.1 s, then less and less often,
+        every 2 s at the least, while nothing new appears. Readers that wait together share what is read.
+        """
+        if prefetch < 0:
+            raise ValueError(f"prefetch must not be negative, not {prefetch}")
+        ahead = ReadAhead(self._fragments, max_bytes=prefetch, stream=stream, verify=verify)
+        source = CloudSource(self, self._fragments, ahead)
+        return Reader(
+            source, start=start, stop=stop, stream=stream, follow=follow, guard=self._read_guard
+        )
+
+    async def streams(self) -> dict[str, StreamInfo]:
+        """Return every stream that was opened or appended to, by name, in the order of opening.
+
+        Of a log that :class:`uploader.CloudWriter` writes, its table of streams tells all: two requests.
+        Streams of records that were appended before there was a table, and those of a log that a local one
+        ships, are found by the footers of the fragments, a request for each; they count as open, and have no
+        metadata. A stream that is just being closed is open until the closing has taken effect for every
+        writer.
+
+        Raises CorruptionError for damaged objects, LogNotFoundError if the log is gone, the store's errors.
+        """
+        self.check_open()
+        told = closings_in(self.manifest.writer)
+        table = (await self._streams.load()).checked(told)
+        await self.refresh()
+        manifest = self.manifest
+        listed = table.infos(finished_closings(manifest))
+        since = table.since if table.revision else manifest.next_offset
+        if since <= manifest.oldest_offset:
+            return listed
+        found = await self._fragments.streams(manifest, manifest.oldest_offset, since)
+        older = {
+            name: StreamInfo(is_open=True, metadata={}, opened_at=start)
+            for name, start in found.items()
+        }
+        return {**older, **listed}
+
+    async def scan(
+        self,
+        start: int,
+        *,
+        max_fragments: int | None = None,
+        max_bytes: int | None = None,
+        max_records: int | None = None,
+        max_wait: float | None = None,
+    ) -> AsyncGenerator[Fragment, None]:
+        """Yield the entries of the fragments from the one on that holds ``start``, within limits.
+
+        Fragments come whole: the first one may hold records before ``start``, which are not counted, and
+        the last one more than ``max_records`` asks for. There is always one, whatever its size, unless
+        ``start`` is the tail. ``max_bytes`` counts objects. See :meth:`read_fragment`.
+
+        ``max_wait`` bounds the scan in seconds from its first step on, the time that its caller takes
+        included: then it ends as at any other limit, and gives up the request that is under way. What came
+        in time was yielded; there may be nothing. Go on at the ``limit`` of the last one, or at ``start``.
+        The first one is yielded however short the time, if no request is needed for it.
+
+        Raises OffsetTrimmedError if ``start`` was removed from the log, OffsetNotWrittenError if it lies
+        beyond the tail, InvalidSettingsError for a limit below 1, or a negative ``max_wait``.
+        """
+        self.check_open()
+        check_limits(max_fragments=max_fragments, max_bytes=max_bytes, max_records=max_records)
+        if max_wait is not None:
+            max_wait = check_max_wait(max_wait)
+        manifest = self.manifest
+        place = {"requested": start, "head": manifest.oldest_offset, "tail": manifest.next_offset}
+        if start < manifest.oldest_offset:
+            raise OffsetTrimmedError("the offset was removed from the log", **place)
+        if start > manifest.next_offset:
+            raise OffsetNotWrittenError("the offset has not been written yet", **place)
+        fragments = self._fragments.tree.fragments(manifest, start)
+        limits = {
+            "max_fragments": max_fragments,
+            "max_bytes": max_bytes,
+            "max_records": max_records,
+        }
+        found = within(fragments, start, **limits)
+        timed = found if max_wait is None else in_time(found, max_wait, self._clock)
+        async with aclosing(fragments), aclosing(found), aclosing(timed) as scanned:
+            async for fragment in scanned:
+                yield fragment
+
+    async def fragments(self, start: int = 0, limit: int | None = None) -> list[Fragment]:
+        """Return the manifest's entries that overlap ``[start, limit)``, snapshots resolved.
+
+        All at once: :meth:`scan` takes little memory however long the log is.
+        """
+        self.check_open()
+        return await self._fragments.entries(
+            self.manifest, start, self.tail if limit is None else limit
+        )
+
+    async def read_fragment(self, entry: Fragment, *, verify: bool = False) -> FragmentBatch:
+        """Return a fragment's records; checks length and offsets against its entry, or the setsum, too."""
+        self.check_open()
+        return await self._fragments.read(entry, verify=verify)
+
+    async def verify(self) -> Verified:
+        """Read every fragment, one at a time, and check all that its entry and the manifest say.
+
+        Offsets, contiguity, setsum, times and streams of each, and that the setsums add up, also to what
+        older manifests said. A fragment of another length than its entry says is warned of.
+        Raises CorruptionError naming the object.
+        """
+        self.check_open()
+        return await verify_log(self.manifest, self._fragments, self._worker, url=self.url)
+
+    async def wait_limit(self, limit: int) -> None:
+        """Return when the manifest names all offsets below ``limit``, asking for it now and then.
+
+        Or when the log is sealed, so that it never will.
+        """
+        pause = _FIRST_POLL_SECONDS
+        while self.tail < limit and not self.manifest.is_sealed:
+            await self._clock.sleep(pause)
+            async with self._refreshing:
+                # Another reader may have asked meanwhile.
+                if self._clock.monotonic() - self._refreshed_at > pause - _SAME_TIME_SECONDS:
+                    await self._refresh()
+            pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
+
+    async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return the rest of the fragment that holds ``position``, up to ``limit``.
+
+        In batches of about ``max_bytes``, which share the fragment's memory.
+        """
+        self.check_open()
+        return await self._fragments.read_from(self.manifest, position, limit, max_bytes)
+
+    async def skip_stream(self, name: str, position: int, limit: int) -> int:
+        """Return an offset of ``[position, limit]`` before which no record of a stream lies.
+
+        Passes over the fragments whose footers deny the stream; fetches nothing else of them.
+        """
+        self.check_open()
+        return await self._fragments.skip_stream(self.manifest, name, position, limit)
+
+    async def offset_at(self, timestamp_us: int | datetime) -> int:
+        """Return the first offset at or after a time, or the tail if all records are older.
+
+        The time is an aware datetime, or microseconds since 1970 UTC.
+        """
+        time_us = as_moment_us(timestamp_us)
+        self.check_open()
+        found = await self._fragments.offset_at(self.manifest, time_us)
+        return self.tail if found is None else found
+
+    async def aclose(self) -> None:
+        """Release connections and threads; twice is allowed. Readers end with WalClosedError."""
+        self._closed = True
+        self._read_guard.thread = 0
+        await self._fragments.aclose()
+        self._worker.close()
+        await self._store.aclose()
+
+    def check_open(self) -> None:
+        """Raise WalClosedError if the log is closed."""
+        if self._closed:
+            raise WalClosedError(f"the log at {self.url} is closed")
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _newest(self) -> Manifest:
+        await self.refresh()
+        return self.manifest
+
+    async def _refresh(self) -> None:
+        self.check_open()
+        before = self.manifest
+        if await self._root.may_have_changed() and not await self._root.load():
+            raise LogNotFoundError(f"there is no log at {self.url}", location=self.url)
+        end, now = before.next_offset, self.manifest
+        if now is not before and end > now.oldest_offset and end not in now.bounds:
+            self._fragments.tree.expect(end, before.setsum)
+        self._refreshed_at = self._clock.monotonic()

@@ -1,0 +1,176 @@
+"""FragmentFooters: what fragments say at their ends, read by small ranged requests and kept.
+
+Owns a cache of footers, bounded by bytes. A footer tells the times of a fragment's records and which
+streams they have, so that a search by time, or a reader of one stream, need not fetch what it will not
+read. Never reads records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final
+from weakref import WeakValueDictionary
+
+from uploader.format.entries import Fragment
+from uploader.fragments.fragment import footer_bytes, read_footer
+from uploader.fragments.fragment_file import Footer
+from uploader.fragments.parquet_metadata import END_BYTES
+from uploader.runtime.together import all_of
+from walstore.errors import CorruptionError, WalError
+from walstore.runtime.threads import Worker
+
+CACHE_BYTES: Final = 16 << 20
+"""Memory for footers that were read and may be wanted again: some tens of thousands."""
+PARALLEL: Final = 16
+"""Footers that one search of a stream asks for at the same time."""
+
+_FIRST_BYTES: Final = 4 << 10
+"""How much of a fragment's end is asked for until a longer footer was seen; most have less than 3 KiB."""
+_MOST_BYTES: Final = 64 << 10
+_GRAIN_BYTES: Final = 4 << 10
+_WHOLES_BYTES: Final = 4 << 20
+"""Memory for fragments so short that asking for their ends fetched them whole."""
+
+FetchRange = Callable[[Fragment, int, int], Awaitable[bytes]]
+"""Reads the bytes ``[start, limit)`` of a fragment."""
+
+
+class FragmentFooters:
+    """Footers of one log's fragments. Belongs to one event loop; any number of tasks may call it."""
+
+    def __init__(
+        self,
+        fetch: FetchRange,
+        fetch_other: Callable[[Fragment], Awaitable[bytes]],
+        worker: Worker,
+    ) -> None:
+        """Both ways to fetch ask the store, and describe what is missing.
+
+        ``fetch_other`` returns all of a fragment of another length than its entry says, if its records are
+        the right ones.
+        """
+        self._fetch = fetch
+        self._fetch_other = fetch_other
+        self._worker = worker
+        self._cached: OrderedDict[str, tuple[int, Footer]] = OrderedDict()
+        self._cached_bytes = 0
+        # Who wants the same footer at the same time asks for it once.
+        self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._wholes: OrderedDict[str, tuple[Fragment, bytes]] = OrderedDict()
+        self._wholes_bytes = 0
+        self._guess_bytes = _FIRST_BYTES
+
+    @property
+    def cached_bytes(self) -> int:
+        """Memory that the kept footers take, about."""
+        return self._cached_bytes
+
+    async def get(self, entry: Fragment) -> Footer:
+        """Return a fragment's footer; one request, or two if it is unusually long.
+
+        A fragment of another length than its entry says is fetched whole, and its records are hashed.
+        CorruptionError if there is no footer, or if these are not the records; else the store's errors.
+        """
+        lock = self._fetching.setdefault(entry.path, asyncio.Lock())
+        async with lock:
+            cached = self._cached.get(entry.path)
+            if cached is not None and cached[0] == entry.limit:
+                self._cached.move_to_end(entry.path)
+                return cached[1]
+            end = await self.end(entry)
+            if end is None:
+                end = await self._fetch_other(entry)
+                self._keep_whole(entry, end)
+            footer = await self._worker.run(partial(read_footer, end, path=entry.path))
+            self._keep(entry, footer)
+            return footer
+
+    async def holding(
+        self,
+        runs: AsyncIterable[Sequence[Fragment]],
+        stream: str,
+        *,
+        at_once: int = 1,
+        most_in_row: int | None = None,
+    ) -> AsyncGenerator[Fragment, None]:
+        """Yield those of the fragments that may hold records of a stream.
+
+        ``at_once`` footers are asked for at first, then more and more, up to :data:`PARALLEL`. A fragment
+        whose footer cannot be read may hold any stream: reading it tells what it is. Ends when
+        ``most_in_row`` fragments without the stream followed each other.
+        """
+        missed = 0
+        async for run in runs:
+            low = 0
+            while low < len(run):
+                window = run[low : low + at_once]
+                for entry, may_hold in zip(window, await self._ask(window, stream), strict=True):
+                    missed = 0 if may_hold else missed + 1
+                    if may_hold:
+                        yield entry
+                    elif missed == most_in_row:
+                        return
+                low += len(window)
+                at_once = min(2 * at_once, PARALLEL)
+
+    async def end(self, entry: Fragment) -> bytes | None:
+        """Return the last part of a fragment, the whole footer included; one request or two. Not kept.
+
+        None if the object does not have the length that its entry says: nobody knows where it ends then.
+        """
+        size = entry.num_bytes
+        length = min(size, self._guess_bytes)
+        # One byte more is asked for than there should be, so that a longer object shows too.
+        end = await self._fetch(entry, size - length, size + 1)
+        if len(end) != length:
+            return None
+        needed = footer_bytes(end[-END_BYTES:], path=entry.path)
+        if needed > size:
+            raise CorruptionError(
+                "a fragment's footer does not fit its length", path=entry.path, expected=size
+            )
+        if needed > length:
+            self._guess_bytes = min(_MOST_BYTES, -(-needed // _GRAIN_BYTES) * _GRAIN_BYTES)
+            return await self._fetch(entry, size - needed, size)
+        if length == size:
+            self._keep_whole(entry, end)
+        return end
+
+    def take_whole(self, entry: Fragment) -> bytes | None:
+        """Return the bytes of a fragment if asking for its end has fetched all of it; once."""
+        found = self._wholes.pop(entry.path, None)
+        if found is None:
+            return None
+        self._wholes_bytes -= len(found[1])
+        return found[1] if found[0] == entry else None
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _ask(self, window: Sequence[Fragment], stream: str) -> list[bool]:
+        return await all_of(self._may_hold(entry, stream) for entry in window)
+
+    async def _may_hold(self, entry: Fragment, stream: str) -> bool:
+        try:
+            return (await self.get(entry)).streams.may_hold(stream)
+        except WalError:
+            return True
+
+    def _keep(self, entry: Fragment, footer: Footer) -> None:
+        before = self._cached.pop(entry.path, None)
+        self._cached_bytes -= before[1].streams.nbytes if before is not None else 0
+        self._cached[entry.path] = entry.limit, footer
+        self._cached_bytes += footer.streams.nbytes
+        while self._cached_bytes > CACHE_BYTES:
+            _, (_, oldest) = self._cached.popitem(last=False)
+            self._cached_bytes -= oldest.streams.nbytes
+
+    def _keep_whole(self, entry: Fragment, data: bytes) -> None:
+        before = self._wholes.pop(entry.path, None)
+        self._wholes[entry.path] = entry, data
+        self._wholes_bytes += len(data) - (0 if before is None else len(before[1]))
+        while self._wholes_bytes > _WHOLES_BYTES:
+            _, (_, oldest) = self._wholes.popitem(last=False)
+            self._wholes_bytes -= len(oldest)

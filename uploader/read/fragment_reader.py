@@ -1,0 +1,384 @@
+"""FragmentReader: finds, fetches and checks the fragments that a manifest names.
+
+Owns a cache of decoded fragments, bounded by bytes, beside the cached footers (``fragment_footers.py``),
+the tree of snapshots (``tree.py``) and, if there is one, the cache on disk (``fragment_cache.py``). Used by
+``CloudLog`` and by the cloud tier of a local log; never writes to the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
+
+from uploader.format import layout
+from uploader.format.entries import Fragment
+from uploader.format.manifest import Manifest
+from uploader.fragments.fragment import decode_fragment, has_length, verify_fragment
+from uploader.fragments.fragment_batch import FragmentBatch
+from uploader.layouts.roots import find_root
+from uploader.read.fragment_cache import FragmentCache
+from uploader.read.fragment_footers import PARALLEL, FragmentFooters
+from uploader.read.fragment_projection import read_columns
+from uploader.root.stored_document import read_object
+from uploader.root.tree import ManifestTree
+from uploader.root.writable import check_not_destroyed
+from uploader.runtime.together import together
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.batches.batch import Batch
+from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
+from walstore.runtime.threads import Worker
+
+logger = logging.getLogger("walstore")
+
+_T = TypeVar("_T")
+
+_MOST_PIECE_ROWS: Final = 4096
+"""Records of one batch given to a reader, who takes them apart on the event loop."""
+_FIRST_EXPANSION: Final = 4.0
+"""How many bytes of memory a stored byte becomes, until one fragment has shown it."""
+
+
+class FragmentReader:
+    """Reads fragments of one log. Belongs to one event loop; any number of tasks may call it."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        worker: Worker,
+        cache_bytes: int,
+        newest: Callable[[], Awaitable[Manifest]] | None = None,
+        disk_cache: FragmentCache | None = None,
+    ) -> None:
+        """Read from ``store``.
+
+        Args:
+            store: Where the log lies.
+            worker: Takes fragments apart, off the event loop.
+            cache_bytes: Bounds the decoded fragments that are kept; readers' own come on top.
+            newest: Reads the log's newest manifest, to tell what was collected from what was lost; by
+                default whatever root lies in the store is asked.
+            disk_cache: Asked before the store, and given what comes from there.
+        """
+        self._store = store
+        self._worker = worker
+        self._cache_bytes = cache_bytes
+        self._disk = disk_cache
+        self._newest = newest or self._load_newest
+        self._cached: OrderedDict[str, _Decoded] = OrderedDict()
+        self._cached_bytes = 0
+        # Readers that want the same fragment at the same time fetch it once.
+        self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._has_warned = False
+        self.expansion = _FIRST_EXPANSION
+        """How many bytes of memory each stored byte of the fragment read last became."""
+        self.tree = ManifestTree(store, worker, newest=self._newest)
+        """Which fragments there are."""
+        self.footers = FragmentFooters(self._range, self._fetch_other, worker)
+        """What fragments say of themselves at their ends."""
+
+    async def entries(self, manifest: Manifest, start: int, limit: int) -> list[Fragment]:
+        """Return the entries of all fragments that overlap ``[start, limit)``, in order.
+
+        CorruptionError if a snapshot is missing, damaged, or not what is said of it.
+        """
+        return await self.tree.entries(manifest, start, limit) if start < limit else []
+
+    async def locate(self, manifest: Manifest, position: int) -> Fragment:
+        """Return the entry of the fragment that holds ``position``; OffsetTrimmedError if none does."""
+        entry = await self.tree.locate(manifest, position)
+        if entry is None:
+            raise OffsetTrimmedError(
+                "the offset was removed from the log",
+                requested=position,
+                head=manifest.oldest_offset,
+                tail=manifest.next_offset,
+            )
+        return entry
+
+    async def read_from(
+        self, manifest: Manifest, position: int, limit: int, max_bytes: int
+    ) -> list[Batch]:
+        """Return the rest of the fragment that holds ``position``, up to ``limit``.
+
+        In batches of at most about ``max_bytes``, one record at least; they share the fragment's memory.
+        Raises as :meth:`read`, and OffsetTrimmedError if the manifest does not name the position.
+        """
+        batch = await self.read(await self.locate(manifest, position))
+        return pieces(batch, position, limit, max_bytes)
+
+    async def read(self, entry: Fragment, *, verify: bool = False) -> FragmentBatch:
+        """Return a fragment's records, checked against its entry (length, offsets; with ``verify``, or if the
+        object has another length, the setsum, too).
+
+        If the object is gone: OffsetTrimmedError if it was collected since the manifest was read, else
+        CorruptionError.
+        """
+        lock = self._fetching.setdefault(entry.path, asyncio.Lock())
+        async with lock:
+            cached = self._cached.get(entry.path)
+            if cached is not None and cached.serves(entry, verify=verify):
+                self._cached.move_to_end(entry.path)
+                return cached.batch
+            check = verify_fragment if verify else decode_fragment
+            batch = await self._from_disk(entry, check)
+            if batch is None:
+                data = self.footers.take_whole(entry) or await self.fetch(entry)
+                batch = await self._worker.run(check, data, entry)
+                self.note_length(entry, data)
+                self._write_to_disk(entry, data)
+            self._keep(entry, batch, is_verified=verify)
+            return batch
+
+    async def read_columns(self, entry: Fragment, names: Collection[str]) -> FragmentBatch:
+        """Return a fragment's records, checked as by :meth:`read`, with the columns ``names`` at least.
+
+        These are of ``arrow.SCHEMA``; offsets come always. Fetches only where they lie in the
+        object, if that spares half of it or more; the others are then null.
+        """
+        end = await self.footers.end(entry)
+        if end is None:
+            return await self.read(entry)
+        found = await read_columns(entry, end, names, fetch=self._range, worker=self._worker)
+        return await self.read(entry) if found is None else found
+
+    async def fetch(self, entry: Fragment) -> bytes:
+        """Return all bytes of a fragment, unchecked and uncached; errors as :meth:`read`.
+
+        One request; one more if the object is longer than its entry says.
+        """
+        data = await self._range(entry, 0, entry.num_bytes + 1)
+        if len(data) <= entry.num_bytes:
+            return data
+        return (await self._or_describe(entry, read_object(self._store, entry.path))).data
+
+    def note_length(self, entry: Fragment, data: bytes) -> None:
+        """Warn in the program's log, once, of fragments with other lengths than their entries say.
+
+        ``data`` is that of a fragment whose records are those of its entry.
+        """
+        if self._has_warned or has_length(data, entry):
+            return
+        self._has_warned = True
+        logger.warning(
+            "%s: %s is %d bytes long, but the manifest says %d; its records are right, so it is read, as any "
+            "others like it; scrub the log to see which",
+            self._store.url,
+            entry.path,
+            len(data),
+            entry.num_bytes,
+        )
+
+    async def offset_at(self, manifest: Manifest, timestamp_us: int) -> int | None:
+        """Return the first offset at or after a time, or None if all records are older.
+
+        Reads the ends of about log2(fragments) of them, and one whole: timestamps never go back within
+        a log.
+        """
+
+        async def reaches(entry: Fragment) -> bool:
+            return await self._newest_us(entry) >= timestamp_us
+
+        entry = await self.tree.first(manifest, reaches)
+        if entry is None:
+            return None
+        return await self._worker.run(_first_at, await self.read(entry), timestamp_us)
+
+    async def holding(
+        self,
+        manifest: Manifest,
+        stream: str,
+        start: int,
+        limit: int,
+        *,
+        at_once: int = 1,
+        most_in_row: int | None = None,
+    ) -> AsyncGenerator[Fragment, None]:
+        """Yield the fragments of ``[start, limit)`` that may hold records of a stream, by their footers.
+
+        See :meth:`FragmentFooters.holding`.
+        """
+        async with (
+            aclosing(self.tree.runs(manifest, start, limit)) as runs,
+            aclosing(
+                self.footers.holding(runs, stream, at_once=at_once, most_in_row=most_in_row)
+            ) as found,
+        ):
+            async for entry in found:
+                yield entry
+
+    async def streams(self, manifest: Manifest, start: int, limit: int) -> dict[str, int]:
+        """Return the streams of the records in ``[start, limit)``, and an offset below which each has none.
+
+        In the order of their first fragments. Reads footers, and of fragments that do not list their streams
+        that column.
+        """
+        found: dict[str, int] = {}
+        async with aclosing(self.tree.runs(manifest, start, limit)) as runs:
+            async for run in runs:
+                for low in range(0, len(run), PARALLEL):
+                    window = run[low : low + PARALLEL]
+                    async with together() as tasks:
+                        asked = [tasks.create_task(self._streams_of(entry)) for entry in window]
+                    for entry, task in zip(window, asked, strict=True):
+                        for name in sorted(task.result()):
+                            found.setdefault(name, max(start, entry.start))
+        return found
+
+    async def skip_stream(self, manifest: Manifest, name: str, position: int, limit: int) -> int:
+        """Return an offset of ``[position, limit]`` before which no record of a stream lies.
+
+        Passes over the fragments that say of themselves that they hold none; reads only their ends.
+        """
+        async with aclosing(self.holding(manifest, name, position, limit)) as found:
+            async for entry in found:
+                return max(position, entry.start)
+        return limit
+
+    def spawn(self, work: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
+        """Begin something in a task that :meth:`aclose` ends. An error is for who awaits the task."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    async def aclose(self) -> None:
+        """End all tasks that were begun; twice is allowed."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _streams_of(self, entry: Fragment) -> frozenset[str]:
+        names = (await self.footers.get(entry)).streams.names
+        if names is not None:
+            return names
+        batch = await self.read_columns(entry, {"stream"})
+        return frozenset(name for name in batch.streams if name is not None)
+
+    async def _from_disk(
+        self, entry: Fragment, check: Callable[[bytes, Fragment], FragmentBatch]
+    ) -> FragmentBatch | None:
+        if self._disk is None:
+            return None
+        key = self._disk_key(entry)
+        data = await self._disk.get(key)
+        if data is None:
+            return None
+        try:
+            return await self._worker.run(check, data, entry)
+        except CorruptionError:
+            await self._disk.drop(key)  # the store knows better
+            return None
+
+    def _write_to_disk(self, entry: Fragment, data: bytes) -> None:
+        """Begin to write; no reader waits for it."""
+        if self._disk is not None:
+            writing = self._disk.put(self._disk_key(entry), data)
+            self.spawn(writing, f"walstore cache {entry.path}")
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # else the loop reports one that nobody awaits
+
+    def _disk_key(self, entry: Fragment) -> str:
+        return f"{self._store.url} {entry.path} {entry.num_bytes} {entry.setsum.hexdigest()}"
+
+    def _keep(self, entry: Fragment, batch: FragmentBatch, *, is_verified: bool) -> None:
+        decoded = _Decoded(batch, batch.nbytes, is_verified)
+        self.expansion = decoded.memory_bytes / max(1, entry.num_bytes)
+        before = self._cached.pop(entry.path, None)
+        self._cached_bytes -= before.memory_bytes if before is not None else 0
+        if decoded.memory_bytes > self._cache_bytes:
+            return
+        self._cached_bytes += decoded.memory_bytes
+        self._cached[entry.path] = decoded
+        while self._cached_bytes > self._cache_bytes:
+            _, oldest = self._cached.popitem(last=False)
+            self._cached_bytes -= oldest.memory_bytes
+
+    async def _newest_us(self, entry: Fragment) -> int:
+        """Return the time of a fragment's newest record, from its footer if that tells."""
+        times_us = (await self.footers.get(entry)).times_us
+        if times_us is not None:
+            return times_us[1]
+        return max((await self.read(entry)).timestamps_us)
+
+    async def _range(self, entry: Fragment, start: int, limit: int) -> bytes:
+        """Read a part by its range: an ETag is not needed, and may cost a hash."""
+        return await self._or_describe(entry, self._store.get_range(entry.path, start, limit))
+
+    async def _fetch_other(self, entry: Fragment) -> bytes:
+        """Return the bytes of a fragment of another length than its entry says, its records hashed."""
+        data = await self.fetch(entry)
+        await self._worker.run(verify_fragment, data, entry)
+        self.note_length(entry, data)
+        return data
+
+    async def _or_describe(self, entry: Fragment, reading: Awaitable[_T]) -> _T:
+        try:
+            return await reading
+        except ObjectNotFoundError as error:
+            raise await self._describe_missing(entry) from error
+
+    async def _describe_missing(self, entry: Fragment) -> WalError:
+        """Tell a fragment that was collected from one that was lost: the manifest goes first."""
+        manifest = await self._newest()
+        if manifest.oldest_offset <= entry.start:
+            return CorruptionError("a fragment that the manifest names is missing", path=entry.path)
+        return OffsetTrimmedError(
+            f"{entry.path} was collected from {self._store.url}",
+            requested=entry.start,
+            head=manifest.oldest_offset,
+            tail=manifest.next_offset,
+        )
+
+    async def _load_newest(self) -> Manifest:
+        root = await find_root(self._store, retry=RetryPolicy(), worker=self._worker)
+        if not root.is_known:
+            await check_not_destroyed(self._store)
+            raise CorruptionError("the manifest is missing", path=layout.MANIFEST)
+        return root.manifest
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """A fragment in memory."""
+
+    batch: FragmentBatch
+    memory_bytes: int
+    is_verified: bool
+
+    def serves(self, entry: Fragment, *, verify: bool) -> bool:
+        """Return whether it is the one that is asked for, and checked as thoroughly."""
+        batch = self.batch
+        is_same = (batch.start, batch.limit) == (entry.start, entry.limit)
+        return is_same and (self.is_verified or not verify)
+
+
+def pieces(batch: FragmentBatch, position: int, limit: int, max_bytes: int) -> list[Batch]:
+    """Return a fragment's part in ``[position, limit)`` in batches of about ``max_bytes``.
+
+    One record each at least. They share the fragment's memory.
+    """
+    rows = max(1, max_bytes * len(batch) // max(1, batch.nbytes))
+    step = min(rows, _MOST_PIECE_ROWS)
+    end = min(limit, batch.limit)
+    return [batch.slice(low, min(low + step, end)) for low in range(position, end, step)]
+
+
+def _first_at(batch: FragmentBatch, timestamp_us: int) -> int:
+    return batch.start + bisect_left(batch.timestamps_us, timestamp_us)

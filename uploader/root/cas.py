@@ -1,0 +1,247 @@
+"""Conditional puts with three outcomes: committed, lost, unknown.
+
+A put whose answer is lost may have happened. A 412 may be about one's own earlier attempt. A 409 means
+that nothing was decided. This module repeats and reads back until it can tell, and says "unknown" when
+it cannot. It knows the ``ObjectStore`` port and nothing of what the objects mean.
+
+What it rests on: the same bytes under the same condition may be put any number of times, since at most
+one of these puts takes effect before the condition fails; and an object that holds exactly our bytes is
+our put (or one that nobody can tell from it).
+
+That ends where keys are removed: an object that was put, used by somebody and then collected leaves its key
+free, and the store takes the same put once more. So what a create says holds for the object that lies there
+now, and one that was asked for long before is called late (:attr:`PutResult.is_late`): it proves nothing of
+what the earlier attempts did. An append is never acknowledged by it, but by the manifest that names it.
+
+Cancellation: a cancelled call says nothing about the put it had under way. It may have happened, or
+happen still; the caller must treat it as unknown and call again, or read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt
+
+from uploader.format.moment import Moment
+from uploader.root.stored_document import most_bytes_at, read_object
+from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.errors import OutcomeUnknownError, StorageUnavailableError, WalError
+
+TRUSTED_SECONDS: Final = 600.0
+"""For so long no key is taken for one that was used and removed; collectors wait much longer."""
+
+
+class Outcome(Enum):
+    """What became of a conditional put."""
+
+    COMMITTED = "committed"
+    """The object holds our bytes now; the store calls them durable. See :attr:`PutResult.is_late`."""
+
+    LOST = "lost"
+    """The object is there with other bytes, or is gone. See :class:`PutResult`."""
+
+    UNKNOWN = "unknown"
+    """The put may have happened, or happen still. Read; or call again with the same arguments, a create with
+    this result as ``again``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutResult:
+    """The outcome and what is known about the object.
+
+    LOST after a lost answer leaves one question open: ours may have been there for a moment, until
+    somebody who saw it put something else. Such a successor was made from ours, so its content tells:
+    look into ``data`` before concluding that nothing of ours was taken over.
+    """
+
+    outcome: Outcome
+
+    etag: str | None = None
+    """COMMITTED: of our object. LOST: of the other's, None if there is no object."""
+
+    data: bytes | None = field(default=None, repr=False)
+    """LOST: the other's bytes, None if there is no object. Otherwise None."""
+
+    cause: WalError | None = None
+    """UNKNOWN: the last error. Otherwise None."""
+
+    is_late: bool = False
+    """COMMITTED by a create: it is there now, but what earlier attempts did was left open, by an earlier call
+    or for :data:`TRUSTED_SECONDS`. If such keys are ever removed, ours may have been there before, have been
+    used, and be gone; or another one was. What names the object tells."""
+
+    def decided(self, url: str, question: str) -> PutResult:
+        """Return the result; OutcomeUnknownError, saying what ``url`` left open, if it is UNKNOWN or late."""
+        if self.outcome is Outcome.UNKNOWN or self.is_late:
+            raise OutcomeUnknownError(
+                f"{url} did not say whether {question}", retriable=True
+            ) from self.cause
+        return self
+
+
+async def create(
+    store: ObjectStore,
+    key: str,
+    data: bytes,
+    *,
+    retry: RetryPolicy | None = None,
+    again: PutResult | None = None,
+) -> PutResult:
+    """Put an object if there is none; committed also if exactly these bytes are there already.
+
+    ``again`` is what an earlier call with the same arguments returned that ended UNKNOWN.
+
+    Raises the store's error when nothing was written and trying again would not help (permissions, a
+    missing bucket, a full disk), or did not help until the attempts were used up. When an attempt may
+    have been obeyed, the outcome is UNKNOWN instead.
+    """
+    attempt = _Attempts(store, key, data, expected=None, again=again)
+    return await attempt.run(lambda: store.put_if_absent(key, data), retry or RetryPolicy())
+
+
+async def swap(
+    store: ObjectStore, key: str, data: bytes, etag: str, *, retry: RetryPolicy | None = None
+) -> PutResult:
+    """Replace the object that has this ETag; committed also if it holds exactly these bytes already.
+
+    Errors as for :func:`create`.
+    """
+    attempt = _Attempts(store, key, data, expected=etag)
+    return await attempt.run(lambda: store.put_if_match(key, data, etag), retry or RetryPolicy())
+
+
+async def put(
+    store: ObjectStore, key: str, data: bytes, etag: str | None, *, retry: RetryPolicy | None = None
+) -> PutResult:
+    """:func:`swap` what has this ETag, or :func:`create` if there is none."""
+    if etag is None:
+        return await create(store, key, data, retry=retry)
+    return await swap(store, key, data, etag, retry=retry)
+
+
+async def fill(
+    store: ObjectStore,
+    key: str,
+    data: bytes,
+    *,
+    nothing: bytes,
+    retry: RetryPolicy | None = None,
+) -> PutResult:
+    """:func:`create` an object, also in the place of one that holds the bytes ``nothing``."""
+    result = await create(store, key, data, retry=retry)
+    while result.outcome is Outcome.LOST and result.data in {None, nothing}:
+        result = await put(store, key, data, result.etag, retry=retry)
+    return result
+
+
+class _Attempts:
+    """The state of one call: what its attempts so far leave open."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        key: str,
+        data: bytes,
+        *,
+        expected: str | None,
+        again: PutResult | None = None,
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._data = data
+        self._expected = expected
+        # Whether an earlier call left it open, and whether an attempt of this one did.
+        self._was_open = again is not None
+        self._may_have_happened = self._was_open
+        self._cause: WalError | None = None
+
+    async def run(self, put: Callable[[], Awaitable[str]], policy: RetryPolicy) -> PutResult:
+        """Repeat until decided; then, or when the attempts are used up, say what is known."""
+
+        def wait(state: RetryCallState) -> float:
+            return policy.wait_seconds(state.attempt_number)
+
+        async def attempt() -> PutResult | None:
+            return await self._attempt(put)
+
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(policy.attempts),
+            wait=wait,
+            retry=retry_if_result(_is_undecided),
+            retry_error_callback=_give_up,
+            sleep=policy.clock.sleep,
+        )
+        began = Moment.now(policy.clock)
+        result: PutResult | None = None
+        try:
+            result = await retrying(attempt)
+        except WalError as error:
+            self._cause = error
+        if result is not None:
+            is_old = began.age_seconds(policy.clock) >= TRUSTED_SECONDS
+            return self._judged(result, is_old=is_old)
+        assert self._cause is not None  # every undecided attempt leaves its reason
+        if not self._may_have_happened:
+            raise self._cause
+        return PutResult(outcome=Outcome.UNKNOWN, cause=self._cause)
+
+    def _judged(self, result: PutResult, *, is_old: bool) -> PutResult:
+        """Return the result of a create as late, if its key may have been used and removed meanwhile."""
+        is_late = self._was_open or (self._may_have_happened and is_old)
+        if self._expected is not None or result.outcome is not Outcome.COMMITTED or not is_late:
+            return result
+        return dataclasses.replace(result, is_late=True)
+
+    async def _attempt(self, put: Callable[[], Awaitable[str]]) -> PutResult | None:
+        """Put once. None: not decided, and worth another attempt."""
+        try:
+            return PutResult(outcome=Outcome.COMMITTED, etag=await put())
+        except PreconditionFailedError as error:
+            self._cause = error
+        except StorageUnavailableError as error:
+            self._cause = error
+            if error.outcome == "not_written":
+                if error.retriable:
+                    return None
+                raise
+            self._may_have_happened = True
+        except WalError as error:
+            self._may_have_happened |= error.outcome != "not_written"
+            raise
+        return await self._read_back()
+
+    async def _read_back(self) -> PutResult | None:
+        """Tell from the object whose it is. None: it is as if nothing had been put, or unreadable."""
+        try:
+            # Whatever we have put can be read back.
+            most_bytes = max(most_bytes_at(self._key), len(self._data))
+            found = await read_object(self._store, self._key, most_bytes=most_bytes)
+        except ObjectNotFoundError:
+            return None if self._expected is None else PutResult(outcome=Outcome.LOST)
+        except StorageUnavailableError as error:
+            # A refusal that cannot be looked into may have been about an earlier put of ours.
+            self._may_have_happened = True
+            self._cause = error
+            if error.retriable:
+                return None
+            raise
+        if found.data == self._data:
+            return PutResult(outcome=Outcome.COMMITTED, etag=found.etag)
+        if found.etag == self._expected:
+            return None
+        return PutResult(outcome=Outcome.LOST, etag=found.etag, data=found.data)
+
+
+def _is_undecided(result: PutResult | None) -> bool:
+    return result is None
+
+
+def _give_up(_state: RetryCallState) -> None:
+    return None

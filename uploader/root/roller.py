@@ -1,0 +1,138 @@
+"""Roller: puts the snapshots of roll-ups beside publishing, so that no publishing waits for them.
+
+Owns one task, which lives as long as there is something to put. Knows what to roll up from ``rollup.py``;
+the root folds what is finished into the very swap that it makes anyway. Never touches the manifest: a crash,
+or a swap that comes to nothing, leaves a snapshot that nothing names, which harms nobody and is found again
+under the same key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+from uploader.format.entries import SnapshotPointer
+from uploader.format.manifest import Manifest
+from uploader.format.rollup import Replacement, RollUpSettings, fold, is_ripe, plan
+from uploader.format.snapshot import Snapshot
+from uploader.root import cas
+from uploader.runtime.beside import Beside
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.errors import CorruptionError, WalError
+from walstore.runtime.threads import Lane
+
+logger = logging.getLogger("walstore")
+
+
+class Roller:
+    """Makes the snapshots for one root, one roll-up at a time. Belongs to one event loop."""
+
+    def __init__(
+        self, store: ObjectStore, retry: RetryPolicy, worker: Lane, settings: RollUpSettings
+    ) -> None:
+        self._store = store
+        self._retry = retry
+        self._worker = worker
+        self._settings = settings
+        self._beside = Beside[list[Replacement]]()
+        self._ready: Sequence[Replacement] = ()
+        self._resume_at = 0
+        self.put_snapshots = 0
+        """Snapshots that were put, or found in place, so far."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether snapshots are being put."""
+        return self._beside.is_busy
+
+    def fold(self, manifest: Manifest) -> Manifest:
+        """Return the manifest with what is finished rolled up in it; the very same if nothing is.
+
+        Raises what the task raised, if that is a fault of the program.
+        """
+        self._collect(manifest)
+        return fold(manifest, self._ready)
+
+    def begin(self, manifest: Manifest) -> None:
+        """Start to put the snapshots that this manifest, now current, calls for; return at once.
+
+        Does nothing while others are under way, or wait to be folded in.
+        """
+        self._collect(manifest)
+        if self._beside.has_task or fold(manifest, self._ready) is not manifest:
+            return
+        self._ready = ()
+        if manifest.next_seq_no >= self._resume_at and is_ripe(manifest, self._settings):
+            self._beside.start(self._roll_up(manifest), f"roll up {self._store.url}")
+
+    async def wait(self) -> None:
+        """Return when nothing is under way. What was put waits to be folded in."""
+        await self._beside.wait()
+
+    async def aclose(self) -> None:
+        """Give up what is under way, and wait for its end; twice is allowed."""
+        await self._beside.aclose()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _collect(self, manifest: Manifest) -> None:
+        """Take the result of the task if it has ended."""
+        task = self._beside.take()
+        if task is None:
+            return
+        try:
+            self._ready = task.result()
+        except WalError as error:
+            # Most likely the store is out of order, and publishing will tell. Not at every swap again.
+            self._resume_at = manifest.next_seq_no + 1 + self._settings.fragments_per_snapshot // 4
+            logger.warning("%s: rolling up the manifest failed: %s", self._store.url, error)
+
+    async def _roll_up(self, manifest: Manifest) -> list[Replacement]:
+        snapshots = await self._worker.run(plan, manifest, self._settings)
+        found = await asyncio.gather(*map(self._put, snapshots), return_exceptions=True)
+        replacements: list[Replacement] = []
+        for result in found:
+            if isinstance(result, BaseException):
+                raise result
+            replacements.append(result)
+        return replacements
+
+    async def _put(self, snapshot: Snapshot) -> Replacement:
+        data = await self._worker.run(snapshot.serialise)
+        result = await cas.create(self._store, snapshot.path, data, retry=self._retry)
+        result.decided(self._store.url, f"{snapshot.path} was put")
+        pointer = snapshot.pointer()
+        if result.outcome is cas.Outcome.LOST:
+            assert result.data is not None  # there is an object in the way
+            found = await self._worker.run(_parse, result.data, snapshot.path)
+            pointer = _same(found, snapshot)
+        self.put_snapshots += 1
+        return Replacement(snapshot.snapshots or snapshot.fragments, pointer)
+
+
+def _parse(data: bytes, path: str) -> Snapshot:
+    snapshot = Snapshot.parse(data, path=path)
+    snapshot.scrub()
+    return snapshot
+
+
+def _same(found: Snapshot, snapshot: Snapshot) -> SnapshotPointer:
+    """Return how to point at the object that lies in a snapshot's place, made by somebody else.
+
+    CorruptionError unless it holds the same records. It may be divided in another way, and then be deeper or
+    less deep: such is left by a program with other thresholds. What it holds is still there, for nothing
+    that holds a record is removed before the record is collected.
+    """
+    stated, own = snapshot.pointer(), found.pointer()
+    holds_itself = any(child.setsum == found.setsum for child in found.snapshots)
+    if holds_itself or dataclasses.replace(own, depth=stated.depth) != stated:
+        raise CorruptionError(
+            "an object that lies in a snapshot's place does not hold its records",
+            path=snapshot.path,
+            expected=stated,
+            found=own,
+        )
+    return own

@@ -1,0 +1,108 @@
+"""Objects of a log as they are read: no longer than what belongs there, and parsed where that blocks nobody.
+
+What lies in a bucket may have been put by anybody. So nobody else in the cloud tier asks a store for a whole
+object, and nobody parses one on the event loop: that takes a second for the longest manifest, and all logs of
+the process would stand still (tests/test_architecture.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Generic, TypeVar
+
+from uploader.format.document import MOST_BYTES
+from uploader.runtime.shared_worker import SharedWorker
+from uploader.stores.port import ObjectStore, StoredObject, get_bounded
+from walstore.errors import CorruptionError
+from walstore.runtime.threads import Lane
+
+MOST_FRAGMENT_BYTES: Final = 5 << 30
+"""Longest object that one put can make in S3, and so the longest fragment."""
+_SHORT_BYTES: Final = 16 << 10
+"""A document that is no longer is parsed in less time than it takes to wake a thread, or little more."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDocument(Generic[_T]):
+    """What a document says, and the ETag of its object."""
+
+    value: _T
+    etag: str
+    damage: CorruptionError | None = None
+    """Why there is no value."""
+
+
+async def read_object(
+    store: ObjectStore, key: str, *, most_bytes: int | None = None
+) -> StoredObject:
+    """Return a whole object; ObjectNotFoundError if there is none, else the store's errors.
+
+    CorruptionError if it has more than ``most_bytes``. Default: what a fragment may have at most for the
+    key of a Parquet file, else what a document may have.
+    """
+    return await get_bounded(store, key, most_bytes_at(key) if most_bytes is None else most_bytes)
+
+
+def most_bytes_at(key: str) -> int:
+    """Return how long an object may be at most, by its key alone."""
+    return MOST_FRAGMENT_BYTES if key.endswith(".parquet") else MOST_BYTES
+
+
+async def read_stored(
+    store: ObjectStore,
+    key: str,
+    parse: Callable[[bytes], _T],
+    *,
+    most_bytes: int = MOST_BYTES,
+    worker: Lane | None = None,
+) -> StoredDocument[_T]:
+    """Return what ``parse`` makes of a document; see :func:`read_object` and :func:`parse_aside`."""
+    stored = await read_object(store, key, most_bytes=most_bytes)
+    return StoredDocument(await parse_aside(parse, stored.data, worker=worker), stored.etag)
+
+
+async def read_stored_or_damaged(
+    store: ObjectStore, key: str, parse: Callable[[bytes], _T], *, most_bytes: int = MOST_BYTES
+) -> StoredDocument[_T | None]:
+    """Return what :func:`read_stored` does, with None as the value of a damaged document.
+
+    So that the very object that is damaged can be replaced; the ETag names no other.
+    """
+    try:
+        stored = await read_object(store, key, most_bytes=most_bytes)
+    except CorruptionError as error:
+        found = await store.head(key)
+        if found is not None and found.size_bytes > most_bytes:
+            return StoredDocument(None, found.etag, error)
+        stored = await read_object(store, key, most_bytes=most_bytes)  # somebody replaced it
+    try:
+        return StoredDocument(await parse_aside(parse, stored.data), stored.etag)
+    except CorruptionError as error:
+        return StoredDocument(None, stored.etag, error)
+
+
+async def parse_aside(
+    parse: Callable[[bytes], _T], data: bytes, *, worker: Lane | None = None
+) -> _T:
+    """Return ``parse(data)``, made on a thread of ``worker``.
+
+    Without one, on a thread that all logs share if the document is long, else at once.
+    """
+    if worker is not None:
+        return await worker.run(parse, data)
+    return await run_aside(partial(parse, data), size_bytes=len(data))
+
+
+async def run_aside(parse: Callable[[], _T], *, size_bytes: int) -> _T:
+    """Return ``parse()``, made at once or, if it reads many bytes, on a thread that all logs share."""
+    if size_bytes <= _SHORT_BYTES:
+        return parse()
+    shared = SharedWorker("cloud", 1)
+    try:
+        return await shared.run(parse)
+    finally:
+        shared.close()

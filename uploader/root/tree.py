@@ -1,0 +1,260 @@
+"""ManifestTree: the fragments under a manifest, found through its snapshots in bounded memory.
+
+Follows snapshots as far as an interval or a search needs them, several siblings at once. How they are
+read and kept is the business of ``snapshot_reader.py``. Never reads fragments and never writes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from operator import attrgetter
+from typing import Final, TypeVar
+
+from uploader.format.entries import Entry, Fragment, SnapshotPointer
+from uploader.format.manifest import REWRITTEN, Manifest
+from uploader.format.setsum import Setsum
+from uploader.format.snapshot import Snapshot
+from uploader.root.snapshot_reader import SnapshotMissingError, SnapshotReader
+from uploader.stores.port import ObjectStore
+from walstore.errors import CorruptionError, OffsetTrimmedError
+from walstore.runtime.threads import Worker
+
+_Entry = TypeVar("_Entry", bound=Entry)
+
+DEFAULT_CACHE_BYTES: Final = 16 << 20
+"""Memory for snapshots that were read and may be wanted again."""
+_MOST_EXPECTED: Final = 64
+"""Ends of older manifests that are remembered; of more, the newest."""
+
+
+class ManifestTree:
+    """Resolves manifests of one log. Belongs to one event loop; any number of tasks may call it.
+
+    A snapshot that is missing because its records were collected after the manifest was read is not
+    taken for damage if ``newest`` is given: the call goes on with a newer manifest, or ends with
+    OffsetTrimmedError if that lacks the place it had reached.
+
+    All methods raise CorruptionError if a snapshot is missing, damaged, or not what is said of it, and
+    pass on the store's errors. Cancelling them has no effect on anything but the cache.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        worker: Worker,
+        *,
+        newest: Callable[[], Awaitable[Manifest]] | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        parallel: int = 4,
+    ) -> None:
+        """Follow snapshots in ``store``.
+
+        Args:
+            store: Where the log lies.
+            worker: Takes snapshots apart, off the event loop.
+            newest: Reads the log's newest manifest.
+            cache_bytes: Bounds the snapshots that are kept; those in use come on top.
+            parallel: Siblings that are read at the same time, and held by one iteration, on each level.
+        """
+        self._store = store
+        self._newest = newest
+        self._parallel = parallel
+        self._snapshots = SnapshotReader(store, worker, cache_bytes=cache_bytes)
+        self._expected: dict[int, Setsum] = {}
+
+    def expect(self, offset: int, setsum: Setsum) -> None:
+        """Take note that all records before ``offset``, collected ones included, add up to ``setsum``.
+
+        An older manifest ended there, and a newer one hides the place in a snapshot. Whoever reads that
+        snapshot on the way to fragments gets CorruptionError if it says otherwise: nobody reads it for this.
+        """
+        self._expected[offset] = setsum
+        while len(self._expected) > _MOST_EXPECTED:
+            del self._expected[next(iter(self._expected))]
+
+    @property
+    def cached_bytes(self) -> int:
+        """Memory that the kept snapshots take, as estimated."""
+        return self._snapshots.cached_bytes
+
+    async def runs(
+        self, manifest: Manifest, start: int = 0, limit: int | None = None
+    ) -> AsyncGenerator[Sequence[Fragment], None]:
+        """Yield the fragments that overlap ``[start, limit)`` in order, a snapshot's worth at a time.
+
+        ``limit`` defaults to the manifest's end. The first snapshots are read one at a time, later ones
+        several at once, so that who wants one fragment does not pay for many.
+        """
+        limit = manifest.next_offset if limit is None else limit
+        position = max(start, manifest.oldest_offset)
+        while position < limit:
+            try:
+                async with aclosing(self._walk(manifest, position, limit)) as found:
+                    async for run in found:
+                        position = run[-1].limit
+                        yield run
+            except SnapshotMissingError as missing:
+                manifest = await self._renew(manifest, missing, position)
+            else:
+                return
+
+    async def fragments(
+        self, manifest: Manifest, start: int = 0, limit: int | None = None
+    ) -> AsyncGenerator[Fragment, None]:
+        """Yield the fragments that overlap ``[start, limit)``, in order; see :meth:`runs`."""
+        async with aclosing(self.runs(manifest, start, limit)) as found:
+            async for run in found:
+                for fragment in run:
+                    yield fragment
+
+    async def entries(
+        self, manifest: Manifest, start: int = 0, limit: int | None = None
+    ) -> list[Fragment]:
+        """Return the fragments that overlap ``[start, limit)``; not for whole logs, which may be long."""
+        return [fragment async for fragment in self.fragments(manifest, start, limit)]
+
+    async def locate(self, manifest: Manifest, offset: int) -> Fragment | None:
+        """Return the fragment that holds an offset, or None if the manifest names none.
+
+        Reads one snapshot on each level.
+        """
+        if not manifest.oldest_offset <= offset < manifest.next_offset:
+            return None
+        async with aclosing(self.runs(manifest, offset, offset + 1)) as found:
+            async for run in found:
+                return run[0]
+        return None
+
+    async def first(
+        self, manifest: Manifest, reaches: Callable[[Fragment], Awaitable[bool]]
+    ) -> Fragment | None:
+        """Return the first fragment of which ``reaches`` says yes, or None if there is none.
+
+        Once it says yes of a fragment, it must say so of all later ones, such as that they end at or
+        after a time. It is asked about log2(fragments) times, each time after at most as many reads of
+        snapshots as the tree is deep.
+        """
+        while True:
+            try:
+                return await self._first(manifest, reaches)
+            except SnapshotMissingError as missing:
+                manifest = await self._renew(manifest, missing, manifest.next_offset)
+
+    async def snapshot(self, pointer: SnapshotPointer) -> Snapshot:
+        """Return the snapshot that a manifest or snapshot points at, checked against that."""
+        try:
+            return await self._snapshots.get(pointer)
+        except SnapshotMissingError as missing:
+            raise missing.as_corruption() from missing
+
+    # -- walking -----------------------------------------------------------------------------
+
+    async def _walk(
+        self, manifest: Manifest, start: int, limit: int
+    ) -> AsyncGenerator[Sequence[Fragment], None]:
+        before = manifest.collected if self._expected else None
+        below = self._below(manifest.snapshots, before, start, limit)
+        async with aclosing(below) as found:
+            async for run in found:
+                yield run
+        if run := overlapping(manifest.fragments, start, limit):
+            yield run
+
+    async def _below(
+        self, pointers: Sequence[SnapshotPointer], before: Setsum | None, start: int, limit: int
+    ) -> AsyncGenerator[Sequence[Fragment], None]:
+        """``before`` is the sum of all records before the first pointer; None if nothing is expected."""
+        wanted = overlapping(pointers, start, limit)
+        if before is not None and wanted:
+            before = _sum(before, pointers[: pointers.index(wanted[0])])
+        low, step = 0, 1
+        while low < len(wanted):
+            for snapshot in await self._snapshots.get_all(wanted[low : low + step]):
+                if before is not None:
+                    self._check(snapshot, before)
+                if run := overlapping(snapshot.fragments, start, limit):
+                    yield run
+                below = self._below(snapshot.snapshots, before, start, limit)
+                async with aclosing(below) as found:
+                    async for run in found:
+                        yield run
+                if before is not None:
+                    before += snapshot.setsum
+            low, step = low + step, min(2 * step, self._parallel)
+
+    def _check(self, snapshot: Snapshot, before: Setsum) -> None:
+        """Compare a snapshot with the ends of older manifests inside it; those it shows are done with."""
+        children: Sequence[Entry] = snapshot.snapshots or snapshot.fragments
+        low, high = children[0].start, children[-1].limit
+        for offset in [offset for offset in self._expected if low < offset < high]:
+            at = bisect_left(children, offset, key=_start_of)
+            last = children[at - 1]
+            if last.limit > offset and not isinstance(last, Fragment):
+                continue  # a deeper snapshot shows it
+            if last.limit != offset or _sum(before, children[:at]) != self._expected[offset]:
+                raise CorruptionError(
+                    f"the records before offset {offset} are not those that were there before: {REWRITTEN}",
+                    path=snapshot.path,
+                )
+            del self._expected[offset]
+
+    async def _first(
+        self, manifest: Manifest, reaches: Callable[[Fragment], Awaitable[bool]]
+    ) -> Fragment | None:
+        level: Sequence[Entry] = (*manifest.snapshots, *manifest.fragments)
+        limit = len(level)
+        while True:
+            low, high = 0, limit
+            while low < high:
+                middle = (low + high) // 2
+                if await reaches(await self._last(level[middle])):
+                    high = middle
+                else:
+                    low = middle + 1
+            if low == len(level):
+                return None
+            found = level[low]
+            if isinstance(found, Fragment):
+                return found
+            snapshot = await self._snapshots.get(found)
+            level = snapshot.snapshots or snapshot.fragments
+            limit = len(level) - 1  # of the last one it has said yes already
+
+    async def _last(self, entry: Entry) -> Fragment:
+        while not isinstance(entry, Fragment):
+            snapshot = await self._snapshots.get(entry)
+            entry = (snapshot.snapshots or snapshot.fragments)[-1]
+        return entry
+
+    async def _renew(
+        self, manifest: Manifest, missing: SnapshotMissingError, position: int
+    ) -> Manifest:
+        """Return a newer manifest to go on with, if collection explains what is missing."""
+        newest = manifest if self._newest is None else await self._newest()
+        if newest.oldest_offset <= manifest.oldest_offset:
+            raise missing.as_corruption() from missing
+        if position < newest.oldest_offset:
+            raise OffsetTrimmedError(
+                f"{missing.path} was collected from {self._store.url}",
+                requested=position,
+                head=newest.oldest_offset,
+                tail=newest.next_offset,
+            ) from missing
+        return newest
+
+
+_start_of = attrgetter("start")
+_limit_of = attrgetter("limit")
+
+
+def _sum(before: Setsum, entries: Sequence[Entry]) -> Setsum:
+    return Setsum.total((before, *(entry.setsum for entry in entries)))
+
+
+def overlapping(entries: Sequence[_Entry], start: int, limit: int) -> Sequence[_Entry]:
+    """Return the entries that overlap ``[start, limit)``; they abut and are in order."""
+    low = bisect_right(entries, start, key=_limit_of)
+    high = bisect_left(entries, limit, lo=low, key=_start_of)
+    return entries[low:high]

@@ -1,0 +1,1 @@
+"""Tasks and threads that many stored logs share."""

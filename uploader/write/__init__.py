@@ -1,0 +1,1 @@
+"""How records get to the store."""

@@ -1,0 +1,216 @@
+"""CloudTier: the adapter that gives a local log a second home in object storage.
+
+Passed to ``Wal.open(path, tier=CloudTier(url))``. Composes the store, the manifest, the uploader and the
+reader of fragments; the protocol of each is in its own module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from uploader.chain.chain_settings import ChainSettings
+from uploader.format import layout
+from uploader.format.manifest import Manifest
+from uploader.layouts.roots import Layout, find_root, needs_swaps
+from uploader.read.fragment_cache import FragmentCache
+from uploader.read.fragment_reader import FragmentReader, pieces
+from uploader.read.read_ahead import ReadersAhead
+from uploader.root.noting import Note, noting
+from uploader.root.ownership import check_owner, check_shippable, owner
+from uploader.root.root import Root
+from uploader.root.writable import check_not_destroyed, check_unsealed, has_records
+from uploader.runtime.shared_worker import SharedWorker
+from uploader.stores.port import ObjectStore
+from uploader.stores.probe import require_conditional_puts
+from uploader.stores.retry import RetryPolicy
+from uploader.stores.url import chosen_store
+from uploader.write.uploader import Uploader, UploadSettings
+from walstore.batches.batch import Batch
+from walstore.errors import CorruptionError
+from walstore.format.claims import Claims
+from walstore.ports import Clock, LocalRecords, TierSource
+from walstore.runtime.clock import SystemClock
+from walstore.validation.arguments import as_count, as_settings
+
+
+class CloudTier:
+    """Ships a log to a prefix of an object store, and reads what is there. For one ``Wal.open``."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        settings: UploadSettings | None = None,
+        cache_bytes: int = 64 << 20,
+        disk_cache: FragmentCache | None = None,
+        layout: Layout | None = None,
+        chain: ChainSettings | None = None,
+        note: Note | None = None,
+        take_over: bool = False,
+        store: ObjectStore | None = None,
+        retry: RetryPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Name the place: ``file:///dir``, ``s3://bucket/prefix?endpoint_url=…`` or ``memory://name``.
+
+        ``cache_bytes`` bounds the fragments kept for readers; what readers that go on and on will want next
+        is fetched ahead, and takes as much again at most. ``disk_cache`` keeps fragments on local disk,
+        too. A new log gets the layout ``"swap"``, wal3's, unless ``layout`` says ``"chain"`` (docs/chain.md);
+        opening is an InvalidSettingsError if the log there has the other one. ``chain`` says how that is
+        written. ``note`` is awaited with fragments before they are published, such as
+        :meth:`uploader.DirtyLog.note_for` returns. ``take_over`` lets a directory have the prefix back that
+        another one took over, if it holds every record that is there (docs/design.md, "Who may ship");
+        a new directory needs no leave. ``store`` replaces the one that the URL names; it is
+        closed with the tier all the same. ``retry`` says how conditional puts are repeated; reads are
+        repeated by the store. Nothing is contacted before the log opens.
+        """
+        cache_bytes = as_count(cache_bytes, "cache_bytes", low=0)
+        self._store = chosen_store(url, store)
+        self._clock = clock or SystemClock()
+        self._retry = retry or RetryPolicy(clock=self._clock)
+        self._worker = SharedWorker("cloud", 2)
+        self._settings = as_settings(settings, UploadSettings)
+        self._layout: Layout | None = layout
+        self._chain = chain
+        self._note = note
+        self._take_over = take_over
+        self._root: Root | None = None
+        self._uploader: Uploader | None = None
+        self._fragments = FragmentReader(
+            store=self._store, worker=self._worker, cache_bytes=cache_bytes, disk_cache=disk_cache
+        )
+        self._ahead = ReadersAhead(self._fragments, max_bytes=cache_bytes // 4, most=4)
+
+    @property
+    def url(self) -> str:
+        """Where the tier lies, without credentials."""
+        return self._store.url
+
+    @property
+    def log_id(self) -> bytes | None:
+        """Identity of the log that ships here, or None if anybody may begin one."""
+        return owner(self._manifest)
+
+    @property
+    def head(self) -> int:
+        """First offset the tier holds."""
+        return self._manifest.oldest_offset
+
+    @property
+    def limit(self) -> int:
+        """Every offset in ``[head, limit)`` can be read from the tier."""
+        return self._manifest.next_offset
+
+    @property
+    def uploader(self) -> Uploader:
+        """Counters of what was shipped. There is one once the tier is open."""
+        assert self._uploader is not None, "open the log first"
+        return self._uploader
+
+    async def open(self, log_id: bytes | None) -> None:
+        """Check the store, read the manifest, and look for fragments that a crash left unpublished.
+
+        ``log_id`` is the local log's identity, None if it does not exist yet: then such fragments are
+        published at once, and the new log begins behind them. ContentionError if the prefix belongs to
+        another log; LogSealedError if it was sealed, LogNotFoundError if it was destroyed; CorruptionError
+        for damaged objects, or fragments without a manifest; else the store's errors.
+        """
+        root = await self._open_root()
+        root = noting(root, self._note)
+        self._root = root
+        self._uploader = Uploader(
+            store=self._store,
+            root=root,
+            settings=self._settings,
+            retry=self._retry,
+            clock=self._clock,
+            worker=self._worker,
+        )
+        if not root.is_known:
+            return
+        check_unsealed(root.manifest, url=self.url)
+        if not has_records(root.manifest):
+            await check_not_destroyed(self._store)
+        check_shippable(root.manifest, url=self.url)
+        if log_id is not None:
+            check_owner(root.manifest, log_id, url=self.url)
+        await self._uploader.prepare(is_new=log_id is None)
+
+    async def claim(
+        self,
+        log_id: bytes,
+        claims: Claims | None,
+        remember: Callable[[Claims], Awaitable[None]],
+        *,
+        local: LocalRecords | None = None,
+    ) -> None:
+        """Make the prefix the directory's own: whoever shipped there before is fenced.
+
+        See :meth:`walstore.ports.Tier.claim`. FencedError if another directory took the prefix over and
+        ``take_over`` is not set, or this one holds other records than what is there.
+        """
+        await self.uploader.claim(log_id, claims, remember, local=local, take_over=self._take_over)
+
+    async def run(self, source: TierSource) -> None:
+        """Ship until the source drains; see :meth:`uploader.write.uploader.Uploader.run`."""
+        await self.uploader.run(source)
+
+    async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return the rest of the fragment that holds ``position``, up to ``limit``.
+
+        In batches of about ``max_bytes``, which share the fragment's memory.
+        """
+        batch = await self._ahead.read(self._manifest, position, limit)
+        return pieces(batch, position, limit, max_bytes)
+
+    async def offset_at(self, timestamp_us: int) -> int | None:
+        """Return the first offset at or after a time, or None if all records are older."""
+        return await self._fragments.offset_at(self._manifest, timestamp_us)
+
+    async def aclose(self) -> None:
+        """Release connections and threads; twice is allowed."""
+        if self._root is not None:
+            await self._root.aclose()
+        await self._fragments.aclose()
+        self._worker.close()
+        await self._store.aclose()
+
+    async def _open_root(self) -> Root:
+        """Return the root, whose store is known to enforce conditions; its log may not be begun yet."""
+        root = await self._find_root()
+        await require_conditional_puts(
+            self._store,
+            with_swaps=needs_swaps(root),
+            is_new=not root.is_known,
+            retry=self._retry,
+        )
+        if root.is_known:
+            return root
+        await check_not_destroyed(self._store)
+        async for listed in root.unpublished():
+            # Another machine may have begun the log since the manifest was looked for.
+            root = await self._find_root()
+            if not root.is_known:
+                raise CorruptionError(
+                    f"the manifest is missing although there are fragments ({listed.key}); restore it",
+                    path=layout.MANIFEST,
+                )
+            break
+        return root
+
+    async def _find_root(self) -> Root:
+        return await find_root(
+            self._store,
+            retry=self._retry,
+            worker=self._worker,
+            layout=self._layout,
+            chain=self._chain,
+            roll_up=self._settings.roll_up,
+        )
+
+    @property
+    def _manifest(self) -> Manifest:
+        return _NOTHING if self._root is None else self._root.manifest
+
+
+_NOTHING = Manifest.initial("")

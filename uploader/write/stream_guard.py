@@ -1,0 +1,189 @@
+"""StreamGuard: keeps records of closed streams out of the log, for one writer beside others.
+
+A closing takes two steps. It is put into the table of streams, then its number into the manifest. A writer
+appends to streams under the number of closings that it knows (:attr:`StreamGuard.closings`), and the root
+refuses what is appended to a manifest with a larger one (``uploader/format/closings.py``). So every append
+comes either before the second step, and is in the log before the stream counts as closed, or after it: then
+its writer reads the table first. There is no flag that could be looked at too early.
+
+Between the two steps the program may die: then the stream is not closed yet for those who do not look at the
+table, and whoever closes it again, or appends under the newer number, finishes it.
+
+Behind a writer that publishes all the time, whoever closes a stream is always too late with the manifest. So
+such a writer, if it uses streams, reads the table now and then, and its own next manifest brings the number.
+
+A fragment whose streams were closed since it was made may lie where the log goes on. It is named by nobody
+any more, once the number is in the manifest: before it is replaced, the number is put there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final
+
+from uploader.format.closings import (
+    closings_in,
+    is_telling,
+    raise_closings,
+    with_closings,
+)
+from uploader.format.manifest import Manifest
+from uploader.format.stream_table import StreamTable
+from uploader.root.adoption import Orphan
+from uploader.root.ownership import check_direct
+from uploader.root.root import Root
+from uploader.root.stream_file import Change, StreamFile
+from uploader.runtime.beside import Beside
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.write.patience import Patience
+from walstore.runtime.threads import Worker
+
+logger = logging.getLogger("walstore")
+
+LOOK_SECONDS: Final = 2.0
+"""How often a writer reads the table that publishes without such a pause. Others never do, since whoever
+closes
+a stream gets in between."""
+
+
+class StreamGuard:
+    """What one writer knows of its log's streams. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        root: Root,
+        patience: Patience,
+        writer: str,
+        retry: RetryPolicy,
+        worker: Worker,
+    ) -> None:
+        """``writer`` is the writer's name. Nothing is asked for before somebody uses a stream."""
+        self._root = root
+        self._patience = patience
+        self._writer = writer
+        self._url = store.url
+        self._file = StreamFile(store, retry=retry, worker=worker)
+        self._clock = retry.clock
+        self._beside = Beside[StreamTable]()
+        self._published_at: float | None = None
+        self._looked_at = 0.0
+        self.closings: int | None = None
+        """Closings under which is appended; None as long as no stream was used."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called whenever a table was read or written."""
+
+    @property
+    def table(self) -> StreamTable | None:
+        """The newest table known; None as long as no stream was used."""
+        return self._file.table
+
+    @property
+    def signature(self) -> str:
+        """What the root is told of who appends."""
+        if self.closings is None:
+            return self._writer
+        return with_closings(self._writer, self.closings)
+
+    async def load(self) -> StreamTable:
+        """Read the newest table; see :meth:`StreamFile.load` and :meth:`StreamTable.checked`."""
+        told = closings_in(self._root.manifest.writer)
+        return self._noted((await self._patience.call(self._file.load)).checked(told))
+
+    async def change(self, make: Change) -> StreamTable:
+        """Change the table; see :meth:`StreamFile.change` and :meth:`StreamTable.checked`."""
+        told = closings_in(self._root.manifest.writer)
+
+        def changed(table: StreamTable) -> StreamTable | None:
+            return make(table.checked(told))
+
+        return self._noted(await self._patience.call(partial(self._file.change, changed)))
+
+    def adopt(self, streams: Iterable[tuple[frozenset[str], int]] = ()) -> None:
+        """Append under the closings of the newest table from now on.
+
+        Not if that speaks against one of the fragments under way, of which ``streams`` tells the streams and
+        the closings under which they were made: first it must be decided what becomes of them.
+        """
+        table = self.table
+        if table is None or table.closings == self.closings:
+            return
+        if all(table.admits(*found) for found in streams):
+            self.closings = table.closings
+
+    def note_published(self) -> None:
+        """Take note that something was published; begin to read the table if it is time. Returns at once."""
+        now, before = self._clock.monotonic(), self._published_at
+        self._published_at = now
+        if self.closings is None or self._beside.is_busy:
+            return
+        looked = self._beside.take()
+        if looked is not None and not looked.cancelled() and looked.exception() is not None:
+            logger.info("%s: %s", self._url, looked.exception())
+        is_steady = before is not None and now - before < LOOK_SECONDS
+        if not is_steady:
+            self._looked_at = now
+        elif now - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = now
+            self._beside.start(self._look(), f"look for closed streams of {self._url}")
+
+    async def aclose(self) -> None:
+        """Give up what goes on beside publishing; twice is allowed."""
+        await self._beside.aclose()
+
+    async def catch_up(self) -> None:
+        """Know all closings that the root's manifest tells of, if streams are used at all."""
+        manifest = self._root.manifest
+        if self.closings is None:
+            return
+        if (closings_in(manifest.writer) or 0) > self.closings or not is_telling(manifest.writer):
+            await self.load()
+        self.adopt()
+
+    async def admits(self, orphan: Orphan) -> bool:
+        """Return whether a fragment that was found in the store may be named; False is for good.
+
+        Then no manifest names it any more, unless the one that is known by now does.
+        """
+        if orphan.closings is None:
+            return True
+        if self.closings is None:
+            await self.load()
+            self.adopt()
+        await self.catch_up()
+        return await self.admits_made(orphan.streams, orphan.closings)
+
+    async def admits_made(self, streams: frozenset[str], closings: int) -> bool:
+        """As :meth:`admits`, for a fragment with these streams that was made under ``closings``."""
+        table = self.table
+        if table is None or table.admits(streams, closings):
+            return True
+        await self.finish(table.closings)
+        return False
+
+    async def finish(self, closings: int) -> None:
+        """See to it that the manifest tells of so many closings, at least. A sealed log's need not.
+
+        ContentionError if the log belongs to a local one by now.
+        """
+        make = partial(_raised, closings=closings, url=self._url)
+        await self._patience.call(partial(self._root.change, make))
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _look(self) -> StreamTable:
+        told = closings_in(self._root.manifest.writer)
+        return self._noted((await self._file.load()).checked(told))
+
+    def _noted(self, table: StreamTable) -> StreamTable:
+        self.on_change()
+        return table
+
+
+def _raised(manifest: Manifest, *, closings: int, url: str) -> Manifest | None:
+    check_direct(manifest, url=url)
+    return raise_closings(manifest, closings)

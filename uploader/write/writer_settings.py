@@ -1,0 +1,133 @@
+"""Settings and statistics of a :class:`uploader.write.cloud_writer.CloudWriter`. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from uploader.format.rollup import RollUpSettings
+from walstore.validation.fields import (
+    KIB,
+    MIB,
+    check_fields,
+    described,
+    flag,
+    nested,
+    seconds,
+    size,
+    whole,
+)
+
+
+@described
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterSettings:
+    """How a log is written straight to a store. Sizes are bytes, times are seconds."""
+
+    fragment_bytes: int = size(
+        8 * MIB,
+        "Size of records at which a fragment is cut, before compression.",
+        low=4 * KIB,
+        high=512 * MIB,
+    )
+
+    interval_seconds: float = seconds(
+        0.02,
+        """Least time from one fragment to the next while some are under way, unless one is full. A first
+        record never waits. With a single swapped manifest fragments are cut less often than this, just in
+        time for the next swap.""",
+    )
+
+    max_in_flight: int = whole(
+        16,
+        """Fragments built, put or waiting to be named at the same time. After another writer was met it is 1
+        for a while. How many of them are put at once follows what the uplink takes, and see
+        parallel_puts.""",
+        low=1,
+        high=64,
+    )
+
+    parallel_puts: bool = flag(
+        """Whether fragments of a log in the layout 'swap' are put side by side. A log in the layout
+        'chain' always does so. Without it the next fragment is put once the one before is there.
+        So whatever a crash leaves continues the log, and programs of wal3 may write to it at any
+        time. With it more of a fast uplink is used when full fragments pile up; a single append
+        is not sooner. But after a crash, or behind another writer, fragments may lie behind a
+        hole. Ours deal with that; a program of wal3 that opens the log for writing then links
+        what does not continue it, and with that destroys the log. So set it only where no such
+        program ever does.""",
+        default=False,
+    )
+
+    pending_bytes: int = size(
+        64 * MIB,
+        """Records accepted and not yet committed; beyond it appends wait. It bounds the memory of records,
+        to which come the encoded fragments under way. An atomic group may have as much.""",
+        low=64 * KIB,
+    )
+
+    pending_records: int = whole(1_000_000, "The same, counted in records.", low=1)
+
+    max_record_bytes: int = size(16 * MIB, "Larger values are refused.", low=1)
+
+    contention_attempts: int = whole(
+        8,
+        """How often a record is appended anew, behind what another writer appended instead, before its
+        append raises a retriable ContentionError. 0: at once, as wal3 does.""",
+    )
+
+    roll_up: RollUpSettings = nested(  # noqa: RUF009 - it makes a field
+        RollUpSettings, "How the manifest is kept short."
+    )
+
+    patience_seconds: float = seconds(
+        30.0,
+        """How long appends under way, or closing, wait for a store that fulfils no request; then they raise,
+        saying whether their records may still be committed.""",
+        above=True,
+    )
+
+    max_timestamp_lead_seconds: float = seconds(
+        86_400.0, "How far ahead of the clock a caller's timestamp may be."
+    )
+
+    def __post_init__(self) -> None:
+        """Check the fields; InvalidSettingsError."""
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterStatistics:
+    """What a writer looked like at one moment. Counters count since it was opened."""
+
+    head: int
+    """First offset that the manifest holds."""
+    tail: int
+    """Offset after the last one that the manifest holds."""
+    waiting_bytes: int
+    """Bytes of records accepted and not yet committed."""
+    waiting_records: int
+    """Records accepted and not yet committed."""
+    blocked_appends: int
+    """Appends that wait for room."""
+    fragments_under_way: int
+    """Fragments cut and not yet committed."""
+    committed_records: int
+    """Records of this writer that are in the log."""
+    committed_bytes: int
+    """Their bytes."""
+    put_fragments: int
+    """Fragments put."""
+    put_bytes: int
+    """Their length as stored."""
+    adopted_fragments: int
+    """Fragments of others, put and not named by any manifest, that this writer published."""
+    contentions: int
+    """How often another writer was quicker."""
+    reappended_fragments: int
+    """Fragments made anew behind another writer's."""
+    unknown_records: int
+    """Records whose append raised OutcomeUnknownError."""
+    put_seconds: float
+    """How long building and putting a fragment takes lately: the median of a few; 0 before the first."""
+    publish_seconds: float
+    """How long naming it takes lately; 0 before the first."""

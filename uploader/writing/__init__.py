@@ -1,1 +1,0 @@
-"""Writing: from records to published fragments, for the uploader of a local log and for ``CloudWriter``."""

@@ -1,0 +1,1 @@
+"""How records get from a caller to the disk."""

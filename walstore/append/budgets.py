@@ -1,0 +1,185 @@
+"""Budgets that the logs of a store share. Pure; everything belongs to the event loop.
+
+Invariants (tests/walstore/append/test_budgets.py)
+  B1  The caches of all logs together hold at most the budget; the log that was used longest ago gives
+      first, its oldest batches first.
+  B2  Bytes accepted by all channels and not yet durable stay within the budget, but for one group that is
+      larger than it, which is accepted when nothing else is.
+  B3  Logs that wait for room are served in turn, one group each, and nobody overtakes them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Protocol
+
+LEASE_BYTES: Final = 64 << 10
+"""Most room that one log holds without having used it."""
+
+
+class Evictable(Protocol):
+    """A cache that can give up its oldest batch."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes it holds."""
+
+    def evict_oldest(self) -> int:
+        """Give up the oldest batch and return its size. Called only if it holds one."""
+
+
+class CacheBudget:
+    """Bytes that the caches of many logs may hold together."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        # Caches that hold something, the one used longest ago first.
+        self._caches: OrderedDict[Evictable, None] = OrderedDict()
+        self.size_bytes = 0
+
+    def touch(self, cache: Evictable) -> None:
+        """Note that a cache was read."""
+        if cache in self._caches:
+            self._caches.move_to_end(cache)
+
+    def grow(self, cache: Evictable, size_bytes: int) -> None:
+        """Note that a cache took ``size_bytes`` more, and evict what is too much over all."""
+        self._caches[cache] = None
+        self._caches.move_to_end(cache)
+        self.size_bytes += size_bytes
+        while self.size_bytes > self._capacity_bytes:
+            oldest = next(iter(self._caches))
+            self.size_bytes -= oldest.evict_oldest()
+            if not oldest.size_bytes:
+                del self._caches[oldest]
+
+    def shrink(self, cache: Evictable, size_bytes: int) -> None:
+        """Note that a cache gave up ``size_bytes`` of its own accord."""
+        self.size_bytes -= size_bytes
+        if not cache.size_bytes:
+            self._caches.pop(cache, None)
+
+
+class ChannelBudget:
+    """Bytes that the channels of many logs may hold together: accepted and not yet durable."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        """Bytes accepted and not yet durable, and room leased to logs that are accepting some."""
+        # Who waits for how much, in the order of their turns.
+        self._queue: OrderedDict[ChannelShare, int] = OrderedDict()
+
+    @property
+    def waiting(self) -> int:
+        """How many logs wait for room."""
+        return len(self._queue)
+
+    def share(self, admit: Callable[[], None]) -> ChannelShare:
+        """Return the share of one more log. ``admit()`` is called when it is that log's turn: it takes
+        what it waited for, and waits again if it wants more."""
+        return ChannelShare(self, admit)
+
+    def fits(self, size_bytes: int) -> bool:
+        """Whether so much may be taken by whoever has the turn."""
+        return not self.used_bytes or self.used_bytes + size_bytes <= self.capacity_bytes
+
+    def enqueue(self, share: ChannelShare, size_bytes: int) -> None:
+        """Let a share wait for ``size_bytes``; one that waits already keeps its place."""
+        self._queue[share] = size_bytes
+
+    def dequeue(self, share: ChannelShare) -> None:
+        """Forget that a share waits."""
+        self._queue.pop(share, None)
+
+    def serve(self) -> None:
+        """Give the turn to those who wait, in order, while there is room for the first of them."""
+        while self._queue:
+            share, size_bytes = next(iter(self._queue.items()))
+            if not self.fits(size_bytes):
+                return
+            del self._queue[share]
+            share.take_turn()
+
+
+class ChannelShare:
+    """What one log holds of a :class:`ChannelBudget`."""
+
+    __slots__ = ("_admit", "_budget", "_has_turn", "_held_bytes", "_lease_bytes")
+
+    def __init__(self, budget: ChannelBudget, admit: Callable[[], None]) -> None:
+        self._budget = budget
+        self._admit = admit
+        self._has_turn = False
+        self._held_bytes = 0  # taken and not given back
+        self._lease_bytes = 0  # promised, and not taken yet
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether so much may be taken now without overtaking anybody."""
+        budget = self._budget
+        if self._has_turn or not budget.waiting:
+            return budget.fits(size_bytes - self._lease_bytes) or (
+                budget.used_bytes == self._lease_bytes
+            )
+        return False
+
+    def take(self, size_bytes: int) -> None:
+        """Take room; the caller asked :meth:`has_room`. That ends the log's turn."""
+        leased_bytes = min(size_bytes, self._lease_bytes)
+        self._lease_bytes -= leased_bytes
+        self._budget.used_bytes += size_bytes - leased_bytes
+        self._held_bytes += size_bytes
+        self._has_turn = False
+
+    def lease(self, most_bytes: int) -> int:
+        """Hold up to ``most_bytes`` in advance instead of what was leased before; return how much.
+
+        Nothing while somebody waits.
+        """
+        budget = self._budget
+        self.end_lease()
+        if not budget.waiting:
+            free_bytes = max(budget.capacity_bytes - budget.used_bytes, 0)
+            self._lease_bytes = min(most_bytes, LEASE_BYTES, free_bytes)
+            budget.used_bytes += self._lease_bytes
+        return self._lease_bytes
+
+    def end_lease(self) -> None:
+        """Hold nothing in advance."""
+        if self._lease_bytes:
+            self._budget.used_bytes -= self._lease_bytes
+            self._lease_bytes = 0
+
+    def give(self, size_bytes: int) -> None:
+        """Give back room of what is durable; call :meth:`serve` afterwards. No more than is held."""
+        size_bytes = min(size_bytes, self._held_bytes)
+        self._held_bytes -= size_bytes
+        self._budget.used_bytes -= size_bytes
+
+    def wait(self, size_bytes: int) -> None:
+        """Wait for room: ``admit`` is called when it is there and those before were served."""
+        self._budget.enqueue(self, size_bytes)
+
+    def leave(self) -> None:
+        """Wait no more."""
+        self._budget.dequeue(self)
+
+    def serve(self) -> None:
+        """Serve those who wait, this log among them."""
+        self._budget.serve()
+
+    def close(self) -> None:
+        """Give back everything and wait no more, for good; serves those who wait."""
+        self.leave()
+        self.end_lease()
+        self.give(self._held_bytes)
+        self._budget.serve()
+
+    def take_turn(self) -> None:
+        """For the budget: let the log take what it waited for."""
+        self._has_turn = True
+        try:
+            self._admit()
+        finally:
+            self._has_turn = False

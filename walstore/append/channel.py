@@ -1,0 +1,582 @@
+"""Channel: where appends enter the log. Bounded by bytes and records; assigns the offsets.
+
+Offsets are assigned in the order in which records enter, never before there is room, so a caller that
+is refused or cancelled while it waits burns none. The writer task takes whole drafts from the other end.
+Everything here belongs to the event loop; nothing blocks and nothing is awaited but room.
+
+Invariants (tests/walstore/append/test_channel.py)
+  C1  Offsets leave ``take`` in order and without gaps.
+  C2  Accepted and not released bytes stay within the budget, but for one group larger than it.
+  C3  Room is given in the order in which callers asked; ``put`` never overtakes a waiting caller.
+  C4  Terms are checked when a group is accepted, against all that was accepted before it; a group
+      whose terms fail takes no offset and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from threading import get_ident
+
+from walstore.append.budgets import ChannelBudget
+from walstore.batches.draft import BATCH_RECORDS, RECORD_OVERHEAD_BYTES, Draft, Group
+from walstore.batches.terms import TERMS_BYTES, check_room, stream_marks
+from walstore.errors import (
+    OffsetNotWrittenError,
+    RecordTooLargeError,
+    WalError,
+    WouldBlock,
+)
+from walstore.format.frame import MOST_RECORDS
+from walstore.format.ledger import Ledger, Marks
+from walstore.runtime.faults import fresh
+from walstore.runtime.limits import Limit
+from walstore.runtime.loop_guard import LoopGuard
+from walstore.runtime.statistics import ErrorCounts
+from walstore.settings import Settings
+
+
+class Channel:
+    """Bounded queue of records between appenders and the writer."""
+
+    # Every append looks several of them up: 4 % of the fast path.
+    __slots__ = (
+        "_admissions",
+        "_batch_bytes",
+        "_bytes_budget",
+        "_closed",
+        "_draft",
+        "_errors",
+        "_filling",
+        "_guard",
+        "_is_dropped",
+        "_max_record_bytes",
+        "_monotonic",
+        "_poked",
+        "_ready",
+        "_records_budget",
+        "_refused",
+        "_released",
+        "_room_given",
+        "_share",
+        "_sleeper",
+        "_taken",
+        "_used_bytes",
+        "accepted",
+        "append_value",
+        "is_alert",
+        "ledger",
+        "loop",
+        "room",
+        "serial",
+        "tail",
+        "thread",
+    )
+
+    def __init__(
+        self,
+        next_offset: int,
+        settings: Settings,
+        loop: asyncio.AbstractEventLoop,
+        ledger: Ledger | None = None,
+        *,
+        budget: ChannelBudget | None = None,
+        monotonic: Callable[[], float] | None = None,
+        errors: ErrorCounts | None = None,
+    ) -> None:
+        self.loop = loop
+        """The event loop that opened the log."""
+        self._guard = LoopGuard("log", loop)
+        self.thread = self._guard.thread
+        """The event loop's, when it was last looked at; no other thread may touch the log."""
+        self._monotonic = monotonic or loop.time
+        self._errors = errors or ErrorCounts()
+        self.ledger = ledger or Ledger()
+        """What the log remembers once everything accepted is written."""
+        self.serial = 0
+        """Counts appends that change the ledger; their commit is awaited by this number."""
+        self.accepted = Limit(next_offset, loop)
+        """Follows ``tail`` while somebody waits for it; else it may lag."""
+        self._bytes_budget = settings.channel_bytes
+        self._records_budget = settings.channel_records
+        # Batches stay well below a segment, so that segments keep near their size.
+        self._batch_bytes = min(settings.batch_bytes, settings.segment_bytes // 4)
+        self._max_record_bytes = settings.max_record_bytes
+        self.tail = next_offset
+        """Next offset to be assigned."""
+        self._released = next_offset
+        self._used_bytes = 0  # of closed drafts, waiting or being written
+        self._ready: deque[Draft] = deque()
+        self._taken: deque[Draft] = deque()  # being written
+        # Who waits for room, in order.
+        self._admissions: OrderedDict[asyncio.Future[int], Group] = OrderedDict()
+        self._closed: WalError | None = None
+        self._is_dropped = False
+        self._refused: WalError | None = None
+        self._sleeper: asyncio.Future[None] | None = None
+        self._filling: asyncio.Future[None] | None = None
+        self._poked = False
+        # The fast path: Wal.append_nowait, which spares a call by doing here what put() would do.
+        self.is_alert = True
+        """Whether the next record must be noted."""
+        self.room = self._room_given = 0
+        """What may be taken without looking at any limit; 0 whenever anything at all stands in the way."""
+        self._share = None if budget is None else budget.share(self._admit)
+        """Of what all logs of a store may hold."""
+        self._begin_draft()
+
+    # -- appenders ---------------------------------------------------------------------------
+
+    def put_alert(self, value: bytes) -> int:
+        """As the fast path, for a record that must be noted; and what it does in a wrong thread."""
+        self.check_loop()
+        room = self.room - len(value) - RECORD_OVERHEAD_BYTES
+        if room < 0:
+            return self.put(
+                Group((value,), None, None, None, None, len(value) + RECORD_OVERHEAD_BYTES)
+            )
+        self.room = room
+        self.append_value(value)
+        self.tail += 1
+        self.note_record()
+        return self.tail - 1
+
+    def put(self, group: Group) -> int:
+        """Accept a group whole and return its first offset; raise WouldBlock if there is no room."""
+        self._check(group)
+        if self._admissions or not self._may_enter(group):
+            raise WouldBlock(
+                f"{self._waiting_bytes()} bytes and {self.tail - self._released} records wait for "
+                "the disk; await append(), or try again later"
+            )
+        return self._accept(group)
+
+    async def put_wait(self, group: Group) -> int:
+        """Accept a group whole as soon as there is room, and return its first offset.
+
+        Cancelled while it waits, nothing was accepted; cancelled as it is being accepted, the
+        records are in the log although the caller sees the cancellation.
+        """
+        self._check(group)
+        if not self._admissions and self._may_enter(group):
+            return self._accept(group)
+        future: asyncio.Future[int] = self.loop.create_future()
+        self._admissions[future] = group
+        self._admit()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._admissions.pop(future, None)
+            self._admit()  # those behind may be smaller
+            self._serve_others()
+            raise
+
+    # -- writer ------------------------------------------------------------------------------
+
+    async def wait_ready(self) -> None:
+        """Return when there is something to take, or after :meth:`poke`."""
+        if self._poked or not self.is_empty:
+            self._poked = False
+            return
+        sleeper = self._sleeper = self.loop.create_future()
+        self.is_alert = True
+        try:
+            await sleeper
+        finally:
+            self._sleeper = None
+            self._poked = False
+
+    async def wait_full(self, seconds: float) -> None:
+        """Return when the next batch is full, after :meth:`poke`, or after that time."""
+        if self._ready or self._poked:
+            return
+        filling = self._filling = self.loop.create_future()
+        timer = self.loop.call_later(seconds, _finish, filling)
+        try:
+            await filling
+        finally:
+            self._filling = None
+            timer.cancel()
+
+    def take(self, max_bytes: int) -> list[Draft]:
+        """Remove and return the oldest drafts: at least one if any, about ``max_bytes`` at most."""
+        if len(self._ready) * self._batch_bytes < max_bytes and not self._draft.is_empty:
+            self._close_draft()
+            self._begin_draft()
+        taken: list[Draft] = []
+        size = 0
+        while self._ready and (not taken or size + self._ready[0].size_bytes <= max_bytes):
+            if taken and self._ready[0].spill is not None:
+                break  # it is a segment of its own, and a commit of its own
+            taken.append(self._ready.popleft())
+            size += taken[-1].size_bytes
+            if taken[-1].spill is not None:
+                break
+        self._taken += taken
+        return taken
+
+    def release(self, drafts: list[Draft]) -> None:
+        """Give back the room of drafts that are on disk, and admit who waits for it."""
+        released_bytes = sum(draft.size_bytes for draft in drafts)
+        self._used_bytes -= released_bytes
+        for _ in drafts:
+            self._taken.popleft()
+        if drafts:
+            self._released = drafts[-1].limit
+        if self._share is not None:
+            self._share.give(released_bytes)
+        self._admit()
+        self._serve_others()
+
+    def refuse(self, error: WalError | None) -> None:
+        """Refuse further records with ``error`` until called with None; the log stays open.
+
+        Who waits for room is refused too; what was accepted is not affected.
+        """
+        self._refused = error
+        if error is not None:
+            self._fail_admissions(error)
+        self._set_room()
+
+    def poke(self) -> None:
+        """Make ``wait_ready`` return although there may be nothing to take."""
+        self._poked = True
+        if self._filling is not None:
+            _finish(self._filling)
+        if self._sleeper is not None:
+            self._wake()
+
+    def close(self, error: WalError) -> None:
+        """Refuse further records with ``error``; those accepted can still be taken."""
+        if self._closed is None:
+            self._closed = error
+        self._fail_admissions(self._closed)
+        self.accepted.fail(lambda _: fresh(error))
+        self._set_room()
+        self.poke()
+
+    def drop(self) -> None:
+        """Forget everything accepted, after a failure: nobody will take it."""
+        self._is_dropped = True
+        self._ready.clear()
+        self._begin_draft()
+        if self._share is not None:
+            self._share.close()
+
+    def abandon(self, error: WalError) -> None:
+        """Refuse everything and forget what was accepted, waking nobody; see ``runtime/forks.py``."""
+        self._closed = error
+        self._is_dropped = True
+        self._ready.clear()
+        self._draft = Draft(self.tail)
+        self.append_value = self._draft.values.append
+        self.room = self._room_given = 0
+        self.accepted.refuse(lambda _: fresh(error))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be taken."""
+        return not self._ready and self._draft.is_empty
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Bytes and records accepted and not yet on disk."""
+        return self._waiting_bytes(), self.tail - self._released
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the oldest record that is not written yet was accepted; None if there is none.
+
+        By the monotonic clock. May be asked on any thread.
+        """
+        for drafts in (self._taken, self._ready):
+            with contextlib.suppress(IndexError):
+                return drafts[0].accepted_at
+        return self._draft.accepted_at
+
+    @property
+    def blocked(self) -> int:
+        """How many callers wait for room."""
+        return len(self._admissions)
+
+    def check_assigned(self, offset: int) -> None:
+        """Raise OffsetNotWrittenError unless ``offset`` has been assigned to a record."""
+        if not 0 < offset < self.tail:
+            raise OffsetNotWrittenError(
+                "no record has this offset yet", requested=offset, head=1, tail=self.tail
+            )
+
+    # -- readers of what is not written yet ----------------------------------------------------
+
+    @property
+    def written_limit(self) -> int:
+        """Every record below it was handed to the disk and left the channel."""
+        return self._released
+
+    @property
+    def readable_limit(self) -> int:
+        """Every record in ``[written_limit, readable_limit)`` is in :meth:`drafts`: all up to the tail, but
+        for those of a large transaction and what is behind them."""
+        for draft in (*self._taken, *self._ready):
+            if draft.spill is not None:
+                return draft.start
+        return self.tail
+
+    def check_readable(self) -> None:
+        """Raise why the log failed, if it did: what was accepted and not written is forgotten then."""
+        if self._is_dropped:
+            assert self._closed is not None
+            raise fresh(self._closed)
+
+    def drafts(self) -> Iterator[Draft]:
+        """Yield what is accepted and not written, in order; the last one is still growing."""
+        yield from self._taken
+        yield from self._ready
+        yield self._draft
+
+    async def wait_accepted(self, limit: int) -> None:
+        """Return when the tail has reached ``limit``; raises when the log closes."""
+        self.accepted.advance(self.tail)
+        waiter = self.accepted.waiter(limit)
+        self._set_room()  # off the fast path, which wakes nobody
+        try:
+            await waiter
+        finally:
+            self._set_room()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def check_loop(self) -> None:
+        """Raise WrongLoopError unless the log's own event loop runs the caller."""
+        if self._guard.is_home:
+            self.thread = get_ident()  # an event loop may go on in another thread
+            return
+        if self._closed is not None:
+            raise fresh(self._closed)
+        self._guard.check()
+
+    def _check(self, group: Group) -> None:
+        if self._closed is not None:
+            raise fresh(self._closed)
+        self.check_loop()
+        if self._refused is not None:
+            raise self._counted(fresh(self._refused))
+        overhead = RECORD_OVERHEAD_BYTES * len(group.values)
+        if len(group.values) > MOST_RECORDS:
+            error = RecordTooLargeError(
+                f"the atomic group has {len(group.values)} records; {MOST_RECORDS} are the most",
+                size_bytes=group.size_bytes - overhead,
+                limit_bytes=self._bytes_budget,
+            )
+            raise self._counted(error)
+        is_record = len(group.values) == 1
+        limit = self._max_record_bytes if is_record else self._bytes_budget
+        if group.size_bytes - overhead > limit:
+            what = "record" if is_record else "atomic group"
+            name = "max_record_bytes" if is_record else "channel_bytes"
+            error = RecordTooLargeError(
+                f"the {what} has {group.size_bytes - overhead} bytes; {name} is {limit}",
+                size_bytes=group.size_bytes - overhead,
+                limit_bytes=limit,
+            )
+            raise self._counted(error)
+
+    def _has_room(self, group: Group) -> bool:
+        waiting = self._waiting_bytes()
+        if not waiting:
+            return True
+        records = self.tail - self._released + group.count
+        return waiting + group.size_bytes <= self._bytes_budget and records <= self._records_budget
+
+    def _may_enter(self, group: Group) -> bool:
+        share = self._share
+        return self._has_room(group) and (share is None or share.has_room(group.size_bytes))
+
+    def _accept(self, group: Group) -> int:
+        """Take a group in, or raise what its terms say against it; then it took no offset."""
+        marks = None
+        terms = group.terms
+        if terms is not None or group.streams is not None:
+            try:
+                marks = self._apply_terms(group)
+            except WalError as error:
+                raise self._counted(error) from None
+            if terms is not None and terms.is_duplicate:
+                assert terms.span is not None
+                return terms.span.start
+        offset = self.tail
+        open_bytes = self._draft.size_bytes + self._room_given - self.room
+        is_full = (
+            open_bytes + group.size_bytes > self._batch_bytes
+            or len(self._draft.values) + len(group.values) > BATCH_RECORDS
+        )
+        if not self._draft.is_empty and (is_full or group.spill is not None):
+            self._close_draft()
+            self._begin_draft()
+        self._fold_room()
+        if self._draft.accepted_at is None:
+            self._draft.accepted_at = self._monotonic()
+        if marks is not None:
+            self._add_marks(marks)
+        if group.spill is not None:
+            self._draft.spill = group.spill
+        elif group.values:
+            self._draft.extend(group)
+        self._draft.size_bytes += group.size_bytes
+        if self._share is not None:
+            self._share.take(group.size_bytes)
+        self.tail = offset + group.count
+        if group.spill is not None:
+            self._close_draft()
+            self._begin_draft()
+        if self.accepted.has_waiters:
+            self.accepted.advance(self.tail)
+        self._set_room()
+        self.note_record()
+        return offset
+
+    def _apply_terms(self, group: Group) -> Marks | None:
+        """Check a group's terms and return the changes it makes; the ledger has them then."""
+        terms, ledger = group.terms, self.ledger
+        if terms is not None:
+            terms.check(ledger, self.tail)
+            if terms.is_duplicate:
+                return None
+        marks = None
+        if group.streams is not None:
+            marks = stream_marks(ledger, group.streams, self.tail)
+        if terms is not None:
+            more = terms.marks(ledger, self.tail, group.count)
+            if marks is None:
+                marks = more
+            elif more is not None:
+                marks.merge(more)
+        if marks is not None:
+            check_room(ledger, marks)
+            ledger.apply(marks)
+        if terms is not None:
+            terms.span = range(self.tail, self.tail + group.count)
+        return marks
+
+    def _add_marks(self, marks: Marks) -> None:
+        self.serial += 1
+        self._draft.serial = self.serial
+        if self._draft.marks is None:
+            self._draft.marks = Marks()
+        self._draft.marks.merge(marks)
+        self._draft.size_bytes += TERMS_BYTES
+        if self._share is not None:
+            self._share.take(TERMS_BYTES)
+
+    def _admit(self) -> None:
+        while self._admissions:
+            future, group = next(iter(self._admissions.items()))
+            if not future.done():
+                if not self._has_room(group):
+                    break
+                if self._share is not None and not self._share.has_room(group.size_bytes):
+                    self._share.wait(group.size_bytes)
+                    break
+                try:
+                    future.set_result(self._accept(group))
+                except WalError as error:
+                    _refuse(future, error)
+            del self._admissions[future]
+        if self._share is not None and not self._admissions:
+            self._share.leave()
+        self._set_room()
+
+    def _begin_draft(self) -> None:
+        self._draft = Draft(self.tail)
+        self.append_value = self._draft.values.append
+        self.is_alert = True
+        self.room = self._room_given = 0
+        self._set_room()
+
+    def _close_draft(self) -> None:
+        self._fold_room()
+        self._draft.pad()
+        self._used_bytes += self._draft.size_bytes
+        self._ready.append(self._draft)
+        if self._filling is not None:
+            _finish(self._filling)
+
+    def _fold_room(self) -> None:
+        """Add what the fast path took from the room to the open draft's size."""
+        taken = self._room_given - self.room
+        if not taken:
+            return
+        self._draft.size_bytes += taken
+        self._room_given = self.room
+        if self._share is not None:
+            self._share.take(taken)
+
+    def _set_room(self) -> None:
+        self._fold_room()
+        share = self._share
+        if share is not None and self._draft.is_empty:
+            # Leased only while something is being accepted, so that idle logs hold nothing.
+            share.end_lease()
+            self.room = self._room_given = 0
+            return
+        room = (
+            min(self._batch_bytes, self._bytes_budget - self._used_bytes) - self._draft.size_bytes
+        )
+        # Within this room no record can be too large, nor can there be too many.
+        records = min(
+            self._records_budget - (self.tail - self._released),
+            BATCH_RECORDS - len(self._draft.values),
+        )
+        largest = self._max_record_bytes + RECORD_OVERHEAD_BYTES
+        room = min(room, records * RECORD_OVERHEAD_BYTES, largest)
+        is_watched = self._admissions or self.accepted.has_waiters
+        if self._closed is not None or self._refused is not None or is_watched or room < 0:
+            room = 0
+        if share is not None:
+            room = share.lease(room)
+        self.room = self._room_given = room
+
+    def _serve_others(self) -> None:
+        if self._share is not None:
+            self._share.serve()
+
+    def _fail_admissions(self, error: WalError) -> None:
+        for future in self._admissions:
+            if not future.done():
+                _refuse(future, fresh(error))
+        self._admissions.clear()
+        if self._share is not None:
+            self._share.leave()
+            self._serve_others()
+
+    def _counted(self, error: WalError) -> WalError:
+        self._errors.count(error)
+        return error
+
+    def _waiting_bytes(self) -> int:
+        return self._used_bytes + self._draft.size_bytes + self._room_given - self.room
+
+    def note_record(self) -> None:
+        """Note when the open draft got its first record, and wake the writer if it sleeps."""
+        draft = self._draft
+        if draft.accepted_at is None and not draft.is_empty:
+            draft.accepted_at = self._monotonic()
+        self.is_alert = draft.accepted_at is None
+        self._wake()
+
+    def _wake(self) -> None:
+        sleeper, self._sleeper = self._sleeper, None  # once is enough
+        if sleeper is not None and not sleeper.done():
+            sleeper.set_result(None)
+
+
+def _refuse(future: asyncio.Future[int], error: WalError) -> None:
+    future.set_exception(error)
+    future.exception()  # a caller cancelled at this moment never looks
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,154 @@
+"""DiskWatch: stops appends before the disk is full, and lets them go on when there is space again.
+
+A log that meets a full disk has failed and must be opened again. This is the line before that: while
+less than ``min_free_bytes`` is free, beside what is accepted and still to be written, channels refuse
+records with DiskFullError. Their logs stay open, readers go on, and what was accepted is committed.
+
+Space is looked at when a log is opened and after every few megabytes written, so idle logs never ask and
+a disk with space has no timer. Only while appends are refused it looks every second. What others write
+to the same disk between two looks, or a channel that is filled at one go, can still pass the line: it is a
+watermark, no reservation. Logs that share a disk should share a watch, for each of them only counts what
+goes through it. Everything here belongs to the event loop; a thread asks the file system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+from walstore.errors import DiskFullError, WalClosedError, WalError
+from walstore.ports import Clock, FileSystem
+from walstore.runtime.threads import Lane
+from walstore.settings import MIB
+
+logger = logging.getLogger("walstore")
+
+RECHECK_SECONDS: Final = 1.0
+"""How often space is looked at while appends are refused."""
+_STEP_PART: Final = 4
+_MOST_STEP_BYTES: Final = 16 * MIB
+_MARGIN_PART: Final = 8
+
+
+class Refusing(Protocol):
+    """What can be told to refuse appends: :class:`walstore.append.channel.Channel`."""
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Bytes and records accepted and not yet on disk."""
+
+    def refuse(self, error: WalError | None) -> None:
+        """Refuse further records with ``error`` until called with None."""
+
+
+class DiskWatch:
+    """Watches the space of a file system for the logs that lie on it."""
+
+    def __init__(
+        self,
+        *,
+        fs: FileSystem,
+        path: Path,
+        min_free_bytes: int,
+        worker: Lane,
+        clock: Clock,
+        waiting_bytes: Callable[[], int] | None = None,
+    ) -> None:
+        """Watch the file system of ``path`` for at least ``min_free_bytes``; 0 watches nothing.
+
+        ``waiting_bytes()`` tells what all channels have accepted and not yet written; without it each
+        of them is asked, which takes long if they are thousands.
+        """
+        self._fs = fs
+        self._path = path
+        self._min_free_bytes = min_free_bytes
+        self._worker = worker
+        self._clock = clock
+        self._step_bytes = min(max(min_free_bytes // _STEP_PART, 1), _MOST_STEP_BYTES)
+        self._margin_bytes = max(self._step_bytes, min_free_bytes // _MARGIN_PART)
+        self._channels: dict[Refusing, None] = {}
+        self._waiting_bytes = waiting_bytes or self._ask_channels
+        self._unchecked_bytes = 0
+        self._due = asyncio.Event()
+        self.refusal: DiskFullError | None = None
+        """What appends are refused with now, if they are."""
+        self.free_bytes: int | None = None
+        """Space at the last look; None before the first."""
+
+    def add(self, channel: Refusing) -> None:
+        """Let a channel refuse appends while space is short, from now on."""
+        self._channels[channel] = None
+        if self.refusal is not None:
+            channel.refuse(self.refusal)
+
+    def remove(self, channel: Refusing) -> None:
+        """Leave a channel as it is from now on, since its log is closed; twice is allowed."""
+        self._channels.pop(channel, None)
+
+    def note_written(self, size_bytes: int) -> None:
+        """Count bytes that were written to the disk; never blocks."""
+        self._unchecked_bytes += size_bytes
+        if self._unchecked_bytes >= self._step_bytes and self._min_free_bytes:
+            self._due.set()
+
+    def judge(self, free_bytes: int | None) -> None:
+        """Refuse or accept according to what :func:`look` found; None changes nothing."""
+        if free_bytes is None or not self._min_free_bytes:
+            return
+        self.free_bytes = free_bytes
+        needed = self._min_free_bytes + self._waiting_bytes()
+        if self.refusal is not None:
+            needed += self._margin_bytes  # else appends would come and go with every few bytes
+        if free_bytes < needed:
+            self._stop(free_bytes, needed)
+        elif self.refusal is not None:
+            self._refuse(None)
+            logger.warning("appends below %s go on: %d bytes are free", self._path, free_bytes)
+
+    async def check(self) -> None:
+        """Look at the space now, and refuse or accept accordingly."""
+        self._unchecked_bytes = 0
+        self._due.clear()
+        self.judge(await self._worker.run(look, self._fs, self._path))
+
+    async def run(self) -> None:
+        """Watch until cancelled. For the log's task group, if there is a ``min_free_bytes``."""
+        with contextlib.suppress(WalClosedError):
+            while True:
+                if self.refusal is None:
+                    await self._due.wait()
+                else:
+                    await self._clock.sleep(RECHECK_SECONDS)
+                await self.check()
+
+    def _ask_channels(self) -> int:
+        return sum(channel.waiting[0] for channel in self._channels)
+
+    def _stop(self, free_bytes: int, needed_bytes: int) -> None:
+        if self.refusal is None:
+            logger.error("appends below %s are refused: %d bytes are free", self._path, free_bytes)
+        error = DiskFullError(
+            f"{free_bytes} bytes are free at {self._path} and {needed_bytes} are needed; "
+            "free some space, then appends work again, or lower min_free_bytes",
+            outcome="not_written",
+            retriable=True,
+        )
+        self._refuse(error)
+
+    def _refuse(self, error: DiskFullError | None) -> None:
+        self.refusal = error
+        for channel in self._channels:
+            channel.refuse(error)
+
+
+def look(fs: FileSystem, path: Path) -> int | None:
+    """Return how many bytes are free for a log at ``path``; None if that is not known. Blocking."""
+    try:
+        return fs.free_bytes(path)
+    except OSError as error:
+        logger.warning("the free space of %s is not known: %s", path, error)
+        return None

@@ -1,0 +1,114 @@
+"""Framer: drafts become frames, one behind the other. No I/O; owned by the writer thread.
+
+Owns what the next frame must say to continue the log: the chain, and the ledger that goes with it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from walstore.batches.batch import FrameBatch
+from walstore.batches.draft import Draft, marks_column
+from walstore.format import codec, frame
+from walstore.format.recovery import Chain
+
+
+class Spot(NamedTuple):
+    """Where a frame comes to lie, and what is synced by then."""
+
+    place: bytes
+    """See :func:`walstore.format.frame.place`."""
+    synced_limit: int
+    synced_position: int
+    """In the segment of the frame."""
+
+
+class Framed(NamedTuple):
+    """A draft as it is written."""
+
+    data: bytearray
+    base_timestamp_us: int
+    """Time of the first record."""
+    batch: FrameBatch | None
+    """The records as readers see them, sharing the frame's bytes; None if it holds only marks."""
+
+
+class Framer:
+    """Builds the frames that continue a log."""
+
+    def __init__(self, chain: Chain, *, compress: bool) -> None:
+        """Go on from ``chain``, which moves with every frame; so does its ledger."""
+        assert chain.ledger is not None
+        self._chain = chain
+        self._ledger = chain.ledger
+        self._compress = compress
+
+    def frame(self, draft: Draft, now_us: int, spot: Spot) -> Framed:
+        """Frame a draft behind the frames before it."""
+        value = draft.only_value
+        if value is not None and not (self._compress and len(value) + 4 >= codec.LEAST_BYTES):
+            return self._frame_value(draft.start, value, now_us, spot)
+        chain = self._chain
+        base_us, last_us, deltas = draft.times(now_us, chain.timestamp_us)
+        data, crc = frame.encode(
+            draft.columns(deltas),
+            start=draft.start,
+            count=len(draft.values),
+            base_timestamp_us=base_us,
+            max_timestamp_us=last_us,
+            epoch=chain.epoch,
+            previous_crc=chain.previous_crc,
+            synced_limit=spot.synced_limit,
+            synced_position=spot.synced_position,
+            at=spot.place,
+            compress=self._compress,
+        )
+        chain.next_offset = draft.limit
+        chain.previous_crc = crc
+        chain.timestamp_us = last_us
+        if draft.marks is not None:
+            self._ledger.apply(draft.marks)
+        batch = None
+        if draft.values:
+            view = memoryview(data).toreadonly()
+            header = frame.parse_header(view, 0)
+            assert header is not None
+            batch = FrameBatch(view, header)
+        return Framed(data, base_us, batch)
+
+    def frame_ledger(self, spot: Spot) -> bytearray:
+        """Return the frame that begins a segment: no records, and all that the log remembers."""
+        chain = self._chain
+        data, chain.previous_crc = frame.encode(
+            [marks_column(self._ledger.whole())],
+            start=chain.next_offset,
+            count=0,
+            base_timestamp_us=chain.timestamp_us,
+            max_timestamp_us=chain.timestamp_us,
+            epoch=chain.epoch,
+            previous_crc=chain.previous_crc,
+            synced_limit=spot.synced_limit,
+            synced_position=spot.synced_position,
+            at=spot.place,
+        )
+        return data
+
+    def _frame_value(self, start: int, value: bytes, now_us: int, spot: Spot) -> Framed:
+        chain = self._chain
+        timestamp_us = max(now_us, chain.timestamp_us)
+        data, header = frame.encode_value(
+            value,
+            start=start,
+            timestamp_us=timestamp_us,
+            epoch=chain.epoch,
+            previous_crc=chain.previous_crc,
+            synced_limit=spot.synced_limit,
+            synced_position=spot.synced_position,
+            at=spot.place,
+        )
+        chain.next_offset = start + 1
+        chain.previous_crc = header.crc
+        chain.timestamp_us = timestamp_us
+        return Framed(
+            data, timestamp_us, FrameBatch.of_value(memoryview(data).toreadonly(), header)
+        )

@@ -1,0 +1,251 @@
+"""LogState: what the event loop knows of a log. The writer publishes here; readers and tiers look here.
+
+Everything belongs to the event loop and is changed only by the calls of ``writer.Listener`` and
+:meth:`advance_uploaded`, so no lock is needed and a look between two awaits is consistent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from sortedcontainers import SortedDict
+
+from walstore.append.budgets import CacheBudget
+from walstore.append.cache import Cache
+from walstore.append.commit import Commit, Reached
+from walstore.errors import WalError
+from walstore.files.segment_file import Segment
+from walstore.runtime.faults import fresh
+from walstore.runtime.limits import Limit
+from walstore.runtime.statistics import ErrorCounts
+
+
+class LogState:
+    """Limits, cache and segments of one open log."""
+
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        head: int,
+        durable_limit: int,
+        uploaded_limit: int,
+        sealed: Sequence[Segment],
+        active: Segment,
+        cache_bytes: int,
+        cache_budget: CacheBudget | None = None,
+        registers: Mapping[str, str] | None = None,
+        shows_written: bool = False,
+    ) -> None:
+        self.head = head
+        """First offset on local disk."""
+        self.durable = Limit(durable_limit, loop)
+        self.visible = Limit(durable_limit, loop) if shows_written else self.durable
+        """Where readers stop: the durable limit, or what is written if syncing is left to the system."""
+        self.uploaded = Limit(uploaded_limit, loop)
+        self.settled = Limit(0, loop)
+        """Appends that change the ledger, by their serial: those up to it are durable."""
+        self._unsettled = 0
+        self.registers: Mapping[str, str] = MappingProxyType(dict(registers or {}))
+        """Durable registers; replaced, never changed."""
+        self._registers_to_come: Mapping[str, str] | None = None
+        self.cache = Cache(cache_bytes, cache_budget)
+        self.segments: SortedDict = SortedDict({s.start: s for s in (*sealed, active)})
+        self._active = active
+        self._written_limit = durable_limit
+        self._head_to_come = head
+        self.errors = ErrorCounts()
+        self.appended_bytes = 0
+        self.appended_records = 0
+        self.on_written: Callable[[int], None] = lambda _: None
+        """Told how many bytes a commit wrote."""
+        self._loop = loop
+        self._due: asyncio.Future[None] | None = None
+        self._due_bytes = 0
+        self._sealed_since_due = False
+        self.tier_trouble: WalError | None = None
+        """Why nothing is shipped until somebody has acted, if so; shipping goes on by itself then."""
+        self.is_draining = False
+        self.draining: asyncio.Future[None] = loop.create_future()
+        """Resolves when the log begins to drain."""
+        self.shrinkable = asyncio.Event()
+        """Set when retention may find something to delete."""
+
+    # -- from the writer ---------------------------------------------------------------------
+
+    def on_commit(self, commit: Commit) -> None:
+        """Take over what a commit wrote, then wake whoever waits for it."""
+        for sealed in commit.sealed:
+            self._seal(sealed)
+        if commit.active is not self._active:
+            self._active = self.segments[commit.active.start] = commit.active
+        if not commit.batches and commit.sealed:
+            self.cache.clear()  # a transaction of many batches; those before it would leave a gap
+        for batch in commit.batches:
+            self.cache.insert(batch)
+        self.appended_bytes += commit.size_bytes
+        self.on_written(commit.size_bytes)
+        self.appended_records += commit.limit - self._written_limit
+        self._written_limit = commit.limit
+        self._unsettled = max(self._unsettled, commit.serial)
+        if commit.registers is not None:
+            self._registers_to_come = MappingProxyType(dict(commit.registers))
+        self._head_to_come = commit.head
+        if self.visible is not self.durable:
+            self.visible.advance(commit.limit)
+        if commit.is_synced:
+            self.on_sync(commit.limit)
+        else:
+            self.durable.advance(commit.durable_limit)
+
+    def on_sync(self, durable_limit: int) -> None:
+        """Everything written so far became durable, up to this limit."""
+        self.head = max(self.head, self._head_to_come)
+        if self._registers_to_come is not None:
+            self.registers, self._registers_to_come = self._registers_to_come, None
+        self.durable.advance(durable_limit)
+        self.settled.advance(self._unsettled)
+        if self.appended_bytes >= self._due_bytes:
+            self._wake_shipping()
+
+    @property
+    def wants_disk(self) -> bool:
+        """Whether a caller waits for something to be synced."""
+        return self.durable.has_waiters or self.settled.has_waiters
+
+    def on_rotate(self, sealed: Segment, active: Segment) -> None:
+        """Take over a rotation that was asked for."""
+        self._seal(sealed)
+        self._active = self.segments[active.start] = active
+        self._wake_shipping()
+
+    def on_drop(self, starts: list[int], head: int) -> None:
+        """Forget deleted segments."""
+        for start in starts:
+            self.segments.pop(start, None)
+        self.head = head
+
+    def on_failure(
+        self,
+        reached: Reached,
+        make_error: Callable[[int], WalError],
+        make_settled_error: Callable[[int], WalError],
+    ) -> None:
+        """Tell every waiter what became of its records."""
+        self.errors.count(make_error(reached.durable_limit + 1))
+        if reached.registers is not None:
+            self.registers = MappingProxyType(dict(reached.registers))
+        self.durable.advance(reached.durable_limit)
+        self.settled.advance(reached.durable_serial)
+        self.durable.fail(make_error)
+        self.settled.fail(make_settled_error)
+        if self.visible is not self.durable:
+            self.visible.fail(make_error)
+        self.uploaded.fail(make_error)
+        self.drain()
+
+    def end(self, error: WalError) -> None:
+        """The log is closed: nothing waits any more."""
+
+        def make_error(target: int) -> WalError:
+            twin = fresh(error)
+            # Nobody waits after a clean close; else a commit may have been under way.
+            twin.outcome = "durable" if target <= self.durable.value else "unknown"
+            return twin
+
+        def make_settled_error(serial: int) -> WalError:
+            twin = fresh(error)
+            twin.outcome = "durable" if serial <= self.settled.value else "unknown"
+            return twin
+
+        self.durable.fail(make_error)
+        self.settled.fail(make_settled_error)
+        self.uploaded.fail(make_error)
+        if self.visible is not self.durable:
+            self.visible.fail(make_error)
+
+    def abandon(self, error: WalError) -> None:
+        """Let nobody wait from now on; see :mod:`walstore.runtime.forks`."""
+        for limit in (self.durable, self.visible, self.settled, self.uploaded):
+            limit.refuse(lambda _: fresh(error))
+
+    def _seal(self, sealed: Segment) -> None:
+        self.segments[sealed.start] = sealed
+        self._sealed_since_due = True
+        self.shrinkable.set()
+
+    # -- for tiers ---------------------------------------------------------------------------
+
+    @property
+    def wants_cloud(self) -> bool:
+        """Whether a caller waits for the cloud."""
+        return self.uploaded.has_waiters
+
+    async def wait_shipping_due(self, appended_bytes: int) -> None:
+        """Return when shipping is due; see :class:`walstore.ports.TierSource`."""
+        due = (
+            self.is_draining
+            or self.wants_cloud
+            or self._sealed_since_due
+            or self.appended_bytes >= appended_bytes
+        )
+        if not due:
+            self._due_bytes = appended_bytes
+            self._due = self._loop.create_future()
+            try:
+                await self._due
+            finally:
+                self._due = None
+        self._sealed_since_due = False
+
+    def request_cloud(self) -> None:
+        """Note that a caller began to wait for the cloud."""
+        self._wake_shipping()
+
+    def advance_uploaded(self, limit: int) -> None:
+        """Note that a manifest names every offset below ``limit``."""
+        self.tier_trouble = None
+        self.uploaded.advance(limit)
+        self.shrinkable.set()
+
+    def refuse_cloud(self, error: WalError) -> None:
+        """Tell those who wait for the cloud that somebody has to act first; who comes later waits."""
+        if self.tier_trouble is None:
+            self.errors.count(error)
+        self.tier_trouble = error
+
+        def make_error(_: int) -> WalError:
+            twin = fresh(error)
+            twin.outcome = "durable"  # callers wait for the disk first
+            return twin
+
+        self.uploaded.fail_waiting(make_error)
+
+    def drain(self) -> None:
+        """Ask the tier to ship what is durable and return."""
+        self.is_draining = True
+        if not self.draining.done():
+            self.draining.set_result(None)
+        self._wake_shipping()
+
+    def _wake_shipping(self) -> None:
+        if self._due is not None and not self._due.done():
+            self._due.set_result(None)
+
+    # -- for readers -------------------------------------------------------------------------
+
+    def segment_of(self, offset: int) -> Segment | None:
+        """Return the segment that holds ``offset`` (or would, being the active one)."""
+        if offset < self.head:
+            return None
+        at = self.segments.bisect_right(offset) - 1
+        if at < 0:
+            return None
+        found: Segment = self.segments.peekitem(at)[1]
+        return found
+
+    def sealed_segments(self) -> list[Segment]:
+        """Return the sealed segments, oldest first."""
+        return [s for s in self.segments.values() if s.summary is not None]

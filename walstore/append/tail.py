@@ -1,0 +1,679 @@
+"""Tail: the blocking half of the writer. Owns the active segment and what the next frame continues.
+
+Every method runs on the log's one writer thread, one at a time. A commit frames all drafts, writes them
+with one call, syncs once, and only then reports them; between two commits the files on disk are always
+ones that recovery accepts.
+
+Invariants (tests/walstore/append/test_tail.py, tests/scenarios)
+  T1  ``durable_limit`` moves only after the sync that covers it returned.
+  T2  After a failed write or sync nothing is written any more; a sync is never called again on the same data.
+  T3  A segment is sealed and synced before the next one gets its name.
+  T4  The head is durable, in a checkpoint and in the cell, before a file below it is removed.
+  T5  Every segment begins with the whole ledger, or the ledger was empty.
+  T6  Whatever a method raises but WalError is a TailError, which says how far the log had come.
+  T7  What is not on the way of the data (checkpoints, the cell, removing files) may fail without failing the
+      log, and is tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from walstore.append.commit import Commit, Reached, TailError
+from walstore.append.framer import Framer, Spot
+from walstore.batches.batch import FrameBatch
+from walstore.batches.draft import Draft
+from walstore.errors import WalError
+from walstore.files.active import ActiveCell, ActiveFile
+from walstore.files.durable_file import write_hint
+from walstore.files.segment_file import Segment
+from walstore.format import checkpoint, frame, segment
+from walstore.format.checkpoint import Checkpoint, DurableCell
+from walstore.format.ledger import Marks
+from walstore.format.recovery import Chain
+from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
+from walstore.format.segment_streams import SegmentStreams
+from walstore.ports import Clock, File, FileSystem, Lock
+from walstore.runtime.faults import describe_upkeep, is_full
+from walstore.settings import Settings
+
+logger = logging.getLogger("walstore")
+
+_LEDGER_SHARE: Final = 4
+"""A segment holds at least so many times the ledger that it begins with, whatever ``segment_bytes`` says."""
+_RETRY_SHARE: Final = 8
+"""After a checkpoint that failed the next one is due when this share of ``checkpoint_bytes`` was written."""
+
+
+class Tail:
+    """The active segment and the state that the next frame continues."""
+
+    def __init__(
+        self,
+        *,
+        fs: FileSystem,
+        clock: Clock,
+        settings: Settings,
+        directory: Path,
+        log_id: bytes,
+        chain: Chain,
+        head: int,
+        sealed: Sequence[SegmentSummary],
+        active: tuple[Segment, File, int] | None,
+        cell: ActiveCell,
+        uploaded_limit: int,
+        tier_url: str | None,
+        own_epoch: int = 0,
+        given_up: Sequence[int] = (),
+        is_as_checkpointed: bool = False,
+    ) -> None:
+        """Go on with a log that was recovered.
+
+        ``given_up`` are the first offsets of segments below the head, to be removed.
+        ``is_as_checkpointed`` says that checkpoint and cell describe the log but for the new epoch, which is
+        then made durable by the first call that needs it.
+        """
+        assert chain.ledger is not None
+        # Set once at open.
+        self._fs = fs
+        self._clock = clock
+        self._settings = settings
+        self._directory = directory
+        self._log_id = log_id
+        self._cell = cell
+        self._own_epoch = own_epoch
+        self._shows_written = settings.sync == "os"
+        self.lock: Lock | None = None
+        """Held for as long as this can write, also if nobody closes it."""
+        # Owned by the writer thread.
+        self._chain = chain
+        self._framer = Framer(chain, compress=settings.compression is not None)
+        self.ledger = chain.ledger
+        self._sealed = list(sealed)
+        self._given_up = list(given_up)
+        self._since_checkpoint_bytes = 0
+        self._checkpointed: tuple[int, ...] = ()
+        self.head = max(head, self.ledger.head)
+        self.uploaded_limit = uploaded_limit
+        self.tier_url = tier_url
+        limit = chain.next_offset
+        self._reached = Reached(limit, limit, limit, 0, 0, 0)
+        self._is_announced = False
+        self._failure: TailError | None = None
+        self._is_noted_closed = is_as_checkpointed
+        if active is None:
+            self._begin_segment()
+        else:
+            self.active, file, position = active
+            self._first_position = segment.HEADER_BYTES
+            self._file = ActiveFile(fs, self.active.path, file, position, settings.segment_bytes)
+        if is_as_checkpointed:
+            self._checkpointed = self._place_of_checkpoint()
+            return
+        try:
+            self._begin()
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of this opening of the log; in every frame it writes."""
+        return self._chain.epoch
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the active segment holds no record yet."""
+        return self._chain.next_offset == self.active.start
+
+    @property
+    def reached(self) -> Reached:
+        """What is durable, and what may be on disk; a copy."""
+        return replace(self._reached)
+
+    @property
+    def durable_limit(self) -> int:
+        """Every offset below it is synced."""
+        return self._reached.durable_limit
+
+    @property
+    def written_limit(self) -> int:
+        """Every offset below it was handed to the system."""
+        return self._chain.next_offset
+
+    @property
+    def has_unsynced(self) -> bool:
+        """Whether something was written since the last sync."""
+        return self._file.has_unsynced
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether enough was written since the last checkpoint."""
+        return self._since_checkpoint_bytes >= self._settings.checkpoint_bytes
+
+    def commit(self, drafts: Sequence[Draft], *, sync: bool = True) -> Commit:
+        """Write the drafts and, with ``sync``, make them durable.
+
+        A draft with a spill comes alone and is always durable. TailError if anything failed, after
+        which only close is allowed.
+        """
+        serial = max([draft.serial for draft in drafts])
+        self._reached.note_attempt(drafts[-1].limit, serial)
+        with _Failing(self):
+            self._announce()
+            if drafts[0].spill is not None:
+                return self._place(drafts[0])
+            return self._append(drafts, serial, sync=sync)
+
+    def sync(self) -> float:
+        """Make all that was written durable and return the seconds it took; TailError if it failed."""
+        with _Failing(self):
+            return self._sync()
+
+    def rotate(self) -> Segment:
+        """Seal the active segment, begin the next, and return the sealed one.
+
+        Unsynced frames become durable on the way. TailError if a call failed.
+        """
+        with _Failing(self):
+            self._announce()
+            return self._rotate()
+
+    def checkpoint(self) -> None:
+        """Sync, then write a checkpoint. TailError if the sync failed.
+
+        A checkpoint that cannot be written does not fail the log: it is logged, and tried again soon.
+        """
+        with _Failing(self):
+            if self._file.has_unsynced:
+                self._sync()
+            try:
+                self._checkpoint()
+            except OSError as error:
+                self._put_off_checkpoint(error)
+
+    def advance_head(self, limit: int) -> list[int]:
+        """Make ``limit`` the head, durably, and give up the sealed segments wholly below it.
+
+        Returns their first offsets, for :meth:`remove` once nobody looks for them any more. A head
+        inside a segment is written to the log itself, since no file name says it; if the disk is too full
+        for that, the head becomes the begin of that segment. The head never goes back, and a limit above the
+        durable one is the caller's mistake.
+
+        DiskFullError or StorageUnavailableError if the head cannot be made durable now: then nothing was
+        given up, and the log goes on. TailError if the log failed.
+        """
+        assert limit <= self.durable_limit
+        with _Failing(self):
+            return self._advance_head(limit)
+
+    def show_head(self, limit: int) -> bool:
+        """Tell other processes that ``limit`` is the head, before it is; return whether they see it.
+
+        For those who look for the head before they rely on a record. Take it back with the head that there
+        is unless :meth:`advance_head` follows, which says it again.
+        """
+        with _Failing(self):
+            return self._cell.store(self._cell_data(limit))
+
+    def summaries(self) -> list[SegmentSummary]:
+        """Return the sealed segments, oldest first, and behind them the active one as sealing it now
+        would record it."""
+        return [*self._sealed, self._summary()]
+
+    def remove(self, starts: Sequence[int]) -> None:
+        """Delete segments that :meth:`advance_head` gave up. Never raises: what cannot be deleted now is
+        deleted later, at the latest when the log is opened again."""
+        self._given_up += starts
+        self._remove_given_up()
+
+    def park(self) -> None:
+        """Close the files until the next call that needs them; never raises.
+
+        In a store, another log's thread may call it, between two calls of this one.
+        """
+        self._file.park()
+        self._cell.park()
+
+    def close(self, *, clean: bool) -> None:
+        """Release the file; OSError. A clean close also cuts the reserved space off and checkpoints, unless
+        the tail has failed."""
+        try:
+            if clean and self._failure is None:
+                if self._file.has_unsynced:
+                    self._sync()
+                self._file.trim()
+                if not self._is_noted_closed or self._checkpointed != self._place_of_checkpoint():
+                    try:
+                        self._checkpoint(is_closed=True)
+                    except OSError as error:
+                        self._put_off_checkpoint(error)
+        finally:
+            try:
+                self._file.close()
+            finally:
+                self._cell.close()
+
+    # -- committing --------------------------------------------------------------------------
+
+    def _append(self, drafts: Sequence[Draft], last_serial: int, *, sync: bool) -> Commit:
+        frames: list[bytearray] = []
+        batches: list[FrameBatch] = []
+        sealed: list[Segment] = []
+        now_us = self._clock.now_us()
+        written = pending = serial = 0
+        has_new_registers = False
+        for draft in drafts:
+            if self._is_full(draft, pending):
+                written += self._write(frames, serial)
+                if self.is_empty:
+                    self._renew_segment()
+                else:
+                    sealed.append(self._rotate())
+                frames, pending = [], 0
+            batch = self._frame(draft, now_us, self._file.position + pending, frames)
+            pending += len(frames[-1])
+            serial = max(serial, draft.serial)
+            if batch is not None:
+                batches.append(batch)
+            if draft.marks is not None and draft.marks.registers:
+                has_new_registers = True
+        written += self._write(frames, serial)
+        seconds = None
+        if sync:
+            seconds = self._sync()
+        elif self._shows_written:
+            self._store_cell()
+        return self._commit(last_serial, batches, sealed, written, has_new_registers, seconds)
+
+    def _place(self, draft: Draft) -> Commit:
+        """Commit a large transaction: its file becomes the next sealed segment."""
+        spill = draft.spill
+        assert spill is not None
+        if self._file.has_unsynced:
+            self._sync()
+        if draft.marks is not None:
+            self.ledger.apply(draft.marks)
+            self.head = max(self.head, self.ledger.head)
+        sealed = []
+        if self.is_empty:
+            # Its file has the name that the transaction's gets; the ledger in it goes along.
+            self._chain.previous_crc = self._header.previous_crc
+            self._file.close()
+        else:
+            sealed.append(self._seal())
+        try:
+            placed = spill.place(
+                self._directory,
+                self._chain,
+                self.ledger,
+                log_id=self._log_id,
+                now_us=self._clock.now_us(),
+            )
+        except OSError:
+            if spill.outcome == "unknown":
+                self._note_written(draft.serial)
+            raise
+        assert placed.summary is not None
+        sealed.append(placed)
+        self._sealed.append(placed.summary)
+        self._note_written(draft.serial)
+        self._note_synced()
+        self._begin_segment()
+        self._store_cell()
+        has_new_registers = draft.marks is not None and bool(draft.marks.registers)
+        return self._commit(draft.serial, [], sealed, spill.size_bytes, has_new_registers, None)
+
+    def _commit(
+        self,
+        serial: int,
+        batches: list[FrameBatch],
+        sealed: list[Segment],
+        size_bytes: int,
+        has_new_registers: bool,  # noqa: FBT001
+        sync_seconds: float | None,
+    ) -> Commit:
+        return Commit(
+            batches=batches,
+            limit=self._chain.next_offset,
+            durable_limit=self.durable_limit,
+            is_synced=not self._file.has_unsynced,
+            serial=serial,
+            sealed=sealed,
+            active=self.active,
+            size_bytes=size_bytes,
+            sync_seconds=sync_seconds,
+            head=self.head,
+            registers=dict(self.ledger.registers) if has_new_registers else None,
+        )
+
+    def _is_full(self, draft: Draft, pending_bytes: int) -> bool:
+        """Whether the draft belongs into the next segment."""
+        end = self._file.position + pending_bytes
+        most = max(self._settings.segment_bytes, _LEDGER_SHARE * self._first_position)
+        return end + draft.size_bytes > most and end > self._first_position
+
+    def _frame(
+        self, draft: Draft, now_us: int, position: int, frames: list[bytearray]
+    ) -> FrameBatch | None:
+        """Frame a draft that comes to lie at ``position``; None if it holds only marks."""
+        assert self.active.index is not None
+        data, base_us, batch = self._framer.frame(draft, now_us, self._spot(position))
+        self.active.index.add(draft.start, position, base_us)
+        frames.append(data)
+        if draft.marks is not None:
+            self.head = max(self.head, self.ledger.head)
+        if batch is not None and draft.streams is not None:
+            self.active.index.streams.add(batch.stream_names)
+        return batch
+
+    def _spot(self, position: int) -> Spot:
+        return Spot(
+            frame.place(self._header.salt, position),
+            self._reached.durable_limit,
+            self._file.durable_position,
+        )
+
+    def _write(self, frames: Sequence[bytearray], serial: int) -> int:
+        """Write frames up to :attr:`written_limit`, which hold the changes up to ``serial``."""
+        try:
+            size = self._file.write(frames)
+        except OSError:
+            if self._file.is_dirty:
+                self._note_written(serial)
+            raise
+        self._note_written(serial)
+        self._since_checkpoint_bytes += size
+        return size
+
+    def _sync(self) -> float:
+        """Sync the active segment; return how long that took, in seconds."""
+        began = self._clock.monotonic()
+        self._file.sync()
+        seconds = self._clock.monotonic() - began
+        self._note_synced()
+        self._store_cell()
+        return seconds
+
+    def _note_written(self, serial: int) -> None:
+        """Note that all that was framed may be on disk."""
+        self._reached.note_written(self._chain.next_offset, serial)
+
+    def _note_synced(self) -> None:
+        """Note that all that was written is on disk."""
+        self._reached.note_synced()
+
+    # -- segments ----------------------------------------------------------------------------
+
+    @property
+    def _header(self) -> SegmentHeader:
+        """Header of the active segment."""
+        assert self.active.header is not None
+        return self.active.header
+
+    def _rotate(self) -> Segment:
+        finished = self._seal()
+        self._begin_segment()
+        self._store_cell()
+        return finished
+
+    def _seal(self) -> Segment:
+        """Seal the active segment, which holds records."""
+        if self._file.has_unsynced:
+            self._sync()  # else a crash might keep the footer and lose frames that it vouches for
+        assert self.active.index is not None
+        summary = self._summary()
+        self._file.seal(segment.encode_footer(summary, self.active.index))
+        self._sealed.append(summary)
+        return Segment(
+            self.active.path, self.active.start, summary, self.active.index, header=self._header
+        )
+
+    def _summary(self) -> SegmentSummary:
+        return SegmentSummary(
+            self.active.start,
+            self._chain.next_offset,
+            self._file.position,
+            self._chain.previous_crc,
+            self._chain.timestamp_us,
+        )
+
+    def _begin_segment(self) -> None:
+        """Make the next segment; it begins with what the log remembers. If that fails, nothing changed."""
+        before = self._chain.previous_crc
+        try:
+            self._make_segment()
+        except BaseException:
+            self._chain.previous_crc = before
+            raise
+
+    def _make_segment(self) -> None:
+        chain = self._chain
+        header = SegmentHeader(
+            self._log_id,
+            chain.next_offset,
+            chain.epoch,
+            self._clock.now_us(),
+            chain.previous_crc,
+            segment.make_salt(),
+        )
+        pieces: list[bytes | bytearray] = [segment.encode_header(header)]
+        index = SegmentIndex(SegmentStreams())
+        if not self.ledger.is_empty:
+            at = frame.place(header.salt, segment.HEADER_BYTES)
+            pieces.append(self._framer.frame_ledger(Spot(at, chain.next_offset, 0)))
+            index.add(chain.next_offset, segment.HEADER_BYTES, chain.timestamp_us)
+        path = self._directory / segment.file_name(chain.next_offset)
+        self._first_position = sum(map(len, pieces))
+        self._file = ActiveFile.create(self._fs, path, pieces, self._settings.segment_bytes)
+        self.active = Segment(path, chain.next_offset, None, index, header=header)
+
+    def _renew_segment(self) -> None:
+        """Begin a segment anew that holds nothing but marks; the ledger says the same in less."""
+        if self._file.has_unsynced:
+            self._sync()
+        outdated = self._file
+        self._chain.previous_crc = self._header.previous_crc
+        self._begin_segment()
+        outdated.close()
+        self._note_synced()  # its file is synced with the whole ledger before it gets its name
+        self._store_cell()
+
+    # -- head, checkpoint, cell --------------------------------------------------------------
+
+    def _advance_head(self, limit: int) -> list[int]:
+        if self._file.has_unsynced:
+            self._sync()
+        dropped = [summary for summary in self._sealed if summary.limit <= limit]
+        kept = self._sealed[len(dropped) :]
+        before = self.head, self._sealed
+        if limit > self.head:
+            begin = kept[0].start if kept else self.active.start
+            try:
+                self._announce()
+            except OSError as error:
+                raise describe_upkeep(error, "the head cannot be moved") from error
+            if limit > begin and not self._write_head(limit):
+                limit = max(begin, self.head)
+            self.head = limit
+        elif not dropped:
+            return []
+        self._sealed = kept
+        try:
+            self._checkpoint()
+        except OSError as error:
+            self.head, self._sealed = max(before[0], self.ledger.head), before[1]
+            raise describe_upkeep(error, "the head cannot be made durable") from error
+        self._store_cell()
+        return [summary.start for summary in dropped]
+
+    def _write_head(self, limit: int) -> bool:
+        """Write a frame that holds nothing but the head, and sync it; False if there is no room for it."""
+        chain, ledger_head = self._chain, self.ledger.head
+        before = chain.next_offset, chain.previous_crc, chain.timestamp_us
+        frames: list[bytearray] = []
+        draft = Draft(chain.next_offset, marks=Marks(head=limit))
+        data, _, _ = self._framer.frame(draft, 0, self._spot(self._file.position))
+        frames.append(data)
+        try:
+            self._write(frames, 0)
+        except OSError as error:
+            if self._file.is_dirty or not is_full(error):
+                raise
+            chain.next_offset, chain.previous_crc, chain.timestamp_us = before
+            self.ledger.head = ledger_head
+            logger.warning("the head becomes the begin of a segment: %s", error)
+            return False
+        self._sync()
+        return True
+
+    def _begin(self) -> None:
+        """Make the new epoch durable; on a full disk, which may be trimmed, the first write does that.
+
+        A log of version 1 goes on in a new segment.
+        """
+        try:
+            self._announce()
+        except OSError as error:
+            if not is_full(error) or self._header.salt is None:
+                raise
+            self._put_off_checkpoint(error)
+        if self._header.salt is None:
+            if self.is_empty:
+                self._renew_segment()
+            else:
+                self._rotate()
+            self._checkpoint()
+
+    def _announce(self) -> None:
+        """Make the new epoch durable before any frame carries it."""
+        if not self._is_announced:
+            self._checkpoint()
+            self._store_cell()
+            self._is_announced = True
+
+    def _checkpoint(self, *, is_closed: bool = False) -> None:
+        """Write the checkpoint durably; all that was written is synced. OSError."""
+        assert self.active.index is not None
+        data = checkpoint.encode_checkpoint(
+            Checkpoint(
+                log_id=self._log_id,
+                epoch=self._chain.epoch,
+                head=self.head,
+                sealed=tuple(self._sealed),
+                tail_start=self.active.start,
+                tail_position=self._file.durable_position,
+                tail_index=self.active.index,
+                next_offset=self.durable_limit,
+                previous_crc=self._chain.previous_crc,
+                timestamp_us=self._chain.timestamp_us,
+                uploaded_limit=self.uploaded_limit,
+                tier_url=self.tier_url,
+                ledger=b"" if self.ledger.is_empty else self.ledger.whole().encode(),
+                tail_salt=self._header.salt,
+                own_epoch=self._own_epoch,
+                is_closed=is_closed,
+            )
+        )
+        write_hint(self._fs, self._directory / checkpoint.FILE_NAME, data)
+        self._since_checkpoint_bytes = 0
+        self._is_noted_closed = is_closed
+        self._checkpointed = self._place_of_checkpoint()
+        self._remove_given_up()
+
+    def _put_off_checkpoint(self, error: OSError) -> None:
+        """Try the checkpoint again after some more writes; only opening takes longer without it."""
+        logger.warning("the checkpoint in %s is put off: %s", self._directory, error)
+        bytes_left = self._settings.checkpoint_bytes // _RETRY_SHARE
+        self._since_checkpoint_bytes = self._settings.checkpoint_bytes - bytes_left
+
+    def _place_of_checkpoint(self) -> tuple[int, ...]:
+        """Return what tells one checkpoint of this opening from the next."""
+        chain, file = self._chain, self._file
+        return (
+            self.head,
+            self.active.start,
+            file.position,
+            chain.previous_crc,
+            self.uploaded_limit,
+        )
+
+    def _remove_given_up(self) -> None:
+        if not self._given_up:
+            return
+        try:
+            # A power failure must not bring a cell back that speaks of what is removed now.
+            self._cell.settle(self._cell_data())
+        except OSError as error:
+            logger.warning("segments of %s are deleted later: %s", self._directory, error)
+            return
+        starts, self._given_up = self._given_up, []
+        for start in starts:
+            try:
+                self._fs.remove(self._directory / segment.file_name(start))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                logger.warning("segment %d is deleted later: %s", start, error)
+                self._given_up.append(start)
+        # If this fails, a crash may bring a file back, which is deleted again.
+        with contextlib.suppress(OSError):
+            self._fs.sync_directory(self._directory)
+
+    def _store_cell(self) -> None:
+        """Tell other processes what is durable."""
+        self._cell.store(self._cell_data())
+
+    def _cell_data(self, head: int | None = None) -> bytes:
+        """Return what the durable cell says now, or would with another head."""
+        durable = self._reached.durable_limit
+        written = self._chain.next_offset if self._shows_written else durable
+        cell = DurableCell(
+            self.head if head is None else head,
+            durable,
+            self._chain.epoch,
+            self.active.start,
+            self._file.durable_position,
+            written,
+            self._header.salt,
+        )
+        return checkpoint.encode_cell(cell)
+
+    def _refuse(self) -> None:
+        """Raise the error that ended the tail, if one did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, error: Exception) -> TailError:
+        """Note that the tail has failed, and how far the log had come."""
+        # But for an OSError, where it struck is not known: a defect, or no memory.
+        is_known = isinstance(error, OSError)
+        reached = self.reached
+        if is_known and reached.durable_serial == reached.attempted_serial:
+            reached.registers = dict(self.ledger.registers)
+        self._failure = TailError(error, reached if is_known else reached.in_doubt())
+        return self._failure
+
+
+class _Failing:
+    """Reports whatever goes wrong together with how far the log had come; then the tail has failed.
+
+    Each commit enters one; a generator takes three times as long.
+    """
+
+    __slots__ = ("_tail",)
+
+    def __init__(self, tail: Tail) -> None:
+        self._tail = tail
+
+    def __enter__(self) -> None:
+        self._tail._refuse()  # noqa: SLF001
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, WalError):
+            raise self._tail._fail(error) from error  # noqa: SLF001

@@ -1,0 +1,381 @@
+"""Writer: the one task that owns the tail. Takes drafts, commits them, publishes, acknowledges.
+
+While one commit syncs on the writer thread, the next batch gathers in the channel: group commit needs
+no timer. Everything in this file runs on the event loop; everything that blocks is in ``tail.py``.
+
+Invariants (tests/walstore/append/test_writer.py)
+  W1  An append at level ``disk`` returns only after the sync that covers it has returned.
+  W2  The limits change in offset order: the durable limit after the sync, and the cache no later.
+  W3  After a failed call the log is failed for good: every waiter is told what became of its records.
+  W4  Cancelling the task does not end it: it begins the closing, in which everything accepted is written.
+  W5  Every request is answered, whatever is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Protocol, TypeVar
+
+from walstore.append.channel import Channel
+from walstore.append.commit import Commit, Reached, TailError
+from walstore.append.tail import Tail
+from walstore.batches.draft import Draft
+from walstore.errors import FencedError, Outcome, WalClosedError, WalError
+from walstore.files.segment_file import Segment
+from walstore.ports import Clock
+from walstore.runtime.faults import describe, fresh
+from walstore.runtime.observer import UNOBSERVED, Observer
+from walstore.runtime.threads import Lane
+from walstore.settings import Settings
+
+_T = TypeVar("_T")
+
+_LEAST_SLEEP_SECONDS = 1e-6
+COMMIT_BYTES = 16 << 20
+"""Most bytes of one commit (one write, one sync); what exceeds it waits for the next."""
+
+
+class Listener(Protocol):
+    """Who is told what became durable. All calls come on the event loop, in order."""
+
+    @property
+    def wants_disk(self) -> bool:
+        """Whether somebody waits for a sync."""
+
+    def on_commit(self, commit: Commit) -> None:
+        """Records were written, and synced if the commit says so."""
+
+    def on_sync(self, durable_limit: int) -> None:
+        """All that was written became durable."""
+
+    def on_rotate(self, sealed: Segment, active: Segment) -> None:
+        """The active segment was sealed without a commit."""
+
+    def on_drop(self, starts: list[int], head: int) -> None:
+        """Sealed segments were deleted; ``head`` is the first offset still on disk."""
+
+    def on_failure(
+        self,
+        reached: Reached,
+        make_error: Callable[[int], WalError],
+        make_settled_error: Callable[[int], WalError],
+    ) -> None:
+        """The log failed: what ``reached`` calls durable is safe. Those who wait for other records get
+        ``make_error`` of their limit, those who wait for a change of the ledger ``make_settled_error`` of
+        its serial."""
+
+
+class Writer:
+    """Runs commits and everything else that touches the tail, one at a time."""
+
+    def __init__(
+        self,
+        *,
+        tail: Tail,
+        channel: Channel,
+        listener: Listener,
+        settings: Settings,
+        clock: Clock,
+        worker: Lane,
+    ) -> None:
+        self._tail = tail
+        self._channel = channel
+        self._listener = listener
+        self._clock = clock
+        self._worker = worker
+        self._age_seconds = settings.segment_age_seconds
+        self._linger_seconds = settings.linger_seconds
+        self._syncs_always = settings.sync == "batch"
+        self._sync_seconds = None if isinstance(settings.sync, str) else settings.sync
+        # Owned by the writer task.
+        self._aging_from = clock.monotonic()
+        self._requests: list[tuple[Callable[[], Awaitable[None]], asyncio.Future[None]]] = []
+        self._stopping = False
+        self._ended = False
+        self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once :meth:`run` has begun; until then cancelling its task ends it."""
+        self.on_cancel: Callable[[], None] = lambda: None
+        """Called when somebody cancels the task; it shall close the log."""
+        self._has_unsynced = asyncio.Event()
+        self._has_records = asyncio.Event()
+        if not tail.is_empty:
+            self._has_records.set()
+        self.observer: Observer = UNOBSERVED
+        """Told how long commits and syncs take; set before the first append."""
+        self.unsynced_since: float | None = None
+        """When the oldest record that was written and not synced was accepted; monotonic."""
+        self.failure: WalError | None = None
+        self.commits = 0
+        self.rotations = 0
+
+    async def run(self) -> None:
+        """Serve until :meth:`stop`, then until the channel is empty.
+
+        Started by the log's supervisor. Never raises: it fails the log instead. Cancelling it calls
+        :attr:`on_cancel`, and it goes on.
+        """
+        if not self.started.done():
+            self.started.set_result(None)
+        try:
+            while self.failure is None and not self._is_done:
+                await self._guarded(self._turn)
+        finally:
+            self._ended = True
+            self._refuse_requests()
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether there is nothing left to do before the log closes."""
+        if not self._stopping or self._requests:
+            return False
+        return self._channel.is_empty and not self._tail.has_unsynced
+
+    async def _turn(self) -> None:
+        """Wait for something to do, and do it."""
+        try:
+            if not self._stopping:
+                await self._channel.wait_ready()
+            if self._linger_seconds and not self._stopping and not self._channel.is_empty:
+                await self._channel.wait_full(self._linger_seconds)
+        except asyncio.CancelledError:
+            self.on_cancel()
+        if self._requests:
+            await self._serve_requests()
+        drafts = self._channel.take(COMMIT_BYTES)
+        if drafts:
+            await self._commit(drafts)
+        elif self._tail.has_unsynced and (self._stopping or self._listener.wants_disk):
+            await self._sync()
+
+    async def run_age_limit(self) -> None:
+        """Seal segments that reach their age; started only if there is such a limit, cancelled at
+        the end. Asleep while the active segment is empty."""
+        assert self._age_seconds is not None
+        while True:
+            await self._has_records.wait()
+            left = self._aging_from + self._age_seconds - self._clock.monotonic()
+            if left >= _LEAST_SLEEP_SECONDS:
+                await self._clock.sleep(left)
+                continue  # a rotation by size may have begun a younger segment meanwhile
+            try:
+                await self.rotate()
+            except WalError:
+                return  # the log failed; its waiters are told by _fail
+
+    async def run_sync_interval(self) -> None:
+        """Sync what has been written for that long; started only with such an interval, cancelled at
+        the end. Asleep while nothing is unsynced."""
+        assert self._sync_seconds is not None
+        while True:
+            await self._has_unsynced.wait()
+            await self._clock.sleep(self._sync_seconds)
+            try:
+                await self._request(self._sync)
+            except WalError:
+                return
+
+    def request_sync(self) -> None:
+        """Sync soon what was written without: somebody began to wait for the disk."""
+        if not self._syncs_always:
+            self._channel.poke()
+
+    async def rotate(self) -> None:
+        """Seal the active segment with all accepted so far, durably; return when that is done.
+
+        Does nothing to a segment that holds no record.
+        """
+        await self._request(partial(self._rotate, self._channel.tail))
+
+    async def advance_head(self, decide: Callable[[Tail], list[int]]) -> None:
+        """Run ``decide`` on the writer's thread, between two commits, and remove the segments whose
+        first offsets it returns; it has made the head durable behind them.
+
+        WalError if the log failed or closes. Cancelling does not stop it.
+        """
+
+        async def advance() -> None:
+            starts = await self._run(decide, self._tail)
+            if not self._tail.has_unsynced:
+                self._note_synced()
+            self._listener.on_drop(starts, self._tail.head)
+            if starts:
+                await self._run(self._tail.remove, starts)
+
+        await self._request(advance)
+
+    def note_uploaded(self, limit: int) -> None:
+        """Remember the uploaded limit for the next checkpoint."""
+        self._tail.uploaded_limit = limit
+
+    def stop(self) -> None:
+        """Let :meth:`run` return once everything accepted is durable."""
+        self._stopping = True
+        self._channel.poke()
+
+    def fail(self, cause: Exception) -> None:
+        """Fail the log because of a defect elsewhere, or because another directory took it over
+        (FencedError); what is being written may be on disk."""
+        if self.failure is None:
+            self._fail(cause, self._tail.reached.in_doubt())
+
+    def close_tail(self) -> None:
+        """Close the tail after :meth:`run` returned; blocking, for the writer's thread. OSError."""
+        self._tail.close(clean=self.failure is None and self._ended)
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse every request; see :mod:`walstore.runtime.forks`."""
+        self.failure = error
+        self._ended = True
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _run(
+        self, call: Callable[..., _T], *args: object, then: Callable[[_T], object] | None = None
+    ) -> Awaitable[_T]:
+        """Run a call on the tail to its end, whoever cancels this task."""
+        return self._worker.run_through(call, *args, then=then, on_cancel=self.on_cancel)
+
+    async def _commit(self, drafts: list[Draft]) -> None:
+        sync = self._syncs_always or self._listener.wants_disk
+        began = self._clock.monotonic()
+        commit = await self._run(
+            partial(self._tail.commit, drafts, sync=sync),
+            then=partial(self._committed, drafts, began),
+        )
+        if self._tail.wants_checkpoint or commit.sealed:
+            await self._checkpoint()
+
+    def _committed(self, drafts: list[Draft], began: float, commit: Commit) -> None:
+        """Publish a commit. Callers who wait for it go on when this returns."""
+        self.commits += 1
+        self.rotations += len(commit.sealed)
+        self._listener.on_commit(commit)
+        self._channel.release(drafts)
+        self._observe(drafts, commit, began)
+        if commit.sealed or not self._has_records.is_set():
+            self._aging_from = self._clock.monotonic()
+        if self._tail.is_empty:
+            self._has_records.clear()
+        else:
+            self._has_records.set()
+        if commit.is_synced:
+            self._has_unsynced.clear()
+            self.unsynced_since = None
+        else:
+            self._has_unsynced.set()
+            if self.unsynced_since is None:
+                self.unsynced_since = drafts[0].accepted_at
+
+    def _observe(self, drafts: list[Draft], commit: Commit, began: float) -> None:
+        now, accepted_at = self._clock.monotonic(), drafts[0].accepted_at
+        assert accepted_at is not None
+        self.observer.on_commit(
+            commit.limit - drafts[0].start, commit.size_bytes, now - accepted_at, now - began
+        )
+        if commit.sync_seconds is not None:
+            self.observer.on_sync(commit.sync_seconds)
+
+    async def _sync(self) -> None:
+        """Sync what was written without."""
+        if not self._tail.has_unsynced:
+            return
+        seconds = await self._run(self._tail.sync)
+        self.observer.on_sync(seconds)
+        self._note_synced()
+
+    def _note_synced(self) -> None:
+        self._has_unsynced.clear()
+        self.unsynced_since = None
+        self._listener.on_sync(self._tail.durable_limit)
+
+    async def _checkpoint(self) -> None:
+        await self._run(self._tail.checkpoint)
+        self._note_synced()
+
+    async def _rotate(self, limit: int) -> None:
+        while self._tail.written_limit < limit:
+            await self._commit(self._channel.take(COMMIT_BYTES))
+        if self._tail.is_empty:
+            return
+        sealed = await self._run(self._tail.rotate)
+        self._has_records.clear()
+        self.rotations += 1
+        self._note_synced()
+        self._listener.on_rotate(sealed, self._tail.active)
+        await self._checkpoint()
+
+    async def _request(self, action: Callable[[], Awaitable[None]]) -> None:
+        """Hand an action to the writer task and wait for it; cancelling does not undo it."""
+        self._channel.check_loop()
+        if self._ended:
+            raise fresh(self.failure or WalClosedError("the log is closed"))
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._requests.append((action, future))
+        self._channel.poke()
+        await future
+
+    async def _serve_requests(self) -> None:
+        while self._requests:
+            action, future = self._requests[0]
+            error = await self._guarded(action)
+            del self._requests[0]
+            if not future.done():
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)
+                    future.exception()  # a caller cancelled at this moment never looks
+
+    async def _guarded(self, action: Callable[[], Awaitable[None]]) -> WalError | None:
+        """Run an action on the tail; whatever it raises fails the log. Return why it was not done."""
+        if self.failure is not None:
+            return fresh(self.failure)
+        cause: BaseException
+        try:
+            await action()
+        except TailError as error:
+            cause, reached = error.cause, error.reached
+        except Exception as error:  # noqa: BLE001 - a defect of ours must not leave waiters hanging
+            cause, reached = error, self._tail.reached.in_doubt()
+        else:
+            return None
+        self._fail(cause, reached)
+        return describe(cause, "unknown")
+
+    def _refuse_requests(self) -> None:
+        for _, future in self._requests:
+            if not future.done():
+                future.set_exception(fresh(self.failure or WalClosedError("the log is closed")))
+                future.exception()
+        self._requests.clear()
+
+    def _fail(self, cause: BaseException, reached: Reached) -> None:
+        """Fail the log for good, and tell every waiter what became of its records."""
+        is_fenced = isinstance(cause, FencedError)
+
+        def tell(outcome: Outcome) -> WalError:
+            if not isinstance(cause, FencedError):
+                return describe(cause, outcome)
+            error = fresh(cause)
+            # On this disk; whether it is in the log that goes on elsewhere, only that can tell.
+            error.outcome = "unknown" if outcome == "durable" else outcome
+            return error
+
+        def make_error(target: int) -> WalError:
+            return tell(reached.outcome(target))
+
+        def make_settled_error(serial: int) -> WalError:
+            return tell(reached.settled_outcome(serial))
+
+        self.failure = WalClosedError(
+            f"the log was taken over by another directory: {cause}"
+            if is_fenced
+            else f"the log failed and must be opened again: {cause}",
+            reason="fenced" if is_fenced else "failed",
+        )
+        self.failure.__cause__ = cause
+        self._channel.close(self.failure)
+        self._channel.drop()
+        self._listener.on_failure(reached, make_error, make_settled_error)

@@ -1,0 +1,1 @@
+"""Records in memory: accepted, batched, selected, joined. Pure."""

@@ -1,0 +1,464 @@
+"""Batch: consecutive records as readers, the cache, the uploader and Spark see them.
+
+Batches are immutable views; columns are decoded on first use. :class:`FrameBatch` is backed by the
+bytes of a local frame; the uploader has one backed by a Parquet fragment. Batches made of others are in
+``joined.py`` and ``selection.py``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+
+from walstore.batches.draft import BATCH_RECORDS
+from walstore.batches.picking import rows_of, split_even
+from walstore.errors import CorruptionError
+from walstore.format import frame
+from walstore.format.frame import FrameHeader, Kind
+from walstore.format.packed import MalformedError, unpack_headers, unpack_names
+from walstore.records import NO_HEADERS, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_T = TypeVar("_T")
+
+# Three times as fast as Record._make, which is a Python function.
+_new_record = cast(Callable[[Iterable[object]], Record], partial(tuple.__new__, Record))
+
+
+class Batch(ABC):
+    """The records of an interval ``[start, limit)``. Iterating yields :class:`Record`; ``len`` counts them.
+
+    All records of the interval, one at each offset, unless the reader was asked for one stream: then
+    those of the stream (:class:`walstore.batches.selection.SelectedBatch`). Batches may be cut at a reader's
+    limits, so the bounds need not be those of the commit.
+    """
+
+    __slots__ = ("limit", "start")
+
+    start: int
+    """Begin of the interval: the offset of the first record, or before it."""
+    limit: int
+    """End of the interval: behind the offset of the last record. Reading goes on here."""
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """The records' offsets, growing; a range if they follow each other."""
+        return range(self.start, self.limit)
+
+    @property
+    @abstractmethod
+    def values(self) -> Sequence[bytes]:
+        """The values, in offset order."""
+
+    @property
+    @abstractmethod
+    def keys(self) -> Sequence[bytes | None]:
+        """The keys; None where a record has none."""
+
+    @property
+    @abstractmethod
+    def streams(self) -> Sequence[str | None]:
+        """The stream names; None where a record has none."""
+
+    @property
+    @abstractmethod
+    def headers(self) -> Sequence[Mapping[str, bytes]]:
+        """The headers; an empty mapping where a record has none."""
+
+    @property
+    @abstractmethod
+    def timestamps_us(self) -> Sequence[int]:
+        """Microseconds since 1970 UTC, never decreasing."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """About how many bytes of memory it holds on to."""
+
+    @abstractmethod
+    def slice(self, start: int, limit: int) -> Batch:
+        """Return the part in ``[start, limit)``, sharing the bytes; ValueError if outside."""
+
+    @abstractmethod
+    def to_arrow(self) -> pa.RecordBatch:
+        """Return a pyarrow RecordBatch (schema: :data:`walstore.batches.arrow.SCHEMA`).
+
+        The values' bytes are shared, not copied. Needs the extra ``cloud`` or ``spark``.
+        """
+
+    def may_hold_stream(self, name: str) -> bool:
+        """Return False only if no record of stream ``name`` can be in the batch."""
+        return name in self.streams
+
+    def select_stream(self, name: str) -> Batch:
+        """Return the records of stream ``name``, over the same interval; there may be none."""
+        from walstore.batches.selection import select
+
+        streams = self.streams
+        return select(self, [row for row, stream in enumerate(streams) if stream == name])
+
+    def records(self) -> list[Record]:
+        """Return the records as tuples."""
+        columns = zip(
+            self.offsets,
+            self.values,
+            self.keys,
+            self.streams,
+            self.headers,
+            self.timestamps_us,
+            strict=True,
+        )
+        return list(map(_new_record, columns))
+
+    def __len__(self) -> int:
+        return self.limit - self.start
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} [{self.start}, {self.limit})>"
+
+    def _check_inside(self, start: int, limit: int) -> None:
+        if not self.start <= start <= limit <= self.limit:
+            raise ValueError(f"[{start}, {limit}) is not inside [{self.start}, {self.limit})")
+
+
+class FrameBatch(Batch):
+    """A batch over the bytes of a local frame.
+
+    That the frame has the columns which belong together, of the right sizes, is known once it is wrapped.
+    What is in them is checked when they are decoded: CorruptionError if no writer makes such a column.
+    """
+
+    __slots__ = (
+        "_columns",
+        "_decoded",
+        "_high",
+        "_low",
+        "_names",
+        "_origin",
+        "_places",
+        "header",
+    )
+
+    def __init__(
+        self, buffer: memoryview, header: FrameHeader, origin: tuple[Path, int] | None = None
+    ) -> None:
+        """Wrap a verified frame.
+
+        ValueError if it uses a feature this version lacks, MalformedError if no version writes such a
+        frame. ``origin``, the file and the position that the buffer was read from, is named in errors.
+        """
+        self._wrap(header, frame.directory(buffer, header))
+        self._origin = origin
+
+    @classmethod
+    def of_value(cls, buffer: memoryview, header: FrameHeader) -> FrameBatch:
+        """Wrap what :func:`walstore.format.frame.encode_value` made."""
+        batch = cls.__new__(cls)
+        batch._wrap(header, frame.value_columns(buffer))
+        return batch
+
+    def _wrap(self, header: FrameHeader, columns: dict[int, tuple[int, memoryview]]) -> None:
+        self.header = header
+        self._origin = None
+        self.start = header.start
+        self.limit = header.start + header.count
+        self._low = 0
+        self._high = header.count
+        self._columns = columns
+        # Filled on demand. The stream names (name → id) are shared by all views of the frame, the
+        # decoded values by a view and its slices.
+        self._names: list[dict[str, int]] = []
+        self._decoded: list[list[bytes]] = []
+        # Of a large frame, shared with slices: for columns of lengths where every so-manieth row begins.
+        self._places: dict[int, tuple[int, ...]] | None = None
+
+    def slice(self, start: int, limit: int) -> FrameBatch:
+        """Return the part in ``[start, limit)``, sharing the bytes; ValueError if outside."""
+        self._check_inside(start, limit)
+        if start == self.start and limit == self.limit:
+            return self
+        return self._part(start, limit, self._decoded)
+
+    def view(self, start: int, limit: int) -> FrameBatch:
+        """As :meth:`slice`, but what is decoded for the view and its slices goes when they go."""
+        self._check_inside(start, limit)
+        return self._part(start, limit, [])
+
+    def _part(self, start: int, limit: int, decoded: list[list[bytes]]) -> FrameBatch:
+        part = FrameBatch.__new__(FrameBatch)
+        part.header = self.header
+        part._origin = self._origin
+        part.start = start
+        part.limit = limit
+        part._low = start - self.header.start
+        part._high = limit - self.header.start
+        part._columns = self._columns
+        part._names = self._names
+        part._decoded = decoded
+        if self._places is None and self._is_large:
+            self._places = {}
+        part._places = self._places
+        return part
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole frame behind this batch, and of its columns if they were compressed."""
+        header = self.header
+        return header.length + (header.body_bytes if header.codec else 0)
+
+    @property
+    def values(self) -> Sequence[bytes]:
+        """The values, in offset order."""
+        if not self._decoded:
+            if self._is_large and len(self) < self.header.count:
+                return self._split_some_values()
+            self._decoded.append(self._split_values())
+        return self._cut(self._decoded[0])
+
+    @property
+    def has_decoded_values(self) -> bool:
+        """Whether the values have been decoded and are kept."""
+        return bool(self._decoded)
+
+    @property
+    def keys(self) -> Sequence[bytes | None]:
+        """The keys; None where a record has none."""
+        return self._optional(Kind.KEY_LENGTHS, Kind.KEYS)
+
+    @property
+    def streams(self) -> Sequence[str | None]:
+        """The stream names; None where a record has none."""
+        if not self.has(Kind.STREAM_IDS):
+            return [None] * len(self)
+        names: list[str | None] = [None, *self.stream_names]
+        try:
+            return [names[at] for at in self._uints_of(Kind.STREAM_IDS, self._low, self._high)]
+        except IndexError:
+            self.refuse("a stream that has no name")
+
+    @property
+    def headers(self) -> Sequence[Mapping[str, bytes]]:
+        """The headers; an empty mapping where a record has none."""
+        if not self.has(Kind.HEADERS):
+            return [NO_HEADERS] * len(self)
+        if len(self) == self.header.count:
+            return self.unpack_headers(self._blob(Kind.HEADERS), self.uints(Kind.HEADER_LENGTHS))
+        begin, sizes = self._place(Kind.HEADER_LENGTHS, _optional_bytes)
+        data = self._bytes_at(Kind.HEADERS, begin, _optional_bytes(sizes))
+        return self.unpack_headers(data, sizes)
+
+    @property
+    def timestamps_us(self) -> Sequence[int]:
+        """Microseconds since 1970 UTC, never decreasing."""
+        base = self.header.base_timestamp_us
+        if not self.has(Kind.TIMESTAMP_DELTAS):
+            return [base] * len(self)
+        deltas = self._uints_of(Kind.TIMESTAMP_DELTAS, self._low, self._high)
+        times = [base + delta for delta in deltas]
+        if times and max(times) > self.header.max_timestamp_us:
+            self.refuse("a record that is newer than the last one")
+        return times
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """Return a pyarrow RecordBatch; see :meth:`Batch.to_arrow`."""
+        from walstore.batches.arrow import to_arrow
+
+        return to_arrow(self)
+
+    def may_hold_stream(self, name: str) -> bool:
+        """Return whether the frame holds a record of stream ``name``; decodes no record."""
+        return name in self.stream_names
+
+    def select_stream(self, name: str) -> Batch:
+        """Return the records of stream ``name``, over the same interval; there may be none."""
+        from walstore.batches.selection import FrameSelection
+
+        wanted = self.stream_names.get(name)
+        rows: Sequence[int] = range(0)
+        if wanted is not None:
+            encoding, ids = self.column(Kind.STREAM_IDS)
+            rows = rows_of(wanted, ids, encoding, self.header.count)
+            low, high = bisect_left(rows, self._low), bisect_left(rows, self._high)
+            if high - low == len(self):
+                return self
+            rows = rows[low:high]
+        return FrameSelection(
+            self._part(self.header.start, self.header.limit, self._decoded),
+            rows,
+            self.start,
+            self.limit,
+        )
+
+    @property
+    def stream_names(self) -> Mapping[str, int]:
+        """The streams that the frame holds records of, with their numbers in its column of ids."""
+        names = self._names
+        if not names:
+            found: Sequence[str] = ()
+            if self.has(Kind.STREAM_NAMES):
+                try:
+                    found = unpack_names(self._blob(Kind.STREAM_NAMES))
+                except MalformedError as error:
+                    self.refuse(str(error))
+            names.append({name: number for number, name in enumerate(found, 1)})
+        return names[0]
+
+    def unpack_headers(
+        self, data: memoryview | bytes, sizes: Sequence[int]
+    ) -> Sequence[Mapping[str, bytes]]:
+        """Return the headers of some of the records, decoded; ``sizes`` is 0 for those without any."""
+        try:
+            return unpack_headers(data, sizes, NO_HEADERS)
+        except MalformedError as error:
+            self.refuse(str(error))
+
+    def value_buffer(self) -> tuple[memoryview, Sequence[int]]:
+        """Return the values of the whole frame back to back, and their lengths."""
+        values, lengths = self._blob(Kind.VALUES), self.uints(Kind.VALUE_LENGTHS)
+        if sum(lengths) != len(values):
+            self.refuse("lengths that are not those of its items")
+        return values, lengths
+
+    def check(self) -> None:
+        """Decode all columns once; CorruptionError if no writer makes one of them."""
+        self.value_buffer()
+        for pair in ((Kind.KEY_LENGTHS, Kind.KEYS), (Kind.HEADER_LENGTHS, Kind.HEADERS)):
+            if self.has(pair[0]):
+                self.sizes(*pair)
+        _ = self.streams, self.headers, self.timestamps_us
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise CorruptionError: the frame has a right CRC and holds what no writer writes."""
+        path, position = self._origin or ("a batch in memory", 0)
+        raise CorruptionError(
+            f"batch at offset {self.header.start} holds {why}",
+            path=str(path),
+            position=position + self.header.position,
+        )
+
+    def rows(self) -> tuple[int, int]:
+        """Return which rows of the frame this batch covers, half-open."""
+        return self._low, self._high
+
+    def has(self, kind: Kind) -> bool:
+        """Return whether the frame stores a column of that kind."""
+        return kind in self._columns
+
+    def column(self, kind: Kind) -> tuple[int, memoryview]:
+        """Return the encoding and the bytes of a column that the frame has."""
+        return self._columns[kind]
+
+    def uints(self, kind: Kind) -> Sequence[int]:
+        """Return an integer column that the frame has, decoded, one entry for each of its records."""
+        if not self.header.count:
+            return ()
+        encoding, data = self._columns[kind]
+        return frame.decode_uints(data, encoding, self.header.count)
+
+    def sizes(self, lengths: Kind, blob: Kind) -> Sequence[int]:
+        """Return the column of lengths n + 1, and 0 for None; they are those of the column of bytes."""
+        sizes = self.uints(lengths)
+        if _optional_bytes(sizes) != len(self._blob(blob)):
+            self.refuse("lengths that are not those of its items")
+        return sizes
+
+    def _cut(self, column: Sequence[_T]) -> Sequence[_T]:
+        if self._high - self._low == len(column):
+            return column
+        return column[self._low : self._high]
+
+    def _split_values(self) -> list[bytes]:
+        if not self.header.count:
+            return []
+        encoding, lengths = self._columns[Kind.VALUE_LENGTHS]
+        blob = self._blob(Kind.VALUES)
+        if encoding == frame.CONSTANT and blob:
+            return split_even(blob, int.from_bytes(lengths, "little"))
+        return self._split_all(blob, self.uints(Kind.VALUE_LENGTHS))
+
+    @property
+    def _is_large(self) -> bool:
+        """Whether readers take the frame apart bit by bit, so that no column is decoded whole for them."""
+        return self.header.count > BATCH_RECORDS
+
+    def _split_some_values(self) -> list[bytes]:
+        begin, lengths = self._place(Kind.VALUE_LENGTHS, sum)
+        return _split(self._bytes_at(Kind.VALUES, begin, sum(lengths)), lengths)
+
+    def _bytes_at(self, kind: Kind, begin: int, size: int) -> bytes:
+        """Return some bytes of a column; the whole of it if the batch is all of a frame."""
+        blob = self._blob(kind)
+        is_all = len(self) == self.header.count
+        if begin + size > len(blob) or (is_all and size != len(blob)):
+            self.refuse("lengths that are not those of the column")
+        return bytes(blob[begin : begin + size])
+
+    def _optional(self, lengths: Kind, blob: Kind) -> Sequence[bytes | None]:
+        """Decode a column in which length 0 means None and length n + 1 means n bytes."""
+        if not self.has(blob):
+            return [None] * len(self)
+        if len(self) == self.header.count:
+            sizes = self.uints(lengths)
+            items = self._split_all(self._blob(blob), [size - 1 if size else 0 for size in sizes])
+        else:
+            begin, sizes = self._place(lengths, _optional_bytes)
+            data = self._bytes_at(blob, begin, _optional_bytes(sizes))
+            items = _split(data, [size - 1 if size else 0 for size in sizes])
+        return [item if size else None for item, size in zip(items, sizes, strict=True)]
+
+    def _split_all(self, blob: memoryview, lengths: Sequence[int]) -> list[bytes]:
+        """Return the items of a whole column, which must add up to it."""
+        ends = list(accumulate(lengths, initial=0))
+        if ends[-1] != len(blob):
+            self.refuse("lengths that are not those of its items")
+        data = bytes(blob)
+        return [data[low:high] for low, high in pairwise(ends)]
+
+    def _place(
+        self, lengths: Kind, total: Callable[[Sequence[int]], int]
+    ) -> tuple[int, Sequence[int]]:
+        """Return where in a column of bytes the rows of this batch begin, and the entries of their lengths.
+
+        ``total`` returns how many bytes entries stand for. What is before a row is counted once for every
+        so many rows, or taking a frame apart would take time with the square of its length.
+        """
+        low = self._low
+        places = (self._places or {}).get(lengths, (0,))
+        while len(places) <= low // BATCH_RECORDS:
+            at = (len(places) - 1) * BATCH_RECORDS
+            places += (places[-1] + total(self._uints_of(lengths, at, at + BATCH_RECORDS)),)
+            if self._places is not None:
+                self._places[lengths] = places
+        at = low // BATCH_RECORDS
+        begin = places[at] + total(self._uints_of(lengths, at * BATCH_RECORDS, low))
+        return begin, self._uints_of(lengths, low, self._high)
+
+    def _uints_of(self, kind: Kind, low: int, high: int) -> Sequence[int]:
+        """Return the entries of some of the frame's rows in an integer column that it has."""
+        encoding, data = self._columns[kind]
+        high = max(low, min(high, self.header.count))
+        if encoding != frame.CONSTANT:
+            data = data[encoding * low : encoding * high]
+        return frame.decode_uints(data, encoding, high - low)
+
+    def _blob(self, kind: Kind) -> memoryview:
+        return self._columns[kind][1]
+
+
+def _optional_bytes(sizes: Sequence[int]) -> int:
+    """Return how many bytes entries stand for of which 0 means None and n + 1 means n bytes."""
+    return sum(sizes) - len(sizes) + sizes.count(0)
+
+
+def _split(blob: bytes, lengths: Sequence[int]) -> list[bytes]:
+    return [blob[low:high] for low, high in pairwise(accumulate(lengths, initial=0))]

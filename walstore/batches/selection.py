@@ -1,0 +1,205 @@
+"""SelectedBatch: some of a batch's records, such as those of one stream. Pure.
+
+Shares the columns of the batch it was selected from, and decodes what it shows of them only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from walstore.batches import picking
+from walstore.batches.batch import Batch, FrameBatch
+from walstore.format import frame
+from walstore.format.frame import Kind
+from walstore.records import NO_HEADERS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class SelectedBatch(Batch):
+    """Records of a batch that need not follow each other.
+
+    ``[start, limit)`` is the interval that was looked at: no other record of it was wanted. A consumer
+    that is done with the batch goes on at ``limit``, like with any other.
+    """
+
+    __slots__ = ("_offsets", "_rows", "_source", "_values")
+
+    def __init__(self, source: Batch, rows: Sequence[int], start: int, limit: int) -> None:
+        """Select the records at ``rows`` of ``source``, counted from 0, growing.
+
+        Their offsets must lie in ``[start, limit)``, which may reach beyond the source.
+        """
+        self.start = start
+        self.limit = limit
+        self._source = source
+        self._rows = rows
+        self._offsets: Sequence[int] | None = None
+        self._values: Sequence[bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """The records' offsets, growing; a range if they follow each other."""
+        if self._offsets is None:
+            self._offsets = picking.pick(self._source.offsets, self._rows)
+        return self._offsets
+
+    @property
+    def values(self) -> Sequence[bytes]:
+        """The values, in offset order."""
+        if self._values is None:
+            self._values = self._pick_values()
+        return self._values
+
+    @property
+    def keys(self) -> Sequence[bytes | None]:
+        """The keys; None where a record has none."""
+        return picking.pick(self._source.keys, self._rows)
+
+    @property
+    def streams(self) -> Sequence[str | None]:
+        """The stream names; None where a record has none."""
+        return picking.pick(self._source.streams, self._rows)
+
+    @property
+    def headers(self) -> Sequence[Mapping[str, bytes]]:
+        """The headers; an empty mapping where a record has none."""
+        return picking.pick(self._source.headers, self._rows)
+
+    @property
+    def timestamps_us(self) -> Sequence[int]:
+        """Microseconds since 1970 UTC, never decreasing."""
+        return picking.pick(self._source.timestamps_us, self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the batch that it was selected from, whose memory it shares."""
+        return self._source.nbytes
+
+    def slice(self, start: int, limit: int) -> SelectedBatch:
+        """Return the records in ``[start, limit)``, sharing the bytes; ValueError if outside."""
+        self._check_inside(start, limit)
+        if start == self.start and limit == self.limit:
+            return self
+        offsets = self.offsets
+        rows = self._rows[bisect_left(offsets, start) : bisect_left(offsets, limit)]
+        return type(self)(self._source, rows, start, limit)
+
+    def spanning(self, start: int, limit: int) -> SelectedBatch:
+        """Return the same records over an interval that reaches further."""
+        return type(self)(self._source, self._rows, start, limit)
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """Return a pyarrow RecordBatch; the values are copied. See :meth:`Batch.to_arrow`."""
+        from walstore.batches.arrow import take
+
+        whole = self._source.to_arrow()
+        return whole if len(self._rows) == len(self._source) else take(whole, self._rows)
+
+    def _pick_values(self) -> Sequence[bytes]:
+        return picking.pick(self._source.values, self._rows)
+
+
+class FrameSelection(SelectedBatch):
+    """Some records of a frame."""
+
+    __slots__ = ()
+
+    _source: FrameBatch
+
+    @property
+    def keys(self) -> Sequence[bytes | None]:
+        """The keys; None where a record has none."""
+        return self._pick_optional(Kind.KEY_LENGTHS, Kind.KEYS)
+
+    @property
+    def streams(self) -> Sequence[str | None]:
+        """The stream names; None where a record has none."""
+        source = self._source
+        if not source.has(Kind.STREAM_IDS):
+            return [None] * len(self)
+        names: list[str | None] = [None, *source.stream_names]
+        try:
+            return [names[at] for at in picking.pick(source.uints(Kind.STREAM_IDS), self._rows)]
+        except IndexError:
+            source.refuse("a stream that has no name")
+
+    @property
+    def headers(self) -> Sequence[Mapping[str, bytes]]:
+        """The headers; an empty mapping where a record has none."""
+        if not self._source.has(Kind.HEADERS):
+            return [NO_HEADERS] * len(self)
+        packed = self._pick_optional(Kind.HEADER_LENGTHS, Kind.HEADERS)
+        data = b"".join(item for item in packed if item is not None)
+        return self._source.unpack_headers(data, [item is not None for item in packed])
+
+    @property
+    def timestamps_us(self) -> Sequence[int]:
+        """Microseconds since 1970 UTC, never decreasing."""
+        source = self._source
+        base = source.header.base_timestamp_us
+        if not source.has(Kind.TIMESTAMP_DELTAS):
+            return [base] * len(self)
+        deltas = source.uints(Kind.TIMESTAMP_DELTAS)
+        times = [base + delta for delta in picking.pick(deltas, self._rows)]
+        if times and max(times) > source.header.max_timestamp_us:
+            source.refuse("a record that is newer than the last one")
+        return times
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """Return a pyarrow RecordBatch; the values are copied. See :meth:`Batch.to_arrow`."""
+        from walstore.batches.arrow import selected_to_arrow
+
+        return selected_to_arrow(self, self._source, self._rows)
+
+    def _pick_values(self) -> Sequence[bytes]:
+        source = self._source
+        if source.has_decoded_values:
+            return picking.pick(source.values, self._rows)
+        encoding, lengths = source.column(Kind.VALUE_LENGTHS)
+        if encoding == frame.CONSTANT:
+            size = frame.decode_uints(lengths, encoding, 1)[0]
+            return picking.pick_even_blobs(source.column(Kind.VALUES)[1], size, self._rows)
+        return picking.pick_blobs(*source.value_buffer(), self._rows)
+
+    def _pick_optional(self, lengths: Kind, blob: Kind) -> Sequence[bytes | None]:
+        if not self._source.has(blob):
+            return [None] * len(self)
+        data = self._source.column(blob)[1]
+        return picking.pick_optional_blobs(data, self._source.sizes(lengths, blob), self._rows)
+
+
+def select(batch: Batch, rows: Sequence[int]) -> Batch:
+    """Return the records at ``rows`` of any batch, over the same interval."""
+    if len(rows) == len(batch):
+        return batch
+    return SelectedBatch(batch, rows, batch.start, batch.limit)
+
+
+def spanning(batch: Batch, start: int, limit: int) -> Batch:
+    """Return the records of a batch over an interval that reaches further than its own."""
+    if start == batch.start and limit == batch.limit:
+        return batch
+    if isinstance(batch, SelectedBatch):
+        return batch.spanning(start, limit)
+    return SelectedBatch(batch, range(len(batch)), start, limit)
+
+
+def covering(batches: Sequence[Batch], start: int, limit: int) -> list[Batch]:
+    """Return the batches, which are in order, so that they follow each other from ``start`` to ``limit``.
+
+    Each gets what lies between it and the one before, the last one what lies behind it, too.
+    """
+    found: list[Batch] = []
+    for batch in batches:
+        found.append(spanning(batch, start, batch.limit))
+        start = batch.limit
+    if found:
+        found[-1] = spanning(found[-1], found[-1].start, limit)
+    return found

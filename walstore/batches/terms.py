@@ -1,0 +1,242 @@
+"""Terms: under which conditions a group is accepted, and what it changes beside adding records. Pure.
+
+They are checked when the group enters the log, against the channel's ledger and before it takes an offset:
+that is the moment at which appends are ordered, so nothing can come between the check and the records. What
+they change is written in the same frame as the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from walstore.errors import (
+    FencedError,
+    LimitExceededError,
+    OffsetMismatchError,
+    RegisterMismatchError,
+    SequenceMismatchError,
+    StreamClosedError,
+)
+from walstore.format.ledger import Ledger, Marks, Run, StreamInfo
+from walstore.validation.arguments import as_int, as_mapping, as_text
+
+MAX_NAME_CHARS: Final = 256
+"""Of registers, producers and streams."""
+MAX_VALUE_CHARS: Final = 4096
+"""Of a register's value, and of a stream's metadata together."""
+MAX_REGISTERS: Final = 1024
+MAX_STREAMS: Final = 65_536
+MAX_LEDGER_BYTES: Final = 16 << 20
+"""Of registers, streams with their metadata, and producers together: every segment begins with them."""
+TERMS_BYTES: Final = 128
+"""What terms cost in the channel's budget, about."""
+
+_NO_METADATA: Mapping[str, str] = {}
+
+
+@dataclass(slots=True, kw_only=True)
+class Terms:
+    """Conditions and changes of one append. ``span`` is filled in when it is accepted."""
+
+    expect_offset: int | None = None
+    """Offset that its first record must get; None for any."""
+    expect: Mapping[str, str | None] | None = None
+    """Registers and the values they must have; None: must be absent."""
+    update: dict[str, str | None] | None = None
+    """Registers to set; None removes."""
+    fence: str | None = None
+    """Register of ``expect`` that is a fence: FencedError if it has another value."""
+    producer: str | None = None
+    sequence: int | None = None
+    """Sequence number of the producer's append; None for the next."""
+    open_streams: Mapping[str, Mapping[str, str]] | None = None
+    """Streams to open, with their metadata."""
+    close_streams: Iterable[str] = ()
+    span: range | None = None
+    """Offsets it got; those of the first time if the producer had appended it before."""
+    is_duplicate: bool = False
+
+    def check(self, ledger: Ledger, tail: int) -> None:
+        """Raise what speaks against accepting the append now; note it if it was accepted before."""
+        if self.producer is not None and self._check_sequence(self.producer, ledger):
+            return
+        if self.expect_offset is not None and self.expect_offset != tail:
+            raise OffsetMismatchError(
+                f"the log's tail is {tail}, not {self.expect_offset}; nothing was written",
+                expected=self.expect_offset,
+                actual=tail,
+            )
+        registers = ledger.registers
+        for name, value in (self.expect or {}).items():
+            if registers.get(name) != value and name == self.fence:
+                raise FencedError(
+                    f"{registers.get(name)!r} took over from {value!r}; nothing was written"
+                )
+            if registers.get(name) != value:
+                raise RegisterMismatchError(
+                    f"register {name!r} is {registers.get(name)!r}, not {value!r}; "
+                    "nothing was written",
+                    expected=dict(self.expect or {}),
+                    actual=dict(registers),
+                )
+        if self.update:
+            added = sum(v is not None and n not in registers for n, v in self.update.items())
+            removed = sum(v is None and n in registers for n, v in self.update.items())
+            if added > removed and len(registers) + added - removed > MAX_REGISTERS:
+                raise LimitExceededError(
+                    f"a log holds at most {MAX_REGISTERS} registers; remove some",
+                    limit=MAX_REGISTERS,
+                )
+        opened = sum(name not in ledger.streams for name in self.open_streams or ())
+        if opened:
+            check_stream_count(len(ledger.streams) + opened)
+        for name in self.close_streams:
+            if name not in ledger.streams:
+                raise StreamClosedError(f"there is no stream {name!r} to close", stream=name)
+
+    def marks(self, ledger: Ledger, start: int, count: int) -> Marks | None:
+        """Return the changes to be written with ``count`` records at ``start``; None for none."""
+        streams = {
+            name: StreamInfo(
+                is_open=True, metadata=metadata, opened_at=_opened_at(ledger, name, start)
+            )
+            for name, metadata in (self.open_streams or {}).items()
+        }
+        for name in self.close_streams:
+            streams[name] = ledger.streams[name]._replace(is_open=False)
+        marks = Marks(registers=dict(self.update or {}), streams=streams)
+        if self.producer is not None:
+            assert self.sequence is not None
+            marks.producers.append((self.producer, Run(self.sequence, start, count, 1)))
+        has_any = marks.registers or marks.streams or marks.producers
+        return marks if has_any else None
+
+    def _check_sequence(self, producer: str, ledger: Ledger) -> bool:
+        """Settle the sequence number; True if it was appended before."""
+        window = ledger.producers.get(producer)
+        last = window.last if window is not None else 0
+        if self.sequence is None:
+            self.sequence = last + 1
+        if self.sequence > last + 1:
+            raise SequenceMismatchError(
+                f"producer {producer!r} is at sequence {last}: {self.sequence} would leave a gap; "
+                "nothing was written",
+                expected=last + 1,
+                actual=self.sequence,
+            )
+        if self.sequence == last + 1:
+            return False
+        assert window is not None
+        self.span = window.find(self.sequence)
+        if self.span is None:
+            raise SequenceMismatchError(
+                f"producer {producer!r} appended sequence {self.sequence} before, but its offset is "
+                f"no longer remembered (the window begins at {window.first})",
+                expected=last + 1,
+                actual=self.sequence,
+                outcome="durable",
+            )
+        self.is_duplicate = True
+        return True
+
+
+def stream_marks(ledger: Ledger, names: Iterable[str | None], start: int) -> Marks | None:
+    """Return marks for the streams that records at ``start`` open by being the first of them.
+
+    StreamClosedError if one is closed.
+    """
+    opened: dict[str, StreamInfo] = {}
+    for name in dict.fromkeys(names):
+        if name is None:
+            continue
+        info = ledger.streams.get(name)
+        if info is None:
+            opened[name] = StreamInfo(is_open=True, metadata=_NO_METADATA, opened_at=start)
+        elif not info.is_open:
+            raise StreamClosedError(
+                f"stream {name!r} is closed; open it again with open_stream()", stream=name
+            )
+    if not opened:
+        return None
+    check_stream_count(len(ledger.streams) + len(opened))
+    return Marks(streams=opened)
+
+
+def check_stream_count(count: int) -> None:
+    """Raise LimitExceededError for more streams than a log can have."""
+    if count > MAX_STREAMS:
+        raise LimitExceededError(
+            f"a log holds at most {MAX_STREAMS} streams; put what is unbounded into the key",
+            limit=MAX_STREAMS,
+        )
+
+
+def make_terms(expect_offset: object, expect: object, update: object) -> Terms:
+    """Return terms with copies of what a caller passed; TypeError or ValueError."""
+    return Terms(
+        expect_offset=None if expect_offset is None else as_int(expect_offset, "expect_offset"),
+        expect=check_registers(expect, "expect"),
+        update=check_registers(update, "update"),
+    )
+
+
+def check_registers(registers: object, what: str) -> dict[str, str | None] | None:
+    """Return a copy of registers and their values, None for none; TypeError or ValueError.
+
+    ``what`` names the argument: ``expect`` or ``update``.
+    """
+    if registers is None:
+        return None
+    given = as_mapping(registers, f"{what} must map names of registers to str or None")
+    checked: dict[str, str | None] = {}
+    for name, value in given.items():
+        name = check_name(name, "register")
+        if value is not None:
+            value = as_text(value, f"the value of register {name!r}")
+            if len(value) > MAX_VALUE_CHARS:
+                raise ValueError(
+                    f"register {name!r} has {len(value)} characters; {MAX_VALUE_CHARS} is the most"
+                )
+        checked[name] = value
+    return checked or None
+
+
+def check_name(name: object, what: str) -> str:
+    """Return a name of 1 to :data:`MAX_NAME_CHARS` characters; TypeError or ValueError."""
+    what = f"an {what} name" if what[0] in "aeiou" else f"a {what} name"
+    name = as_text(name, what)
+    if not 1 <= len(name) <= MAX_NAME_CHARS:
+        raise ValueError(f"{what} must have 1 to {MAX_NAME_CHARS} characters, not {len(name)}")
+    return name
+
+
+def check_metadata(metadata: object) -> dict[str, str]:
+    """Return a stream's metadata, copied; TypeError or ValueError."""
+    given = as_mapping(metadata, "metadata of a stream must map str to str")
+    checked = {
+        as_text(name, "a name in a stream's metadata"): as_text(value, f"metadata {name!r}")
+        for name, value in given.items()
+    }
+    if sum(len(name) + len(value) for name, value in checked.items()) > MAX_VALUE_CHARS:
+        raise ValueError(f"metadata of a stream may have {MAX_VALUE_CHARS} characters together")
+    return checked
+
+
+def check_room(ledger: Ledger, marks: Marks) -> None:
+    """Raise LimitExceededError if changes would make the ledger larger than it may be."""
+    grown = ledger.growth(marks)
+    if grown > 0 and ledger.size_bytes + grown > MAX_LEDGER_BYTES:
+        raise LimitExceededError(
+            f"the registers, streams and producers of this log have {ledger.size_bytes} bytes, and "
+            f"{grown} more would exceed {MAX_LEDGER_BYTES}; remove registers, or open the log with a "
+            "smaller producer_window or max_producers; nothing was written",
+            limit=MAX_LEDGER_BYTES,
+        )
+
+
+def _opened_at(ledger: Ledger, name: str, start: int) -> int:
+    """Return where a stream was opened first, so that older records of it are found."""
+    info = ledger.streams.get(name)
+    return start if info is None else info.opened_at

@@ -1,1 +1,0 @@
-"""Readers that keep their place in a cursor, or in the output."""

@@ -1,0 +1,319 @@
+"""Consumer: reads a log from a cursor and moves the cursor on.
+
+Knows what is processed; its :class:`Keeper` commits that. At least once: what was handed out and not
+committed is handed out again. Exactly once if the output goes to a log: then the position is a register
+of that log and changes with the output, and the cursor only follows it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import datetime
+from threading import get_ident
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self
+
+from walstore.batches.batch import Batch
+from walstore.cursors.consumer_keeper import Keeper
+from walstore.cursors.consumer_register import ConsumerRegister, OutputLog, OutputT
+from walstore.cursors.consumer_transaction import ConsumerTransaction
+from walstore.cursors.store import CursorStore
+from walstore.errors import InvalidSettingsError, WalClosedError, WalError
+from walstore.ports import Clock
+from walstore.read.reader import MIB, Reader
+from walstore.records import AnyDurability, Record, Start
+from walstore.validation.arguments import as_seconds
+
+logger = logging.getLogger("walstore")
+
+
+class ConsumerLog(Protocol):
+    """What a consumer asks of the log it reads. Belongs to the event loop."""
+
+    @property
+    def log_id(self) -> str:
+        """Identity of the log, in hex."""
+
+    @property
+    def reader(self) -> Callable[..., Reader]:
+        """Makes a reader of durable records: ``reader(start, follow=…)``, and maybe ``stream=…``."""
+
+
+class Consumer(Generic[OutputT]):
+    """Reads records and keeps its place in a cursor. Made by :meth:`walstore.Wal.consumer`.
+
+    Use it with ``async with``, and in it ``async for``, :meth:`fetch` or :meth:`batches`; all move the
+    same position. One task at a time.
+
+    A record (or batch) counts as processed when the next one is asked for, or when the block is left
+    without an exception. What is processed is committed every ``auto_commit_seconds`` and when the
+    block is left; an exception in the block leaves what was handed out last to be handed out again.
+    With ``auto_commit_seconds=None`` only :meth:`commit` commits.
+
+    Once the cursor was moved by somebody else, the calls raise CursorMovedError; with an output,
+    FencedError. Else they raise what :class:`Reader` and :class:`Cursor` do. All methods belong to the event
+    loop of the log: from another thread or event loop they raise WrongLoopError.
+    """
+
+    def __init__(
+        self,
+        log: ConsumerLog,
+        cursors: CursorStore,
+        name: str,
+        *,
+        clock: Clock,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        auto_commit_seconds: float | None = 5.0,
+        lease_seconds: float | None = None,
+        stream: str | None = None,
+        follow: bool = True,
+        output: OutputLog[OutputT] | None = None,
+    ) -> None:
+        """See :meth:`walstore.Wal.consumer` for the options."""
+        if auto_commit_seconds is not None:
+            auto_commit_seconds = as_seconds(auto_commit_seconds, "auto_commit_seconds")
+            if not auto_commit_seconds > 0:
+                raise InvalidSettingsError(
+                    f"auto_commit_seconds must be more than 0 or None, not {auto_commit_seconds!r}"
+                )
+        # Set once.
+        self.name = name
+        """Name of the consumer and of its cursor."""
+        self._log = log
+        self._cursors = cursors
+        self._thread = get_ident()
+        self.check_home = cursors.check_home
+        """Not for callers: raises in a child process, another thread or another event loop."""
+        self._clock = clock
+        self._start = start
+        self._auto_commit_seconds = auto_commit_seconds
+        self._lease_seconds = lease_seconds
+        self._options: dict[str, Any] = {"follow": follow}
+        if stream is not None:
+            self._options["stream"] = stream
+        if output is not None and not callable(getattr(output, "transaction", None)):
+            raise TypeError(
+                f"output must be a log to write to, such as an open Wal, not {type(output).__name__}"
+            )
+        self._output = output
+        self._register = None if output is None else ConsumerRegister(output, log.log_id, name)
+        # There once the consumer is entered.
+        self._keeper: Keeper | None = None
+        self._open_reader: Reader | None = None
+        # Offset of what was handed out last and is not processed yet.
+        self._held: int | None = None
+
+    async def __aenter__(self) -> Self:
+        self.check_home()
+        if self._keeper is not None:
+            raise RuntimeError("a consumer can be entered once; make another")
+        cursor = await self._cursors.open(
+            self.name, start=self._start, lease_seconds=self._lease_seconds
+        )
+        position = cursor.position
+        if self._register is not None:
+            await self._register.take(position)
+            position = self._register.position
+            if position < cursor.position:
+                # The register is the truth. Pin it, or learn that it is too late for that.
+                await cursor.rewind(position)
+        self._open_reader = self._log.reader(position, **self._options)
+        self._keeper = Keeper(
+            cursor,
+            clock=self._clock,
+            auto_commit_seconds=self._auto_commit_seconds,
+            register=self._register,
+            processed=self._processed,
+        )
+        self._keeper.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.check_home()
+        keeper = self._keeper
+        assert keeper is not None
+        await keeper.stop()
+        if error is None:
+            keeper.check()
+            self._held = None
+            if keeper.moves_alone:
+                await keeper.save()
+        elif keeper.failure is None and keeper.moves_alone:
+            try:
+                await keeper.save()
+            except WalError as second:
+                logger.warning("consumer %s could not commit: %s", self.name, second)
+
+    # -- reading -----------------------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        """Offset of the next record to be handed out."""
+        return self._reader.position
+
+    @property
+    def committed(self) -> int:
+        """Offset at which another consumer of this name would begin now."""
+        if self._register is not None:
+            return self._register.durable_position
+        return self._entered().cursor.position
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Record:
+        if (
+            get_ident() != self._thread
+        ):  # for each record; reading more looks at the event loop, too
+            self.check_home()
+        reader, keeper = self._open_reader, self._keeper
+        if reader is None or keeper is None or keeper.failure is not None:
+            reader = self._reader  # raises
+        self._held = None
+        record = await reader.__anext__()
+        self._held = record.offset
+        return record
+
+    def batches(self) -> AsyncIterator[Batch]:
+        """Iterate over batches as they lie in the log, the cheapest way to read much."""
+        return _Batches(self._next_batch, self._reader.batches())
+
+    async def fetch(
+        self,
+        *,
+        max_records: int = 500,
+        max_bytes: int = MIB,
+        max_wait: float | None = None,
+    ) -> Batch:
+        """Return the next records as one batch; see :meth:`Reader.fetch`."""
+        self.check_home()
+        reader = self._reader
+        self._held = None
+        batch = await reader.fetch(max_records=max_records, max_bytes=max_bytes, max_wait=max_wait)
+        self._held = batch.start
+        return batch
+
+    def seek(self, start: Start | str | int) -> None:
+        """Continue at an offset, ``"earliest"`` or ``"latest"``; the next commit moves the cursor there,
+        also back. For a time, seek to what the log's ``offset_at`` returns."""
+        self.check_home()
+        given: object = start
+        if isinstance(given, datetime):
+            raise TypeError("a consumer seeks to an offset: seek(await log.offset_at(moment))")
+        self._reader.seek(start)
+        self._held = None
+        self._entered().goes_back = True
+
+    # -- committing --------------------------------------------------------------------------
+
+    async def commit(self, offset: int | None = None) -> None:
+        """Commit ``offset`` as the next to be read; by default, all that was handed out is processed.
+
+        Durable when it returns; raises as :meth:`Cursor.commit`. InvalidSettingsError for a consumer
+        with an output, whose transactions commit.
+        """
+        self.check_home()
+        keeper = self._entered()
+        keeper.check()
+        if self._register is not None:
+            raise InvalidSettingsError(
+                "this consumer's position is committed with its output: use transaction()"
+            )
+        if offset is None:
+            self._held = None
+            await keeper.save()
+        else:
+            await keeper.cursor.commit(offset)
+
+    def transaction(
+        self, *, durability: AnyDurability | None = None
+    ) -> ConsumerTransaction[OutputT]:
+        """Return a transaction of the output log that also commits all that was handed out.
+
+        ``async with consumer.transaction() as txn: await txn.append(...)``. Records may be read before
+        the block and in it. Output and position become durable together: after a crash, what was
+        handed out is either reflected in the output, or is handed out again.
+
+        If the block raises or is cancelled, or the commit fails, the consumer goes back to its last
+        commit and hands the records out again. Raises FencedError if another consumer of this name
+        took over; nothing was written then. ``durability`` as for :meth:`walstore.Wal.transaction`.
+        InvalidSettingsError for a consumer without an output.
+        """
+        if self._output is None or self._register is None:
+            raise InvalidSettingsError("transactions need a consumer made with output=")
+        return ConsumerTransaction(self, self._output, self._register, durability)
+
+    def check(self) -> int:
+        """Not for callers: return the position; raises if the consumer cannot go on."""
+        return self._reader.position
+
+    def on_rollback(self) -> None:
+        """Not for callers: a transaction was rolled back."""
+        assert self._register is not None
+        if self._open_reader is not None:
+            self._open_reader.seek(self._register.position)
+            self._held = None
+
+    async def on_commit(self) -> None:
+        """Not for callers: a transaction was accepted."""
+        self._held = None
+        if self._auto_commit_seconds is None:
+            await self._entered().keep()
+
+    def on_fence(self, error: WalError) -> None:
+        """Not for callers: another consumer took over."""
+        self._entered().failure = error
+
+    def __repr__(self) -> str:
+        where = "not open" if self._open_reader is None else f"at {self._open_reader.position}"
+        return f"<Consumer {self.name!r} {where}>"
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _entered(self) -> Keeper:
+        if self._keeper is None:
+            raise WalClosedError("the consumer is not open; use it within 'async with'")
+        return self._keeper
+
+    @property
+    def _reader(self) -> Reader:
+        self._entered().check()
+        assert self._open_reader is not None
+        return self._open_reader
+
+    def _processed(self) -> int:
+        """Return the offset below which every record is processed."""
+        assert self._open_reader is not None
+        return self._open_reader.position if self._held is None else self._held
+
+    async def _next_batch(self, batches: AsyncIterator[Batch]) -> Batch:
+        self.check_home()
+        self._entered().check()
+        self._held = None
+        batch = await anext(batches)
+        self._held = batch.start
+        return batch
+
+
+class _Batches:
+    """Iterates over a consumer's batches. Not a generator, so that abandoning it leaves nothing behind."""
+
+    def __init__(
+        self,
+        next_batch: Callable[[AsyncIterator[Batch]], Awaitable[Batch]],
+        batches: AsyncIterator[Batch],
+    ) -> None:
+        self._next_batch = next_batch
+        self._source = batches
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        return await self._next_batch(self._source)

@@ -1,0 +1,119 @@
+"""Keeper: moves the cursor of an open consumer, now and then and when told to.
+
+Owns the one task that a consumer has. Decides nothing about what is processed: it asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from walstore.cursors.consumer_register import ConsumerRegister
+from walstore.cursors.cursor import Cursor
+from walstore.errors import CursorMovedError, WalError
+from walstore.ports import Clock
+from walstore.runtime.faults import fresh
+
+logger = logging.getLogger("walstore")
+
+_RENEWALS_PER_LEASE: Final = 3
+
+
+class Keeper:
+    """The cursor of one open consumer. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        *,
+        clock: Clock,
+        auto_commit_seconds: float | None,
+        register: ConsumerRegister | None,
+        processed: Callable[[], int],
+    ) -> None:
+        """Follow ``processed()``, the offset below which all is processed, or the ``register``."""
+        self.cursor = cursor
+        """The cursor that is moved."""
+        self.failure: WalError | None = None
+        """Why the consumer cannot go on; every call of it raises this."""
+        self.goes_back = register is not None
+        """Whether the cursor may go back: by seeking, or because the register is the truth."""
+        self._clock = clock
+        self._auto_commit_seconds = auto_commit_seconds
+        self._register = register
+        self._processed = processed
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def moves_alone(self) -> bool:
+        """Whether the cursor is moved without being told to."""
+        return self._auto_commit_seconds is not None or self._register is not None
+
+    def check(self) -> None:
+        """Raise what keeps the consumer from going on."""
+        if self.failure is not None:
+            raise fresh(self.failure)
+
+    async def save(self) -> None:
+        """Move the cursor to where the consumer is; return when it is there durably."""
+        register = self._register
+        if register is None:
+            await self._move(self._processed())
+            self.goes_back = False
+            return
+        try:
+            await self._move(register.durable_position)
+        except CursorMovedError:
+            if not register.is_ours:
+                raise register.fenced() from None
+            # Somebody moved by hand what only follows the register.
+            await self.cursor.refresh()
+            await self._move(register.durable_position)
+
+    async def keep(self) -> None:
+        """Save or renew, and note what went wrong; raises nothing but cancellation."""
+        try:
+            if self.moves_alone:
+                await self.save()
+            else:
+                await self.cursor.renew()
+        except WalError as error:
+            if error.retriable:
+                logger.warning("%r will be moved later: %s", self.cursor, error)
+            else:
+                self.failure = error
+
+    def start(self) -> None:
+        """Begin to save and renew now and then, if there is anything to do so; ended by :meth:`stop`."""
+        periods = [self._auto_commit_seconds] if self._auto_commit_seconds is not None else []
+        if self.cursor.lease_seconds is not None:
+            periods.append(self.cursor.lease_seconds / _RENEWALS_PER_LEASE)
+        if periods:
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(min(periods)), name=f"walstore consumer {self.cursor.name}"
+            )
+
+    async def stop(self) -> None:
+        """End that. A commit that is under way is finished, but not waited for."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
+
+    async def _run(self, period_seconds: float) -> None:
+        while self.failure is None:
+            await self._clock.sleep(period_seconds)
+            await self.keep()
+
+    async def _move(self, position: int) -> None:
+        cursor = self.cursor
+        if position == cursor.target == cursor.position:
+            await cursor.renew()
+        elif position >= cursor.target:
+            await cursor.commit(position)
+        elif self.goes_back:
+            await cursor.rewind(position)

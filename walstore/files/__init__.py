@@ -1,0 +1,1 @@
+"""A log on disk: its files, found, read and written. Blocking."""

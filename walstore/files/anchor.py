@@ -1,0 +1,211 @@
+"""Anchors: where the names that a file system is given are looked up. Blocking, for any thread.
+
+A path is looked up anew by every call, so a process that changes its working directory, or a directory that
+is moved, sends the next call elsewhere, maybe into another log. An anchored file system looks names up in a
+directory that it holds open, wherever that directory is by now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final, Protocol
+
+from walstore.errors import WalClosedError
+from walstore.runtime.forks import abandon_in_children
+from walstore.runtime.threads import Lane
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class Anchor(Protocol):
+    """Finds the files of a file system."""
+
+    def at(self, path: Path) -> AbstractContextManager[tuple[int | None, str]]:
+        """Return the descriptor of a directory, valid in the block, and the name of ``path`` in it.
+
+        An OSError of the block about that name is made one about ``path``.
+        """
+
+    def below(self, path: Path) -> Anchor:
+        """Return the anchor of a directory that ``path`` leads to now."""
+
+    def close(self) -> None:
+        """Release the descriptor once no call uses it; twice is allowed."""
+
+
+async def absolute(path: Path, lane: Lane) -> Path:
+    """Return a path as it is from the root; the system is asked on a thread, and only if need be."""
+    return path if path.is_absolute() else await lane.run(path.absolute)
+
+
+class NoAnchor:
+    """Every path as it is given, relative ones in the working directory."""
+
+    def at(self, path: Path) -> AbstractContextManager[tuple[int | None, str]]:
+        """Return the path itself."""
+        return contextlib.nullcontext((None, str(path)))
+
+    def below(self, path: Path) -> Anchor:
+        """Open the directory and hold it."""
+        return _OpenDirectory(path, os.open(path, _DIRECTORY))
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+class _OpenDirectory:
+    """A directory that is held open: it is followed wherever it is moved."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        # Guards all below. A call that began before close() must not find another file's descriptor.
+        self._guard = threading.Lock()
+        self._descriptor: int | None = descriptor
+        self._users = 0
+        self._is_closed = False
+        abandon_in_children(self)
+
+    def at(self, path: Path) -> AbstractContextManager[tuple[int | None, str]]:
+        """Return the descriptor; EBADF after :meth:`close`."""
+        return _Use(self, path)
+
+    def begin(self, path: Path) -> tuple[int | None, str]:
+        """Keep the descriptor open until :meth:`end`."""
+        name = _name_below(self._path, path)
+        with self._guard:
+            if self._is_closed:
+                raise OSError(errno.EBADF, "the directory is closed", str(path))
+            self._users += 1
+        return self._descriptor, name
+
+    def end(self) -> None:
+        """A call that began is over."""
+        with self._guard:
+            self._users -= 1
+            self._release()
+
+    def below(self, path: Path) -> Anchor:
+        """Remember which directory it is, and hold nothing more."""
+        return _DirectoryBelow(self, path)
+
+    def close(self) -> None:
+        """Release the descriptor; calls under way do so when they end."""
+        with self._guard:
+            self._is_closed = True
+            self._release()
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Release the child's copy."""
+        self._guard = threading.Lock()
+        self._users = 0
+        self.close()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # else what is called here may be gone
+            self._is_closed = True
+            self._release()
+
+    def _release(self) -> None:
+        if self._is_closed and not self._users and self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class _Use:
+    """A call within a directory that is held open. Opening a log makes some thirty."""
+
+    __slots__ = ("_directory", "_name", "_path")
+
+    def __init__(self, directory: _OpenDirectory, path: Path) -> None:
+        self._directory = directory
+        self._path = path
+
+    def __enter__(self) -> tuple[int | None, str]:
+        found = self._directory.begin(self._path)
+        self._name = found[1]
+        return found
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._directory.end()
+        if isinstance(error, OSError):
+            _name_whole(error, self._name, self._path)
+
+
+class _DirectoryBelow:
+    """A directory below an anchored one: opened for each call, and refused if it is another one.
+
+    Thousands of these need no descriptor of their own.
+    """
+
+    def __init__(self, parent: Anchor, path: Path) -> None:
+        self._parent = parent
+        self._path = path
+        with self._open() as descriptor:
+            self._identity = _identify(descriptor)
+
+    @contextlib.contextmanager
+    def at(self, path: Path) -> Iterator[tuple[int | None, str]]:
+        """Return a descriptor of the directory; ESTALE if it is not there any more."""
+        name = _name_below(self._path, path)
+        try:
+            stack = contextlib.ExitStack()
+            descriptor = stack.enter_context(self._open())
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._moved() from None
+        with stack:
+            if _identify(descriptor) != self._identity:
+                raise self._moved()
+            try:
+                yield descriptor, name
+            except OSError as error:
+                _name_whole(error, name, path)
+                raise
+
+    def below(self, path: Path) -> Anchor:
+        """Remember which directory it is."""
+        return _DirectoryBelow(self, path)
+
+    def close(self) -> None:
+        """Hold nothing; the parent is closed by its owner."""
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[int]:
+        with self._parent.at(self._path) as (parent, name):
+            descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _moved(self) -> OSError:
+        return OSError(
+            errno.ESTALE, "the directory was moved, removed or replaced", str(self._path)
+        )
+
+
+def _name_below(directory: Path, path: Path) -> str:
+    """Return the name of ``path`` in ``directory``; paths are compared as they are written."""
+    whole, prefix = str(path), str(directory)
+    if whole == prefix:
+        return "."
+    if not whole.startswith(prefix := prefix.rstrip("/") + "/"):
+        raise ValueError(f"{path} is not below {directory}, to which the file system is anchored")
+    return whole[len(prefix) :]
+
+
+def _name_whole(error: OSError, name: str, path: Path) -> None:
+    """Let an error about a name below an anchor be about the path that was given."""
+    if error.filename == name:
+        error.filename = str(path)
+
+
+def _identify(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino

@@ -1,0 +1,213 @@
+"""What lies in a log's directory: segments, checkpoint, durable cell. Reads only; blocking."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from walstore.errors import CorruptionError, FormatVersionError, LogNotFoundError
+from walstore.files.segment_file import read_header
+from walstore.format import checkpoint, claims, frame, recovery, segment
+from walstore.format.checkpoint import Checkpoint, DurableCell
+from walstore.format.claims import Claims
+from walstore.format.packed import MalformedError
+from walstore.format.recovery import Chain, Evidence
+from walstore.format.segment import SegmentIndex
+from walstore.ports import File, FileSystem
+
+logger = logging.getLogger("walstore")
+
+LOCK_NAME: Final = "LOCK"
+REPAIR_NAME: Final = "repair.wal"
+"""File of a repair that is under way. Named like a segment and none, so that the log does not open."""
+RESTORE_NAME: Final = "restore.wal"
+"""The same for a restore (``uploader.restoring.restore``)."""
+_CELL_ATTEMPTS: Final = 1000
+_CHUNK_BYTES: Final = 8 << 20
+_SCAN_BYTES: Final = 256 << 10
+"""Read at a time while looking for zeroes: fits a processor's cache, and so takes a twentieth of the time."""
+
+
+def anchor_log(fs: FileSystem, directory: Path) -> FileSystem:
+    """Return a file system that is bound to a log's directory; its user closes it.
+
+    Raises LogNotFoundError if there is no such directory.
+    """
+    try:
+        return fs.anchor(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        raise LogNotFoundError(f"there is no log at {directory}", location=str(directory)) from None
+
+
+def list_segments(fs: FileSystem, directory: Path) -> list[int]:
+    """Return the first offsets of the segments in a directory, in order.
+
+    Raises LogNotFoundError if there is no such directory and CorruptionError for a file that ends
+    like a segment but is not named like one.
+    """
+    try:
+        names = fs.list(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        raise LogNotFoundError(f"there is no log at {directory}", location=str(directory)) from None
+    return pick_segments(directory, names)
+
+
+def pick_segments(directory: Path, names: Iterable[str]) -> list[int]:
+    """As :func:`list_segments`, of the names in the directory."""
+    starts = []
+    for name in names:
+        start = segment.parse_file_name(name)
+        if start is not None:
+            starts.append(start)
+        elif name == REPAIR_NAME:
+            raise CorruptionError(
+                f"a repair was interrupted; 'walstore repair {directory} --confirm' finishes it",
+                path=str(directory / name),
+            )
+        elif name == RESTORE_NAME:
+            raise restore_interrupted(directory)
+        elif name.endswith(segment.SUFFIX):
+            raise CorruptionError(
+                "a foreign file is named like a segment; move it away", path=str(directory / name)
+            )
+    return sorted(starts)
+
+
+def restore_interrupted(directory: Path) -> CorruptionError:
+    """Return the error for a directory in which :data:`RESTORE_NAME` lies: what else is there is no log."""
+    return CorruptionError(
+        "a restore was interrupted; restore the log again, into the same directory",
+        path=str(directory / RESTORE_NAME),
+    )
+
+
+def peek_log_id(fs: FileSystem, directory: Path) -> bytes | None:
+    """Return the identity of the log in a directory without taking its lock; None if there is none."""
+    try:
+        starts = list_segments(fs, directory)
+    except LogNotFoundError:
+        return None
+    if not starts:
+        return None
+    path = directory / segment.file_name(starts[-1])
+    file = fs.open(path, "r")
+    try:
+        return read_header(file, path).log_id
+    finally:
+        file.close()
+
+
+def load_checkpoint(fs: FileSystem, directory: Path) -> Checkpoint | None:
+    """Return the checkpoint, or None if there is none or it is damaged."""
+    path = directory / checkpoint.FILE_NAME
+    try:
+        data = fs.read(path)
+    except FileNotFoundError:
+        return None
+    found = checkpoint.decode_checkpoint(data, str(path))
+    if found is None:
+        logger.warning("checkpoint is damaged and will be rebuilt: %s", path)
+    return found
+
+
+def load_claims(fs: FileSystem, directory: Path) -> Claims:
+    """Return what a directory knows of its claims: nothing if the file is missing or damaged."""
+    path = directory / claims.FILE_NAME
+    try:
+        data = fs.read(path)
+    except FileNotFoundError:
+        return Claims()
+    found = Claims.decode(data, str(path))
+    if found is None:
+        logger.warning("the claims are damaged and count for nothing: %s", path)
+    return found or Claims()
+
+
+def read_cell(fs: FileSystem, directory: Path) -> DurableCell | None:
+    """Return the durable cell, or None if there is none or it stays damaged.
+
+    A writer may be half-way through an update, so a damaged one is read again.
+    """
+    for _ in range(_CELL_ATTEMPTS):
+        try:
+            found = checkpoint.decode_cell(fs.read(directory / checkpoint.CELL_FILE_NAME))
+        except FileNotFoundError:
+            return None
+        if found is not None:
+            return found
+    return None
+
+
+def evidence_of(
+    start: int, salt: int | None, hint: Checkpoint | None, cell: DurableCell | None
+) -> Evidence:
+    """Return what checkpoint and cell know to have been synced of the segment ``start``.
+
+    A segment without records may be replaced by another of its name, so the salt must fit, too.
+    """
+    return Evidence(
+        durable_limit=max(hint.next_offset if hint else 0, cell.durable_limit if cell else 0),
+        durable_position=max(
+            (
+                found.tail_position
+                for found in (hint, cell)
+                if found is not None and (found.tail_start, found.tail_salt) == (start, salt)
+            ),
+            default=0,
+        ),
+        own_epoch=hint.own_epoch if hint is not None else 0,
+    )
+
+
+def walk_file(
+    file: File,
+    path: Path,
+    chain: Chain,
+    index: SegmentIndex,
+    position: int,
+    salt: int | None,
+) -> int:
+    """Follow the frames of a file from ``position`` in chunks; return where they end.
+
+    ``salt`` is that of the segment's header.
+
+    FormatVersionError if the ledger is followed and a frame has marks that this version lacks.
+    """
+    wanted = _CHUNK_BYTES
+    while True:
+        view = memoryview(file.pread(wanted, position))
+        try:
+            used = recovery.walk(view, chain, index, position, salt)
+        except MalformedError as error:
+            raise CorruptionError(
+                f"batch at offset {chain.next_offset} holds {error}",
+                path=str(path),
+                position=error.position,
+            ) from None
+        except ValueError as error:
+            raise FormatVersionError(
+                "batch uses a feature of a newer version",
+                path=str(path),
+                found=str(error),
+                supported=frame.FRAME_VERSION,
+            ) from None
+        position += used
+        if used:
+            wanted = _CHUNK_BYTES
+            continue
+        needed = recovery.needed_bytes(view)
+        if needed <= len(view) or position + needed > file.size():
+            return position
+        wanted = needed
+
+
+def used_limit(file: File, position: int) -> int:
+    """Return the place behind the last byte of a file that is not zero, at least ``position``."""
+    used, size = position, file.size()
+    for at in range(position, size, _SCAN_BYTES):
+        data = file.pread(min(_SCAN_BYTES, size - at), at)
+        if recovery.any_nonzero(memoryview(data)):
+            used = at + len(data.rstrip(b"\0"))
+    return used

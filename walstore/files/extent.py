@@ -1,0 +1,234 @@
+"""Extent: how far a log directory reaches, as one look from outside finds it. Reads only; blocking.
+
+For whoever reads a log without its lock, beside a live writer or after it is gone. What readers may see:
+
+  * up to the cell's visible limit, which the writer stores after each sync;
+  * a cell that a crash of the machine left behind the truth is overtaken by what testifies that more was
+    synced: the checkpoint, and the ``synced_limit`` of frames behind the place the cell speaks of. So all
+    but the last write before such a crash is seen before a writer opens the log again;
+  * without a cell (a copy that lacks it, or one that was cut off within its update) all that recovery
+    would keep: the frames up to the first that does not continue the log.
+
+A live writer may do anything between two reads. What the cell says is therefore read before the files
+are, and again when they say something else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from walstore.errors import CorruptionError, LogNotFoundError, StorageUnavailableError
+from walstore.files.directory import (
+    evidence_of,
+    list_segments,
+    load_checkpoint,
+    read_cell,
+    used_limit,
+    walk_file,
+)
+from walstore.files.segment_file import read_header, read_last_footer
+from walstore.format import frame, segment
+from walstore.format.checkpoint import Checkpoint, DurableCell
+from walstore.format.recovery import Chain, Verdict, judge
+from walstore.format.segment import SegmentHeader, SegmentIndex
+from walstore.ports import File, FileSystem
+
+_ATTEMPTS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What one look found. All of it was true at one moment between its begin and its end."""
+
+    log_id: bytes
+    epoch: int
+    """How often the log had been opened for writing."""
+    head: int
+    """First retained offset."""
+    limit: int
+    """Every offset in ``[head, limit)`` can be read from the files, and readers may see it."""
+    written_limit: int
+    """End of the whole batches that were seen; what lies at or above ``limit`` may still be taken back."""
+    starts: tuple[int, ...]
+    """First offsets of the segments, in order; the last one is the active one unless it is sealed."""
+    tail_index: SegmentIndex
+    """What is known of the index of the last segment; may end early."""
+    cell: DurableCell | None
+    hint: Checkpoint | None
+
+
+@dataclass(slots=True)
+class Testimony(Chain):
+    """A chain of frames that remembers what they say was synced."""
+
+    synced_limit: int = 0
+    synced_position: int = 0
+    """In the segment of the frame that said so."""
+
+    def advance(self, header: frame.FrameHeader) -> None:
+        """Take a frame into account."""
+        Chain.advance(self, header)
+        self.synced_limit = max(self.synced_limit, header.synced_limit)
+        self.synced_position = max(self.synced_position, header.synced_position)
+
+
+def measure(fs: FileSystem, directory: Path) -> Extent:
+    """Look at the log in a directory.
+
+    Raises LogNotFoundError if there is none, CorruptionError or FormatVersionError if its headers cannot
+    be read, StorageUnavailableError if it changes faster than it can be read.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            cell = read_cell(fs, directory)  # before the listing, so that its segment is listed
+        except NotADirectoryError:
+            cell = None
+        starts = list_segments(fs, directory)
+        if not starts:
+            raise LogNotFoundError(f"there is no log at {directory}", location=str(directory))
+        hint = load_checkpoint(fs, directory)
+        is_known = cell is not None and cell.tail_start in starts
+        try:
+            if cell is not None and is_known:
+                found = _measure_by_cell(fs, directory, cell, hint, starts)
+            else:
+                found = _measure_by_walk(fs, directory, cell, hint, starts)
+        except FileNotFoundError:
+            continue  # retention was faster
+        except CorruptionError:
+            if read_cell(fs, directory) == cell:
+                raise
+            continue  # a segment got its footer meanwhile
+        # While the writer stands between making a segment and storing the cell, nothing of it is
+        # synced; a cell that stays as it is until the walk is over says that it did not get further.
+        if is_known or read_cell(fs, directory) == cell:
+            return found
+    raise StorageUnavailableError(f"the log at {directory} changes too fast to be looked at")
+
+
+def read_segment_header(fs: FileSystem, directory: Path, start: int) -> SegmentHeader:
+    """Read and check the header of a segment; FileNotFoundError if it is gone."""
+    path = directory / segment.file_name(start)
+    file = fs.open(path, "r")
+    try:
+        return read_header(file, path)
+    finally:
+        file.close()
+
+
+def _measure_by_cell(
+    fs: FileSystem,
+    directory: Path,
+    cell: DurableCell,
+    hint: Checkpoint | None,
+    starts: list[int],
+) -> Extent:
+    """Take the cell's word, and what the files behind its place testify to."""
+    header = read_segment_header(fs, directory, cell.tail_start)
+    chain = Testimony(cell.durable_limit, 0, 0, cell.epoch)
+    position = cell.tail_position
+    for start in starts[starts.index(cell.tail_start) :]:
+        if start > chain.next_offset:
+            break
+        _follow(fs, directory / segment.file_name(start), chain, position)
+        position = segment.HEADER_BYTES
+    # What is visible and not durable counts as far as it is there: a crash of the machine may have kept the
+    # cell and lost it.
+    limit = max(
+        cell.durable_limit,
+        hint.next_offset if hint is not None else 0,
+        min(max(cell.visible_limit, chain.synced_limit), chain.next_offset),
+    )
+    return Extent(
+        log_id=header.log_id,
+        epoch=max(cell.epoch, chain.epoch),
+        head=_head(cell, hint, starts),
+        limit=limit,
+        written_limit=max(limit, chain.next_offset),
+        starts=tuple(starts),
+        tail_index=_tail_index(hint, starts[-1]),
+        cell=cell,
+        hint=hint,
+    )
+
+
+def _follow(fs: FileSystem, path: Path, chain: Chain, position: int) -> None:
+    """Move a chain along the frames of one file; the first one's own word links it to the last file."""
+    file = fs.open(path, "r")
+    try:
+        salt = read_header(file, path).salt
+        view = memoryview(file.pread(frame.HEADER_BYTES, position))
+        first = frame.parse_header(view, 0)
+        if first is not None and first.start == chain.next_offset:
+            chain.previous_crc = first.previous_crc
+            walk_file(file, path, chain, SegmentIndex(), position, salt)
+    finally:
+        file.close()
+
+
+def _measure_by_walk(
+    fs: FileSystem,
+    directory: Path,
+    cell: DurableCell | None,
+    hint: Checkpoint | None,
+    starts: list[int],
+) -> Extent:
+    """Do as recovery does: the log ends where its frames end."""
+    path = directory / segment.file_name(starts[-1])
+    file = fs.open(path, "r")
+    try:
+        header = read_header(file, path)
+        limit, index = _walk_last(file, path, hint, header)
+    finally:
+        file.close()
+    return Extent(
+        log_id=header.log_id,
+        epoch=max(header.epoch, hint.epoch if hint is not None else 0),
+        head=_head(None, hint, starts),
+        limit=limit,
+        written_limit=limit,
+        starts=tuple(starts),
+        tail_index=index,
+        cell=cell,
+        hint=hint,
+    )
+
+
+def _walk_last(
+    file: File, path: Path, hint: Checkpoint | None, header: SegmentHeader
+) -> tuple[int, SegmentIndex]:
+    """Return where the last segment's records end, and its index.
+
+    Records that had been synced and are damaged count: whoever reads that far learns of the damage.
+    """
+    footer = read_last_footer(file, header.start, path)
+    if footer is not None:
+        return footer[0].limit, footer[1]
+    index = SegmentIndex()
+    chain = Chain(header.start, header.previous_crc, 0, header.epoch)
+    end = walk_file(file, path, chain, index, segment.HEADER_BYTES, header.salt)
+    evidence = evidence_of(header.start, header.salt, hint, None)
+    rest = memoryview(file.pread(used_limit(file, end) - end, end))
+    verdict, _ = judge(rest, chain, evidence, position=end, header=header)
+    if verdict is not Verdict.CORRUPT:
+        return chain.next_offset, index
+    return max(chain.next_offset + 1, evidence.durable_limit), index
+
+
+def _head(cell: DurableCell | None, hint: Checkpoint | None, starts: list[int]) -> int:
+    return max(
+        starts[0], cell.head if cell is not None else 0, hint.head if hint is not None else 0
+    )
+
+
+def _tail_index(hint: Checkpoint | None, start: int) -> SegmentIndex:
+    """Return what the checkpoint knows of a segment's index.
+
+    A segment without records may be replaced by another of that name, so only one that holds records
+    has an index that stays true.
+    """
+    if hint is not None and hint.tail_start == start and hint.next_offset > start:
+        return hint.tail_index
+    return SegmentIndex()

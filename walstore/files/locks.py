@@ -1,0 +1,84 @@
+"""Locks on logs and stores: who may write where. Blocking.
+
+A log that is opened by itself takes its own lock, and a shared one on the store it lies in, if it lies in
+one. A store takes its lock exclusively and its logs take none, so ten thousand logs need one descriptor.
+Of two openers one wins, whichever way they come:
+
+  * A log that was opened by itself while there was a store keeps the store's lock from being taken.
+  * One that was opened before there was a store holds its own lock, which the store looks at before it
+    opens the log. Its opener looks for a store only after taking it, so one of the two sees the other.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+from walstore.errors import WalLockedError
+from walstore.files.directory import LOCK_NAME
+from walstore.ports import FileSystem, Lock
+
+STORE_NAME: Final = ".store"
+"""A store's lock file; it also marks a directory as a store. No log's directory begins with a dot."""
+
+
+def lock_log(fs: FileSystem, directory: Path, owner: str) -> Lock:
+    """Lock the log in ``directory`` for writing; WalLockedError if it or its store is open."""
+    own = fs.lock(directory / LOCK_NAME, owner)
+    try:
+        # By way of the directory itself: a symbolic link to it may lie anywhere.
+        shared = fs.lock_shared(directory / ".." / STORE_NAME)
+    except WalLockedError as error:
+        own.release()
+        raise WalLockedError(
+            f"the store that holds the log is open elsewhere ({error.owner or 'unknown owner'}): "
+            f"{directory}; open the log through that store, or close it there",
+            path=str(directory),
+            owner=error.owner,
+        ) from None
+    except BaseException:
+        own.release()
+        raise
+    return own if shared is None else _Locks(own, shared)
+
+
+def lock_in_store(fs: FileSystem, directory: Path, _owner: str) -> Lock:
+    """Check that nobody has the log of a store open by itself; the store's lock protects it then."""
+    found = fs.lock_shared(directory / LOCK_NAME)
+    if found is not None:
+        found.release()
+    return _Locks()
+
+
+def lock_store(fs: FileSystem, directory: Path, owner: str) -> Lock:
+    """Lock the store in ``directory``; WalLockedError if it or one of its logs is open elsewhere."""
+    try:
+        return fs.lock(directory / STORE_NAME, owner)
+    except WalLockedError as error:
+        raise WalLockedError(
+            f"the store, or a log in it by itself, is open elsewhere ({error.owner or 'unknown'} "
+            f"opened the store last): {directory}; close it there",
+            path=str(directory),
+            owner=error.owner,
+        ) from None
+
+
+class _Locks:
+    """Several locks that are released together, maybe none."""
+
+    __slots__ = ("_locks",)
+
+    def __init__(self, *locks: Lock) -> None:
+        self._locks = locks
+
+    def release(self) -> None:
+        """Give all of them back; twice is allowed."""
+        for lock in self._locks:
+            lock.release()
+
+
+def this_process() -> str:
+    """Name this process in locks and cursors, for people."""
+    return f"process {os.getpid()} on {socket.gethostname()}"

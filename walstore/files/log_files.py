@@ -1,0 +1,320 @@
+"""LogFiles: reads a log's segment files by position, from outside. Blocking; one thread at a time.
+
+Keeps no file open and no record; what it keeps is where things are: the names of the segments, the
+indexes of the sealed ones read last, an index of the active one that grows as it is read, and where the
+last reads ended, since those who follow the log go on exactly there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final, NamedTuple, cast
+
+from walstore.batches.batch import Batch
+from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
+from walstore.files.directory import list_segments, read_cell
+from walstore.files.extent import Extent
+from walstore.files.segment_file import CHUNK_BYTES, Segment, iter_chunks, load_index, load_streams
+from walstore.files.timeline import find_offset
+from walstore.format import segment
+from walstore.format.segment import SegmentIndex
+from walstore.ports import File, FileSystem
+from walstore.runtime.faults import describe_read
+
+INDEX_BYTES: Final = 8 << 20
+"""Most bytes of sealed segments' indexes that are kept; one is kept in any case."""
+_PLACES: Final = 64
+
+
+class Place(NamedTuple):
+    """Where a batch begins."""
+
+    start: int
+    """First offset of the segment."""
+    position: int
+    """Byte in its file."""
+
+
+def cut_at(file: File, end: int) -> File:
+    """Return the file as if it ended at byte ``end``, for those who only read it."""
+    return cast(File, _Cut(file, end))
+
+
+class _Cut:
+    """A file that seems to end early: what is reserved behind need not be read."""
+
+    def __init__(self, file: File, end: int) -> None:
+        self._file = file
+        self._end = end
+
+    def pread(self, size: int, position: int) -> bytes:
+        return self._file.pread(max(min(size, self._end - position), 0), position)
+
+    def size(self) -> int:
+        return min(self._end, self._file.size())
+
+
+class LogFiles:
+    """The files of one log. Make it from a first look, and tell it what later looks find."""
+
+    def __init__(self, fs: FileSystem, directory: Path, extent: Extent) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._starts: list[int] = []
+        self._segments: dict[int, Segment] = {}
+        self._ordered: list[Segment] = []
+        # Sealed segments whose index is loaded, the one used last at the end.
+        self._indexed: OrderedDict[int, int] = OrderedDict()
+        self._indexed_bytes = 0
+        # Offset → where its batch begins, for the ends of the last reads.
+        self._places: OrderedDict[int, Place] = OrderedDict()
+        self.update(extent)
+
+    def update(self, extent: Extent) -> None:
+        """Take over what a look found."""
+        self._take(extent.starts)
+        last = self._ordered[-1]
+        if last.index is None or not last.index.starts:
+            last.index = extent.tail_index
+        if extent.hint is not None:
+            for summary in extent.hint.sealed:
+                found = self._segments.get(summary.start)
+                if found is not None and found is not last and found.summary is None:
+                    found.summary = summary
+
+    def read(
+        self,
+        position: int,
+        limit: int,
+        max_bytes: int,
+        tail_start: int,
+        place: Place | None = None,
+        end_place: Place | None = None,
+    ) -> list[Batch]:
+        """Return consecutive batches from exactly ``position``; at least one record.
+
+        The caller knows that offsets up to ``limit > position`` may be seen, and that the last of them
+        lie in the segment ``tail_start`` or before. ``place`` is where ``position`` lies and
+        ``end_place`` where ``limit`` or something behind it does, if the caller knows that, too.
+        Raises OffsetTrimmedError if the position was removed, CorruptionError, StorageUnavailableError.
+        """
+        self._require(tail_start)
+        if place is not None:
+            self._note(position, place)
+        source, end = self._segment_of(position, limit)
+        end_position = None
+        if end_place is not None and end_place.start == source.start:
+            end_position = end_place.position
+        try:
+            try:
+                return self._read(source, position, end, max_bytes, end_position)
+            except CorruptionError:
+                # Whatever was remembered may be outdated; what the files say decides.
+                self._forget(source)
+                return self._read(source, position, end, max_bytes)
+        except (OSError, CorruptionError) as error:
+            raise self._judge(error, source, position, limit) from error
+
+    def skip_stream(self, name: str, position: int, limit: int, tail_start: int) -> int:
+        """Return an offset of ``[position, limit]`` before which no record of a stream lies.
+
+        Passes over the sealed segments, from the one at ``position`` on, that say of themselves that
+        they hold none. Looks at their footers, once. Arguments and errors as :meth:`read`.
+        """
+        self._require(tail_start)
+        while position < limit:
+            source, end = self._segment_of(position, limit)
+            if source.start == self._starts[-1]:
+                break
+            try:
+                streams = load_streams(self._fs, source)
+            except (OSError, CorruptionError):
+                break  # reading there says what it is
+            if streams.may_hold(name):
+                break
+            position = end
+        return position
+
+    def find_offset(self, timestamp_us: int, limit: int, tail_start: int) -> int | None:
+        """Return the first offset below ``limit`` that is not older than a time; None if all are older.
+
+        Arguments and errors as :meth:`read`.
+        """
+        self._require(tail_start)
+        is_repeated = False
+        while True:
+            segments = self._ordered[: bisect_left(self._starts, limit)]
+            try:
+                if segments and segments[-1].start == self._starts[-1]:
+                    self._extend(segments[-1], limit)
+                found = find_offset(self._fs, segments, timestamp_us, limit)
+            except CorruptionError:
+                if is_repeated:
+                    raise
+                is_repeated = True
+                for source in segments:
+                    self._forget(source)
+                continue
+            except OSError as error:
+                before = self._starts
+                self._take(list_segments(self._fs, self._directory))
+                if isinstance(error, FileNotFoundError) and self._starts != before:
+                    continue  # retention was faster
+                raise describe_read(error, self._directory) from error
+            if found is not None:
+                self._weigh(self._segment_of(found, limit)[0])
+            return found
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the sealed segments' indexes that are kept now."""
+        return self._indexed_bytes
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _require(self, tail_start: int) -> None:
+        """List the segments anew if the log has grown beyond the last one known."""
+        if tail_start > self._starts[-1]:
+            self._take(list_segments(self._fs, self._directory))
+
+    def _take(self, starts: list[int] | tuple[int, ...]) -> None:
+        """Replace the list of segments; what was the last one may be sealed now."""
+        if not starts:
+            return  # the directory is being removed; reading says so
+        before = self._starts[-1] if self._starts else None
+        self._starts = list(starts)
+        for start in self._segments.keys() - set(starts):
+            self._forget(self._segments.pop(start))
+        for start in starts:
+            if start not in self._segments:
+                path = self._directory / segment.file_name(start)
+                self._segments[start] = Segment(path, start)
+        self._ordered = [self._segments[start] for start in starts]
+        if before is not None and before != self._starts[-1] and before in self._segments:
+            self._segments[before].index = None  # its footer has a better one
+        last = self._segments[self._starts[-1]]
+        if last.summary is None and last.index is None:
+            last.index = SegmentIndex()
+
+    def _segment_of(self, position: int, limit: int) -> tuple[Segment, int]:
+        """Return the segment that holds a position, and up to where it may be read."""
+        at = bisect_right(self._starts, position) - 1
+        if at < 0:
+            raise self._trimmed(position, self._starts[0], limit)
+        end = min(limit, self._starts[at + 1]) if at + 1 < len(self._starts) else limit
+        return self._ordered[at], end
+
+    def _read(
+        self,
+        source: Segment,
+        position: int,
+        limit: int,
+        max_bytes: int,
+        end_position: int | None = None,
+    ) -> list[Batch]:
+        file = self._fs.open(source.path, "r")
+        try:
+            at = self._locate(file, source, position)
+            frames = file if end_position is None else cut_at(file, end_position)
+            for chunk in iter_chunks(frames, source, at, limit, max_bytes):
+                found: list[Batch] = []
+                for batch in chunk:
+                    if batch.limit > limit:  # its rest is read when it is asked for
+                        found.append(batch.slice(max(position, batch.start), limit))
+                        break
+                    if batch.start < batch.limit:
+                        self._grow(source, batch.start, at, batch.header.base_timestamp_us)
+                    at += batch.header.length
+                    if batch.limit > max(position, batch.start):
+                        found.append(batch.slice(max(position, batch.start), batch.limit))
+                if found and found[0].start == position:
+                    if found[-1].limit > source.start:
+                        self._note(found[-1].limit, Place(source.start, at))
+                    return found
+                if found:
+                    break
+            raise CorruptionError(
+                f"offset {position} is not where the log says", path=str(source.path), position=at
+            )
+        finally:
+            file.close()
+
+    def _locate(self, file: File, source: Segment, position: int) -> int:
+        place = self._places.get(position)
+        if place is not None and place.start == source.start:
+            return place.position
+        if source.start == self._starts[-1]:
+            assert source.index is not None
+            return source.index.locate(position)
+        at = load_index(file, source).locate(position)
+        self._weigh(source)
+        return at
+
+    def _grow(self, source: Segment, start: int, position: int, timestamp_us: int) -> None:
+        """Note a frame in the index of the active segment."""
+        index = source.index
+        if source.start == self._starts[-1] and index is not None and source.summary is None:
+            index.add(start, position, timestamp_us)
+
+    def _extend(self, source: Segment, limit: int) -> None:
+        """Complete the index of the active segment up to ``limit``."""
+        if source.index is None or source.summary is not None:
+            return
+        file = self._fs.open(source.path, "r")
+        try:
+            at = source.index.locate(limit)
+            for chunk in iter_chunks(file, source, at, limit, CHUNK_BYTES):
+                for batch in chunk:
+                    if batch.start < batch.limit <= limit:
+                        self._grow(source, batch.start, at, batch.header.base_timestamp_us)
+                    at += batch.header.length
+        finally:
+            file.close()
+
+    def _note(self, offset: int, place: Place) -> None:
+        self._places[offset] = place
+        self._places.move_to_end(offset)
+        if len(self._places) > _PLACES:
+            self._places.popitem(last=False)
+
+    def _weigh(self, source: Segment) -> None:
+        """Count a sealed segment's index as used now, and forget those unused for longest."""
+        if source.index is None or source.start == self._starts[-1]:
+            return
+        size = len(source.index.starts) * SegmentIndex.ENTRY_BYTES
+        self._indexed_bytes += size - self._indexed.pop(source.start, 0)
+        self._indexed[source.start] = size
+        while self._indexed_bytes > INDEX_BYTES and len(self._indexed) > 1:
+            start, size = self._indexed.popitem(last=False)
+            self._indexed_bytes -= size
+            self._segments[start].index = None
+
+    def _forget(self, source: Segment) -> None:
+        """Forget all that was derived of a segment's file."""
+        self._indexed_bytes -= self._indexed.pop(source.start, 0)
+        is_last = bool(self._starts) and source.start == self._starts[-1]
+        source.index = SegmentIndex() if is_last else None
+        source.summary = source.streams = source.header = None
+        for offset in [o for o, place in self._places.items() if place.start == source.start]:
+            del self._places[offset]
+
+    def _judge(
+        self, error: OSError | CorruptionError, source: Segment, position: int, limit: int
+    ) -> WalError:
+        """Return what a failed read means: retention may have been faster."""
+        cell = read_cell(self._fs, self._directory)
+        starts = list_segments(self._fs, self._directory)
+        self._take(starts)
+        head = max(cell.head if cell is not None else 0, starts[0] if starts else 0)
+        if position < head:
+            return self._trimmed(position, head, limit)
+        if isinstance(error, CorruptionError):
+            return error
+        return describe_read(error, source.path)
+
+    def _trimmed(self, position: int, head: int, limit: int) -> OffsetTrimmedError:
+        return OffsetTrimmedError(
+            "the offset was removed from the log", requested=position, head=head, tail=limit
+        )

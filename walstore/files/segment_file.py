@@ -1,0 +1,256 @@
+"""Reading segment files: headers, footers, batches. Blocking; runs on executor threads."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from walstore.batches.batch import Batch, FrameBatch
+from walstore.errors import CorruptionError, FormatVersionError
+from walstore.format import frame, segment
+from walstore.format.packed import MalformedError
+from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
+from walstore.format.segment_streams import SegmentStreams
+from walstore.ports import File, FileSystem
+
+CHUNK_BYTES: Final = 1 << 20
+"""How much of a segment is read at once when nothing else is asked for."""
+SEARCH_BYTES: Final = 1 << 16
+"""How much is read at once to find one record: more than lies between two entries of an index."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """A segment as readers know it. Replaced whole when it is sealed; ``index`` is filled lazily."""
+
+    path: Path
+    start: int
+    summary: SegmentSummary | None = None
+    """What sealing recorded; None for the active segment."""
+    index: SegmentIndex | None = None
+    """Of the active segment, or of a sealed one that was read before."""
+    streams: SegmentStreams | None = None
+    """Which streams a sealed segment holds, once they were read without the index."""
+    header: SegmentHeader | None = None
+    """Once it was read."""
+
+    @property
+    def known_streams(self) -> SegmentStreams | None:
+        """Which streams a sealed segment holds; None if nobody looked yet."""
+        return self.streams if self.index is None else self.index.streams
+
+
+def read_header(file: File, path: Path) -> SegmentHeader:
+    """Read and check a segment's header."""
+    return segment.decode_header(file.pread(segment.HEADER_BYTES, 0), str(path))
+
+
+def read_footer(file: File, start: int, path: Path) -> tuple[SegmentSummary, SegmentIndex] | None:
+    """Read a sealed segment's footer; None if the file does not end like a sealed one."""
+    size = file.size()
+    if size < segment.HEADER_BYTES + segment.SEAL.size:
+        return None
+    at = segment.parse_seal(file.pread(segment.SEAL.size, size - segment.SEAL.size))
+    if at is None:
+        return None
+    if not segment.HEADER_BYTES <= at < size:
+        raise CorruptionError("segment seal is damaged", path=str(path), position=size, found=at)
+    return segment.decode_footer(file.pread(size - at, at), start, str(path))
+
+
+def read_last_footer(
+    file: File, start: int, path: Path
+) -> tuple[SegmentSummary, SegmentIndex] | None:
+    """Read the footer of a log's last segment; None also if it is damaged.
+
+    A crash within the sealing may keep any sectors of the footer, the seal at its end among them. The
+    frames before were synced by then, and say themselves where they end.
+    """
+    try:
+        return read_footer(file, start, path)
+    except CorruptionError:
+        return None
+
+
+def read_batches(
+    fs: FileSystem, source: Segment, position: int, limit: int, max_bytes: int
+) -> list[Batch]:
+    """Return consecutive batches from exactly ``position`` up to ``limit`` or about ``max_bytes``.
+
+    At least one record, and more only while they fit one read. Every frame is checked: CRC, trailer,
+    and that it continues the one before. Raises CorruptionError, FileNotFoundError if the file is
+    gone, and FormatVersionError for features of newer versions.
+    """
+    file = fs.open(source.path, "r")
+    try:
+        at = load_index(file, source).locate(position)
+        for chunk in iter_chunks(file, source, at, limit, max_bytes):
+            found: list[Batch] = [
+                batch.slice(max(position, batch.start), min(limit, batch.limit))
+                for batch in chunk
+                if batch.limit > position and len(batch)
+            ]
+            if found and found[0].start == position:
+                return found
+            if found:
+                break
+        raise CorruptionError(
+            f"offset {position} is not where the log says", path=str(source.path), position=at
+        )
+    finally:
+        file.close()
+
+
+def find_time(fs: FileSystem, source: Segment, timestamp_us: int, limit: int) -> int | None:
+    """Return the first offset below ``limit`` that is not older than a time, or None."""
+    file = fs.open(source.path, "r")
+    try:
+        at = load_index(file, source).locate_time(timestamp_us)
+        for chunk in iter_chunks(file, source, at, limit, SEARCH_BYTES):
+            for batch in chunk:
+                if batch.header.max_timestamp_us >= timestamp_us:
+                    return batch.start + bisect_left(batch.timestamps_us, timestamp_us)
+    finally:
+        file.close()
+    return None
+
+
+def iter_chunks(
+    file: File, source: Segment, at: int, limit: int, chunk_bytes: int
+) -> Iterator[list[FrameBatch]]:
+    """Yield the checked batches of a segment from byte ``at`` up to offset ``limit``.
+
+    One list for each read of about ``chunk_bytes``; a batch larger than that is read by itself. Frames
+    without records are among them, as empty batches: not for users.
+    """
+    end = source.summary.data_bytes if source.summary is not None else file.size()
+    salt = load_header(file, source).salt
+    least = wanted = max(chunk_bytes, frame.HEADER_BYTES)
+    expected: int | None = None
+    reached = False
+    while at < end and not reached:
+        view = memoryview(file.pread(min(wanted, end - at), at))
+        batches: list[FrameBatch] = []
+        used = 0
+        while not reached:
+            header = frame.parse_header(view, used)
+            if header is not None and expected is None and header.start >= limit:
+                reached = True
+            elif header is None or header.end > len(view):
+                break
+            else:
+                try:
+                    check(view, header, expected, source.path, at + used, salt)
+                except CorruptionError:
+                    if not batches:
+                        raise
+                    break  # found again, once those before it are delivered
+                expected = header.limit
+                used = header.end
+                batches.append(decode(view, header, source.path, at))
+                reached = expected >= limit
+        if batches:
+            yield batches
+        elif not reached:
+            wanted = _grow(view, wanted, source.path, at, end)
+            continue
+        wanted = least
+        at += used
+
+
+def load_header(file: File, source: Segment) -> SegmentHeader:
+    """Return the segment's header, read on first use."""
+    if source.header is None:
+        source.header = read_header(file, source.path)
+    return source.header
+
+
+def load_index(file: File, source: Segment) -> SegmentIndex:
+    """Return the segment's index, read from its footer on first use; checks the header too."""
+    if source.index is None:
+        found = _read_own_footer(file, source)
+        source.index = found[1] if found else SegmentIndex()
+    return source.index
+
+
+def _read_own_footer(file: File, source: Segment) -> tuple[SegmentSummary, SegmentIndex] | None:
+    """Read header and footer; CorruptionError if they are not what is known of the segment."""
+    load_header(file, source)
+    found = read_footer(file, source.start, source.path)
+    if found and source.summary and found[0] != source.summary:
+        raise CorruptionError(
+            "segment is not the one that was sealed",
+            path=str(source.path),
+            expected=source.summary,
+            found=found[0],
+        )
+    return found
+
+
+def load_streams(fs: FileSystem, source: Segment) -> SegmentStreams:
+    """Return which streams a sealed segment holds, read from its footer on first use.
+
+    Keeps nothing else of the footer. Raises as :func:`read_batches`.
+    """
+    known = source.known_streams
+    if known is None:
+        file = fs.open(source.path, "r")
+        try:
+            found = _read_own_footer(file, source)
+        finally:
+            file.close()
+        known = source.streams = found[1].streams if found else SegmentStreams.unknown()
+    return known
+
+
+def _grow(view: memoryview, wanted: int, path: Path, at: int, end: int) -> int:
+    """Return how much to read so that the frame at ``at`` fits, or say that it is damaged."""
+    header = frame.parse_header(view, 0)
+    if header is None or at + header.length > end or header.length <= wanted:
+        raise CorruptionError("no batch where one was written", path=str(path), position=at)
+    return header.length
+
+
+def check(
+    view: memoryview,
+    header: frame.FrameHeader,
+    expected: int | None,
+    path: Path,
+    at: int,
+    salt: int | None,
+) -> None:
+    """Raise CorruptionError unless the frame is whole and begins where the last one ended."""
+    if not frame.is_whole(view, header, frame.place(salt, at)):
+        raise CorruptionError(
+            "batch is damaged", path=str(path), position=at, expected="its CRC32C"
+        )
+    if expected is not None and header.start != expected:
+        raise CorruptionError(
+            "batch does not continue the log",
+            path=str(path),
+            position=at,
+            expected=expected,
+            found=header.start,
+        )
+
+
+def decode(view: memoryview, header: frame.FrameHeader, path: Path, at: int) -> FrameBatch:
+    """Wrap a checked frame as a batch; FormatVersionError if this version cannot read it."""
+    try:
+        return FrameBatch(view, header, (path, at))
+    except MalformedError as error:
+        raise CorruptionError(
+            f"batch at offset {header.start} holds {error}",
+            path=str(path),
+            position=at + header.position,
+        ) from None
+    except ValueError as error:
+        raise FormatVersionError(
+            "batch uses a feature of a newer version",
+            path=f"{path} at byte {at + header.position}",
+            found=str(error),
+            supported=frame.FRAME_VERSION,
+        ) from None

@@ -1,0 +1,1 @@
+"""What the bytes of a log mean. Pure: bytes in, values out."""

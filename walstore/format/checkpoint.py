@@ -1,0 +1,270 @@
+"""Checkpoint and durable cell: what spares recovery and other processes from reading segments.
+
+Both are hints. The checkpoint bounds how much recovery re-reads and remembers the head; the cell tells
+readers in other processes how far the log is durable. Either may be missing, damaged or old: the log is
+then rebuilt from its segments. The layouts are specified in docs/format.md. Pure: no I/O.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple, NoReturn
+
+import msgpack
+from crc32c import crc32c
+
+from walstore.errors import FormatVersionError
+from walstore.format.ledger import Marks
+from walstore.format.packed import (
+    MOST_OFFSET,
+    MOST_TIMESTAMP_US,
+    SMALL_BYTES,
+    MalformedError,
+    Packed,
+    require,
+    require_number,
+    unpack_pairs,
+)
+from walstore.format.segment import SegmentIndex, SegmentSummary
+
+FILE_NAME: Final = "CHECKPOINT"
+MAGIC: Final = b"WALCKPT\n"
+VERSION: Final = 2
+"""Version 1 is read, too: it lacks ``tail_salt`` and ``own_epoch``."""
+PREFIX: Final = struct.Struct("<8sIII")
+PADDING_BYTES: Final = 4096
+"""Written up to a multiple of it: room for the next one to be written in place, on a full disk."""
+
+CELL_FILE_NAME: Final = "DURABLE"
+CELL_MAGIC: Final = b"WALDUR2\n"
+UNSALTED_CELL_MAGIC: Final = b"WALDUR\r\n"
+"""Of version 1, which has no ``tail_salt``; its CRC is in that place."""
+CELL_BYTES: Final = 64
+CELL: Final = struct.Struct("<8sQQQQQQI")
+_UNSALTED_CELL: Final = struct.Struct("<8sQQQQQQ")
+_CELL_CRC: Final = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """State of a log at a moment at which everything named here was durable."""
+
+    log_id: bytes
+    epoch: int
+    head: int
+    """First retained offset; files that lie below it wholly may be deleted."""
+    sealed: tuple[SegmentSummary, ...]
+    tail_start: int
+    """First offset of the active segment."""
+    tail_position: int
+    """End of the durable frames in the active segment."""
+    tail_index: SegmentIndex
+    """Index of the active segment up to there."""
+    next_offset: int
+    previous_crc: int
+    timestamp_us: int
+    uploaded_limit: int
+    tier_url: str | None
+    ledger: bytes = b""
+    """Marks that make up the ledger at that place; empty for an empty one."""
+    tail_salt: int | None = None
+    """Salt of the active segment: tells it from another of its name. None for one of version 1."""
+    own_epoch: int = 0
+    """Frames of earlier epochs were copied from another machine, so what they say of syncs does not hold
+    for this disk (see :class:`walstore.format.recovery.Evidence`). 0 for a log that was written here."""
+    is_closed: bool = False
+    """Whether it was written by closing the log: nothing was written, or failed, since."""
+
+
+class DurableCell(NamedTuple):
+    """The durable end of a log, for readers in other processes."""
+
+    head: int
+    durable_limit: int
+    epoch: int
+    tail_start: int
+    tail_position: int
+    visible_limit: int
+    """Where readers stop. More than ``durable_limit`` only if syncing is left to the system."""
+    tail_salt: int | None = None
+    """As in the checkpoint."""
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """Return the content of the file ``CHECKPOINT``."""
+    body: bytes = msgpack.packb(
+        {
+            "log_id": checkpoint.log_id,
+            "epoch": checkpoint.epoch,
+            "head": checkpoint.head,
+            "sealed": [
+                [s.start, s.limit, s.data_bytes, s.last_crc, s.max_timestamp_us]
+                for s in checkpoint.sealed
+            ],
+            "tail_start": checkpoint.tail_start,
+            "tail_position": checkpoint.tail_position,
+            "tail_index": checkpoint.tail_index.to_bytes(),
+            "next_offset": checkpoint.next_offset,
+            "previous_crc": checkpoint.previous_crc,
+            "timestamp_us": checkpoint.timestamp_us,
+            "uploaded_limit": checkpoint.uploaded_limit,
+            "tier_url": checkpoint.tier_url,
+            "ledger": checkpoint.ledger,
+            "tail_salt": checkpoint.tail_salt,
+            "own_epoch": checkpoint.own_epoch,
+            "is_closed": checkpoint.is_closed,
+        }
+    )
+    data = PREFIX.pack(MAGIC, VERSION, len(body), _crc(VERSION, body)) + body
+    return data + bytes(-len(data) % PADDING_BYTES)
+
+
+def decode_checkpoint(data: bytes, path: str) -> Checkpoint | None:
+    """Parse a checkpoint; None if it is damaged or forged; FormatVersionError if it is newer."""
+    if len(data) < PREFIX.size:
+        return None
+    magic, version, size, crc = PREFIX.unpack_from(data)
+    body = data[PREFIX.size : PREFIX.size + size]
+    if magic != MAGIC or len(body) != size or _crc(version, body) != crc:
+        return None
+    if data[PREFIX.size + size :].strip(b"\0"):
+        return None
+    if version > VERSION:
+        raise FormatVersionError(
+            "checkpoint was written by a newer version", path=path, found=version, supported=VERSION
+        )
+    try:
+        return _decode_body(body)
+    except (
+        ValueError
+    ):  # forged, or of marks that only a newer version knows: then frames say so, too
+        return None
+
+
+def _decode_body(body: bytes) -> Checkpoint:
+    """Parse the map that is a checkpoint; ValueError if no writer writes such a one."""
+    fields: dict[str, Any] = {}
+    for name, value in _pairs(body):
+        fields[name] = _FIELDS.get(name, _refuse)(value, name)
+    if missing := _REQUIRED - fields.keys():
+        raise MalformedError(f"a checkpoint without {min(missing)}")
+    found = Checkpoint(**fields)
+    if found.ledger:
+        Marks.decode(found.ledger)
+    if found.tail_index.positions and found.tail_index.positions[-1] >= found.tail_position:
+        raise MalformedError("an index of batches behind its end")
+    starts = [*(one.start for one in found.sealed), found.tail_start, found.next_offset]
+    limits = [*(one.limit for one in found.sealed), found.tail_start]
+    if starts != sorted(starts) or starts[1:-1] != limits[:-1] or found.head > found.next_offset:
+        raise MalformedError("a checkpoint of segments that do not follow each other")
+    return found
+
+
+def _pairs(body: bytes) -> Iterable[tuple[str, Any]]:
+    """Return the fields of a map; the sealed segments of a large one row by row."""
+    return unpack_pairs(body, "a checkpoint") if len(body) <= SMALL_BYTES else _large_pairs(body)
+
+
+def _large_pairs(body: bytes) -> Iterator[tuple[str, Any]]:
+    packed = Packed(body, "a checkpoint", longest_row=len(_SUMMARY))
+    for name in packed.fields():
+        yield name, packed.rows() if name == "sealed" else packed.value()
+    packed.end()
+
+
+def _decode_sealed(rows: object, what: str) -> tuple[SegmentSummary, ...]:
+    if not isinstance(rows, list | Iterator):
+        raise MalformedError(f"{what} is no list")
+    return tuple(map(_decode_summary, rows))
+
+
+def _decode_summary(row: object) -> SegmentSummary:
+    fields = require(row, list, "a sealed segment")
+    if len(fields) != len(_SUMMARY):
+        raise MalformedError(f"a sealed segment of {len(fields)} fields")
+    return SegmentSummary(
+        *(
+            require_number(value, "of a segment", most=most)
+            for value, most in zip(fields, _SUMMARY, strict=True)
+        )
+    )
+
+
+def _decode_index(value: object, what: str) -> SegmentIndex:
+    packed = memoryview(require(value, bytes, what))
+    return SegmentIndex.from_bytes(packed, len(packed) // SegmentIndex.ENTRY_BYTES)
+
+
+def _decode_log_id(value: object, what: str) -> bytes:
+    log_id = require(value, bytes, what)
+    if len(log_id) != _LOG_ID_BYTES:
+        raise MalformedError(f"{what} of {len(log_id)} bytes")
+    return log_id
+
+
+def _refuse(_: object, what: str) -> NoReturn:
+    raise MalformedError(f"a checkpoint with {what!r}")
+
+
+_LOG_ID_BYTES: Final = 16
+_MOST_CRC: Final = (1 << 32) - 1
+_SUMMARY: Final = (MOST_OFFSET, MOST_OFFSET, MOST_OFFSET, _MOST_CRC, MOST_TIMESTAMP_US)
+"""Highest values of a sealed segment's fields."""
+_FIELDS: Final[dict[str, Callable[[Any, str], Any]]] = {
+    "log_id": _decode_log_id,
+    "sealed": _decode_sealed,
+    "epoch": require_number,
+    "head": partial(require_number, least=1),
+    "tail_start": partial(require_number, least=1),
+    "tail_position": require_number,
+    "tail_index": _decode_index,
+    "next_offset": partial(require_number, least=1),
+    "previous_crc": partial(require_number, most=_MOST_CRC),
+    "timestamp_us": partial(require_number, most=MOST_TIMESTAMP_US),
+    "uploaded_limit": require_number,
+    "tier_url": lambda value, what: None if value is None else require(value, str, what),
+    "ledger": lambda value, what: require(value, bytes, what),
+    "tail_salt": lambda value, what: (
+        None if value is None else require_number(value, what, most=_MOST_CRC)
+    ),
+    "own_epoch": require_number,
+    "is_closed": lambda value, what: require(value, bool, what),
+}
+"""What the fields of a checkpoint can be."""
+_REQUIRED: Final = frozenset(_FIELDS) - {
+    "ledger",
+    "tail_salt",
+    "own_epoch",
+    "is_closed",
+}
+
+
+def _crc(version: int, body: bytes) -> int:
+    """Return the CRC of everything behind the magic but the CRC itself."""
+    return crc32c(body, crc32c(struct.pack("<II", version, len(body))))
+
+
+def encode_cell(cell: DurableCell) -> bytes:
+    """Return the content of the file ``DURABLE``."""
+    if cell.tail_salt is None:
+        body = _UNSALTED_CELL.pack(UNSALTED_CELL_MAGIC, *cell[:-1])
+    else:
+        body = CELL.pack(CELL_MAGIC, *cell)
+    return (body + _CELL_CRC.pack(crc32c(body))).ljust(CELL_BYTES, b"\0")
+
+
+def decode_cell(data: bytes) -> DurableCell | None:
+    """Parse a cell; None if it is damaged, forged, or was caught half-way through an update."""
+    if len(data) < CELL.size + _CELL_CRC.size:
+        return None
+    layout = {CELL_MAGIC: CELL, UNSALTED_CELL_MAGIC: _UNSALTED_CELL}.get(bytes(data[:8]))
+    if layout is None:
+        return None
+    (crc,) = _CELL_CRC.unpack_from(data, layout.size)
+    if crc32c(data[: layout.size]) != crc:
+        return None
+    cell = DurableCell(*layout.unpack_from(data)[1:])
+    return cell if max(cell[:6]) <= MOST_OFFSET else None

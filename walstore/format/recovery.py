@@ -1,0 +1,204 @@
+"""Recovery: which bytes of a segment survive a crash. Pure: bytes in, verdicts out.
+
+Recovery walks the frames from a known place, checking CRC, chain and offsets, and stops at the first
+bytes that are no frame continuing the log. What lies there decides (docs/design.md, "Torn or corrupt"):
+
+  * nothing but zeroes: the log ends here;
+  * a cut-off or half-written batch that was never synced: a torn tail, which may be removed;
+  * a batch that had been synced once: corruption, which is never removed silently.
+
+Whether a batch had been synced follows from the log itself: each later frame carries the offset and the byte
+of its segment up to which all was synced when it was written; the checkpoint and the durable cell add what
+they know. The byte is what counts for frames without records, which share one offset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from walstore.format import frame
+from walstore.format.ledger import Ledger, Marks
+from walstore.format.packed import MalformedError
+from walstore.format.segment import SegmentHeader, SegmentIndex
+
+
+class Verdict(Enum):
+    """What lies behind the last whole frame."""
+
+    END = "end"
+    TORN = "torn"
+    CORRUPT = "corrupt"
+
+
+@dataclass(slots=True)
+class Chain:
+    """Where the log stands: what the next frame must say to continue it."""
+
+    next_offset: int
+    previous_crc: int
+    timestamp_us: int
+    """Timestamp of the last record; later ones are not allowed to be older."""
+    epoch: int
+    ledger: Ledger | None = None
+    """What the log remembers at that place, for those who go on writing there."""
+
+    def follows(self, header: frame.FrameHeader) -> bool:
+        """Return whether the frame continues the log from here."""
+        return (
+            header.start == self.next_offset
+            and header.previous_crc == self.previous_crc
+            and header.epoch >= self.epoch
+        )
+
+    def advance(self, header: frame.FrameHeader) -> None:
+        """Take a frame into account."""
+        self.next_offset = header.limit
+        self.previous_crc = header.crc
+        self.timestamp_us = header.max_timestamp_us
+        self.epoch = header.epoch
+
+
+def walk(
+    buffer: memoryview, chain: Chain, index: SegmentIndex, position: int, salt: int | None = None
+) -> int:
+    """Follow whole frames from the start of ``buffer``, updating ``chain`` and ``index``.
+
+    ``position`` is the place of the buffer in its file, ``salt`` that of the segment. Returns how many
+    bytes of the buffer are frames that continue the log. Raises as :func:`walstore.format.frame.directory`.
+    """
+    at = 0
+    while True:
+        header = frame.parse_header(buffer, at)
+        if (
+            header is None
+            or not chain.follows(header)
+            or not frame.is_whole(buffer, header, frame.place(salt, position + at))
+        ):
+            return at
+        try:
+            names = frame.stream_names(buffer, header) if index.streams.is_known else ()
+            marks = None if chain.ledger is None else frame.marks_of(buffer, header)
+            changes = None if marks is None else Marks.decode(marks)
+        except MalformedError as error:
+            error.position = position + at
+            raise
+        index.add(header.start, position + at, header.base_timestamp_us)
+        index.streams.add(names)
+        chain.advance(header)
+        if changes is not None and chain.ledger is not None:
+            chain.ledger.apply(changes)
+        at = header.end
+
+
+def needed_bytes(buffer: memoryview) -> int:
+    """Return how long the buffer must be to hold the frame that seems to begin it, or 0."""
+    header = frame.parse_header(buffer, 0)
+    return 0 if header is None else header.length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known to have been synced of a segment, beside what its frames say."""
+
+    durable_limit: int = 0
+    """Every offset below was synced, as the checkpoint or the durable cell say. A lower value is safe."""
+    durable_position: int = 0
+    """The same in bytes of the segment; 0 if neither speaks of this segment."""
+    own_epoch: int = 0
+    """Frames of earlier epochs were copied from another machine: what they say of syncs was true there."""
+
+
+def judge(
+    rest: memoryview,
+    chain: Chain,
+    evidence: Evidence,
+    *,
+    position: int = 0,
+    header: SegmentHeader | None = None,
+) -> tuple[Verdict, str]:
+    """Say what the bytes behind the last good frame are, and why.
+
+    ``rest`` reaches from byte ``position`` of the segment to the last byte that is not zero; ``header`` is
+    the segment's, None for one of version 1.
+    """
+    if not any_nonzero(rest):
+        return Verdict.END, "no bytes behind the last batch"
+    salt = None if header is None else header.salt
+    where = f"at offset {chain.next_offset}"
+    first = frame.parse_header(rest, 0)
+    if first is not None and frame.is_whole(rest, first, frame.place(salt, position)):
+        return Verdict.CORRUPT, (
+            f"a batch [{first.start}, {first.limit}) that does not continue the log at "
+            f"{chain.next_offset}"
+        )
+    try:
+        testified = _testified(rest, chain, evidence, position, salt, first)
+    except frame.LookalikesError as error:
+        return Verdict.CORRUPT, f"{error}: it is unclear whether the batch {where} was synced"
+    is_noted = (
+        evidence.durable_limit > chain.next_offset or evidence.durable_position > position
+    ) and _reaches_its_end(rest, first)
+    if testified or is_noted:
+        return Verdict.CORRUPT, f"a damaged batch {where} that was synced"
+    if header is not None and header.reuses_blocks and not _seems_begun(first, chain):
+        return Verdict.END, "bytes of an earlier life of the file behind the last batch"
+    return Verdict.TORN, f"an unfinished batch at offset {chain.next_offset}"
+
+
+def _testified(
+    rest: memoryview,
+    chain: Chain,
+    evidence: Evidence,
+    position: int,
+    salt: int | None,
+    first: frame.FrameHeader | None,
+) -> bool:
+    """Return whether a later frame says that what begins ``rest`` was synced."""
+    inside = 0
+    if salt is None:  # whole frames within a value look like those of the log
+        inside = frame.find_trailer(rest, 0) or 0
+        if first is not None and _is_sound(first, chain):
+            inside = max(inside, first.end)
+    for later in frame.whole_frames(rest, inside, salt, position):
+        if later.epoch < max(evidence.own_epoch, chain.epoch) or later.start < chain.next_offset:
+            continue
+        if later.synced_position > position or later.synced_limit > chain.next_offset:
+            return True
+    return False
+
+
+def _seems_begun(header: frame.FrameHeader | None, chain: Chain) -> bool:
+    """Return whether a write of the next frame seems to have begun."""
+    return header is not None and chain.follows(header)
+
+
+def _is_sound(header: frame.FrameHeader, chain: Chain) -> bool:
+    """Return whether the length in the header of a damaged frame can be believed.
+
+    Then whole frames within that length are values, not frames of this log.
+    """
+    unpadded = frame.HEADER_BYTES + frame.DIRECTORY_ENTRY.size * header.column_count
+    unpadded += header.stored_bytes
+    length = unpadded + -unpadded % frame.ALIGNMENT + frame.TRAILER.size
+    return chain.follows(header) and header.length == length
+
+
+def _reaches_its_end(rest: memoryview, header: frame.FrameHeader | None) -> bool:
+    """Return whether the frame that begins ``rest`` was written to its last byte.
+
+    The last byte of a frame is never zero, nor is it after any single flipped bit.
+    """
+    if header is not None and header.end <= len(rest) and rest[header.end - 1]:
+        return True
+    return frame.find_trailer(rest, 0) is not None
+
+
+def any_nonzero(data: memoryview) -> bool:
+    """Return whether some byte is not zero."""
+    zeroes = bytes(1 << 16)
+    step = len(zeroes)
+    # As bytes: views are compared element by element, which takes forty times as long.
+    return any(
+        bytes(data[at : at + step]) != zeroes[: len(data) - at] for at in range(0, len(data), step)
+    )

@@ -1,0 +1,1 @@
+"""An open log: what Wal and ReadonlyWal are made of."""

@@ -1,0 +1,667 @@
+"""Engine: the parts of one open log, and the tasks that drive them from opening to closing.
+
+Composes; the façade over it is :class:`walstore.Wal`. One supervisor task owns all others. It ends when
+the log is closed, or after a failure and then the closing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from threading import get_ident
+from typing import Any, Final
+
+from walstore.append.channel import Channel
+from walstore.append.disk_watch import DiskWatch
+from walstore.append.state import LogState
+from walstore.append.tail import Tail
+from walstore.append.writer import Writer
+from walstore.batches.draft import Group
+from walstore.batches.group import gather_group
+from walstore.batches.terms import Terms
+from walstore.cursors.store import CursorStore
+from walstore.errors import (
+    CorruptionError,
+    ExpectationError,
+    FencedError,
+    InvalidSettingsError,
+    OffsetError,
+    StorageUnavailableError,
+    StreamClosedError,
+    WalClosedError,
+    WalError,
+)
+from walstore.files.anchor import absolute
+from walstore.files.directory import peek_log_id
+from walstore.files.locks import this_process
+from walstore.files.spill import Spill
+from walstore.format import codec
+from walstore.format.claims import Claims
+from walstore.log.host import Host
+from walstore.log.opening import Entered, Opened, close_log, enter_log, recover_log
+from walstore.log.pins import LogPins, ReaderPins
+from walstore.log.retention_task import Retention
+from walstore.log.shipping import RecoveredRecords, Shipping
+from walstore.ports import Clock, FileSystem, Tier
+from walstore.read.tiered import TieredSource
+from walstore.records import Durability
+from walstore.runtime.faults import describe_open, fresh
+from walstore.runtime.forks import abandon_in_children
+from walstore.runtime.resource import warn_unclosed
+from walstore.runtime.threads import Lane
+from walstore.settings import Settings, parse_durability
+from walstore.validation.arguments import MAX_TIMESTAMP_US, as_int
+
+logger = logging.getLogger("walstore")
+
+_CLOSINGS: Final = 10
+"""How often the closing of something is begun before those who cancel it win."""
+
+
+class Engine:
+    """What runs behind a :class:`walstore.log.wal.Wal`. Belongs to the event loop that opened the log."""
+
+    def __init__(
+        self,
+        *,
+        path: Path,
+        settings: Settings,
+        fs: FileSystem,
+        clock: Clock,
+        opened: Opened,
+        host: Host,
+        tier: Tier | None,
+    ) -> None:
+        """Compose the parts and start the supervisor; see :func:`open_engine`."""
+        loop = asyncio.get_running_loop()
+        tail = opened.tail
+        # Set once at open.
+        self.path = path
+        self.owner = this_process()
+        self.settings = settings
+        self.fs = fs
+        self.clock = clock
+        self.opened = opened
+        self.tier = tier
+        self.host = host
+        self.worker, self.reading = host.writing, host.reading
+        self.state = LogState(
+            loop=loop,
+            head=tail.head,
+            durable_limit=tail.durable_limit,
+            uploaded_limit=_uploaded_limit(tail, tier),
+            sealed=opened.sealed,
+            active=tail.active,
+            cache_bytes=settings.cache_bytes,
+            cache_budget=host.cache,
+            registers=tail.ledger.registers,
+            shows_written=settings.sync == "os",
+        )
+        self.channel = Channel(
+            tail.durable_limit,
+            settings,
+            loop,
+            tail.ledger.copy(),
+            budget=host.channel,
+            monotonic=clock.monotonic,
+            errors=self.state.errors,
+        )
+        self.source = TieredSource(
+            state=self.state, channel=self.channel, fs=fs, worker=self.reading, tier=tier
+        )
+        self.writer = Writer(
+            tail=tail,
+            channel=self.channel,
+            listener=self.state,
+            settings=settings,
+            clock=clock,
+            worker=self.worker,
+        )
+        self.pins = LogPins(fs, path, ReaderPins(tail.head))
+        self.retention = Retention(
+            state=self.state,
+            writer=self.writer,
+            clock=clock,
+            settings=settings,
+            pins=self.pins,
+            is_tiered=tier is not None,
+        )
+        self.disk_watch = host.disk_watch or DiskWatch(
+            fs=fs,
+            path=path,
+            min_free_bytes=settings.min_free_bytes,
+            worker=self.reading,
+            clock=clock,
+        )
+        self.disk_watch.add(self.channel)
+        if host.disk_watch is None:
+            self.disk_watch.judge(opened.free_bytes)
+        self.state.on_written = self.disk_watch.note_written
+        self.syncs_always = settings.sync == "batch"
+        self._lead_us = int(settings.max_timestamp_lead_seconds * 1e6)
+        # Owned by the event loop.
+        self.tier_failure: WalError | None = None
+        self.transactions_committed = 0
+        self.transactions_rolled_back = 0
+        self.spilled_bytes = 0
+        self.spills: set[Spill] = set()
+        """Files of transactions, to be deleted when the log closes unless they are segments by then. Belongs
+        to the thread that spills; when that has ended, to the writer's."""
+        self.cursors: CursorStore | None = None
+        """Made when somebody asks for a cursor; closed with the log."""
+        self._spilling: Lane | None = None
+        self._spills_no_more = False
+        self._spill_numbers = count(1)
+        self._close_requested = asyncio.Event()
+        self._abandoned: WalClosedError | None = None
+        self.writer.on_cancel = self.request_close
+        self._loop = loop
+        self._supervisor = self._start()
+        abandon_in_children(self)
+
+    # -- appending ---------------------------------------------------------------------------
+
+    async def append_group(
+        self,
+        values: Iterable[bytes],
+        key: bytes | None,
+        stream: str | None,
+        headers: Mapping[str, bytes] | None,
+        timestamp_us: int | None,
+        durability: Durability | str | None,
+        terms: Terms | None,
+    ) -> range:
+        """Check what a caller passed, and append it as one atomic group."""
+        if get_ident() != self.channel.thread:  # the channel looks at the event loop, too
+            self.check_home()
+        level = self.level(durability)
+        times = self.timestamp(timestamp_us)
+        most_bytes = self.settings.channel_bytes
+        group = await gather_group(
+            values, key, stream, headers, times, terms, most_bytes=most_bytes
+        )
+        return await self.submit(group, level)
+
+    async def submit(self, group: Group, level: Durability) -> range:
+        """Accept a group, wait until it is as safe as ``level`` says, and return its offsets.
+
+        What the group's terms say against it is raised once what they were compared with is durable,
+        so that nobody is told of a state that a crash takes back.
+        """
+        try:
+            start = await self.channel.put_wait(group)
+        except (ExpectationError, FencedError, StreamClosedError):
+            await self.settle()
+            raise
+        terms = group.terms
+        span = range(start, start + group.count)
+        if terms is not None and terms.span is not None:
+            span = terms.span
+        if level is Durability.MEMORY:
+            return span
+        if not span or (terms is not None and terms.is_duplicate):
+            await self.settle()
+        await self.wait(span.stop, level)
+        return span
+
+    async def settle(self) -> None:
+        """Return when all that was accepted, records and other changes, is durable."""
+        self.check_home()
+        limit, serial = self.channel.tail, self.channel.serial
+        waiter = self.state.settled.waiter(serial)
+        try:
+            await self.wait(limit, Durability.DISK)
+            await waiter
+        finally:
+            if not waiter.done():
+                waiter.cancel()
+
+    async def wait(self, limit: int, level: Durability) -> None:
+        """Return when every offset below ``limit`` is as safe as ``level`` says."""
+        self.channel.check_loop()
+        if level is Durability.MEMORY:
+            return
+        if self.state.durable.value < limit or not self.syncs_always:
+            waiter = self.state.durable.waiter(limit)
+            self.writer.request_sync()
+            await waiter
+        if level is Durability.CLOUD and self.state.uploaded.value < limit:
+            # After the disk: what fails now leaves the record durable, and its error says so.
+            uploaded = self.state.uploaded.waiter(limit)
+            self.state.request_cloud()
+            await uploaded
+
+    def level(self, durability: Durability | str | None) -> Durability:
+        """Check a level before anything is accepted at it."""
+        if durability is None:
+            return self.settings.durability
+        level = parse_durability(durability)
+        if level is Durability.REPLICATED:
+            raise InvalidSettingsError("durability 'replicated' is not available yet")
+        if level is Durability.CLOUD and self.tier is None:
+            raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
+        return level
+
+    def timestamp(self, timestamp_us: int | None) -> int | None:
+        """Check a caller's timestamp."""
+        if timestamp_us is None:
+            return None
+        timestamp_us = as_int(timestamp_us, "timestamp_us")
+        latest = min(self.clock.now_us() + self._lead_us, MAX_TIMESTAMP_US)
+        if not 0 <= timestamp_us <= latest:
+            raise ValueError(
+                f"timestamp_us {timestamp_us} is not between 0 and {latest}, which is "
+                "max_timestamp_lead_seconds from now; is it in microseconds?"
+            )
+        return timestamp_us
+
+    @property
+    def spilling(self) -> Lane:
+        """Thread for the files of large transactions: not the writer's, which appends wait for.
+
+        WalClosedError if the log is closed and there was none.
+        """
+        if self._spilling is None:
+            if self._spills_no_more:
+                raise WalClosedError("the log is closed")
+            self._spilling = self.host.make_spilling()
+        return self._spilling
+
+    def make_spill(self) -> Spill:
+        """Create the file of a large transaction; blocking, for :attr:`spilling`."""
+        number = next(self._spill_numbers)
+        spill = Spill(self.fs, self.path, number, compress=self.settings.compression is not None)
+        self.spills = {other for other in self.spills if not other.is_placed}
+        self.spills.add(spill)
+        return spill
+
+    def drop_spill(self, spill: Spill) -> None:
+        """Delete the file of a transaction that does not commit; blocking, for :attr:`spilling`."""
+        self.spills.discard(spill)
+        spill.discard()
+
+    @property
+    def durable_lag_seconds(self) -> float:
+        """Time since the oldest record that is not synced was accepted. May be asked on any thread."""
+        since = self.writer.unsynced_since
+        if since is None:
+            since = self.channel.waiting_since
+        return 0.0 if since is None else max(self.clock.monotonic() - since, 0.0)
+
+    # -- closing -----------------------------------------------------------------------------
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the log is closed, or about to be."""
+        return self._close_requested.is_set() or self.writer.failure is not None
+
+    def request_close(self) -> None:
+        """Begin the closing; whoever cancels a task of the log asks for it, too."""
+        self._close_requested.set()
+
+    async def close(self) -> None:
+        """Drain and close; see :meth:`walstore.log.wal.Wal.aclose`."""
+        self.check_home()
+        self.request_close()
+        await asyncio.shield(self._supervisor)
+
+    async def until_started(self) -> None:
+        """Return once the tasks of the log run, so that cancelling them does not end them."""
+        is_cancelled = False
+        while not self.writer.started.done():
+            if self._supervisor.done():
+                self._supervisor = self._start()  # cancelled before it ran
+            try:
+                # The tasks start within two turns of the event loop; waiting for them takes four.
+                await asyncio.sleep(0)  # noqa: TID251 - no wait is meant
+            except asyncio.CancelledError:
+                is_cancelled = True
+        if is_cancelled:
+            self.request_close()
+            # Nobody else knows this log, so nobody else would wait for it.
+            await self._wait_for(self._supervisor)
+            raise asyncio.CancelledError
+
+    def _start(self) -> asyncio.Task[None]:
+        task = self._loop.create_task(self._supervise(), name=f"walstore {self.path}")
+        task.add_done_callback(_note_end)
+        return task
+
+    def check_process(self) -> None:
+        """Raise WalClosedError in a child process of the one that opened the log."""
+        if self._abandoned is not None:
+            raise fresh(self._abandoned)
+
+    def check_home(self) -> None:
+        """Raise WalClosedError in a child process, WrongLoopError in another thread or event loop."""
+        self.check_process()
+        self.channel.check_loop()
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse everything in a child process, which has neither the threads nor the files."""
+        self._abandoned = error
+        self.source.close(error)
+        self.channel.abandon(error)
+        self.writer.abandon(error)
+        self.state.abandon(error)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_supervisor") and not self._supervisor.done() and not self._abandoned:
+            lost = self.channel.tail - self.state.durable.value
+            warn_unclosed(f"the log at {self.path}", f"; {lost} accepted records were not written")
+
+    async def _supervise(self) -> None:
+        """Own every task of this log, from open until it is closed.
+
+        Cancelling it, or any of those tasks, begins the closing: what was accepted is written, and the lock
+        is released behind the last call of the writer's thread.
+        """
+        writer = self.writer
+        writing = await self._start_writer()
+        helpers = [self._loop.create_task(self._help(helper)) for helper in self._helpers()]
+        shipping = self._loop.create_task(self._run_tier()) if self.tier else None
+        try:
+            await self._close_requested.wait()
+        except asyncio.CancelledError:
+            self.request_close()
+        closed = WalClosedError("the log is closed")
+        self.channel.close(closed)
+        if not self._is_settled:
+            await self._wait_for(self._loop.create_task(self._settle_quietly()))
+        self.state.drain()
+        if shipping is not None:
+            await self._wait_for(shipping)
+        for helper in helpers:
+            helper.cancel()
+        await self._wait_for(*helpers)
+        writer.stop()
+        await self._wait_for(writing)
+        reason = writer.failure or closed
+        self.source.close(reason)
+        self.state.end(reason)
+        await self._release()
+        if shipping is not None and not shipping.cancelled():  # it may be, before it ran
+            error = shipping.exception()
+            if error is not None:
+                raise error
+        if writer.failure is not None:
+            raise writer.failure
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether all that was accepted, records and other changes, is durable."""
+        channel, state = self.channel, self.state
+        return state.durable.value >= channel.tail and state.settled.value >= channel.serial
+
+    async def _settle_quietly(self) -> None:
+        """Wait until all that was accepted is durable; whoever waits for it learns of a failure."""
+        with contextlib.suppress(WalError):
+            await self.settle()
+
+    async def _start_writer(self) -> asyncio.Task[None]:
+        """Start the writer's task and return it once it runs."""
+        while True:
+            writing = self._loop.create_task(self.writer.run())
+            while not self.writer.started.done() and not writing.done():
+                try:
+                    await asyncio.sleep(0)  # noqa: TID251 - no wait is meant
+                except asyncio.CancelledError:
+                    self.request_close()
+            if self.writer.started.done():
+                return writing
+
+    def _helpers(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
+        """Yield what runs next to the writer for as long as the log is open.
+
+        Functions: a task that is cancelled before it runs would leave a coroutine that nobody awaits.
+        """
+        yield self.retention.run
+        if self.settings.min_free_bytes and self.host.disk_watch is None:
+            yield self.disk_watch.run
+        if self.settings.segment_age_seconds is not None:
+            yield self.writer.run_age_limit
+        if not isinstance(self.settings.sync, str):
+            yield self.writer.run_sync_interval
+
+    async def _help(self, helper: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run what runs next to the writer; a defect in it fails the log."""
+        try:
+            await helper()
+        except Exception as error:
+            logger.exception("a task of the log at %s ended by a defect", self.path)
+            self.writer.fail(error)
+
+    async def _wait_for(self, *tasks: asyncio.Task[None]) -> None:
+        """Return when all the tasks are done, whoever cancels this one meanwhile."""
+        pending = set(tasks)
+        while pending:
+            with contextlib.suppress(asyncio.CancelledError):
+                _, pending = await asyncio.wait(pending)
+
+    async def _close_through(
+        self, close: Callable[[], Coroutine[Any, Any, None]]
+    ) -> BaseException | None:
+        """Close something and return its error; what is cancelled within it is begun again, a few times."""
+        for _ in range(_CLOSINGS):
+            closing = self._loop.create_task(close())
+            await self._wait_for(closing)
+            if not closing.cancelled():
+                return closing.exception()
+        return asyncio.CancelledError()
+
+    async def _release(self) -> None:
+        """Give back what the log holds; the first error is raised once all of it is given back."""
+        errors: list[Exception] = []
+        if self.cursors is not None:
+            refused = await self._close_through(self.cursors.aclose)
+            if isinstance(refused, OSError):
+                errors.append(refused)
+        self._spills_no_more = True
+        if self._spilling is not None:  # nothing of it may be under way once the lock is released
+            with contextlib.suppress(WalClosedError):
+                await self._spilling.close_through()
+        try:
+            await self.worker.run_through(self._close_files)
+        except Exception as error:  # noqa: BLE001 - raised once the rest is given back
+            errors.append(error)
+        self.writer.observer.close()
+        self.disk_watch.remove(self.channel)
+        self.channel.drop()  # it is empty, unless the log failed
+        self.host.close()
+        self.state.cache.clear()
+        if self.tier is not None:
+            refused = await self._close_through(self.tier.aclose)
+            if refused is not None:
+                logger.warning("closing the tier of the log at %s failed: %s", self.path, refused)
+        self.host.on_closed()
+        if errors:
+            # Whoever asked for the closing may be gone.
+            logger.warning("closing the log at %s failed: %s", self.path, errors[0])
+            raise describe_open(errors[0], self.path) from errors[0]
+
+    def _close_files(self) -> None:
+        """Close the files, then release the lock: the last call on the writer's thread.
+
+        Nobody else may hold the lock while a write of this log may be under way.
+        """
+        try:
+            for spill in list(self.spills):  # rolled back meanwhile, some of them
+                if not spill.is_placed:
+                    with contextlib.suppress(OSError):  # deleted when the log is opened again
+                        spill.discard()
+            self.writer.close_tail()
+        finally:
+            self.opened.release()
+
+    async def _run_tier(self) -> None:
+        """Ship until the log drains. A tier that fails for good does not stop the local log: callers
+        that wait for the cloud are told, and the records stay on disk for the next opening."""
+        assert self.tier is not None
+        try:
+            log_id = self.opened.log_id.hex()
+            await self.tier.run(Shipping(self.state, self.source, self.writer, log_id))
+        except asyncio.CancelledError:
+            self.request_close()
+            self._fail_tier(
+                StorageUnavailableError(
+                    f"shipping to {self.tier.url} was cancelled; open the log again to go on",
+                    retriable=False,
+                )
+            )
+        except FencedError as error:
+            # The log goes on somewhere else: what is accepted here from now on would never be part of it.
+            logger.error("the log at %s was taken over: %s", self.path, error)
+            self.tier_failure = error
+            self.writer.fail(error)
+        except WalError as error:
+            logger.error("shipping to %s ended: %s", self.tier.url, error)
+            self._fail_tier(error)
+        except BaseException as error:
+            failure = StorageUnavailableError(f"the cloud tier failed: {error!r}", retriable=False)
+            failure.__cause__ = error
+            self._fail_tier(failure)
+            if not isinstance(error, Exception):  # the program is told to end
+                self.request_close()
+                raise
+            logger.exception("shipping to %s ended by a defect", self.tier.url)
+
+    def _fail_tier(self, error: WalError) -> None:
+        """Tell those who wait for the cloud; what they wait for is on disk, see :meth:`wait`."""
+        self.tier_failure = error
+        self.state.errors.count(error)
+
+        def make_error(_: int) -> WalError:
+            twin = fresh(error)
+            twin.outcome = "durable"
+            return twin
+
+        self.state.uploaded.fail(make_error)
+
+
+def _uploaded_limit(tail: Tail, tier: Tier | None) -> int:
+    """Return the limit of what this directory knows to have shipped, or no longer holds.
+
+    A manifest may name more, and the tier says so once it has compared it with the local records.
+    """
+    if tier is None:
+        return max(tail.uploaded_limit, 1)
+    return min(tier.limit, max(tail.uploaded_limit, tail.head))
+
+
+async def open_engine(
+    path: Path,
+    settings: Settings,
+    tier: Tier | None,
+    fs: FileSystem,
+    clock: Clock,
+    host: Host | None = None,
+) -> Engine:
+    """Lock and recover the log at ``path``, or create it, and start its tasks."""
+    if settings.durability is Durability.CLOUD and tier is None:
+        raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
+    host = host or Host.alone()
+    try:
+        path = await absolute(path, host.writing)
+        if tier is not None:
+            await tier.open(await host.writing.run(peek_log_id, fs, path))
+        opened = await _enter_and_recover(path, settings, tier, fs, clock, host)
+    except BaseException as error:
+        host.close()
+        if tier is not None:
+            await tier.aclose()
+        if isinstance(error, OSError):
+            raise describe_open(error, path) from error
+        raise
+    engine = Engine(
+        path=path,
+        settings=settings,
+        fs=opened.fs,
+        clock=clock,
+        opened=opened,
+        host=host,
+        tier=tier,
+    )
+    await engine.until_started()
+    return engine
+
+
+async def _enter_and_recover(
+    path: Path, settings: Settings, tier: Tier | None, fs: FileSystem, clock: Clock, host: Host
+) -> Opened:
+    """Lock the log's directory, claim the tier, and recover the log or create it.
+
+    Nobody who does not have the lock claims the tier, and nothing is appended before it is claimed. A new log
+    is created behind what the claimed tier holds; one that is there is recovered first, so that a directory
+    that cannot go on takes the tier from nobody.
+    """
+    known: bytes | None = None
+    log_id: bytes | None = None
+
+    def enter() -> Entered:
+        if settings.compression is not None:
+            codec.require()
+        return enter_log(path, fs=fs, owner=this_process(), take_lock=host.take_lock)
+
+    async def remember(claims: Claims) -> None:
+        await host.writing.run(entered.remember, claims)
+
+    def recover(entered: Entered) -> Opened:
+        opened = recover_log(
+            entered,
+            clock=clock,
+            settings=settings,
+            defers_epoch=host.defers_epoch,
+            make_log_id=lambda: log_id or os.urandom(16),
+            tier_limit=1 if tier is None or known is not None else tier.limit,
+            tier_url=tier.url if tier else None,
+            tier_timestamp_us=timestamp_us,
+        )
+        host.adopt(opened.tail.park)
+        return opened
+
+    lane, timestamp_us = host.writing, 0
+    if tier is None:
+        return await lane.run_owned(lambda: recover(enter()), close_log)
+    entered = await lane.run_owned(enter, Entered.release)
+    try:
+        known, claims = await lane.run(entered.peek)
+        log_id = known or tier.log_id or os.urandom(16)
+        if known is None:
+            await tier.claim(log_id, None, remember)
+            timestamp_us = await _last_timestamp_us(tier)
+    except BaseException:
+        await lane.run_through(entered.release)
+        raise
+    opened = await lane.run_owned(lambda: recover(entered), close_log)
+    if known is not None:
+        try:
+            uploaded_limit = _uploaded_limit(opened.tail, tier)
+            local = RecoveredRecords(opened, host.reading, uploaded_limit=uploaded_limit)
+            await tier.claim(log_id, claims, remember, local=local)
+        except BaseException:
+            await lane.run_through(close_log, opened)
+            raise
+    return opened
+
+
+async def _last_timestamp_us(tier: Tier) -> int:
+    """Return the time of the last record that a tier holds; 0 if it holds none, or none that can be read."""
+    if tier.limit <= tier.head:
+        return 0
+    try:
+        batches = await tier.read(tier.limit - 1, tier.limit, 1)
+    except (CorruptionError, OffsetError) as error:
+        logger.warning("times may go back in the log at %s: %s", tier.url, error)
+        return 0
+    return max(batches[-1].timestamps_us)
+
+
+def _note_end(supervisor: asyncio.Task[None]) -> None:
+    """Take note of why the log closed: everybody who waited was told, and perhaps nobody did."""
+    if not supervisor.cancelled():
+        supervisor.exception()

@@ -1,0 +1,119 @@
+"""Fence: appends that fail once another owner took the log over.
+
+A fence is a register whose value is different for every taking. Appends through it expect that value, so
+one that comes after another taking is refused at the moment at which it would get its offset, however late
+it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from walstore.batches.draft import Group
+from walstore.batches.terms import Terms, check_name, make_terms
+from walstore.errors import RegisterMismatchError
+from walstore.log.transaction import Transaction
+from walstore.records import AnyDurability, Durability
+
+if TYPE_CHECKING:
+    from walstore.log.engine import Engine
+
+
+class Fence:
+    """Appends for one owner; see :meth:`walstore.Wal.fence`."""
+
+    def __init__(self, engine: Engine, owner: str, register: str, token: str) -> None:
+        """Not for callers; see :meth:`walstore.Wal.fence`."""
+        self._engine = engine
+        self.owner = owner
+        """Who took it."""
+        self.register = register
+        """Register that holds the fence."""
+        self.token = token
+        """Its value while this fence holds: a number that grows with every taking, and the owner."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether nobody took over so far, as far as this process has accepted it."""
+        return self._engine.channel.ledger.registers.get(self.register) == self.token
+
+    async def append(
+        self,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+        durability: AnyDurability | None = None,
+    ) -> int:
+        """Append one record under the fence; FencedError if it does not hold any more."""
+        span = await self.append_many(
+            (value,),
+            key=key,
+            stream=stream,
+            headers=headers,
+            timestamp_us=timestamp_us,
+            durability=durability,
+        )
+        return span.start
+
+    async def append_many(
+        self,
+        values: Iterable[bytes],
+        *,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+        durability: AnyDurability | None = None,
+    ) -> range:
+        """Append an atomic group under the fence; FencedError if it does not hold any more.
+
+        Else as :meth:`walstore.Wal.append_many`.
+        """
+        terms = self._terms(None, None)
+        return await self._engine.append_group(
+            values, key, stream, headers, timestamp_us, durability, terms
+        )
+
+    def transaction(
+        self,
+        *,
+        expect: Mapping[str, str | None] | None = None,
+        update: Mapping[str, str | None] | None = None,
+        durability: AnyDurability | None = None,
+    ) -> Transaction:
+        """Return a transaction that commits only while the fence holds, else FencedError."""
+        terms = self._terms(expect, update)
+        return Transaction(self._engine, terms, self._engine.level(durability))
+
+    def __repr__(self) -> str:
+        return f"<Fence {self.register!r} of {self.owner!r}{'' if self.holds else ', lost'}>"
+
+    def _terms(
+        self,
+        expect: Mapping[str, str | None] | None,
+        update: Mapping[str, str | None] | None,
+    ) -> Terms:
+        terms = make_terms(None, expect, update)
+        terms.expect = {**(terms.expect or {}), self.register: self.token}
+        terms.fence = self.register
+        return terms
+
+
+async def take_fence(engine: Engine, owner: str, register: str) -> Fence:
+    """Make ``owner`` the holder of a fence; durable when this returns."""
+    engine.check_home()
+    owner, register = check_name(owner, "owner"), check_name(register, "register")
+    while True:
+        held = engine.channel.ledger.registers.get(register)
+        number = held.partition(" ")[0] if held else "0"
+        token = f"{int(number) + 1 if number.isdecimal() else 1} {owner}"
+        terms = Terms(expect={register: held}, update={register: token})
+        try:
+            await engine.submit(Group((), None, None, None, None, 0, terms), Durability.DISK)
+        except RegisterMismatchError:
+            continue  # somebody else took it while this one waited; take it from them
+        return Fence(engine, owner, register, token)

@@ -1,0 +1,524 @@
+"""Opening a log for writing: lock, recover, repair the torn tail. Blocking; runs on the writer thread.
+
+The order is fixed and each step may be the last one before a crash:
+
+  1. take the lock (then, with a tier, the tier is claimed; see ``claims.py``);
+  2. read the checkpoint, or do without it;
+  3. list the segments and compare them with each other and with the checkpoint;
+  4. walk the active segment from the checkpointed place to its end;
+  5. keep a copy of a torn tail as ``<segment>.broken`` and cut it off;
+  6. write again and sync what was found and is not known to be synced: the process before may have died, or
+     its sync may have failed, and only memory holds it;
+  7. raise the epoch and make that durable in a new checkpoint.
+
+Bytes are only ever removed in step 5, and only those that were never acknowledged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from walstore.append.disk_watch import look
+from walstore.append.tail import Tail
+from walstore.cursors.directory import list_cursors, lowest_pin
+from walstore.errors import ContentionError, CorruptionError
+from walstore.files.active import ActiveCell
+from walstore.files.directory import (
+    evidence_of,
+    load_checkpoint,
+    load_claims,
+    peek_log_id,
+    pick_segments,
+    read_cell,
+    used_limit,
+    walk_file,
+)
+from walstore.files.durable_file import sync_entry, write_durably, write_hint
+from walstore.files.finding import Found, find_log
+from walstore.files.locks import lock_log
+from walstore.files.segment_file import Segment
+from walstore.files.spill import remove_leftovers
+from walstore.format import checkpoint, recovery, segment
+from walstore.format import claims as claims_file
+from walstore.format.checkpoint import Checkpoint, DurableCell
+from walstore.format.claims import Claims
+from walstore.format.ledger import Ledger
+from walstore.format.recovery import Chain, Evidence, Verdict
+from walstore.format.segment import SegmentSummary
+from walstore.ports import Clock, File, FileSystem, Lock
+from walstore.runtime.faults import is_full
+from walstore.settings import Settings
+
+logger = logging.getLogger("walstore")
+
+BROKEN_SUFFIX: Final = ".broken"
+MOST_BROKEN: Final = 8
+"""How many copies of torn tails are kept in a directory."""
+_CHUNK_BYTES: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What opening a log found and did."""
+
+    created: bool = False
+    """Whether there was no log and one was made."""
+    scanned_bytes: int = 0
+    """Bytes of the active segment that were walked."""
+    truncated_bytes: int = 0
+    """Bytes of an unfinished batch, or seal, that were cut off; a copy is kept beside the segment."""
+    broken_copy: str | None = None
+    """Path of that copy."""
+    missing_from: int | None = None
+    """First offset that had been durable and is gone, if the file ends before it; normally None. If only
+    changes without records are gone (registers, streams), the log's next offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A log ready for its writer."""
+
+    fs: FileSystem
+    """Anchored to the log's directory."""
+    tail: Tail
+    lock: Lock
+    log_id: bytes
+    sealed: list[Segment]
+    recovery: Recovery
+    free_bytes: int | None
+    """Space left on the file system, if it can be told."""
+
+    def release(self) -> None:
+        """Give the lock back and let go of the directory; twice is allowed."""
+        try:
+            self.lock.release()
+        finally:
+            self.fs.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """The directory of a log, locked. Its methods block."""
+
+    directory: Path
+    fs: FileSystem
+    """Anchored to the directory."""
+    lock: Lock
+    names: Sequence[str]
+    """What lies in it. Only who has the lock makes or removes segments and files of transactions."""
+
+    def peek(self) -> tuple[bytes | None, Claims]:
+        """Return the identity of the log, None if there is none yet, and what it knows of its claims."""
+        return peek_log_id(self.fs, self.directory), load_claims(self.fs, self.directory)
+
+    def remember(self, claims: Claims) -> None:
+        """Make claims durable; OSError."""
+        write_hint(self.fs, self.directory / claims_file.FILE_NAME, claims.encode())
+
+    def release(self) -> None:
+        """Give the lock back and let go of the directory; twice is allowed."""
+        try:
+            self.lock.release()
+        finally:
+            self.fs.close()
+
+
+def enter_log(
+    directory: Path,
+    *,
+    fs: FileSystem,
+    owner: str,
+    take_lock: Callable[[FileSystem, Path, str], Lock] = lock_log,
+) -> Entered:
+    """Lock the directory of a log, making it if there is none. WalLockedError, OSError."""
+    is_made = fs.make_directory(directory)
+    with contextlib.ExitStack() as stack:
+        # From here on the log is in this directory, wherever that is moved.
+        fs = fs.anchor(directory)
+        stack.callback(fs.close)
+        lock = take_lock(fs, directory, owner)
+        stack.callback(lock.release)
+        names = fs.list(directory)
+        if not is_made and not any(name.endswith(segment.SUFFIX) for name in names):
+            sync_entry(fs, directory)  # before there is anything that would say it was done
+        stack.pop_all()
+    return Entered(directory, fs, lock, names)
+
+
+def open_log(
+    directory: Path,
+    *,
+    fs: FileSystem,
+    clock: Clock,
+    settings: Settings,
+    owner: str,
+    take_lock: Callable[[FileSystem, Path, str], Lock] = lock_log,
+    defers_epoch: bool = False,
+    make_log_id: Callable[[], bytes],
+    tier_limit: int,
+    tier_url: str | None,
+) -> Opened:
+    """Enter a directory, and recover or create the log in it; see :func:`recover_log`. WalLockedError."""
+    return recover_log(
+        enter_log(directory, fs=fs, owner=owner, take_lock=take_lock),
+        clock=clock,
+        settings=settings,
+        defers_epoch=defers_epoch,
+        make_log_id=make_log_id,
+        tier_limit=tier_limit,
+        tier_url=tier_url,
+    )
+
+
+def recover_log(
+    entered: Entered,
+    *,
+    clock: Clock,
+    settings: Settings,
+    defers_epoch: bool = False,
+    make_log_id: Callable[[], bytes],
+    tier_limit: int,
+    tier_url: str | None,
+    tier_timestamp_us: int = 0,
+) -> Opened:
+    """Recover or create the log in a directory, which is released if that fails.
+
+    ``tier_limit`` is the offset after the last one that the log's cloud tier holds (1 without a
+    tier). A new log begins there, so that offsets are never used twice; an existing log that ends
+    before it is refused with ContentionError. No record of a new log is older than
+    ``tier_timestamp_us``. Raises CorruptionError, FormatVersionError, OSError.
+
+    ``defers_epoch``: a log that was closed cleanly is opened without writing anything. Its new epoch
+    becomes durable with the first write; if there is none, the next opening has the same.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.callback(entered.release)
+        opened = _open_locked(
+            entered,
+            clock,
+            settings,
+            make_log_id,
+            tier_limit,
+            tier_url,
+            tier_timestamp_us,
+            defers_epoch=defers_epoch,
+        )
+        opened.tail.lock = entered.lock
+        stack.pop_all()
+    return opened
+
+
+def close_log(opened: Opened) -> None:
+    """Release a log that was opened for nobody: its caller was cancelled meanwhile."""
+    try:
+        opened.tail.close(clean=True)
+    finally:
+        opened.release()
+
+
+def _open_locked(
+    entered: Entered,
+    clock: Clock,
+    settings: Settings,
+    make_log_id: Callable[[], bytes],
+    tier_limit: int,
+    tier_url: str | None,
+    tier_timestamp_us: int,
+    *,
+    defers_epoch: bool,
+) -> Opened:
+    directory, fs = entered.directory, entered.fs
+    hint = load_checkpoint(fs, directory)
+    cell = _heeding_cursors(entered, hint, read_cell(fs, directory))
+    ledger = Ledger(window=settings.producer_window, max_producers=settings.max_producers)
+    found = find_log(fs, directory, entered.names, hint, cell, ledger)
+    if found is None:
+        chain = Chain(tier_limit, 0, tier_timestamp_us, 0, ledger)
+        log_id, start = make_log_id(), _Start(chain, tier_limit, Recovery(created=True))
+    else:
+        log_id, start = found.log_id, _recover(fs, directory, found, hint, cell)
+    if start.chain.next_offset < tier_limit:
+        start.close()
+        raise ContentionError(
+            f"{tier_url} holds offsets up to {tier_limit} but {directory} ends at "
+            f"{start.chain.next_offset}: it is the prefix of another log, or this disk lost records"
+        )
+    start.chain.epoch = max(start.chain.epoch, hint.epoch if hint else 0) + 1
+    shared = None
+    try:
+        remove_leftovers(fs, directory, entered.names)
+        cell_path = directory / checkpoint.CELL_FILE_NAME
+        shared = ActiveCell(fs, cell_path, checkpoint.CELL_BYTES)
+
+        def make_tail() -> Tail:
+            assert shared is not None
+            return Tail(
+                fs=fs,
+                clock=clock,
+                settings=settings,
+                directory=directory,
+                log_id=log_id,
+                chain=start.chain,
+                head=start.head,
+                sealed=start.sealed,
+                active=start.active,
+                cell=shared,
+                uploaded_limit=hint.uploaded_limit if hint and found is not None else 0,
+                tier_url=tier_url or (hint.tier_url if hint else None),
+                own_epoch=hint.own_epoch if hint else 0,
+                given_up=start.given_up,
+                is_as_checkpointed=defers_epoch
+                and start.active is not None
+                and _is_as_checkpointed(hint, cell, start, tier_url),
+            )
+
+        tail = _with_room(make_tail, fs, directory, start, found)
+    except BaseException:
+        if shared is not None:
+            shared.close()
+        start.close()
+        raise
+    sealed = [
+        Segment(directory / segment.file_name(summary.start), summary.start, summary)
+        for summary in tail.summaries()[:-1]
+    ]
+    return Opened(fs, tail, entered.lock, log_id, sealed, start.recovery, look(fs, directory))
+
+
+def _heeding_cursors(
+    entered: Entered, hint: Checkpoint | None, cell: DurableCell | None
+) -> DurableCell | None:
+    """Return the cell with a head that no cursor forbids, if the checkpoint does not know it.
+
+    Without room for the lock of the cursors the cell shows a head before it is sure that there is none
+    (:class:`walstore.log.pins.HeldPins`), and the process may have died before it took that back.
+    """
+    if hint is None or cell is None or cell.head <= hint.head:
+        return cell
+    pin = lowest_pin(list_cursors(entered.fs, entered.directory, now_us=0))
+    starts = pick_segments(entered.directory, entered.names)
+    if pin is None or pin >= cell.head or not starts:
+        return cell
+    return cell._replace(head=min(cell.head, max(hint.head, pin, starts[0])))
+
+
+@dataclass(slots=True)
+class _Start:
+    """Where a log goes on."""
+
+    chain: Chain
+    head: int
+    recovery: Recovery
+    sealed: list[SegmentSummary] = field(default_factory=list)
+    active: tuple[Segment, File, int] | None = None
+    """The segment that is written on, open, and where its frames end; None to begin a new one."""
+    given_up: Sequence[int] = ()
+    """Segments below the head, to be removed once that is durable."""
+
+    def close(self) -> None:
+        """Release the file; nobody goes on here."""
+        if self.active is not None:
+            self.active[1].close()
+
+
+def _with_room(
+    make_tail: Callable[[], Tail],
+    fs: FileSystem,
+    directory: Path,
+    start: _Start,
+    found: Found | None,
+) -> Tail:
+    """Make the tail. If a full disk has no room for a new segment, go on in the last one, unsealed."""
+    try:
+        return make_tail()
+    except OSError as error:
+        can_unseal = found is not None and found.is_sealed and found.header.salt is not None
+        if start.active is not None or not start.sealed or not is_full(error) or not can_unseal:
+            raise
+        if segment.file_name(start.chain.next_offset) in fs.list(directory):
+            raise  # there is one, though it was not known to be durable
+    assert found is not None
+    summary = start.sealed.pop()
+    path = directory / segment.file_name(summary.start)
+    logger.warning("no space for a new segment: %s is unsealed and written on", path)
+    file = fs.open(path, "r+")
+    source = Segment(path, summary.start, None, found.index, header=found.header)
+    start.active = source, file, summary.data_bytes
+    file.truncate(summary.data_bytes)
+    file.datasync()
+    return make_tail()
+
+
+def _is_as_checkpointed(
+    hint: Checkpoint | None, cell: DurableCell | None, start: _Start, tier_url: str | None
+) -> bool:
+    """Return whether a log was closed cleanly, so that there is nothing to write but the epoch."""
+    assert start.active is not None
+    header = start.active[0].header
+    return (
+        hint is not None
+        and cell is not None
+        and header is not None
+        and header.salt is not None
+        and hint.is_closed
+        and start.recovery == Recovery()
+        and hint.next_offset == cell.durable_limit == start.chain.next_offset
+        and (hint.head, hint.tail_start, hint.tail_salt)
+        == (cell.head, cell.tail_start, cell.tail_salt)
+        and tier_url in (None, hint.tier_url)
+    )
+
+
+def _recover(
+    fs: FileSystem,
+    directory: Path,
+    found: Found,
+    hint: Checkpoint | None,
+    cell: DurableCell | None,
+) -> _Start:
+    """Bring the end of the log into a state on which can be built."""
+    header, chain = found.header, found.chain
+    path = directory / segment.file_name(header.start)
+    evidence = evidence_of(header.start, header.salt, hint, cell)
+    file = fs.open(path, "r+")
+    try:
+        if found.is_sealed:
+            end, torn, copy = found.position, 0, None
+            _write_again(file, end, file.size())
+            fs.sync_directory(directory)
+        else:
+            is_closed = hint is not None and hint.is_closed
+            end, torn, copy = _cut_torn_tail(fs, path, file, found, evidence, is_closed=is_closed)
+        start = _Start(
+            chain,
+            max(found.head, chain.ledger.head if chain.ledger else 0),
+            Recovery(
+                scanned_bytes=0 if found.is_sealed else end - found.position,
+                truncated_bytes=torn,
+                broken_copy=str(copy) if copy else None,
+                missing_from=_missing(path, chain, end, evidence),
+            ),
+            found.sealed,
+            given_up=found.given_up,
+        )
+        if chain.next_offset < start.head:
+            _pass_over(start, [*(s.start for s in found.sealed), header.start], evidence)
+        elif not found.is_sealed:
+            source = Segment(path, header.start, None, found.index, header=header)
+            start.active = source, file, end
+    except BaseException:
+        file.close()
+        raise
+    if start.active is None:
+        file.close()
+    return start
+
+
+def _cut_torn_tail(
+    fs: FileSystem,
+    path: Path,
+    file: File,
+    found: Found,
+    evidence: Evidence,
+    *,
+    is_closed: bool,
+) -> tuple[int, int, Path | None]:
+    """Walk the active segment to its end and cut off what is torn, durably.
+
+    Returns where the frames end, how many bytes were torn, and where a copy of them is kept.
+    """
+    chain, header = found.chain, found.header
+    end, size = found.position, file.size()
+    if size > end:
+        end = walk_file(file, path, chain, found.index, end, header.salt)
+    rest = file.pread(used_limit(file, end) - end, end) if size > end else b""
+    verdict, why = recovery.judge(memoryview(rest), chain, evidence, position=end, header=header)
+    if verdict is Verdict.CORRUPT:
+        raise CorruptionError(
+            f"{why}; nothing was changed, see 'walstore repair'",
+            path=str(path),
+            position=end,
+            expected=chain.next_offset,
+        )
+    copy, torn = None, len(rest) if verdict is Verdict.TORN else 0
+    if torn:
+        copy = _keep(fs, path, rest)
+        logger.warning("cut %d bytes off %s at %d: %s; copy: %s", torn, path, end, why, copy)
+    if size == end == found.position and is_closed:
+        return end, 0, None
+    if size != end:
+        file.truncate(end)
+    # Also if nothing is behind the place that is known to be synced: cutting something off there may not be.
+    _write_again(file, max(min(evidence.durable_position, end), segment.HEADER_BYTES), end)
+    fs.sync_directory(path.parent)
+    return end, torn, copy
+
+
+def _write_again(file: File, begin: int, end: int) -> None:
+    """Make bytes durable that are perhaps only in memory, even if a sync of them failed before."""
+    for at in range(begin, end, _CHUNK_BYTES):
+        file.pwrite([file.pread(min(_CHUNK_BYTES, end - at), at)], at)
+    file.datasync()
+
+
+def _pass_over(start: _Start, starts: list[int], evidence: Evidence) -> None:
+    """Go on at the head of a log whose end went missing below it, so that no offset is used again."""
+    chain = start.chain
+    start.head = chain.next_offset = max(start.head, evidence.durable_limit)
+    start.given_up, start.sealed = [*start.given_up, *starts], []
+
+
+def _keep(fs: FileSystem, path: Path, torn: bytes) -> Path | None:
+    """Keep a torn tail in a file that is not there yet, unless an opening that died just did.
+
+    Of all such files the newest few are kept. None if there is no room for it.
+    """
+    names = fs.list(path.parent)
+    kept = sorted(filter(None, map(_parse_broken, names)))
+    own = [found for found in kept if found[0] == segment.parse_file_name(path.name)]
+    for _, _, name in own:
+        if fs.read(path.with_name(name)) == torn:
+            return path.with_name(name)
+    number = own[-1][1] + 1 if own else 1
+    copy = path.with_suffix(BROKEN_SUFFIX if number == 1 else f"{BROKEN_SUFFIX}.{number}")
+    try:
+        for old, old_number, name in kept[: max(len(kept) + 1 - MOST_BROKEN, 0)]:
+            logger.info(
+                "removing %s, the copy %d of a torn tail of segment %d", name, old_number, old
+            )
+            fs.remove(path.parent / name)
+        write_durably(fs, copy, torn)
+    except OSError as error:
+        logger.warning("no copy of the torn tail of %s is kept: %s", path, error)
+        return None
+    return copy
+
+
+def _parse_broken(name: str) -> tuple[int, int, str] | None:
+    """Return segment and number of a kept copy, with its name; None for another file."""
+    stem, suffix, number = name.partition(BROKEN_SUFFIX)
+    start = segment.parse_file_name(stem + segment.SUFFIX)
+    if not suffix or start is None or not (number == "" or number[1:].isdecimal()):
+        return None
+    return start, int(number[1:] or 1), name
+
+
+def _missing(path: Path, chain: Chain, end: int, evidence: Evidence) -> int | None:
+    """Return where synced records or changes are missing from, and log it; None if none are."""
+    if evidence.durable_limit <= chain.next_offset and evidence.durable_position <= end:
+        return None
+    logger.error(
+        "%s ends before offset %d although offsets below %d had been synced, at byte %d although bytes below "
+        "%d had been: the disk or somebody removed them",
+        path,
+        chain.next_offset,
+        max(evidence.durable_limit, chain.next_offset),
+        end,
+        max(evidence.durable_position, end),
+    )
+    return chain.next_offset

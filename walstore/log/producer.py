@@ -1,0 +1,108 @@
+"""Producer: appends that may be repeated and are in the log once.
+
+Each append of a producer has a sequence number, 1 for its first and one more each time. The log remembers
+the last appends of every producer, in the frames with the records, so also across a crash. An append under
+a number that was used before returns the offsets it got then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from walstore.batches.terms import Terms
+from walstore.format.packed import MOST_SEQUENCE
+from walstore.log.transaction import Transaction
+from walstore.records import AnyDurability
+from walstore.validation.arguments import as_int
+
+if TYPE_CHECKING:
+    from walstore.log.engine import Engine
+
+
+class Producer:
+    """Appends under sequence numbers; see :meth:`walstore.Wal.producer`.
+
+    Without ``sequence`` an append gets the next number. Give it, and give the same one again after a
+    crash or an unknown outcome, to be sure that the records are in the log once. How many appends are
+    remembered is the setting ``producer_window``; how many producers, ``max_producers``.
+    """
+
+    def __init__(self, engine: Engine, producer_id: str) -> None:
+        """Not for callers; see :meth:`walstore.Wal.producer`."""
+        self._engine = engine
+        self.id = producer_id
+        """Name under which the log remembers it."""
+
+    @property
+    def last_sequence(self) -> int:
+        """Number of its newest append, accepted and maybe not yet durable; 0 before the first."""
+        window = self._engine.channel.ledger.producers.get(self.id)
+        return 0 if window is None else window.last
+
+    async def append(
+        self,
+        value: bytes,
+        *,
+        sequence: int | None = None,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+        durability: AnyDurability | None = None,
+    ) -> int:
+        """Append one record once and return its offset; see :meth:`append_many`."""
+        span = await self.append_many(
+            (value,),
+            sequence=sequence,
+            key=key,
+            stream=stream,
+            headers=headers,
+            timestamp_us=timestamp_us,
+            durability=durability,
+        )
+        return span.start
+
+    async def append_many(
+        self,
+        values: Iterable[bytes],
+        *,
+        sequence: int | None = None,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+        durability: AnyDurability | None = None,
+    ) -> range:
+        """Append records once, as one atomic group under one number, and return their offsets.
+
+        Under a number used before nothing is appended, whatever the values, and the offsets of that
+        time are returned once they are as safe as ``durability`` says. SequenceMismatchError if the number
+        leaves a gap, or is older than what the log remembers. Else as :meth:`walstore.Wal.append_many`.
+        """
+        terms = self._terms(sequence)
+        return await self._engine.append_group(
+            values, key, stream, headers, timestamp_us, durability, terms
+        )
+
+    def transaction(
+        self,
+        *,
+        sequence: int | None = None,
+        durability: AnyDurability | None = None,
+    ) -> Transaction:
+        """Return a transaction that commits once under its number; see :meth:`walstore.Wal.transaction`.
+
+        One that was committed before is dropped at its commit and gets the ``span`` of that time.
+        """
+        return Transaction(self._engine, self._terms(sequence), self._engine.level(durability))
+
+    def __repr__(self) -> str:
+        return f"<Producer {self.id!r} at {self.last_sequence}>"
+
+    def _terms(self, sequence: int | None) -> Terms:
+        if sequence is not None:
+            sequence = as_int(sequence, "sequence")
+            if not 1 <= sequence <= MOST_SEQUENCE:
+                raise ValueError(f"sequence must be 1 to 2**63 - 1, not {sequence}")
+        return Terms(producer=self.id, sequence=sequence)

@@ -1,0 +1,404 @@
+"""ReadonlyWal: a log that another process writes, followed through its files without its lock.
+
+Sees what is durable and nothing else (``extent.py`` and ``log_watch.py``: how that is known). Records come
+from the files (``log_files.py``); nothing is cached. The writer may rotate, delete, crash and come back
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Self, TypeVar
+
+from walstore.batches.batch import Batch
+from walstore.cursors.cursored import Cursored
+from walstore.cursors.store import CursorStore
+from walstore.errors import (
+    InvalidSettingsError,
+    OffsetNotWrittenError,
+    OffsetTrimmedError,
+    WalClosedError,
+)
+from walstore.files.anchor import absolute
+from walstore.files.directory import anchor_log
+from walstore.files.ledger_view import LedgerView
+from walstore.files.locks import this_process
+from walstore.files.log_files import LogFiles
+from walstore.files.posix import PosixFileSystem
+from walstore.files.segment_file import SEARCH_BYTES
+from walstore.format.ledger import StreamInfo
+from walstore.ports import CellView, Clock, FileSystem
+from walstore.read.log_watch import (
+    LONGEST_POLL_SECONDS,
+    SHORTEST_POLL_SECONDS,
+    LogWatch,
+    Look,
+    look_at,
+)
+from walstore.read.reader import Reader, ReadGuard
+from walstore.records import Start
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.faults import describe_read, fresh
+from walstore.runtime.forks import abandon_in_children
+from walstore.runtime.resource import Opening, warn_unclosed
+from walstore.runtime.threads import Worker
+from walstore.validation.arguments import as_directory, as_int, as_moment_us
+
+_T = TypeVar("_T")
+
+
+class ReadonlyWal(Cursored):
+    """A log in a directory of this machine, open for reading beside its writer, or without one.
+
+    Make one with :meth:`open`. All methods and the offsets belong to the event loop that opened it: from
+    another thread or event loop they raise WrongLoopError, in a forked child WalClosedError. ``head``,
+    ``limit`` and ``tail`` are those of the moment in which they are asked for, looked up in the writer's
+    files; none of them ever goes back. Only
+    what is on local disk is read, not what the writer has shipped to a cloud tier and deleted here.
+    Holds one thread, two descriptors and no lock. It follows the directory if that is
+    moved, and never reads another one that takes its place.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+        shortest_poll_seconds: float = SHORTEST_POLL_SECONDS,
+        longest_poll_seconds: float = LONGEST_POLL_SECONDS,
+    ) -> Opening[ReadonlyWal]:
+        """Open the log in directory ``path`` for reading; see :meth:`walstore.Wal.open_readonly`."""
+        given = as_directory(path, "Wal.open_readonly()")
+        if not 0 < shortest_poll_seconds <= longest_poll_seconds:
+            raise InvalidSettingsError(
+                "shortest_poll_seconds must be more than 0 and at most longest_poll_seconds, not "
+                f"{shortest_poll_seconds!r} and {longest_poll_seconds!r}"
+            )
+
+        async def open_it() -> ReadonlyWal:
+            worker = Worker("readonly")
+            try:
+                directory = await absolute(given, worker)
+                anchored, look = await worker.run_owned(
+                    lambda: _look_first(fs or PosixFileSystem(), directory), _discard
+                )
+            except BaseException as error:
+                worker.close()
+                if isinstance(error, OSError):
+                    raise describe_read(error, given) from error
+                raise
+            return cls(
+                path=directory,
+                fs=anchored,
+                clock=clock or SystemClock(),
+                worker=worker,
+                look=look,
+                poll_seconds=(shortest_poll_seconds, longest_poll_seconds),
+            )
+
+        return Opening(open_it)
+
+    def __init__(
+        self,
+        *,
+        path: Path,
+        fs: FileSystem,
+        clock: Clock,
+        worker: Worker,
+        look: Look,
+        poll_seconds: tuple[float, float],
+    ) -> None:
+        """Not for callers; see :meth:`open`."""
+        # Set once at open.
+        self.path = path
+        """The log's directory."""
+        self.log_id = look.extent.log_id.hex()
+        """Identity of the log; 32 hex digits."""
+        self._fs = fs
+        self._clock = clock
+        self._worker = worker
+        self._cursors: CursorStore | None = None  # made on first use
+        self._watch = LogWatch(path=path, clock=clock, look=look, poll_seconds=poll_seconds)
+        # Used on the thread only.
+        self._files = LogFiles(fs, path, look.extent)
+        self._ledger = LedgerView(fs, path)
+        self._abandoned: WalClosedError | None = None
+        self._is_closed = False
+        self._read_guard = ReadGuard(self._check_readable)
+        abandon_in_children(self)
+
+    # -- looking -----------------------------------------------------------------------------
+
+    @property
+    def head(self) -> int:
+        """First retained offset on local disk."""
+        self._watch.observe()
+        return self._watch.head
+
+    @property
+    def limit(self) -> int:
+        """Offset after the last record that can be read: the writer's durable limit. With ``sync="os"``
+        that of what is written."""
+        self._watch.observe()
+        return self._watch.limit
+
+    @property
+    def durable_limit(self) -> int:
+        """Same as :attr:`limit`."""
+        return self.limit
+
+    @property
+    def visible_limit(self) -> int:
+        """Same as :attr:`limit`: no cursor may stand above it."""
+        return self.limit
+
+    async def wait_durable(self, offset: int) -> None:
+        """Return when the record at ``offset`` can be read: then it is durable.
+
+        Unless the writer leaves syncing to the system: only it can sync, so a crash of the machine may
+        take the record back and leave a cursor behind the log's end.
+        """
+        await self.wait_limit(offset + 1)
+
+    @property
+    def tier_head(self) -> int | None:
+        """None: what the writer shipped and deleted here is not read."""
+        return None
+
+    @property
+    def tail(self) -> int:
+        """Next offset to be assigned, as far as it can be seen from outside: :attr:`limit`, unless the
+        last :meth:`refresh` (or opening) found whole batches behind it that are not known to be durable."""
+        return max(self.limit, self._watch.written_limit)
+
+    @property
+    def epoch(self) -> int:
+        """How often the log had been opened for writing."""
+        self._watch.observe()
+        return self._watch.epoch
+
+    @property
+    def is_polling(self) -> bool:
+        """Whether the poller runs, because somebody waits."""
+        return self._watch.poller is not None
+
+    async def refresh(self) -> None:
+        """Look at the directory anew: cell, checkpoint, segments, and the frames behind the limit.
+
+        Nobody needs it to follow a log. It finds a cell that was missing or replaced at once instead
+        of within a second of waiting. Raises LogNotFoundError if the log was removed, CorruptionError,
+        StorageUnavailableError, WalClosedError.
+        """
+        watch = self._watch
+        watch.check()
+        opened = watch.view
+
+        def look() -> Look:
+            found = look_at(self._fs, self.path, opened)
+            self._files.update(found.extent)
+            return found
+
+        try:
+            found = await self._worker.run_owned(look, Look.discard)
+        except OSError as error:
+            watch.check()  # closed meanwhile, and the directory with it
+            raise describe_read(error, self.path) from error
+        if watch.failure is not None:
+            found.discard()
+        else:
+            watch.take(found)
+        watch.check()
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def reader(
+        self,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        *,
+        stop: int | None = None,
+        stream: str | None = None,
+        follow: bool = True,
+    ) -> Reader:
+        """Return a reader of durable records; options as :meth:`walstore.Wal.reader`.
+
+        It raises OffsetTrimmedError once the writer has deleted the record it is to read next, and goes
+        on as before through rotations and restarts of the writer.
+        """
+        return Reader(
+            self, start=start, stop=stop, stream=stream, follow=follow, guard=self._read_guard
+        )
+
+    async def wait_limit(self, limit: int) -> None:
+        """Return when records below ``limit`` can be read.
+
+        Raises WalClosedError when this object is closed, LogNotFoundError when the directory is gone,
+        CorruptionError when it holds another log or lost records, StorageUnavailableError. Cancelling
+        has no effect on others who wait.
+        """
+        await self._watch.wait(limit, self._check_cell)
+
+    async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return consecutive batches from exactly ``position``; at least one record.
+
+        The caller keeps ``position < limit <= self.limit``. Raises OffsetTrimmedError if the position
+        was removed, CorruptionError, StorageUnavailableError.
+        """
+        watch = self._watch
+        watch.check()
+        place, end_place = watch.place_of(position), watch.end_place
+        try:
+            return await self._run(
+                self._files.read, position, limit, max_bytes, watch.tail_start, place, end_place
+            )
+        except OffsetTrimmedError as error:
+            watch.head = max(watch.head, error.head)
+            raise
+
+    async def skip_stream(self, name: str, position: int, limit: int) -> int:
+        """Return an offset of ``[position, limit]`` before which no record of a stream lies, as far as
+        the footers of sealed segments tell. Raises as :meth:`read`."""
+        watch = self._watch
+        watch.check()
+        if position >= watch.tail_start:
+            return position
+        return await self._run(self._files.skip_stream, name, position, limit, watch.tail_start)
+
+    # -- time --------------------------------------------------------------------------------
+
+    async def offset_at(self, timestamp_us: int | datetime) -> int:
+        """Return the first offset at or after a time, or :attr:`limit` if all records are older.
+
+        The time is an aware datetime, or microseconds since 1970 UTC. Costs one binary search over the
+        segments and one within the one found. Raises as :meth:`read`.
+        """
+        watch = self._watch
+        watch.check()
+        limit = self.limit
+        time_us = as_moment_us(timestamp_us)
+        found = await self._run(self._files.find_offset, time_us, limit, watch.tail_start)
+        return max(limit if found is None else found, self.head)
+
+    async def timestamp_at(self, offset: int) -> int:
+        """Return the timestamp of a record, in microseconds since 1970 UTC.
+
+        Raises OffsetTrimmedError, OffsetNotWrittenError, and as :meth:`read`.
+        """
+        self._watch.check()
+        offset = as_int(offset, "offset")
+        head, limit = self.head, self.limit
+        if not head <= offset < limit:
+            kind = OffsetTrimmedError if offset < head else OffsetNotWrittenError
+            what = "was removed from the log" if offset < head else "has not been written yet"
+            raise kind(f"the offset {what}", requested=offset, head=head, tail=self.tail)
+        return (await self.read(offset, offset + 1, SEARCH_BYTES))[0].timestamps_us[0]
+
+    # -- beside the records ------------------------------------------------------------------
+
+    async def registers(self) -> dict[str, str]:
+        """Return the log's registers, as of what is durable now.
+
+        Reads what was added to the active segment since the last call. Raises as :meth:`refresh`.
+        """
+        self._watch.check()
+        return await self._run(lambda: dict(self._ledger.look().registers))
+
+    async def streams(self) -> dict[str, StreamInfo]:
+        """Return the log's streams by name, as of what is durable now; costs as :meth:`registers`."""
+        self._watch.check()
+        return await self._run(lambda: dict(self._ledger.look().streams))
+
+    # -- closing -----------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """Release the thread and the descriptors; twice is allowed. Readers end with WalClosedError."""
+        self._check_home()
+        self._is_closed = True
+        self._read_guard.thread = 0
+        if not isinstance(self._watch.failure, WalClosedError):
+            self._watch.fail(WalClosedError(f"the log at {self.path} is closed"))
+        try:
+            if self._cursors is not None:
+                await self._cursors.aclose()
+            await self._watch.aclose()
+        finally:
+            self._worker.close()
+            self._fs.close()
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse everything in a child process; see :mod:`walstore.runtime.forks`."""
+        self._abandoned = self._watch.failure = error
+        self._read_guard.thread = 0
+
+    def _check_readable(self) -> None:
+        """Refuse what readers have in memory to a wrong thread, and to all once this is closed."""
+        self._check_home()
+        if self._is_closed:
+            self._watch.check()
+
+    def _check_home(self) -> None:
+        if self._abandoned is not None:
+            raise fresh(self._abandoned)
+        self._watch.guard.check()
+
+    def _cursor_store(self) -> tuple[CursorStore, Clock]:
+        self._check_home()
+        if self._cursors is None:
+            self._cursors = CursorStore(
+                self,
+                fs=self._fs,
+                clock=self._clock,
+                owner=this_process(),
+                check_home=self._check_home,
+            )
+        return self._cursors, self._clock
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_closed", True) and self._abandoned is None:
+            warn_unclosed(f"the reader of the log at {self.path}")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        watch = self._watch
+        return (
+            f"<ReadonlyWal {self.path} [{watch.head}, {watch.limit}) epoch={watch.epoch}"
+            f" waiting={watch.waiting}>"
+        )
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _check_cell(self, view: CellView | None) -> None:
+        """Make sure that the open cell is the log's; without one look at the files."""
+        if view is None or not await self._run(view.is_current):
+            await self.refresh()
+
+    async def _run(self, call: Callable[..., _T], *args: object) -> _T:
+        try:
+            return await self._worker.run(call, *args)
+        except OSError as error:
+            self._watch.check()
+            raise describe_read(error, self.path) from error
+
+
+def _look_first(fs: FileSystem, directory: Path) -> tuple[FileSystem, Look]:
+    """Anchor the file system to the directory and look at it."""
+    anchored = anchor_log(fs, directory)
+    try:
+        return anchored, look_at(anchored, directory)
+    except BaseException:
+        anchored.close()
+        raise
+
+
+def _discard(found: tuple[FileSystem, Look]) -> None:
+    found[1].discard()
+    found[0].close()

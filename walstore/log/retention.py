@@ -1,0 +1,213 @@
+"""Retention: which segments may go, where the head comes to lie, and why. Pure: no I/O, no asyncio.
+
+Segments go oldest first, whole, and only if
+
+  * they are wanted gone: trimmed, older than the age limit, or beyond the byte budget;
+  * nothing holds them: with a tier they are uploaded, and no pin needs a record of them.
+
+The active segment never goes. Once its newest record has expired, and nothing holds it, the plan asks for
+it to be sealed; the next plan then drops it. So an age limit also empties a log that nobody appends to.
+The newest record of a segment decides, so no record goes before its time.
+
+Who carries a plan out is ``retention_task.py``; who pins is ``pins.py`` and ``cursors/file.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from walstore.errors import OffsetNotWrittenError
+from walstore.format.segment import SegmentSummary
+
+
+class Reason(StrEnum):
+    """Why a segment is wanted gone."""
+
+    TRIMMED = "trimmed"
+    """All of it lies below the head already."""
+    AGE = "age"
+    """Its newest record is older than ``retention_seconds``."""
+    BYTES = "bytes"
+    """It lies beyond ``retention_bytes``, counted from the newest sealed segment back."""
+
+
+class Hold(StrEnum):
+    """Why a segment that is wanted gone stays."""
+
+    NOT_UPLOADED = "not uploaded"
+    """The log has a cloud tier, and no manifest names all of the segment yet."""
+    PINNED = "pinned"
+    """A cursor or reader needs a record at or before its end."""
+
+
+class Pin(NamedTuple):
+    """A promise that an offset and all behind it stays."""
+
+    offset: int
+    """First offset needed."""
+    holder: str
+    """Who needs it, for people: ``"cursor billing"``."""
+    expires_us: int | None = None
+    """When the promise ends by itself, in microseconds since 1970 UTC; None for never."""
+
+
+class Decision(NamedTuple):
+    """What becomes of one segment that is wanted gone."""
+
+    start: int
+    limit: int
+    data_bytes: int
+    reason: Reason
+    hold: Hold | None = None
+    """None if it goes."""
+    holder: str | None = None
+    """The pin's holder, if a pin holds it."""
+
+    def __str__(self) -> str:
+        what = f"segment [{self.start}, {self.limit}) of {self.data_bytes} bytes"
+        if self.hold is None:
+            return f"{what} goes: {self.reason}"
+        by = f" by {self.holder}" if self.holder else ""
+        return f"{what} should go ({self.reason}) but stays: {self.hold}{by}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What retention does now, and when to ask again."""
+
+    head: int
+    """The head to make durable; the present one if nothing moves it."""
+    decisions: tuple[Decision, ...] = ()
+    """Segments wanted gone, oldest first: those that go, then those that are held."""
+    seals_active: bool = False
+    """Whether the active segment is to be sealed because all of it has expired."""
+    due_us: int | None = None
+    """When time alone may change the plan, in microseconds since 1970 UTC; None for never."""
+    limit: int = 0
+    """Offset after the last record that it knows of."""
+
+    @property
+    def dropped(self) -> tuple[Decision, ...]:
+        """The segments that go, oldest first."""
+        return tuple(decision for decision in self.decisions if decision.hold is None)
+
+    def changes(self, head: int) -> bool:
+        """Whether there is anything to do, or to ask pins about, for a log with that head."""
+        return self.head > head or self.seals_active or bool(self.decisions)
+
+    @property
+    def held(self) -> Decision | None:
+        """The oldest segment that is held, if any; those behind it wait for it."""
+        return next((decision for decision in self.decisions if decision.hold is not None), None)
+
+
+def plan_retention(
+    sealed: Sequence[SegmentSummary],
+    *,
+    active: SegmentSummary,
+    head: int,
+    now_us: int,
+    retention_seconds: float | None,
+    retention_bytes: int | None,
+    uploaded_limit: int | None,
+    pins: Iterable[Pin] = (),
+) -> Plan:
+    """Decide what becomes of each segment.
+
+    ``sealed`` is in offset order, ``active`` is what sealing would now record of the active segment,
+    ``head`` the head so far. ``uploaded_limit`` is None for a log without a tier.
+    """
+    pin = lowest(pins, now_us)
+    age_us = None
+    if retention_seconds is not None and math.isfinite(retention_seconds):
+        age_us = math.ceil(retention_seconds * 1e6)
+    excess = 0 if retention_bytes is None else _total_bytes(sealed) - retention_bytes
+    decisions: list[Decision] = []
+    for summary in sealed:
+        if summary.limit <= head:
+            reason = Reason.TRIMMED
+        elif age_us is not None and summary.max_timestamp_us + age_us <= now_us:
+            reason = Reason.AGE
+        elif excess > 0:
+            reason = Reason.BYTES
+        else:
+            break
+        excess -= summary.data_bytes
+        decisions.append(_decide(summary, reason, uploaded_limit, pin))
+    due_us, seals_active = None, False
+    oldest = sealed[len(decisions)] if len(decisions) < len(sealed) else active
+    if age_us is not None and oldest.start < oldest.limit:
+        due_us = oldest.max_timestamp_us + age_us
+        if due_us <= now_us:  # the active one: sealed ones were judged above
+            due_us = None
+            decision = _decide(active, Reason.AGE, uploaded_limit, pin)
+            seals_active = decision.hold is None
+            if not seals_active:
+                decisions.append(decision)
+    held = next((found for found in decisions if found.hold is not None), None)
+    if held is not None:  # those behind it wait for it, whatever their age
+        due_us = pin.expires_us if pin is not None and held.hold is Hold.PINNED else None
+    limits = [found.limit for found in decisions if found.hold is None]
+    return Plan(max([head, *limits]), tuple(decisions), seals_active, due_us, active.limit)
+
+
+def plan_trim(
+    before: int,
+    *,
+    head: int,
+    durable_limit: int,
+    now_us: int,
+    uploaded_limit: int | None,
+    pins: Iterable[Pin] = (),
+) -> int:
+    """Return where the head comes to lie if all below ``before`` is to go.
+
+    Exactly at ``before``, also inside a segment; lower for a pin or, with a tier, for records that are
+    not uploaded; never lower than ``head``. Raises OffsetNotWrittenError for an offset beyond the
+    durable limit. The durable limit itself is allowed: then the log holds no record.
+    """
+    if isinstance(before, bool) or not isinstance(before, int):
+        raise TypeError(f"before must be an offset, not {before!r}")
+    if before > durable_limit:
+        raise OffsetNotWrittenError(
+            "only durable records can be trimmed; before may be the durable limit at most",
+            requested=before,
+            head=head,
+            tail=durable_limit,
+        )
+    pin = lowest(pins, now_us)
+    limits = [before]
+    if pin is not None:
+        limits.append(pin.offset)
+    if uploaded_limit is not None:
+        limits.append(uploaded_limit)
+    return max(head, min(limits))
+
+
+def lowest(pins: Iterable[Pin], now_us: int) -> Pin | None:
+    """Return the pin that holds most among those that have not expired, or None."""
+    alive = (pin for pin in pins if pin.expires_us is None or pin.expires_us > now_us)
+    return min(alive, key=lambda pin: pin.offset, default=None)
+
+
+def _decide(
+    summary: SegmentSummary, reason: Reason, uploaded_limit: int | None, pin: Pin | None
+) -> Decision:
+    """Return the decision on a segment that is wanted gone."""
+    hold, holder = None, None
+    if reason is not Reason.TRIMMED:  # what is trimmed cannot be read any more by anybody
+        if uploaded_limit is not None and summary.limit > uploaded_limit:
+            hold = Hold.NOT_UPLOADED
+        elif pin is not None and summary.limit > pin.offset:
+            hold, holder = Hold.PINNED, pin.holder
+    return Decision(
+        summary.start, summary.limit, summary.data_bytes, reason, hold=hold, holder=holder
+    )
+
+
+def _total_bytes(sealed: Sequence[SegmentSummary]) -> int:
+    return sum(summary.data_bytes for summary in sealed)

@@ -1,0 +1,262 @@
+"""Transaction: records of any total size that enter the log together or not at all.
+
+They gather in memory up to a budget and commit as one batch. Beyond it they go to a file of their own
+(:mod:`walstore.files.spill`), which becomes a segment at the commit. Until then they have no offset, nobody
+sees them, and other appends go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from threading import get_ident
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from walstore.batches.draft import RECORD_OVERHEAD_BYTES, Draft, Group, split
+from walstore.batches.group import make_record
+from walstore.batches.terms import Terms, check_registers
+from walstore.errors import RecordTooLargeError, WalClosedError, WalError
+from walstore.files.spill import Spill
+from walstore.records import Durability
+from walstore.runtime.faults import describe_spill, fresh
+
+if TYPE_CHECKING:
+    from walstore.log.engine import Engine
+
+_LEAST_FRAME_BYTES: Final = 256 << 10
+"""Least size of a spilled batch: each costs one small write at the commit."""
+
+
+class Transaction:
+    """An append in the making; see :meth:`walstore.Wal.transaction`. One task at a time, on the event loop
+    of the log: from another thread or event loop all methods raise WrongLoopError and change nothing.
+
+    Use it with ``async with``. If the block raises or is cancelled, everything is rolled back. If the
+    commit itself is cancelled, it may have happened all the same: ``span`` is set then.
+    """
+
+    def __init__(self, engine: Engine, terms: Terms, level: Durability) -> None:
+        """Not for callers; see :meth:`walstore.Wal.transaction`."""
+        # Set once.
+        self._engine = engine
+        self._terms = terms
+        self._level = level
+        settings = engine.settings
+        self._memory_bytes = min(settings.transaction_memory_bytes, settings.channel_bytes)
+        batch_bytes = min(settings.batch_bytes, settings.segment_bytes // 4)
+        self._frame_bytes = max(batch_bytes, _LEAST_FRAME_BYTES)
+        # Owned by the task that uses it.
+        self._draft = Draft(0)
+        self._spill: Spill | None = None
+        self._names: dict[str | None, None] = {}  # streams of records in the file, in order
+        self._count = 0
+        self._is_open = False
+        self._failure: WalError | None = None
+        self._has_failed = False  # rather than rolled back by its user
+
+    @property
+    def span(self) -> range | None:
+        """Offsets of the records once they are committed; None before.
+
+        Without records: an empty range at the log's tail of that moment. Of a producer's repeated
+        transaction: the offsets it got the first time.
+        """
+        return self._terms.span
+
+    @property
+    def is_duplicate(self) -> bool:
+        """Whether the commit found that a producer had committed it before."""
+        return self._terms.is_duplicate
+
+    async def append(
+        self,
+        value: bytes,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+    ) -> int:
+        """Add a record and return its place in the transaction, counted from 0.
+
+        Its offset will be ``span.start`` plus that. Raises what :meth:`walstore.Wal.append` raises for
+        bad arguments and records that are too large, which leaves the transaction as it was, and
+        DiskFullError or StorageUnavailableError if it does not fit the disk, which rolls it back.
+        """
+        if (
+            get_ident() != self._engine.channel.thread
+        ):  # for each record; spilling looks at the loop, too
+            self._engine.check_home()
+        self._check_open()
+        times = self._engine.timestamp(timestamp_us)
+        group = make_record(value, key, stream, headers, times)
+        limit = self._engine.settings.max_record_bytes
+        if group.size_bytes - RECORD_OVERHEAD_BYTES > limit:
+            raise RecordTooLargeError(
+                f"the record has {group.size_bytes - RECORD_OVERHEAD_BYTES} bytes; "
+                f"max_record_bytes is {limit}",
+                size_bytes=group.size_bytes - RECORD_OVERHEAD_BYTES,
+                limit_bytes=limit,
+            )
+        threshold = self._memory_bytes if self._spill is None else self._frame_bytes
+        is_full = self._draft.size_bytes + group.size_bytes > threshold
+        if is_full:
+            self._engine.check_home()
+        place = self._count
+        self._draft.extend(group)
+        self._draft.size_bytes += group.size_bytes
+        self._count = place + 1
+        if is_full:
+            try:
+                await self._write_out()
+            except asyncio.CancelledError:
+                # Part of it may be missing in the file, and the caller may go on.
+                await self._roll_back_for(
+                    WalClosedError("adding to the transaction was cancelled, so it was rolled back")
+                )
+                raise
+        return place
+
+    def set_registers(self, update: Mapping[str, str | None]) -> None:
+        """Set these registers too at the commit, or remove them with None; the last value counts.
+
+        They are copied. TypeError or ValueError for what cannot be a register, RuntimeError after the
+        commit. A transaction that is rolled back sets none.
+        """
+        self._engine.check_home()
+        if self.span is not None:
+            raise RuntimeError("the transaction is committed; make another to set registers")
+        added = check_registers(update, "update")
+        self._terms.update = {**(self._terms.update or {}), **(added or {})} or None
+
+    async def rollback(self) -> None:
+        """Forget everything now; leaving the block does nothing more. Twice is allowed."""
+        self._engine.channel.check_loop()
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._engine.transactions_rolled_back += 1
+        self._failure = self._failure or WalClosedError("the transaction was rolled back")
+        await self._discard()
+
+    async def __aenter__(self) -> Self:
+        self._engine.check_home()
+        if self._is_open or self._count or self._failure is not None or self.span is not None:
+            raise RuntimeError("a transaction can be entered once; make another")
+        if self._engine.is_closing:
+            raise fresh(self._engine.writer.failure or WalClosedError("the log is closed"))
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._engine.channel.check_loop()
+        if not self._is_open:
+            if error is None and self._has_failed:
+                assert self._failure is not None
+                raise fresh(
+                    self._failure
+                )  # else whoever caught it inside would believe it committed
+            return
+        if error is not None:
+            await self.rollback()
+            return
+        try:
+            await self._commit()
+        finally:
+            if self._terms.span is None:
+                await self.rollback()
+            else:
+                self._is_open = False
+                self._engine.transactions_committed += 1
+                if self._terms.is_duplicate:
+                    await self._discard()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _commit(self) -> None:
+        if self._spill is not None:
+            await self._write_out()
+            spill = self._spill
+            await self._blocking(spill.finish)
+            names = list(self._names) or None
+            group = Group((), None, names, None, None, 0, self._terms, spill)
+        else:
+            draft = self._draft
+            draft.pad()
+            group = Group(
+                draft.values,
+                draft.keys,
+                draft.streams,
+                draft.headers,
+                draft.timestamps_us,
+                draft.size_bytes,
+                self._terms,
+            )
+        await self._engine.submit(group, self._level)
+
+    async def _write_out(self) -> None:
+        """Move what is in memory to the file, in batches of a size that readers can hold."""
+        refusal = self._engine.disk_watch.refusal
+        if refusal is not None:
+            await self._roll_back_for(fresh(refusal))
+            raise fresh(refusal)
+        draft, self._draft = self._draft, Draft(0)
+        draft.pad()
+        self._names.update(dict.fromkeys(draft.streams or ()))
+        if self._spill is None:
+            await self._open_spill()
+        spill = self._spill
+        assert spill is not None
+        before = spill.size_bytes
+        now_us = self._engine.clock.now_us()
+        for part in split(draft, self._frame_bytes):
+            await self._blocking(spill.add, part, now_us)
+        self._engine.spilled_bytes += spill.size_bytes - before
+        self._engine.disk_watch.note_written(spill.size_bytes - before)
+
+    async def _open_spill(self) -> None:
+        engine = self._engine
+        try:
+            spill = await engine.spilling.run_owned(engine.make_spill, Spill.discard)
+        except OSError as error:
+            await self._fail(error)
+            raise AssertionError from error  # _fail raises
+        self._spill = spill
+
+    async def _blocking(self, call: Callable[..., None], *args: object) -> None:
+        try:
+            await self._engine.spilling.run(call, *args)
+        except OSError as error:
+            await self._fail(error)
+
+    async def _fail(self, cause: OSError) -> None:
+        """Roll back because the disk refused; the log itself is not affected."""
+        failure = describe_spill(cause)
+        await self._roll_back_for(failure)
+        raise fresh(failure) from cause
+
+    async def _roll_back_for(self, failure: WalError) -> None:
+        """Roll back because of a failure, which every later use is told, leaving the block included."""
+        self._failure = failure
+        self._has_failed = True
+        await self.rollback()
+
+    async def _discard(self) -> None:
+        """Delete the file; one left behind is deleted when the log closes or is opened again."""
+        self._draft = Draft(0)
+        spill, self._spill = self._spill, None
+        if spill is not None:
+            with contextlib.suppress(WalClosedError, OSError):
+                await self._engine.spilling.run(self._engine.drop_spill, spill)
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise fresh(self._failure)
+        if not self._is_open:
+            raise RuntimeError("use a transaction inside its own 'async with' block")

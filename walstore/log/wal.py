@@ -1,0 +1,572 @@
+"""Wal: the public face of one log. Does no work itself; the parts behind it are in ``engine.py``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from threading import get_ident
+from typing import Final, Literal, Self
+
+from walstore.batches.draft import RECORD_OVERHEAD_BYTES, Group
+from walstore.batches.group import make_record
+from walstore.batches.terms import Terms, check_metadata, check_name, make_terms
+from walstore.cursors.cursored import Cursored
+from walstore.cursors.store import CursorStore
+from walstore.errors import StreamClosedError, WouldBlock
+from walstore.files.posix import PosixFileSystem
+from walstore.format.ledger import StreamInfo
+from walstore.log.engine import Engine, open_engine
+from walstore.log.fence import Fence, take_fence
+from walstore.log.host import Host
+from walstore.log.opening import Recovery
+from walstore.log.producer import Producer
+from walstore.log.readonly import ReadonlyWal
+from walstore.log.transaction import Transaction
+from walstore.ports import Clock, FileSystem, Tier
+from walstore.read.accepted import AcceptedSource
+from walstore.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
+from walstore.read.reader import Reader, ReadSource
+from walstore.records import AnyDurability, Durability, Start
+from walstore.runtime.clock import SystemClock
+from walstore.runtime.followers import Followers
+from walstore.runtime.observer import Metrics
+from walstore.runtime.resource import Opening
+from walstore.runtime.statistics import Statistics
+from walstore.settings import Settings
+from walstore.validation.arguments import as_directory, as_int, as_moment_us, as_text
+
+
+class Wal(Cursored):
+    """A write-ahead log in one directory, for one writing process.
+
+    Make one with :meth:`open`. All methods belong to the event loop that opened it: from another thread or
+    event loop they raise WrongLoopError, in a forked child WalClosedError. Only what is looked at without
+    waiting may be asked for on any thread: the offsets and limits, ``registers``, :meth:`streams` and
+    :meth:`statistics`. Appends from any number of tasks are committed together; they are never reordered,
+    split or interleaved.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        settings: Settings | None = None,
+        tier: Tier | None = None,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+        metrics: Metrics | None = None,
+    ) -> Opening[Wal]:
+        """Open the log in directory ``path``, creating it if there is none, and recover it.
+
+        Use as ``async with Wal.open(p) as wal`` or ``wal = await Wal.open(p)`` with a later
+        ``await wal.aclose()``. ``tier`` ships the log to object storage (``uploader.CloudTier``).
+        ``metrics`` shows it to a monitoring system (``walstore.metrics.PrometheusMetrics``).
+
+        Raises TypeError or InvalidSettingsError at once for a path that is none, such as a URL, ``""``
+        or ``"~/x"``. Opening raises WalLockedError if it is open elsewhere, CorruptionError if synced
+        records are damaged (nothing is changed then), FormatVersionError for files of a newer version,
+        DiskFullError, StorageUnavailableError for a directory that cannot be written, and what the tier
+        raises: FencedError if another directory took it over.
+        """
+        directory = as_directory(path, "Wal.open()")
+        checked = _check_settings(settings)
+        _check_tier(tier)
+
+        async def open_it() -> Wal:
+            wal = cls(
+                await open_engine(
+                    directory,
+                    checked,
+                    tier,
+                    fs or PosixFileSystem(),
+                    clock or SystemClock(),
+                )
+            )
+            return await wal._observed_by(metrics, wal.path.name or str(wal.path))
+
+        return Opening(open_it)
+
+    @classmethod
+    def open_readonly(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        fs: FileSystem | None = None,
+        clock: Clock | None = None,
+        shortest_poll_seconds: float = SHORTEST_POLL_SECONDS,
+        longest_poll_seconds: float = LONGEST_POLL_SECONDS,
+    ) -> Opening[ReadonlyWal]:
+        """Open the log in directory ``path`` for reading, beside its writer and without its lock.
+
+        For other processes on the machine: sees what is durable, follows the log through rotation,
+        trim, and crash and restart of its writer, and changes nothing but cursors. While somebody waits
+        for records it looks for them every ``shortest_poll_seconds`` at first and every
+        ``longest_poll_seconds`` once nothing came for a while; else nothing runs. See docs/readonly.md.
+
+        Raises LogNotFoundError if there is no log, CorruptionError, FormatVersionError,
+        StorageUnavailableError, InvalidSettingsError.
+        """
+        return ReadonlyWal.open(
+            path,
+            fs=fs,
+            clock=clock,
+            shortest_poll_seconds=shortest_poll_seconds,
+            longest_poll_seconds=longest_poll_seconds,
+        )
+
+    @classmethod
+    async def open_in(
+        cls,
+        path: Path,
+        *,
+        settings: Settings,
+        tier: Tier | None,
+        fs: FileSystem,
+        clock: Clock,
+        host: Host,
+        metrics: Metrics | None = None,
+        name: str = "",
+    ) -> Wal:
+        """Open a log that lives in a store; for :class:`walstore.WalStore`."""
+        wal = cls(await open_engine(path, settings, tier, fs, clock, host))
+        return await wal._observed_by(metrics, name)
+
+    async def _observed_by(self, metrics: Metrics | None, name: str) -> Self:
+        """Let metrics observe this log; if they refuse, close it again."""
+        if metrics is not None:
+            try:
+                self._engine.writer.observer = metrics.attach(self, name)
+            except BaseException:
+                await self.aclose()
+                raise
+        return self
+
+    def __init__(self, engine: Engine) -> None:
+        """Not for callers; see :meth:`open`."""
+        # Set once at open.
+        self.path = engine.path
+        """The log's directory, as an absolute path; one that is moved is followed, this path is not."""
+        self.settings = engine.settings
+        """As given to :meth:`open`."""
+        self.recovery: Recovery = engine.opened.recovery
+        """What opening found and repaired."""
+        self.log_id = engine.opened.log_id.hex()
+        """Identity of the log, made once when it was created; 32 hex digits."""
+        self._engine = engine
+        # Looked up by every append.
+        self._state = engine.state
+        self._channel = engine.channel
+        self._loop = engine.channel.loop
+        self._durability = engine.settings.durability
+        self._followers: Followers[Reader] = Followers()
+
+    # -- appending ---------------------------------------------------------------------------
+
+    async def append(
+        self,
+        value: bytes,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+        durability: AnyDurability | None = None,
+    ) -> int:
+        """Append one record and return its offset once it is as safe as ``durability`` says.
+
+        ``value`` may be empty. ``timestamp_us`` defaults to the time of the commit; one that is older
+        than the log's last record is raised to that record's. ``durability`` defaults to the log's.
+
+        Waits, in turn with others, while the channel is full. Cancelled before that wait ends,
+        nothing was appended; cancelled later, the record is in the log all the same: cancelled is
+        not "not written". Raises TypeError or ValueError for bad arguments, RecordTooLargeError
+        (it took no offset), WalClosedError, DiskFullError, StorageUnavailableError and
+        OutcomeUnknownError, whose ``outcome`` tells what became of the record.
+        """
+        level = self._durability if durability is None else self._engine.level(durability)
+        # Below another thread is noticed; in this one no other loop runs while the log's does. Asking for the
+        # running loop takes 180 ns.
+        if not self._loop.is_running():
+            self._channel.check_loop()
+        try:
+            offset = self.append_nowait(value, key, stream, headers, timestamp_us)
+        except WouldBlock:
+            times = self._engine.timestamp(timestamp_us)
+            group = make_record(value, key, stream, headers, times)
+            offset = (await self._engine.submit(group, Durability.MEMORY)).start
+        except StreamClosedError:
+            await self._engine.settle()  # else a crash might take back what the caller is told
+            raise
+        if level is Durability.DISK and self._engine.syncs_always:
+            await self._state.durable.waiter(offset + 1)
+        elif level is not Durability.MEMORY:
+            await self._engine.wait(offset + 1, level)
+        return offset
+
+    async def append_many(
+        self,
+        values: Iterable[bytes],
+        *,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+        durability: AnyDurability | None = None,
+        expect_offset: int | None = None,
+        expect: Mapping[str, str | None] | None = None,
+        update: Mapping[str, str | None] | None = None,
+    ) -> range:
+        """Append records as one atomic group and return their offsets.
+
+        After a crash all of them are in the log or none. The first options hold for each record. The
+        group may have up to ``channel_bytes``; for more, or for records with options of their own, see
+        :meth:`transaction`. An empty group is a ValueError.
+
+        With ``expect_offset`` the group is appended only if its first record gets that offset
+        (OffsetMismatchError); with ``expect`` only if the registers have those values, None meaning
+        absent (RegisterMismatchError). ``update`` sets registers, or removes them with None, together
+        with the records. Conditions are checked and the offsets given at one moment, so nothing can
+        come between; a group that is refused takes no offset. Else as :meth:`append`.
+        """
+        terms = None
+        if expect_offset is not None or expect is not None or update is not None:
+            terms = make_terms(expect_offset, expect, update)
+        return await self._engine.append_group(
+            values, key, stream, headers, timestamp_us, durability, terms
+        )
+
+    def append_nowait(
+        self,
+        value: bytes,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+    ) -> int:
+        """Accept one record at level ``memory`` and return its offset; WouldBlock if there is no room.
+
+        Follow with :meth:`wait_durable` or :meth:`flush` to learn that it is safe. Else as
+        :meth:`append`.
+        """
+        # Options are not keyword-only here and in append(): CPython 3.11 looks every omitted
+        # keyword-only argument up in a dict, which cost a third of this call.
+        if (
+            type(value) is bytes
+            and key is None
+            and stream is None
+            and headers is None
+            and timestamp_us is None
+        ):
+            channel = self._channel
+            if channel.is_alert or get_ident() != channel.thread:
+                return channel.put_alert(value)
+            room = channel.room - len(value) - RECORD_OVERHEAD_BYTES
+            if room < 0:
+                return channel.put(make_record(value, None, None, None, None))
+            channel.room = room
+            channel.append_value(value)
+            offset = channel.tail
+            channel.tail = offset + 1
+            return offset
+        times = self._engine.timestamp(timestamp_us)
+        return self._channel.put(make_record(value, key, stream, headers, times))
+
+    def transaction(
+        self,
+        *,
+        expect_offset: int | None = None,
+        expect: Mapping[str, str | None] | None = None,
+        update: Mapping[str, str | None] | None = None,
+        durability: AnyDurability | None = None,
+    ) -> Transaction:
+        """Return a transaction: records of any total size that enter the log together or not at all.
+
+        ``async with wal.transaction() as txn: await txn.append(...)``. Leaving the block commits; an
+        exception or a cancellation in it rolls back, as does a crash. Nothing is visible and no
+        offset is taken before the commit, and other appends go on meanwhile. The conditions are those
+        of :meth:`append_many`, checked at the commit. A transaction without records changes only
+        registers, or nothing: then it is a barrier behind which all that was accepted is durable.
+        """
+        terms = make_terms(expect_offset, expect, update)
+        return Transaction(self._engine, terms, self._engine.level(durability))
+
+    def producer(self, producer_id: str) -> Producer:
+        """Return an idempotent producer: an append that is repeated under its sequence number is in the
+        log once, across retries, crashes and reopening."""
+        return Producer(self._engine, check_name(producer_id, "producer"))
+
+    async def fence(self, owner: str, *, register: str = "fence") -> Fence:
+        """Take the log over for ``owner``: appends through earlier fences fail with FencedError.
+
+        The fence is a register, so it is durable, and independent fences have different names. It
+        binds those who append through it; other appends are not affected.
+        """
+        return await take_fence(self._engine, owner, register)
+
+    # -- retention ---------------------------------------------------------------------------
+
+    async def trim(self, before: int) -> int:
+        """Remove all records below ``before`` from this disk and return the new head.
+
+        The head is then exactly ``before``, unless a cursor, a pin or, with a tier, a record that is
+        not uploaded holds it lower, or it was higher already. It is durable when this returns, and
+        never goes back. ``durable_limit`` empties the log; beyond it is an OffsetNotWrittenError.
+        Cancelled, the head may have moved or may yet. Raises also WalLockedError if another process
+        keeps the cursors locked for seconds, StorageUnavailableError if they cannot be read, DiskFullError
+        or OutcomeUnknownError if a write fails, which fails the log, and WalClosedError.
+        """
+        return await self._engine.retention.trim(as_int(before, "before"))
+
+    # -- streams -----------------------------------------------------------------------------
+
+    async def open_stream(self, name: str, *, metadata: Mapping[str, str] | None = None) -> None:
+        """Open a stream, or open it again, with ``metadata``; durable when this returns.
+
+        The first append to a stream opens it too, without metadata. LimitExceededError if the log has
+        65 536 streams already.
+        """
+        checked = check_metadata({} if metadata is None else metadata)
+        opened = {check_name(name, "stream"): checked}
+        await self._engine.submit(
+            Group((), None, None, None, None, 0, Terms(open_streams=opened)), Durability.DISK
+        )
+
+    async def close_stream(self, name: str) -> None:
+        """Close a stream: appends to it raise StreamClosedError until it is opened again.
+
+        Its records stay. StreamClosedError if there is no such stream.
+        """
+        closed = (as_text(name, "a stream name"),)
+        await self._engine.submit(
+            Group((), None, None, None, None, 0, Terms(close_streams=closed)), Durability.DISK
+        )
+
+    def streams(self) -> dict[str, StreamInfo]:
+        """Return every stream that was opened or appended to, by name, in the order of opening.
+
+        It includes streams whose first record is accepted and not yet durable. May be called on any
+        thread, also after closing.
+        """
+        return dict(self._channel.ledger.streams)
+
+    async def wait_durable(self, offset: int, durability: AnyDurability = "disk") -> None:
+        """Return when the record at ``offset`` is as safe as ``durability`` says.
+
+        Raises OffsetNotWrittenError for an offset not assigned yet, and the log's failure. Cancelling
+        has no effect on the record.
+        """
+        self._channel.check_assigned(as_int(offset, "offset"))
+        await self._engine.wait(offset + 1, self._engine.level(durability))
+
+    async def flush(self) -> None:
+        """Return when all that was accepted before the call is on disk."""
+        await self._engine.settle()
+
+    async def rotate(self) -> None:
+        """Seal the active segment now, if it holds records, and begin the next.
+
+        Returns when the sealed one is durable; cancelling does not stop the rotation. Raises DiskFullError
+        or OutcomeUnknownError if the disk refuses it, which fails the log, and WalClosedError.
+        """
+        await self._engine.writer.rotate()
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def reader(
+        self,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        *,
+        stop: int | None = None,
+        stream: str | None = None,
+        follow: bool = True,
+        visibility: Literal["durable", "accepted"] = "durable",
+    ) -> Reader:
+        """Return a reader of durable records.
+
+        ``start`` is ``"earliest"``, ``"latest"`` (the next record to become durable), an offset, or an
+        aware datetime: the first record at or after it, waited for if that time has not come. ``stop``
+        is an exclusive last offset. ``follow`` waits for new records at the end; without it the
+        iteration ends at the durable limit seen when it is reached. ``stream`` delivers only the records
+        of that stream.
+
+        With ``visibility="accepted"`` records are delivered as soon as they are accepted, for the
+        lowest latency: before their sync, so a crash may take back what was read, and another record
+        may get its offset. The time of a record that was given none is then not final.
+        """
+        engine = self._engine
+        if visibility not in ("durable", "accepted"):
+            raise ValueError(f"visibility must be 'durable' or 'accepted', not {visibility!r}")
+        source: ReadSource = engine.source
+        if visibility == "accepted":
+            source = AcceptedSource(engine.source, engine.channel, engine.clock)
+        reader = Reader(
+            source,
+            start=start,
+            stop=stop,
+            stream=stream,
+            follow=follow,
+            read_bytes=self.settings.read_ahead_bytes,
+            guard=engine.source.guard,
+        )
+        if follow and stop is None:
+            self._followers.add(reader)
+        return reader
+
+    async def offset_at(self, timestamp_us: int | datetime) -> int:
+        """Return the first offset at or after a time, or the visible limit if all records are older.
+
+        The time is an aware datetime, or microseconds since 1970 UTC. Costs one binary search.
+        """
+        return await self._engine.source.offset_at(as_moment_us(timestamp_us))
+
+    async def timestamp_at(self, offset: int) -> int:
+        """Return the timestamp of a visible record, in microseconds since 1970 UTC.
+
+        Raises OffsetTrimmedError, OffsetNotWrittenError, and as a reader does.
+        """
+        return await self._engine.source.timestamp_at(as_int(offset, "offset"))
+
+    # -- looking -----------------------------------------------------------------------------
+
+    @property
+    def head(self) -> int:
+        """First retained offset, in whichever tier it lies; equals ``tail`` for an empty log."""
+        return self._engine.source.head
+
+    @property
+    def tail(self) -> int:
+        """Next offset to be assigned."""
+        return self._channel.tail
+
+    @property
+    def durable_limit(self) -> int:
+        """Every offset below it is on disk."""
+        return self._state.durable.value
+
+    @property
+    def uploaded_limit(self) -> int:
+        """Every offset below it is named by the cloud tier's manifest; 1 without a tier."""
+        return self._state.uploaded.value
+
+    @property
+    def registers(self) -> Mapping[str, str]:
+        """The registers as they are durable; a snapshot that does not change."""
+        return self._state.registers
+
+    @property
+    def visible_limit(self) -> int:
+        """Where readers stop: the durable limit, or behind what is written if ``sync`` is ``"os"``."""
+        return self._state.visible.value
+
+    @property
+    def tier_head(self) -> int | None:
+        """First offset that can be read from the cloud tier below the local head; None if none can."""
+        head = self._engine.source.head
+        return head if head < self._state.head else None
+
+    def statistics(self) -> Statistics:
+        """Return a snapshot of the log's counters. May be called on any thread, also after closing."""
+        engine = self._engine
+        source, failure = engine.source, engine.writer.failure
+        trouble = engine.tier_failure or self._state.tier_trouble
+        readers, reader_lag = self._followers.look(self.visible_limit)
+        state, cache, (waiting_bytes, waiting) = (
+            self._state,
+            self._state.cache,
+            self._channel.waiting,
+        )
+        return Statistics(
+            head=self.head,
+            local_head=state.head,
+            tail=self.tail,
+            durable_limit=self.durable_limit,
+            uploaded_limit=self.uploaded_limit,
+            epoch=self._engine.opened.tail.epoch,
+            segments=len(state.segments),
+            waiting_bytes=waiting_bytes,
+            waiting_records=waiting,
+            appended_records=state.appended_records,
+            appended_bytes=state.appended_bytes,
+            commits=self._engine.writer.commits,
+            rotations=self._engine.writer.rotations,
+            recovery_truncated_bytes=self.recovery.truncated_bytes,
+            durable_lag_seconds=engine.durable_lag_seconds,
+            blocked_appends=self._channel.blocked,
+            cache_read_bytes=source.cache_read_bytes,
+            file_read_bytes=source.file_read_bytes,
+            tier_read_bytes=source.tier_read_bytes,
+            healed_reads=source.healed_reads,
+            readers=readers,
+            reader_lag_records=reader_lag,
+            cursor_lag_records=(
+                engine.cursors.lags(self.visible_limit) if engine.cursors is not None else {}
+            ),
+            errors=state.errors.snapshot(),
+            failure=str(failure) if failure else None,
+            cache_bytes=cache.size_bytes,
+            cache_hits=cache.hits,
+            cache_evictions=cache.evictions,
+            file_reads=self._engine.source.file_reads,
+            tier_reads=self._engine.source.tier_reads,
+            transactions_committed=engine.transactions_committed,
+            transactions_rolled_back=engine.transactions_rolled_back,
+            spilled_bytes=engine.spilled_bytes,
+            tier_failure=str(trouble) if trouble else None,
+        )
+
+    # -- closing -----------------------------------------------------------------------------
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the log is closed, has failed, or is about to close: appends are refused."""
+        return self._engine.is_closing
+
+    async def aclose(self) -> None:
+        """Drain and close: what was accepted is written and synced, then shipped if there is a tier.
+
+        Twice is allowed. Cancelling the wait does not stop the closing. Raises WalClosedError with
+        the cause chained if the log had failed, since accepted records may be lost then. Open
+        transactions can no longer commit.
+        """
+        await self._engine.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def _cursor_store(self) -> tuple[CursorStore, Clock]:
+        engine = self._engine
+        engine.check_home()
+        if engine.cursors is None:
+            engine.cursors = CursorStore(
+                self,
+                fs=engine.fs,
+                clock=engine.clock,
+                owner=engine.owner,
+                check_home=engine.check_home,
+                make_worker=engine.host.make_spilling,
+            )
+        return engine.cursors, engine.clock
+
+    def __repr__(self) -> str:
+        return f"<Wal {self.path} [{self.head}, {self.tail})>"
+
+
+_DEFAULTS: Final = Settings()
+
+
+def _check_settings(settings: object) -> Settings:
+    if settings is None:
+        return _DEFAULTS
+    if not isinstance(settings, Settings):
+        raise TypeError(f"settings must be walstore.Settings, not {type(settings).__name__}")
+    return settings
+
+
+def _check_tier(tier: object) -> None:
+    if isinstance(tier, str):
+        raise TypeError(f"tier is an object, not a str: tier=uploader.CloudTier({tier!r})")

@@ -1,0 +1,1 @@
+"""How records get from memory, the disk or the tier to a reader."""

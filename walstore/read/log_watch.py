@@ -1,0 +1,290 @@
+"""LogWatch: how far a log reaches that another process writes, and waiting for it to reach further.
+
+The writer stores it in a few bytes of a small file (the durable cell), and a look at them is one system call
+that never waits for the disk. Whoever waits is served by one poller, which looks the less often the longer
+nothing came, and which is there only while somebody waits: an event for each store would cost more, and the
+commits of a busy log come faster than anybody needs to hear of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from walstore.errors import CorruptionError, StorageUnavailableError, WalError
+from walstore.files.extent import Extent, measure
+from walstore.files.log_files import Place
+from walstore.format.checkpoint import CELL_BYTES, CELL_FILE_NAME, DurableCell, decode_cell
+from walstore.ports import CellView, Clock, FileSystem
+from walstore.runtime.faults import fresh
+from walstore.runtime.limits import Limit
+from walstore.runtime.loop_guard import LoopGuard
+
+SHORTEST_POLL_SECONDS: Final = 0.0005
+LONGEST_POLL_SECONDS: Final = 0.05
+_IDLE_SHARE: Final = 0.125
+"""A record is noticed at most so much later, as a share of the time for which nothing had come."""
+_CHECK_SECONDS: Final = 1.0
+"""How often the poller makes sure that the open cell is still the log's."""
+_CHECK_SHARE: Final = 20
+"""Without a cell the active segment is walked then: no more often than this many times its duration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look at the directory found. The cell belongs to whoever takes it."""
+
+    extent: Extent
+    cell: CellView | None
+    """The log's cell, newly opened; None if there is none, or if it is open already."""
+    keeps_cell: bool
+    """Whether the cell that was open before is still the log's."""
+
+    def discard(self) -> None:
+        """Release the cell: nobody takes it."""
+        if self.cell is not None:
+            self.cell.close()
+
+
+def look_at(fs: FileSystem, directory: Path, opened: CellView | None = None) -> Look:
+    """Look at a directory and open its cell, unless ``opened`` is that. Blocking.
+
+    Raises as :func:`walstore.files.extent.measure`, and OSError.
+    """
+    if opened is not None and opened.is_current():
+        return Look(measure(fs, directory), None, keeps_cell=True)
+    cell: CellView | None = None
+    try:
+        cell = fs.view_cell(directory / CELL_FILE_NAME, CELL_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        cell = None
+    try:
+        return Look(measure(fs, directory), cell, keeps_cell=False)
+    except BaseException:
+        if cell is not None:
+            cell.close()
+        raise
+
+
+class LogWatch:
+    """Limits of a log as seen from outside. All of it belongs to one event loop; none goes back."""
+
+    def __init__(
+        self, *, path: Path, clock: Clock, look: Look, poll_seconds: tuple[float, float]
+    ) -> None:
+        # Set once.
+        self._path = path
+        self._clock = clock
+        self._log_id = look.extent.log_id
+        self._shortest_seconds, self._longest_seconds = poll_seconds
+        self._loop = asyncio.get_running_loop()
+        self.guard = LoopGuard("log", self._loop)
+        """Refuses other threads and event loops."""
+        # What was seen so far.
+        self.view: CellView | None = None
+        """The open cell."""
+        self.head = 0
+        self.epoch = 0
+        self.tail_start = 0
+        """First offset of the last segment known."""
+        self.written_limit = 0
+        """End of the whole batches that the last look saw."""
+        self.failure: WalError | None = None
+        """Why watching ended for good."""
+        self._seen = b""
+        self._is_torn = False
+        self._cell: DurableCell | None = None
+        self._outdated: DurableCell | None = None
+        """What the cell says of records that a crash of the machine has lost."""
+        self._next: tuple[int, Place | None] = (0, None)
+        self._limit = Limit(0, self._loop)
+        self._moved_at = clock.monotonic()
+        # Who waits, and who polls for them.
+        self.waiting = 0
+        """How many callers wait."""
+        self.poller: asyncio.Task[None] | None = None
+        """Runs while somebody waits."""
+        self.take(look)
+
+    @property
+    def limit(self) -> int:
+        """Every offset below it can be read. As of the last :meth:`observe`."""
+        return self._limit.value
+
+    def observe(self) -> None:
+        """Take over what the cell says now. One that is half updated says nothing new yet."""
+        if self.failure is not None:
+            return
+        self.guard.check()
+        if self.view is None:
+            return
+        try:
+            data = self.view.load()
+        except OSError:
+            self._is_torn = True
+            return
+        if data == self._seen:
+            return
+        cell = decode_cell(data)
+        self._is_torn = cell is None
+        if cell is None:
+            return
+        self._seen = data
+        if cell == self._outdated:
+            return
+        if cell.epoch < self.epoch:
+            return  # a file put back from an older copy
+        if cell.epoch > self.epoch and cell.visible_limit < self.limit:
+            self._lose(cell.visible_limit)
+            return
+        self._cell = cell
+        self.epoch = cell.epoch
+        self.head = max(self.head, cell.head)
+        self.tail_start = max(self.tail_start, cell.tail_start)
+        self._advance(cell.visible_limit)
+
+    def take(self, look: Look) -> None:
+        """Take over what a look found."""
+        extent = look.extent
+        if not look.keeps_cell:
+            if self.view is not None:
+                self.view.close()
+            self.view, self._seen, self._is_torn, self._cell = look.cell, b"", False, None
+        if extent.log_id != self._log_id:
+            self.fail(
+                CorruptionError(
+                    "another log has taken this one's place; open it anew",
+                    path=str(self._path),
+                    expected=self._log_id.hex(),
+                    found=extent.log_id.hex(),
+                )
+            )
+            return
+        if extent.epoch > self.epoch > 0 and extent.limit < self.limit:
+            self._lose(extent.limit)
+            return
+        self.epoch = max(self.epoch, extent.epoch)
+        self.head = max(self.head, extent.head)
+        self.tail_start = max(self.tail_start, extent.starts[-1])
+        self.written_limit = extent.written_limit
+        if extent.cell is not None and extent.cell.visible_limit > extent.limit:
+            self._outdated = extent.cell
+        self._advance(extent.limit)
+        self.observe()
+
+    @property
+    def end_place(self) -> Place | None:
+        """Where the durable frames end, if that is where :attr:`limit` lies."""
+        cell = self._cell
+        if cell is None or not self.limit == cell.durable_limit == cell.visible_limit:
+            return None
+        return Place(cell.tail_start, cell.tail_position)
+
+    def place_of(self, offset: int) -> Place | None:
+        """Return where a record lies that somebody has waited for, if that is known."""
+        waited, place = self._next
+        return place if waited == offset else None
+
+    async def wait(self, limit: int, check: Callable[[CellView | None], Awaitable[None]]) -> None:
+        """Return when the limit has reached ``limit``; raises what ends the watching, or the poller.
+
+        ``check(cell)`` is awaited now and then; it shall look at the directory anew if that cell is
+        not the log's, or None.
+        """
+        self.observe()
+        self.check()
+        if self.limit >= limit:
+            return
+        cell = self._cell
+        if cell is not None and cell.durable_limit > cell.tail_start:
+            # Where the next record comes to lie: who waits for it reads on there.
+            self._next = (cell.durable_limit, Place(cell.tail_start, cell.tail_position))
+        if self.poller is None:
+            self.poller = self._loop.create_task(
+                self._poll(check), name=f"walstore poll {self._path}"
+            )
+        self.waiting += 1
+        try:
+            await self._limit.wait(limit)
+        finally:
+            self.waiting -= 1
+            if self.waiting == 0:
+                self._stop_polling()
+
+    def check(self) -> None:
+        """Raise what ended the watching for good, or WrongLoopError."""
+        if self.failure is not None:
+            raise fresh(self.failure)
+        self.guard.check()
+
+    def fail(self, error: WalError) -> None:
+        """End for good: those who wait, and all who come later, get a copy of the error."""
+        self.failure = error
+        self._fail_waiters(error)
+
+    async def aclose(self) -> None:
+        """End the poller, then close the cell. Call :meth:`fail` first. Twice is allowed."""
+        poller = self.poller
+        try:
+            if poller is not None:
+                self._stop_polling()
+                await asyncio.wait((poller,))
+        finally:
+            if self.view is not None:
+                self.view.close()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _advance(self, limit: int) -> None:
+        if limit > self.limit:
+            self._moved_at = self._clock.monotonic()
+            self._limit.advance(limit)
+
+    def _lose(self, limit: int) -> None:
+        """The writer was started again on less than had been durable."""
+        self.fail(
+            CorruptionError(
+                f"the log ends at {limit} although offsets below {self.limit} had been durable; its "
+                "disk lost records, or somebody put older files in their place",
+                path=str(self._path),
+                expected=self.limit,
+                found=limit,
+            )
+        )
+
+    async def _poll(self, check: Callable[[CellView | None], Awaitable[None]]) -> None:
+        """Look at the cell until nobody waits; then cancelled by the last one who did."""
+        clock = self._clock
+        due_at = clock.monotonic() + _CHECK_SECONDS
+        try:
+            while True:
+                idle_seconds = clock.monotonic() - self._moved_at
+                pause = max(idle_seconds * _IDLE_SHARE, self._shortest_seconds)
+                await clock.sleep(min(pause, self._longest_seconds))
+                self.observe()
+                begun_at = clock.monotonic()
+                if begun_at >= due_at:
+                    await check(None if self._is_torn else self.view)
+                    ended_at = clock.monotonic()
+                    due_at = ended_at + max(_CHECK_SECONDS, _CHECK_SHARE * (ended_at - begun_at))
+        except WalError as error:
+            self.poller = None
+            self._fail_waiters(error)
+        except Exception as error:  # noqa: BLE001 - a defect of ours must not leave waiters hanging
+            self.poller = None
+            failure = StorageUnavailableError(f"{self._path} cannot be followed: {error!r}")
+            failure.__cause__ = error
+            self._fail_waiters(failure)
+
+    def _stop_polling(self) -> None:
+        poller, self.poller = self.poller, None
+        if poller is not None:
+            poller.cancel()
+
+    def _fail_waiters(self, error: WalError) -> None:
+        """Tell those who wait now; later ones begin anew."""
+        failed, self._limit = self._limit, Limit(self.limit, self._loop)
+        failed.fail(lambda _: fresh(error))

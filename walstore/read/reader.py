@@ -1,0 +1,453 @@
+"""Reader: a position that moves over a log. Pulls; holds no queue; may be as slow as it likes."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import datetime
+from threading import get_ident
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
+
+from walstore.batches.batch import Batch
+from walstore.batches.joined import ConcatBatch, EmptyBatch
+from walstore.batches.selection import covering, spanning
+from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError, WalError
+from walstore.records import Record, Start, to_timestamp_us
+from walstore.validation.arguments import as_int, as_seconds, as_text
+
+MIB = 1 << 20
+_TURN_SECONDS = 0.002
+"""After so much work on records that are not delivered a reader lets others have their turn."""
+_TAKEN_APART_RECORDS = 4096
+"""How many records are made of a batch at one go, which the event loop has to wait for."""
+_NO_OFFSET = "offsets begin at 1; start at 'earliest' for the first record that is retained"
+_SETTLE_BYTES = 64 << 10
+"""How much is read at once to see whether records are as late as a start by time asks for."""
+
+
+def _allow() -> None:
+    """For sources that belong to nobody."""
+
+
+class ReadGuard:
+    """Keeps readers from handing out what they have in memory: in a wrong thread, or once the log is closed.
+
+    Shared by all readers of a log. One comparison for each record: a thread that is not the one that asked
+    last asks again.
+    """
+
+    __slots__ = ("check", "thread")
+
+    def __init__(self, check: Callable[[], None] = _allow) -> None:
+        self.check = check
+        """Raises WrongLoopError for a caller that is not the owner, WalClosedError after closing."""
+        self.thread = 0
+        """Identity of the thread that asked last; 0 to let everybody ask, as closing must."""
+
+
+class ReadSource(Protocol):
+    """What a reader reads from: a local log with its tiers, or a log in object storage."""
+
+    @property
+    def head(self) -> int:
+        """First offset that can be read."""
+
+    @property
+    def limit(self) -> int:
+        """Offset after the last one that readers may see now."""
+
+    @property
+    def tail(self) -> int:
+        """Next offset to be assigned; at least ``limit``."""
+
+    async def wait_limit(self, limit: int) -> None:
+        """Return when the visible limit has reached ``limit``, or when it never will because the log is
+        sealed; raises when the log closes."""
+
+    async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return consecutive batches from exactly ``position``; at least one record."""
+
+    async def offset_at(self, timestamp_us: int) -> int:
+        """Return the first visible offset at or after a time, or the limit if all are older."""
+
+
+@runtime_checkable
+class StreamIndex(Protocol):
+    """What a source offers besides, if it can tell without reading where a stream is not."""
+
+    async def skip_stream(self, name: str, position: int, limit: int) -> int:
+        """Return an offset of ``[position, limit]`` before which, from ``position`` on, no record of
+        stream ``name`` lies; ``position`` itself if it cannot tell."""
+
+
+class Reader:
+    """Reads records in offset order, each exactly once, following the log if asked to.
+
+    Use it with ``async for``, or :meth:`fetch`, or :meth:`batches`; all move the same position. It
+    may be used with ``async with``, but holds nothing that must be released. One task at a time.
+
+    Raises OffsetTrimmedError if its position was removed from the log, OffsetNotWrittenError if it
+    lies beyond the tail, CorruptionError for damaged data, WalClosedError when the log is closed, also
+    for what the reader had in memory. After an error or a cancellation the position is that of the first
+    record not yet delivered.
+    """
+
+    def __init__(
+        self,
+        source: ReadSource,
+        *,
+        start: Start | str | int | datetime = Start.EARLIEST,
+        stop: int | None = None,
+        stream: str | None = None,
+        follow: bool = True,
+        read_bytes: int = MIB,
+        guard: ReadGuard | None = None,
+    ) -> None:
+        """Begin at ``start``; see :meth:`walstore.Wal.reader` for the options."""
+        if stream is not None:
+            stream = as_text(stream, "stream")
+            if not stream:
+                raise ValueError(
+                    "a stream name is never empty; leave stream out to read all records"
+                )
+        self._source = source
+        self._stream = stream
+        self._index = source if stream is not None and isinstance(source, StreamIndex) else None
+        self._stop = None if stop is None else as_int(stop, "stop")
+        self._follow = follow
+        self._read_bytes = read_bytes
+        self._time_us: int | None
+        # Batches read and not yet delivered, the next one last; the first of them is at _position.
+        self._batches: list[Batch] = []
+        # Records taken apart for ``async for`` and not yet delivered, the next one last.
+        self._records: list[Record] = []
+        self._guard = guard or ReadGuard()
+        # Size of the batches of other streams that the last read has found instead of any.
+        self._passed_bytes = 0
+        # When to let others have their turn while batches of other streams are passed over.
+        self._turn_at = 0.0
+        self._position, self._time_us = self._resolve(start, "start")
+
+    def _resolve(self, start: object, what: str) -> tuple[int, int | None]:
+        """Return a position, and the time to look for from there if a time was given."""
+        if isinstance(start, datetime):
+            return self._source.head, to_timestamp_us(start)
+        if isinstance(start, int) and not isinstance(start, bool):
+            return as_int(start, what), None
+        try:
+            word = Start(start)  # type: ignore[arg-type]
+        except ValueError:
+            raise ValueError(
+                f"{what} must be 'earliest', 'latest', an offset or a datetime, not {start!r}"
+            ) from None
+        return self._source.head if word is Start.EARLIEST else self._source.limit, None
+
+    async def __aenter__(self) -> Self:
+        await self._settle(follow=False)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._unread_records()
+        self._batches.clear()
+
+    @property
+    def position(self) -> int:
+        """Offset of the next record to be delivered. For a start by time: before the first read or
+        ``async with``, the head; while no record is late enough, the next one to be looked at."""
+        try:  # metrics ask on another thread while records are delivered
+            return self._records[-1].offset
+        except IndexError:
+            return self._position
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether every record visible now has been delivered.
+
+        With a stream: delivered, or seen to be of another stream. A reader that has delivered the
+        stream's last record may have to look at more; :meth:`fetch` without waiting does so.
+        """
+        return self.position >= self._source.limit
+
+    def seek(self, start: Start | str | int | datetime) -> None:
+        """Continue elsewhere: at an offset, ``"earliest"``, ``"latest"``, or an aware datetime.
+
+        As ``start`` of :meth:`walstore.Wal.reader`: whether the log has that offset is checked when it
+        is read. ValueError for what is no place; then the reader stays where it is.
+        """
+        self._position, self._time_us = self._resolve(start, "a place to seek")
+        self._batches.clear()
+        self._records = []
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Record:
+        if get_ident() != self._guard.thread:
+            self._guard.check()
+            self._guard.thread = get_ident()
+        try:
+            return self._records.pop()
+        except IndexError:
+            pass
+        while True:
+            batch = await self._next_batch(_TAKEN_APART_RECORDS)
+            if batch is None:
+                raise StopAsyncIteration
+            records = list(batch.records())
+            if records:
+                records.reverse()
+                self._records = records
+                return records.pop()
+
+    def batches(self) -> AsyncIterator[Batch]:
+        """Iterate over batches as they lie in the log, the cheapest way to read much.
+
+        A batch counts as delivered when it is yielded.
+        """
+        return _Batches(self._next_batch)
+
+    async def fetch(
+        self,
+        *,
+        max_records: int = 500,
+        max_bytes: int = MIB,
+        max_wait: float | None = None,
+    ) -> Batch:
+        """Return the next records as one batch: what is there now, up to the limits.
+
+        Waits only if there is nothing: at most ``max_wait`` seconds from the call (None: as long as it
+        takes, or not at all without ``follow``), then returns an empty batch. ``max_bytes`` counts whole
+        stored batches; at least one record is returned whatever its size. Cancelling loses nothing.
+
+        With a stream, ``max_records`` counts its records only, and ``max_bytes`` also what was passed
+        over behind the first of them, so that no call reads on and on to fill a batch. Whatever is
+        returned, empty or not, its ``limit`` is the new position.
+        """
+        if max_records < 1:
+            raise ValueError(f"max_records must be at least 1, not {max_records}")
+        seconds = None if max_wait is None else as_seconds(max_wait, "max_wait")
+        self._guard.check()
+        self._unread_records()
+        deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
+        begin = self._begin()
+        parts: list[Batch] = []
+        count = size = 0
+        while count < max_records and (not parts or size < max_bytes):
+            if not self._batches:
+                if not await self._fill_more(parts, deadline):
+                    break
+                if not self._batches:  # only records of other streams were there
+                    if parts:
+                        size += self._passed_bytes
+                    elif _seconds_left(deadline) == 0:
+                        break
+                    continue
+            batch = self._pop(max_records - count)
+            parts.append(batch)
+            count += len(batch)
+            size += batch.nbytes
+            self._position = batch.limit
+        if not parts:
+            return EmptyBatch(self._position if begin is None else begin, self._position)
+        parts[0] = spanning(parts[0], parts[0].start if begin is None else begin, parts[0].limit)
+        parts[-1] = spanning(parts[-1], parts[-1].start, self._position)
+        return parts[0] if len(parts) == 1 else ConcatBatch(parts)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _fill_more(self, parts: Sequence[Batch], deadline: float | None) -> bool:
+        """Read on for a fetch that has gathered ``parts``; False if it should end with them."""
+        follow = not parts and (self._follow or deadline is not None)
+        try:
+            return await self._fill(follow=follow, deadline=deadline)
+        except WalError:
+            if not parts:
+                raise
+            return False  # the next call begins there and meets it again
+        except BaseException:
+            if parts:
+                self.seek(parts[0].start)  # they were not delivered
+            raise
+
+    async def _next_batch(self, most_records: int | None = None) -> Batch | None:
+        self._guard.check()
+        self._unread_records()
+        begin = self._begin()
+        while not self._batches:
+            if not await self._fill(follow=self._follow):
+                return None
+        batch = self._pop(most_records)
+        self._position = batch.limit
+        return batch if begin is None else spanning(batch, begin, batch.limit)
+
+    def _pop(self, most_records: int | None) -> Batch:
+        """Return the next batch, or so many records of it: what is taken apart at one go stops the loop."""
+        batch = self._batches.pop()
+        if most_records is None or len(batch) <= most_records:
+            return batch
+        cut = batch.offsets[most_records]
+        self._batches.append(batch.slice(cut, batch.limit))
+        return batch.slice(batch.start, cut)
+
+    def _begin(self) -> int | None:
+        """Return where the interval of the next batch begins; None while a start by time is open."""
+        return self._position if self._time_us is None else None
+
+    def _unread_records(self) -> None:
+        """Return records taken apart for ``async for`` and not delivered to the batches."""
+        if self._records:
+            self._position = self._records[-1].offset
+            self._batches.clear()
+            self._records = []
+
+    async def _fill(self, *, follow: bool, deadline: float | None = None) -> bool:
+        """Read batches at the position; False if there are none and none are waited for.
+
+        With a stream there may be no batch after all, if only other streams were found; then the
+        position has moved behind them.
+        """
+        if not await self._settle(follow=follow, max_wait=_seconds_left(deadline)):
+            return False
+        source = self._source
+        if self._stop is not None and self._position >= self._stop:
+            return False
+        if self._position > source.tail:
+            raise OffsetNotWrittenError(
+                "the offset has not been written yet",
+                requested=self._position,
+                head=source.head,
+                tail=source.tail,
+            )
+        if self._position >= source.limit:
+            if not follow:
+                return False
+            if not await self._wait(self._position + 1, deadline):
+                return False
+            self._turn_at = asyncio.get_running_loop().time() + _TURN_SECONDS
+        if self._position < source.head:
+            why = "the offset was removed from the log" if self._position > 0 else _NO_OFFSET
+            raise OffsetTrimmedError(
+                why,
+                requested=self._position,
+                head=source.head,
+                tail=source.tail,
+            )
+        limit = source.limit if self._stop is None else min(source.limit, self._stop)
+        if self._stream is None:
+            batches = await source.read(self._position, limit, self._read_bytes)
+        else:
+            batches = await self._read_stream(self._stream, limit)
+        batches.reverse()
+        self._batches = batches
+        return True
+
+    async def _wait(self, limit: int, deadline: float | None) -> bool:
+        """Wait until records below ``limit`` are visible; False if that took too long, or none will come."""
+        if deadline is None:
+            await self._source.wait_limit(limit)
+            return self._source.limit >= limit
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._source.wait_limit(limit)
+        except TimeoutError:
+            return False
+        return self._source.limit >= limit
+
+    async def _read_stream(self, name: str, limit: int) -> list[Batch]:
+        """Read at the position and return what belongs to the stream; move on if nothing does."""
+        position = self._position
+        if self._index is not None:
+            position = await self._index.skip_stream(name, position, limit)
+        found: list[Batch] = []
+        batches: list[Batch] = []
+        if position == self._position:
+            found = await self._source.read(position, limit, self._read_bytes)
+            batches = await self._select(found, name)
+            position = found[-1].limit
+        if not batches:
+            self._position = position
+            self._passed_bytes = sum(batch.nbytes for batch in found)
+        return covering(batches, self._position, position)
+
+    async def _select(self, batches: Sequence[Batch], name: str) -> list[Batch]:
+        """Return what batches hold of a stream, without those that hold nothing.
+
+        What is cached was read without waiting, and there may be much of it to pass over: others get
+        their turn every few milliseconds.
+        """
+        time = asyncio.get_running_loop().time
+        found: list[Batch] = []
+        for batch in batches:
+            if batch.may_hold_stream(name):
+                part = batch.select_stream(name)
+                if len(part):
+                    found.append(part)
+            if time() >= self._turn_at:
+                await asyncio.sleep(0)  # noqa: TID251 - no wait is meant
+                self._turn_at = time() + _TURN_SECONDS
+        return found
+
+    async def _settle(self, *, follow: bool, max_wait: float | None = None) -> bool:
+        """Turn a start by time into the offset of the first record that is not older.
+
+        Waits for that record if there is none yet, passing over older ones that come meanwhile; False
+        if there is none and none is waited for, and then the next call goes on looking.
+        """
+        if self._time_us is None:
+            return True
+        source = self._source
+        deadline = None if max_wait is None else asyncio.get_running_loop().time() + max_wait
+        position = await source.offset_at(self._time_us)
+        while True:
+            self._position = position = max(position, source.head)
+            limit = source.limit if self._stop is None else min(source.limit, self._stop)
+            if position < limit:
+                try:
+                    batches = await source.read(position, limit, _SETTLE_BYTES)
+                except OffsetTrimmedError:
+                    if position >= source.head:
+                        raise
+                    continue
+                for batch in batches:
+                    at = bisect_left(batch.timestamps_us, self._time_us)
+                    position = batch.start + at
+                    if at < len(batch):
+                        self._position, self._time_us = position, None
+                        return True
+            elif not follow or (self._stop is not None and position >= self._stop):
+                return False
+            else:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await source.wait_limit(position + 1)
+                except TimeoutError:
+                    return False
+                if source.limit <= position:
+                    return False
+
+
+def _seconds_left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())
+
+
+class _Batches:
+    """Iterates over a reader's batches. Not a generator, so that abandoning it leaves nothing behind."""
+
+    def __init__(self, next_batch: Callable[[], Awaitable[Batch | None]]) -> None:
+        self._next_batch = next_batch
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        batch = await self._next_batch()
+        if batch is None:
+            raise StopAsyncIteration
+        return batch

@@ -1,0 +1,319 @@
+"""TieredSource: finds the batch for a position in the fastest tier that has it.
+
+Asked anew for every read, so a reader passes from cloud to files to cache and back as often as it must:
+the tiers may change under it at any time, by commits, rotation, upload and deletion. Where a local file
+is damaged, missing or unreadable and the tier holds the position, the tier's copy is read instead; what
+the uploader reads for itself never comes from there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from walstore.append.channel import Channel
+from walstore.append.state import LogState
+from walstore.batches.batch import Batch
+from walstore.errors import (
+    CorruptionError,
+    OffsetNotWrittenError,
+    OffsetTrimmedError,
+    WalClosedError,
+    WalError,
+)
+from walstore.files.segment_file import SEARCH_BYTES, Segment, load_streams, read_batches
+from walstore.files.timeline import find_offset
+from walstore.ports import FileSystem, Tier
+from walstore.read.healing import DamagedSegments, is_damage, not_shipped
+from walstore.read.reader import ReadGuard
+from walstore.runtime.faults import describe_read, fresh
+from walstore.runtime.threads import Lane
+
+
+class TieredSource:
+    """Reads an open log: cache, then files, then the cloud tier."""
+
+    def __init__(
+        self,
+        *,
+        state: LogState,
+        channel: Channel,
+        fs: FileSystem,
+        worker: Lane,
+        tier: Tier | None,
+    ) -> None:
+        self._state = state
+        self._fs = fs
+        self._worker = worker
+        self._tier = tier
+        self._channel = channel
+        self._closed: WalError | None = None
+        self.guard = ReadGuard(self.check_open)
+        """Of all its readers."""
+        # Bytes of the batches that reads returned, by where they were.
+        self.cache_read_bytes = 0
+        self.file_reads = 0
+        self.file_read_bytes = 0
+        self.tier_reads = 0
+        self.tier_read_bytes = 0
+        self.healed_reads = 0
+        """Reads served from the tier because a local file is damaged; those of times included."""
+        self._damaged = DamagedSegments()
+
+    @property
+    def head(self) -> int:
+        """First offset that can be read from any tier."""
+        tier, head = self._tier, self._state.head
+        if tier is not None and tier.head < tier.limit and tier.head < head <= tier.limit:
+            return tier.head
+        return head
+
+    @property
+    def limit(self) -> int:
+        """Offset after the last one visible: the durable limit, unless syncing is left to the system."""
+        return self._state.visible.value
+
+    @property
+    def tail(self) -> int:
+        """Next offset to be assigned."""
+        return self._channel.tail
+
+    async def wait_limit(self, limit: int) -> None:
+        """Return when the visible limit has reached ``limit``; raises when the log closes."""
+        try:
+            await self._state.visible.wait(limit)
+        except WalClosedError:
+            raise
+        except WalError as error:
+            raise WalClosedError(f"the log failed: {error}", reason="failed") from error
+
+    async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return consecutive batches from exactly ``position``; at least one record.
+
+        The caller keeps ``position < limit <= self.limit``. Raises OffsetTrimmedError if no tier
+        holds the position any more, CorruptionError, StorageUnavailableError.
+        """
+        try:
+            return await self._read(position, limit, max_bytes)
+        except WalError as error:
+            self._state.errors.count(error)
+            raise
+
+    async def _read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        while True:
+            self.check_open()
+            try:
+                found = await self._read_local(position, limit, max_bytes)
+            except WalError as error:
+                if not is_damage(error):
+                    raise
+                return await self._heal(error, position, limit, max_bytes)
+            if found:
+                return found
+            if position < self._state.head:
+                tier = self._holder_of(position)
+                if tier is None:
+                    raise self._trimmed(position)
+                return await self._read_tier(tier, position, limit, max_bytes)
+
+    async def _heal(
+        self, error: WalError, position: int, limit: int, max_bytes: int
+    ) -> list[Batch]:
+        """Return the tier's copy of what could not be read locally; ``error`` if it has none."""
+        tier, segment = self._holder_of(position), self._state.segment_of(position)
+        if tier is None or segment is None:
+            raise error
+        self._damaged.report(segment, error, tier.url)
+        try:
+            found = await self._read_tier(tier, position, limit, max_bytes)
+        except (OffsetTrimmedError, CorruptionError) as worse:
+            raise error from worse
+        self.healed_reads += 1
+        return found
+
+    def _holder_of(self, position: int) -> Tier | None:
+        """Return the tier if it holds the position."""
+        tier = self._tier
+        return tier if tier is not None and tier.head <= position < tier.limit else None
+
+    async def _read_tier(
+        self, tier: Tier, position: int, limit: int, max_bytes: int
+    ) -> list[Batch]:
+        self.tier_reads += 1
+        found = await tier.read(position, min(limit, tier.limit), max_bytes)
+        self.tier_read_bytes += _size(found)
+        return found
+
+    async def skip_stream(self, name: str, position: int, limit: int) -> int:
+        """Return an offset of ``[position, limit]`` before which no record of a stream lies.
+
+        Passes over the sealed segments, from the one at ``position`` on, that say of themselves that
+        they hold none. Looks at their footers, once, and reads no record.
+        """
+        while position < limit:
+            segment = self._state.segment_of(position)
+            if segment is None or segment.summary is None:
+                break
+            streams = segment.known_streams
+            if streams is None:
+                try:
+                    streams = await self._worker.run(load_streams, self._fs, segment)
+                except (OSError, WalError):
+                    break  # reading there says what it is
+            if streams.may_hold(name):
+                break
+            position = min(limit, segment.summary.limit)
+        return position
+
+    async def read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return batches from cache or files only; OffsetTrimmedError if they are gone.
+
+        The caller keeps ``position < limit <= self.limit``. CorruptionError if the file is damaged, though
+        the tier may hold a copy: what comes from the tier must not be shipped as new.
+        """
+        while position >= self._state.head:
+            try:
+                found = await self._read_local(position, limit, max_bytes)
+            except CorruptionError as error:
+                if self._tier is None or self._holder_of(position) is not None:
+                    raise
+                raise not_shipped(error, self._tier.limit) from error
+            if found:
+                return found
+        raise OffsetTrimmedError(
+            "the offset is not on local disk any more",
+            requested=position,
+            head=self._state.head,
+            tail=self.limit,
+        )
+
+    async def offset_at(self, timestamp_us: int) -> int:
+        """Return the first visible offset at or after a time, or the limit if all records are older.
+
+        One binary search over the segments, whose times are in memory, and a read at one place.
+        """
+        self.check_open()
+        if self._tier is not None and self.head < self._state.head:
+            found = await self._tier.offset_at(timestamp_us)
+            if found is not None and found < self._state.head:
+                return found
+        try:
+            return await self._offset_in_files(timestamp_us)
+        except WalError as error:
+            if not is_damage(error):
+                raise
+            return await self._heal_offset_at(error, timestamp_us)
+
+    async def _offset_in_files(self, timestamp_us: int, least: int = 0) -> int:
+        """Return what :meth:`offset_at` does, from the segments that end behind ``least``."""
+        while True:
+            limit = self.limit
+            segments = [
+                one
+                for one in self._segments_at(timestamp_us)
+                if one.summary is None or one.summary.limit > least
+            ]
+            self.file_reads += 1
+            try:
+                found = await self._worker.run(find_offset, self._fs, segments, timestamp_us, limit)
+            except OSError as error:
+                if any(one.start not in self._state.segments for one in segments):
+                    continue  # deleted meanwhile
+                raise describe_read(error, segments[0].path.parent) from error
+            return max(limit if found is None else found, self._state.head)
+
+    async def _heal_offset_at(self, error: WalError, timestamp_us: int) -> int:
+        """Look for a time in the tier, and in the files only behind what the tier holds."""
+        tier, head = self._tier, self._state.head
+        if tier is None or not tier.head <= head < tier.limit:
+            raise error
+        limit = tier.limit
+        found = await tier.offset_at(timestamp_us)
+        if found is None:  # all in the tier is older, which may just be where the damage begins
+            found = await self._offset_in_files(timestamp_us, least=limit)
+        segment = self._state.segment_of(min(max(found, head), limit - 1))
+        if segment is not None:
+            self._damaged.report(segment, error, tier.url)
+        self.healed_reads += 1
+        return max(found, self._state.head)
+
+    async def timestamp_at(self, offset: int) -> int:
+        """Return the timestamp of a visible record, in microseconds since 1970 UTC.
+
+        Raises OffsetTrimmedError, OffsetNotWrittenError for one that is not visible yet, and as
+        :meth:`read`.
+        """
+        limit = self.limit
+        if offset >= limit:
+            raise OffsetNotWrittenError(
+                "the offset is not durable yet" if offset < self.tail else "no such offset yet",
+                requested=offset,
+                head=self.head,
+                tail=self.tail,
+            )
+        if offset < self.head:
+            raise self._trimmed(offset)
+        return (await self.read(offset, offset + 1, SEARCH_BYTES))[0].timestamps_us[0]
+
+    def _segments_at(self, timestamp_us: int) -> list[Segment]:
+        """Return the few segments among which is the first record that is not older than a time.
+
+        All, if there are some whose times are not in memory.
+        """
+        sources = self._state.segments.values()
+        try:
+            at = bisect_left(sources, timestamp_us, 0, len(sources) - 1, key=_latest_us)
+        except LookupError:
+            return list(sources)
+        return list(sources[at : at + 2])
+
+    def _trimmed(self, position: int) -> OffsetTrimmedError:
+        return OffsetTrimmedError(
+            "the offset was removed from the log",
+            requested=position,
+            head=self.head,
+            tail=self.limit,
+        )
+
+    def close(self, error: WalError) -> None:
+        """Refuse every read from now on, also of what readers have in memory, with ``error``."""
+        self._closed = error
+        self.guard.thread = 0
+
+    def check_open(self) -> None:
+        """Raise what reading ended by, or WrongLoopError for another thread or event loop."""
+        if self._closed is not None:
+            raise fresh(self._closed)
+        self._channel.check_loop()
+
+    async def _read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return batches from cache or files; nothing if the files were deleted meanwhile."""
+        cached = self._state.cache.read(position, limit, max_bytes)
+        if cached:
+            self.cache_read_bytes += _size(cached)
+            return cached
+        segment: Segment | None = self._state.segment_of(position)
+        if segment is None:
+            return []
+        if segment.summary is not None:
+            limit = min(limit, segment.summary.limit)
+        self.file_reads += 1
+        try:
+            found = await self._worker.run(
+                read_batches, self._fs, segment, position, limit, max_bytes
+            )
+        except OSError as error:
+            if position < self._state.head:
+                return []
+            raise describe_read(error, segment.path) from error
+        self.file_read_bytes += _size(found)
+        return found
+
+
+def _latest_us(source: Segment) -> int:
+    if source.summary is None:
+        raise LookupError(source.start)
+    return source.summary.max_timestamp_us
+
+
+def _size(batches: list[Batch]) -> int:
+    return sum(batch.nbytes for batch in batches)

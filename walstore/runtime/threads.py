@@ -1,0 +1,356 @@
+"""Threads that do a log's blocking work, so that the event loop never does.
+
+A :class:`Pool` owns threads, a :class:`Lane` is a queue of calls that run on them. Lanes take turns: each
+call that ends sends its lane to the back of the pool's queue, so a lane with a thousand calls delays
+another one by no more than one call for each thread. A lane of width 1 runs its calls in the order in
+which they were made, one at a time, on whichever thread is free. A :class:`Worker` is a lane with a pool
+of its own.
+
+Every durable append waits for one call, so its way there and back counts. That is why the threads take
+their work from a plain queue: through ``concurrent.futures`` the round trip of a call that does nothing
+took 87 µs instead of 45 (bench/threads.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
+from weakref import WeakSet, finalize
+
+from walstore.errors import WalClosedError
+from walstore.runtime.faults import fresh
+from walstore.runtime.forks import abandon_in_children
+
+_T = TypeVar("_T")
+_NO_JOBS: Final[deque[Callable[[], None]]] = deque(maxlen=0)
+
+
+_Turn = Callable[[Callable[[], None]], None]
+_Queue = SimpleQueue[tuple[_Turn, Callable[[], None]] | None]
+
+
+class Pool:
+    """A few threads shared by any number of lanes. Threads start when there is work for them.
+
+    A pool that nobody closes ends its threads when it is forgotten, or when the interpreter exits; then
+    the calls that were made are finished first.
+    """
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._name = f"walstore-{name}"
+        self._most = threads
+        self._queue: _Queue = SimpleQueue()
+        self._end = _End()
+        self.guard = threading.Lock()
+        """Guards this pool and the queues of all lanes; held for a few instructions at a time."""
+        # Guarded by that lock.
+        self._threads: list[threading.Thread] = []
+        self._is_closed = False
+        self.refusal: WalClosedError | None = None
+        """Why no lane can be used, in a child process: it has none of the threads."""
+        abandon_in_children(self)
+        finalize(self, self._queue.put, None).atexit = False
+        _pools.add(self)
+
+    def lane(self, width: int = 1) -> Lane:
+        """Return one more lane, with at most ``width`` calls on the threads at a time."""
+        return Lane(self, width)
+
+    def submit(self, turn: _Turn, job: Callable[[], None]) -> None:
+        """Queue a lane's turn; RuntimeError after :meth:`close`."""
+        with self.guard:
+            if self._is_closed:
+                raise RuntimeError("the pool is closed")
+            self._queue.put((turn, job))
+            if len(self._threads) < self._most:
+                self._start_thread()
+
+    def close(self) -> None:
+        """Let the calls of all lanes finish and end the threads; does not wait for them."""
+        self._close(None)
+
+    def close_with(self, last: Callable[[], object]) -> asyncio.Future[None]:
+        """As :meth:`close`, and call ``last()`` on the thread that ends last, when all calls are done.
+
+        That happens whether or not the caller waits for it. Not for a pool that was closed before.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def run_last() -> None:
+            error: BaseException | None = None
+            try:
+                last()
+            except BaseException as raised:  # noqa: BLE001 - the caller gets it
+                error = raised
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(_tell, done, None, None, error)
+
+        self._close(run_last)
+        return done
+
+    def _close(self, last: Callable[[], None] | None) -> None:
+        with self.guard:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._end.last = last
+            if last is not None and not self._threads:
+                self._start_thread()
+            self._queue.put(None)
+
+    def join(self) -> None:
+        """Wait for the threads to end, after :meth:`close`."""
+        for thread in self._threads:
+            thread.join()
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Forget the threads: they are the parent's."""
+        self.refusal = error
+        self.guard = threading.Lock()
+        self._threads = []
+        self._is_closed = True
+
+    def _start_thread(self) -> None:
+        # Daemons, since the interpreter waits for others before it lets anybody end them.
+        thread = threading.Thread(
+            target=_serve,
+            args=(self._queue, self._end),
+            name=f"{self._name}_{len(self._threads)}",
+            daemon=True,
+        )
+        self._threads.append(thread)
+        self._end.threads += 1
+        thread.start()
+
+
+_pools: WeakSet[Pool] = WeakSet()
+
+
+@atexit.register
+def _finish_all() -> None:
+    """Finish what was begun before the interpreter takes itself apart under the threads."""
+    pools = list(_pools)
+    for pool in pools:
+        pool.close()
+    for pool in pools:
+        pool.join()
+
+
+class _End:
+    """What the last thread of a pool does; threads hold this, not the pool."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self.threads = 0
+        """Threads that were started and have not ended. More of them only before the end is told."""
+        self.last: Callable[[], None] | None = None
+
+    def reach(self) -> bool:
+        """Note the end of a thread; return whether it was the last."""
+        with self._guard:
+            self.threads -= 1
+            return self.threads == 0
+
+
+def _serve(queue: _Queue, end: _End) -> None:
+    """Take turns until the end is told; pass that on to the other threads."""
+    while (taken := queue.get()) is not None:
+        turn, job = taken
+        turn(job)
+        del taken, turn, job  # else a result would live until the next call
+    queue.put(None)
+    if end.reach() and end.last is not None:
+        end.last()
+
+
+class Lane:
+    """Calls that run on the threads of a pool, ``width`` at a time, in order if that is 1.
+
+    All methods belong to the event loop.
+    """
+
+    __slots__ = ("_closed", "_jobs", "_pool", "_running", "_width")
+
+    def __init__(self, pool: Pool, width: int = 1) -> None:
+        self._pool = pool
+        self._width = width
+        self._closed = False
+        # Guarded by the pool's lock. An idle lane has no queue of its own.
+        self._jobs = _NO_JOBS
+        self._running = 0
+
+    async def run(self, call: Callable[..., _T], *args: object) -> _T:
+        """Run ``call(*args)`` on a thread and return its result.
+
+        Cancelling the caller does not interrupt the call; it finishes unobserved. WalClosedError after
+        :meth:`close`.
+        """
+        return await self._start(call, args)
+
+    async def run_owned(self, call: Callable[[], _T], discard: Callable[[_T], object]) -> _T:
+        """Run ``call`` for a result that must be released: nobody else can.
+
+        If the caller is cancelled, waits for the call to end and runs ``discard(result)`` on a thread
+        before it goes, however often it is cancelled. For lanes of width 1.
+        """
+        made: list[_T] = []
+        calling = self._start(lambda: made.append(call()), ())
+        try:
+            await asyncio.shield(calling)
+        except asyncio.CancelledError:
+            discarding = self._start(lambda: [discard(found) for found in made], ())
+            pending: set[asyncio.Future[Any]] = {calling, discarding}
+            while pending:  # whoever cancels again meanwhile
+                with contextlib.suppress(asyncio.CancelledError):
+                    _, pending = await asyncio.wait(pending)
+            for future in (calling, discarding):
+                if not future.cancelled():
+                    future.exception()  # nobody is left to be told
+            raise
+        return made[0]
+
+    async def run_through(
+        self,
+        call: Callable[..., _T],
+        *args: object,
+        then: Callable[[_T], object] | None = None,
+        on_cancel: Callable[[], None] = lambda: None,
+    ) -> _T:
+        """As :meth:`run`, but a cancelled caller still waits for the call and gets its result:
+        ``on_cancel()`` is called instead of raising.
+
+        ``then(result)`` is called on the event loop one turn before the caller goes on; what it raises is
+        raised here. For tasks that own something that must not be left half done.
+        """
+        job = self._start(call, args, then, _Uncancellable)
+        try:
+            return await job
+        except asyncio.CancelledError:
+            # Delivered once the job is done, because the job refuses to be cancelled.
+            on_cancel()
+            return job.result()
+
+    def close(self) -> None:
+        """Accept no more calls; those made before still run. Twice is allowed."""
+        self._closed = True
+
+    async def close_through(self) -> None:
+        """As :meth:`close`, and return when the calls made before are done, whoever cancels the caller
+        meanwhile. For lanes of width 1."""
+        last = self._start(_nothing, (), None, _Uncancellable)
+        self.close()
+        with contextlib.suppress(asyncio.CancelledError):  # delivered once the call is done
+            await last
+
+    def _start(
+        self,
+        call: Callable[..., _T],
+        args: tuple[object, ...],
+        then: Callable[[_T], object] | None = None,
+        make_future: Callable[..., asyncio.Future[_T]] = asyncio.Future,
+    ) -> asyncio.Future[_T]:
+        if self._pool.refusal is not None:
+            raise fresh(self._pool.refusal)
+        if self._closed:  # under a reader that was between two calls, for one
+            raise WalClosedError("the log is closed")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_T] = make_future(loop=loop)
+
+        def job() -> None:
+            if future.cancelled():
+                return
+            error: BaseException | None = None
+            result: Any = None
+            try:
+                result = call(*args)
+            except BaseException as raised:  # noqa: BLE001 - the caller gets it
+                error = raised
+            try:  # noqa: SIM105 - suppress() takes 0.6 µs, which each durable append waits for
+                loop.call_soon_threadsafe(_tell, future, then, result, error)
+            except RuntimeError:
+                pass  # the loop is closed: nobody waits
+            error = None  # else its traceback would keep this frame
+
+        with self._pool.guard:
+            if self._running == self._width:
+                if self._jobs is _NO_JOBS:
+                    self._jobs = deque()
+                self._jobs.append(job)
+                return future
+            self._running += 1
+        try:
+            self._pool.submit(self._turn, job)
+        except RuntimeError:
+            with self._pool.guard:
+                self._running -= 1
+            raise WalClosedError("the log is closed") from None
+        return future
+
+    def _turn(self, job: Callable[[], None]) -> None:
+        """Do one call, then queue up behind the other lanes for the next."""
+        while True:
+            job()
+            with self._pool.guard:
+                if not self._jobs:
+                    self._jobs = _NO_JOBS
+                    self._running -= 1
+                    return
+                job = self._jobs.popleft()
+            try:
+                self._pool.submit(self._turn, job)
+            except RuntimeError:
+                continue  # the pool was closed: finish here what had been accepted
+            return
+
+
+class _Uncancellable(asyncio.Future[_T]):
+    """A future whose awaiter is cancelled only once it is done."""
+
+    def cancel(self, msg: object = None) -> bool:
+        """Refuse."""
+        return False
+
+
+class Worker(Lane):
+    """A lane with threads of its own. With one thread, calls run in the order in which they were made."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, threads: int = 1) -> None:
+        super().__init__(Pool(name, threads), threads)
+
+    def close(self) -> None:
+        """Let calls under way finish and end the threads; does not wait for them."""
+        super().close()
+        self._pool.close()
+
+
+def _nothing() -> None:
+    """What a call does that is only waited for."""
+
+
+def _tell(
+    future: asyncio.Future[Any],
+    then: Callable[[Any], object] | None,
+    result: object,
+    error: BaseException | None,
+) -> None:
+    if then is not None and error is None:
+        try:
+            then(result)
+        except Exception as raised:  # noqa: BLE001 - the caller gets it
+            error = raised
+    if future.done():
+        return  # cancelled meanwhile
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+        future.exception()  # a caller cancelled at this moment never looks

@@ -1,0 +1,1 @@
+"""Checks of what callers pass and of settings."""
