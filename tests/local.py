@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from walstore import Record, Settings, Wal
-from walstore.batches.draft import Draft
-from walstore.batches.group import make_group
+from walstore.batches.append_request import make_group
+from walstore.batches.batch_builder import Draft
 from walstore.files.posix import PosixFile, PosixFileSystem
 from walstore.files.segment_file import read_batches
 from walstore.log.opening import Opened, open_log

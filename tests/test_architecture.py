@@ -123,7 +123,7 @@ def test_no_group_of_errors_reaches_a_caller() -> None:
         if "/testing/" not in place and makes_groups:
             found.append(place)
     assert found == [
-        "uploader/runtime/together.py",
-        "uploader/write/parcel_shipper.py",
+        "uploader/runtime/task_groups.py",
+        "uploader/write/commit_loop.py",
         "uploader/write/pipeline.py",
     ]

@@ -23,7 +23,7 @@ from walstore import CorruptionError, Record, Wal, WalError
 from walstore.cli import app
 from walstore.cli.errors import CORRUPTION, LOCKED, OK
 from walstore.cursors.directory import list_cursors
-from walstore.files.view import LogView
+from walstore.files.log_snapshot import LogView
 from walstore.testing import ManualClock
 
 # Typer makes the commands out of functions again for each command line, which takes most of the time.

@@ -15,7 +15,7 @@ from tests.local import copy_log, segments
 from tests.version_1 import make_version_1, seal, versions_of
 from tests.walstore.cli.conftest import Cli, cli  # noqa: F401 - a fixture
 from walstore import ReadonlyWal, Record, StreamClosedError, Wal
-from walstore.files.view import LogView
+from walstore.files.log_snapshot import LogView
 from walstore.format.checkpoint import CELL_FILE_NAME, FILE_NAME
 from walstore.repair.repairing import apply_repair, plan_repair
 from walstore.verify.verifying import verify_directory

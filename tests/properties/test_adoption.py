@@ -21,7 +21,7 @@ from tests.cloud import (
     values,
 )
 from tests.uploader.documents import fragment
-from uploader.root.adoption import Orphan, plan
+from uploader.root.orphan_recovery import Orphan, plan
 from uploader.stores.memory import MemoryStore
 from walstore import Wal
 

@@ -14,7 +14,7 @@ from uploader.admin.scrubber import Scrubber
 from uploader.format import layout
 from uploader.format.rollup import RollUpSettings
 from uploader.fragments.fragment import inspect_fragment
-from uploader.layouts.manifest_log import ManifestLog
+from uploader.layouts.swapped_root import ManifestLog
 from uploader.rebuilding.plan import RebuildPlan
 from uploader.rebuilding.rebuilding import apply_rebuild, plan_rebuild
 from uploader.stores import MemoryStore

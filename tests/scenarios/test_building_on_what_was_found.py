@@ -29,9 +29,9 @@ from tests.local import (
     segments,
 )
 from walstore import Wal, WalError
-from walstore.batches.draft import Draft
-from walstore.files.missing import find_missing
-from walstore.files.view import LogView
+from walstore.batches.batch_builder import Draft
+from walstore.files.log_snapshot import LogView
+from walstore.files.lost_tail import find_missing
 from walstore.format import segment
 from walstore.format.ledger import Marks
 from walstore.settings import KIB

@@ -9,7 +9,7 @@ from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.rollup import RollUpSettings
 from uploader.garbage.collection import CollectorSettings
 from uploader.gc.collector import GarbageCollector
-from uploader.layouts.manifest_log import ManifestLog
+from uploader.layouts.swapped_root import ManifestLog
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
 from walstore.errors import OffsetTrimmedError

@@ -15,7 +15,7 @@ from tests.waiting import until
 from uploader.admin.seal import seal
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.manifest_log import ManifestLog
+from uploader.layouts.swapped_root import ManifestLog
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy

@@ -13,10 +13,10 @@ from tests.local import SMALL, check_contiguous
 from walstore import Wal
 from walstore.batches.arrow import SCHEMA
 from walstore.batches.batch import Batch, FrameBatch
-from walstore.batches.joined import ConcatBatch
+from walstore.batches.concat import ConcatBatch
 from walstore.cli.follower import DirectoryFollower
+from walstore.files.log_snapshot import LogView
 from walstore.files.segment_file import iter_chunks
-from walstore.files.view import LogView
 from walstore.format import segment
 from walstore.log.readonly import ReadonlyWal
 

@@ -26,7 +26,7 @@ from uploader.format.findings import Severity
 from uploader.format.rollup import RollUpSettings
 from uploader.garbage.collection import CollectorSettings
 from uploader.gc.collector import GarbageCollector
-from uploader.layouts.roots import Layout
+from uploader.layouts.open_root import Layout
 from uploader.read.cloud_log import CloudLog
 from uploader.stores import MemoryStore
 from uploader.write.cloud_writer import CloudWriter

@@ -22,7 +22,7 @@ from tests.local import (
     segments,
 )
 from walstore import Record, Wal, WalError
-from walstore.files.view import LogView
+from walstore.files.log_snapshot import LogView
 from walstore.format import checkpoint, segment
 
 FS = UnsyncedFileSystem()

@@ -24,8 +24,8 @@ from walstore import (
     WalClosedError,
     WalStore,
 )
+from walstore.files.log_snapshot import LogView
 from walstore.files.posix import PosixFileSystem
-from walstore.files.view import LogView
 from walstore.log.readonly import ReadonlyWal
 from walstore.ports import FileSystem
 from walstore.repair.repairing import apply_repair, plan_repair

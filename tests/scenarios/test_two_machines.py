@@ -20,8 +20,8 @@ from tests.waiting import until
 from uploader import CloudLog, CloudTier, CloudWriter, UploadSettings, restore, seal
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.manifest_log import ManifestLog
-from uploader.layouts.roots import Layout
+from uploader.layouts.open_root import Layout
+from uploader.layouts.swapped_root import ManifestLog
 from uploader.root.ownership import Claim
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, faults

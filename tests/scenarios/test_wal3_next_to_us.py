@@ -21,7 +21,7 @@ from uploader.format import layout
 from uploader.format.findings import Severity
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment import inspect_fragment
-from uploader.root.adoption import VOID
+from uploader.root.orphan_recovery import VOID
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore

@@ -18,7 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import walstore.files.open_files
-import walstore.log.host
+import walstore.log.log_resources
 import walstore.runtime.threads
 import walstore.store.wal_store
 from tests.sim.loop import PROCESS, Killed, Process, SimLoop
@@ -213,7 +213,7 @@ def simulated_threads(random: Random, loop: SimLoop) -> Iterator[None]:
     STAGE.random, STAGE.loop = random, loop
     with (
         patch.object(walstore.runtime.threads, "Pool", SimPool),
-        patch.object(walstore.log.host, "Pool", SimPool),
+        patch.object(walstore.log.log_resources, "Pool", SimPool),
         patch.object(walstore.store.wal_store, "Pool", SimPool),
         patch.object(walstore.files.open_files, "threading", SimpleNamespace(Lock=SimLock)),
     ):

@@ -9,7 +9,7 @@ from tests.cloud import FAST, put_fragment
 from uploader.format import layout, rollup
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import Replacement, RollUpSettings
-from uploader.layouts.manifest_log import ManifestLog
+from uploader.layouts.swapped_root import ManifestLog
 from uploader.stores import PreconditionFailedError
 from uploader.stores.port import ObjectStore
 from walstore.runtime.threads import Worker

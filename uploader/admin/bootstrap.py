@@ -7,9 +7,9 @@ import dataclasses
 from uploader.admin.creation import check_empty, create_manifest
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.errand import errand
+from uploader.layouts.log_session import errand
 from uploader.root.ownership import BOOTSTRAP_NAME
-from uploader.root.writable import check_not_destroyed
+from uploader.root.write_guard import check_not_destroyed
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, InvalidSettingsError

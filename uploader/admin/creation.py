@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.errand import Errand
+from uploader.layouts.log_session import Errand
 from uploader.root import cas
-from uploader.root.writable import check_not_destroyed
+from uploader.root.write_guard import check_not_destroyed
 from walstore.errors import ContentionError
 
 

@@ -32,7 +32,7 @@ from uploader.format.document import position, serialise
 from uploader.format.inventory import FOLDERS, Part, goes_with_its_log, part_of
 from uploader.format.manifest import Manifest
 from uploader.format.names import MANIFEST_PREFIX, parse_manifest_key
-from uploader.layouts.errand import Errand, errand
+from uploader.layouts.log_session import Errand, errand
 from uploader.root import cas
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.removal import remove

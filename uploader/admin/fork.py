@@ -34,13 +34,13 @@ from uploader.format.document import (
     read_document,
     serialise,
 )
-from uploader.layouts.errand import Errand, errand
 from uploader.layouts.growing_manifest import Forked
+from uploader.layouts.log_session import Errand, errand
 from uploader.root import cas
 from uploader.root.ownership import fork_writer_name
 from uploader.root.stored_document import read_stored
 from uploader.root.stream_file import StreamFile
-from uploader.root.writable import check_not_destroyed
+from uploader.root.write_guard import check_not_destroyed
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy

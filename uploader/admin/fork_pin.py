@@ -18,7 +18,7 @@ from typing import Final
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.errand import Errand
+from uploader.layouts.log_session import Errand
 from walstore.errors import OffsetTrimmedError
 
 _HOLD_SECONDS: Final = 86_400.0

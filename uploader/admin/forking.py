@@ -14,11 +14,11 @@ from contextlib import aclosing
 from uploader.admin.fork_pin import ForkPin
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
-from uploader.layouts.errand import Errand
 from uploader.layouts.growing_manifest import Forked, GrowingManifest
+from uploader.layouts.log_session import Errand
 from uploader.read.fragment_copy import FragmentCopier
 from uploader.root.tree import ManifestTree
-from uploader.runtime.together import together
+from uploader.runtime.task_groups import together
 from uploader.stores.errors import ObjectNotFoundError
 from walstore.errors import CorruptionError, OffsetTrimmedError
 

@@ -28,7 +28,7 @@ from uploader.format.manifest import Manifest
 from uploader.format.names import FragmentName
 from uploader.format.snapshot import Snapshot
 from uploader.fragments.fragment import inspect_fragment
-from uploader.root.adoption import VOID
+from uploader.root.orphan_recovery import VOID
 from uploader.root.stored_document import read_object, read_stored
 from uploader.root.tree import ManifestTree
 from uploader.stores.errors import ObjectNotFoundError

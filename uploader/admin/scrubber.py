@@ -27,7 +27,7 @@ from uploader.format.findings import RESTORE, Finding, Severity, of_unavailable
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment_check import Checked, Fate, check_fragment
 from uploader.root.stored_document import read_object
-from uploader.runtime.together import together
+from uploader.runtime.task_groups import together
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy

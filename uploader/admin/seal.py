@@ -31,10 +31,10 @@ from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.sealing import blocker, is_blocker
 from uploader.fragments.fragment import fragment_closings, inspect_fragment
-from uploader.layouts.errand import Errand, errand
-from uploader.layouts.manifest_log import ManifestLog
+from uploader.layouts.log_session import Errand, errand
+from uploader.layouts.swapped_root import ManifestLog
 from uploader.root import cas
-from uploader.root.adoption import VOID
+from uploader.root.orphan_recovery import VOID
 from uploader.root.stream_file import StreamFile
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy

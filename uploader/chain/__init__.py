@@ -3,7 +3,7 @@
 docs/chain.md says what the objects are, and why nothing is lost.
 """
 
-from uploader.chain.chain_log import ChainLog
+from uploader.chain.chain_root import ChainLog
 from uploader.chain.chain_settings import ChainSettings
 from uploader.chain.rebuild import Rebuilt, rebuild
 

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from uploader.chain.recovery import WINDOW_SLOTS, slots_of, to_read, walk
 from uploader.format.link import Link
-from uploader.format.moment import Moment
 from uploader.format.names import MANIFEST_PREFIX, manifest_key
+from uploader.format.two_clock_time import Moment
 from uploader.root.stored_document import read_stored
-from uploader.runtime.together import all_of
+from uploader.runtime.task_groups import all_of
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ORDER_PROOF, ListingOrder, ObjectStore
 from walstore.errors import CorruptionError, StorageUnavailableError

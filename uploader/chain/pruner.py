@@ -15,7 +15,7 @@ from uploader.chain.chain_reader import ChainReader
 from uploader.chain.pruning import KEPT_SLOTS, doomed, prunable
 from uploader.format.link import Link
 from uploader.format.names import manifest_key
-from uploader.runtime.beside import Beside
+from uploader.runtime.background_task import Beside
 from uploader.stores.port import ObjectStore
 from uploader.stores.removal import remove
 from walstore.errors import WalError

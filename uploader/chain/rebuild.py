@@ -23,7 +23,7 @@ from uploader.format.names import MANIFEST_PREFIX, FragmentName
 from uploader.format.setsum import Setsum
 from uploader.root import cas
 from uploader.root.stream_file import read_closings
-from uploader.root.writable import writer_after_rebuild
+from uploader.root.write_guard import writer_after_rebuild
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, CorruptionError, LogNotFoundError

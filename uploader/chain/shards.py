@@ -10,7 +10,7 @@ from uploader.format.names import (
     last_before,
     shard_folder,
 )
-from uploader.runtime.together import all_of
+from uploader.runtime.task_groups import all_of
 from uploader.stores.port import ListedObject, ObjectStore
 
 

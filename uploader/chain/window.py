@@ -17,8 +17,8 @@ import asyncio
 from collections.abc import Callable
 
 from uploader.format.link import Link
-from uploader.format.moment import Moment
-from uploader.format.step import Step
+from uploader.format.pending_link import Step
+from uploader.format.two_clock_time import Moment
 from walstore.errors import OutcomeUnknownError
 
 

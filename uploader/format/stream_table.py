@@ -18,7 +18,7 @@ from typing import Final
 
 from uploader.format import layout
 from uploader.format.document import Fields, join_list, position, read_document, serialise
-from walstore.batches.terms import MAX_LEDGER_BYTES, check_stream_count
+from walstore.batches.conditions import MAX_LEDGER_BYTES, check_stream_count
 from walstore.errors import (
     CorruptionError,
     FormatVersionError,

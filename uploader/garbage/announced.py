@@ -18,12 +18,12 @@ from typing import Final
 from uploader.format import layout
 from uploader.format.garbage import Garbage, StaleGarbageError, apply_garbage
 from uploader.format.manifest import Manifest
-from uploader.format.moment import Moment
+from uploader.format.two_clock_time import Moment
 from uploader.garbage.cutoff import lowest_cursor
 from uploader.garbage.holds import Keepers
 from uploader.root.stored_document import read_stored
 from uploader.root.tree import ManifestTree
-from uploader.runtime.beside import Beside
+from uploader.runtime.background_task import Beside
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from walstore.errors import CorruptionError, WalError

@@ -9,9 +9,9 @@ from uploader.format.entries import Entry, Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.snapshot import Snapshot
 from uploader.garbage.collection import CollectorSettings, Cutoff
-from uploader.garbage.collection_heads import MICROSECONDS
 from uploader.garbage.garbage_plan import count_dropped
 from uploader.garbage.holds import Hold
+from uploader.garbage.observed_heads import MICROSECONDS
 from uploader.root.tree import ManifestTree
 
 

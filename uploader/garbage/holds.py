@@ -19,7 +19,7 @@ from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document
 from uploader.root import cas
 from uploader.root.stored_document import parse_aside, read_stored
-from uploader.runtime.together import together
+from uploader.runtime.task_groups import together
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy

@@ -18,9 +18,9 @@ from uploader.format.garbage import first_seq_no
 from uploader.format.inventory import Part, fragment_number, part_of
 from uploader.format.manifest import Manifest
 from uploader.format.snapshot import Snapshot
-from uploader.garbage.collection_heads import Head
+from uploader.garbage.observed_heads import Head
 from uploader.root.stored_document import read_stored
-from uploader.runtime.together import all_of
+from uploader.runtime.task_groups import all_of
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from walstore.errors import CollectionRefusedError, CorruptionError, FormatVersionError

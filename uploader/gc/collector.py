@@ -36,17 +36,17 @@ from uploader.garbage.collection import (
     Plan,
     ProgressCallback,
 )
-from uploader.garbage.collection_heads import HeadFile
 from uploader.garbage.garbage_file import GarbageFile
 from uploader.garbage.holds import Keepers
+from uploader.garbage.observed_heads import HeadFile
+from uploader.gc.apply import Execution
 from uploader.gc.collectable import Collectable
 from uploader.gc.deleter import Deleter
-from uploader.gc.dropping import Dropping
-from uploader.gc.execution import Execution
-from uploader.gc.leaks import Leak, find_leaks
+from uploader.gc.manifest_drop import Dropping
 from uploader.gc.misfits import void_misfits
+from uploader.gc.orphans import Leak, find_leaks
 from uploader.gc.planner import Planner
-from uploader.layouts.roots import find_root
+from uploader.layouts.open_root import find_root
 from uploader.read.fragment_reader import FragmentReader
 from uploader.root.root import Root
 from uploader.root.tree import ManifestTree

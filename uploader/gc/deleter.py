@@ -14,7 +14,7 @@ from uploader.garbage.collection import (
     ProgressCallback,
 )
 from uploader.gc.collectable import Collectable
-from uploader.gc.leaks import Leak
+from uploader.gc.orphans import Leak
 from uploader.stores.port import ObjectStore
 from uploader.stores.removal import remove
 from walstore.ports import Clock

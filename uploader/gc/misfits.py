@@ -1,6 +1,6 @@
 """Misfits: fragments behind a log's end that no manifest can ever name, and wal3 would link all the same.
 
-A writer that opens the log voids them, see ``uploader/root/adoption.py``. A collector does so, too, since
+A writer that opens the log voids them (``root/orphan_recovery.py``). A collector does so, too, since
 nobody of ours may open the log for a long time. What may still come to fit is left alone, however old it
 is: nothing tells whether its writer is gone, and one that is not takes it for put. It would publish, and
 acknowledge, what is not there any more.
@@ -15,7 +15,7 @@ from uploader.format import layout
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment import inspect_fragment
 from uploader.root import cas
-from uploader.root.adoption import VOID, can_follow
+from uploader.root.orphan_recovery import VOID, can_follow
 from uploader.root.ownership import is_shipped_to
 from uploader.root.root import Root
 from uploader.root.stored_document import read_object

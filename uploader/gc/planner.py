@@ -12,11 +12,11 @@ from uploader.format.entries import Entry
 from uploader.format.garbage import Garbage, StaleGarbageError, apply_garbage, is_dropped
 from uploader.format.manifest import Manifest
 from uploader.garbage.collection import CollectorSettings, Cutoff, Plan
-from uploader.garbage.collection_heads import MICROSECONDS, HeadFile
 from uploader.garbage.cutoff import find_cutoff, load_beginning, lowest_cursor
 from uploader.garbage.garbage_file import GarbageFile
 from uploader.garbage.garbage_plan import Cut, plan_garbage
 from uploader.garbage.holds import Hold, Keepers
+from uploader.garbage.observed_heads import MICROSECONDS, HeadFile
 from uploader.root.tree import ManifestTree
 from walstore.errors import ContentionError, CorruptionError
 from walstore.ports import Clock

@@ -13,7 +13,7 @@ from uploader.format import layout, rollup
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import Replacement, RollUpSettings
-from uploader.layouts.errand import Errand, put_anyhow
+from uploader.layouts.log_session import Errand, put_anyhow
 
 _FOLD_FRAGMENTS: Final = 256
 """Fragments that are added to the manifest at once; it is copied each time."""

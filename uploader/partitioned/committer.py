@@ -25,11 +25,11 @@ from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.staged import StagedFragment
 from uploader.partitioned.staging import delete_staged
 from uploader.partitioned.write_id import JOBS, WriteId, is_passing, job_time_us, staging_of
-from uploader.runtime.together import together
+from uploader.runtime.task_groups import together
 from uploader.stores.port import ObjectStore
 from uploader.stores.removal import remove
 from uploader.stores.retry import RetryPolicy
-from uploader.write.patience import Patience
+from uploader.write.stall_guard import Patience
 from walstore.errors import InvalidSettingsError, WalError
 from walstore.ports import Clock
 from walstore.runtime.threads import Worker

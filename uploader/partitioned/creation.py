@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uploader.layouts.roots import find_root
+from uploader.layouts.open_root import find_root
 from uploader.partitioned.partitions import create_partitions, read_partitions
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts

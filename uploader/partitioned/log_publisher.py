@@ -29,14 +29,14 @@ from uploader.partitioned.write_id import HOLD_SECONDS, job_time_us
 from uploader.root.root import Root
 from uploader.root.stored_document import read_object
 from uploader.root.tree import ManifestTree
-from uploader.root.writable import check_unsealed
+from uploader.root.write_guard import check_unsealed
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.write.fragment_puts import FragmentPuts, Taken
-from uploader.write.log_end import Fate, LogEnd
-from uploader.write.parcel import Parcel
-from uploader.write.patience import Patience
+from uploader.write.pending_fragment import Parcel
+from uploader.write.shared_tail import Fate, LogEnd
+from uploader.write.stall_guard import Patience
 from uploader.write.stream_guard import StreamGuard
 from walstore.errors import ContentionError, CorruptionError, OutcomeUnknownError, WalError
 from walstore.runtime.threads import Worker

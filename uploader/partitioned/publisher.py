@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from uploader.layouts.roots import find_root
+from uploader.layouts.open_root import find_root
 from uploader.partitioned.commit_record import LogPlan
 from uploader.partitioned.keeper import Keeper, SupersededError
 from uploader.partitioned.log_publisher import LogPublisher, StagedMissingError
@@ -18,11 +18,11 @@ from uploader.partitioned.staged import StagedFragment
 from uploader.partitioned.sub_store import SubStore
 from uploader.partitioned.write_id import JOBS, is_passing
 from uploader.root.ownership import direct_writer_name
-from uploader.runtime.together import together
+from uploader.runtime.task_groups import together
 from uploader.stores.port import ObjectStore
 from uploader.stores.removal import remove
 from uploader.stores.retry import RetryPolicy
-from uploader.write.patience import Patience
+from uploader.write.stall_guard import Patience
 from walstore.errors import CorruptionError
 from walstore.runtime.threads import Worker
 

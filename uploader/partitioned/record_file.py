@@ -11,7 +11,7 @@ from uploader.root.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.write.patience import Patience
+from uploader.write.stall_guard import Patience
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from uploader.format import layout
-from uploader.layouts.roots import find_root
+from uploader.layouts.open_root import find_root
 from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.staged import StagedFragment, encode, raised
 from uploader.partitioned.sub_store import SubStore
 from uploader.partitioned.write_id import WriteId, is_passing
 from uploader.root import cas
-from uploader.runtime.together import together
+from uploader.runtime.task_groups import together
 from uploader.stores.port import ObjectStore
 from uploader.stores.removal import remove
 from uploader.stores.retry import RetryPolicy

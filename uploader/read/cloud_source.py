@@ -13,7 +13,7 @@ from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.read.fragment_reader import FragmentReader, pieces
 from uploader.read.read_ahead import ReadAhead
-from uploader.runtime.together import together
+from uploader.runtime.task_groups import together
 from walstore.batches.batch import Batch
 from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock

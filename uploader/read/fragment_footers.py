@@ -18,7 +18,7 @@ from uploader.format.entries import Fragment
 from uploader.fragments.fragment import footer_bytes, read_footer
 from uploader.fragments.fragment_file import Footer
 from uploader.fragments.parquet_metadata import END_BYTES
-from uploader.runtime.together import all_of
+from uploader.runtime.task_groups import all_of
 from walstore.errors import CorruptionError, WalError
 from walstore.runtime.threads import Worker
 

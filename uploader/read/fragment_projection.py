@@ -14,7 +14,7 @@ from uploader.format.entries import Fragment
 from uploader.fragments.fragment import decode_columns
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.fragments.fragment_file import column_ranges
-from uploader.runtime.together import all_of
+from uploader.runtime.task_groups import all_of
 from walstore.errors import CorruptionError
 from walstore.runtime.threads import Worker
 

@@ -22,14 +22,14 @@ from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment import decode_fragment, has_length, verify_fragment
 from uploader.fragments.fragment_batch import FragmentBatch
-from uploader.layouts.roots import find_root
+from uploader.layouts.open_root import find_root
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_footers import PARALLEL, FragmentFooters
 from uploader.read.fragment_projection import read_columns
 from uploader.root.stored_document import read_object
 from uploader.root.tree import ManifestTree
-from uploader.root.writable import check_not_destroyed
-from uploader.runtime.together import together
+from uploader.root.write_guard import check_not_destroyed
+from uploader.runtime.task_groups import together
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy

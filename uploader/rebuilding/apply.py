@@ -27,10 +27,10 @@ from uploader.format.snapshot import Snapshot
 from uploader.rebuilding.note import Note, Void
 from uploader.rebuilding.plan import RebuildPlan
 from uploader.root import cas
-from uploader.root.adoption import VOID
+from uploader.root.orphan_recovery import VOID
 from uploader.root.stored_document import MOST_FRAGMENT_BYTES, read_object, read_stored
-from uploader.root.writable import check_not_destroyed
-from uploader.runtime.together import together
+from uploader.root.write_guard import check_not_destroyed
+from uploader.runtime.task_groups import together
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy

@@ -27,7 +27,7 @@ from uploader.rebuilding.note import Note, Void
 from uploader.rebuilding.survey import SeenFragment, Survey
 from uploader.rebuilding.tree import grow, to_put
 from uploader.root.ownership import Claim, is_direct_writer_name
-from uploader.root.writable import writer_after_rebuild
+from uploader.root.write_guard import writer_after_rebuild
 from walstore.errors import CorruptionError, InvalidSettingsError, LogNotFoundError
 
 Keep: TypeAlias = Literal["before", "after"] | int

@@ -16,7 +16,7 @@ from uploader.rebuilding import plan as planning
 from uploader.rebuilding.apply import Rebuild
 from uploader.rebuilding.plan import Keep, RebuildPlan
 from uploader.rebuilding.survey import Progress, survey
-from uploader.root.writable import check_not_destroyed, destroyed
+from uploader.root.write_guard import check_not_destroyed, destroyed
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store

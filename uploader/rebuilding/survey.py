@@ -24,12 +24,12 @@ from uploader.format.names import MANIFEST_PREFIX, SHARD_PREFIX, FragmentName
 from uploader.format.sealing import is_blocker
 from uploader.format.snapshot import Snapshot
 from uploader.fragments.fragment import fragment_maker, inspect_fragment
-from uploader.garbage.collection_heads import read_heads
+from uploader.garbage.observed_heads import read_heads
 from uploader.rebuilding.note import Note
-from uploader.root.adoption import VOID
+from uploader.root.orphan_recovery import VOID
 from uploader.root.stored_document import most_bytes_at, read_stored_or_damaged
 from uploader.root.stream_file import read_closings
-from uploader.runtime.together import together
+from uploader.runtime.task_groups import together
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore, StoredObject
 from walstore.errors import CorruptionError, InvalidSettingsError

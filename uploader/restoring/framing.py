@@ -18,7 +18,7 @@ import msgpack
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from walstore.batches.draft import BATCH_RECORDS
+from walstore.batches.batch_builder import BATCH_RECORDS
 from walstore.format import frame
 from walstore.format.frame import Column, Kind
 

@@ -21,7 +21,7 @@ from uploader.format.closings import closings_in, finished_closings
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment_batch import FragmentBatch
-from uploader.layouts.roots import find_root
+from uploader.layouts.open_root import find_root
 from uploader.read.cloud_log import CloudLog
 from uploader.restoring.log_builder import LogBuilder
 from uploader.restoring.restore_marker import RestoreMarker
@@ -29,8 +29,8 @@ from uploader.restoring.restored import Restored, RestoreProgress
 from uploader.root.ownership import check_shippable, owner
 from uploader.root.stream_file import StreamFile
 from uploader.root.tree import ManifestTree
-from uploader.root.writable import check_unsealed
-from uploader.runtime.together import together
+from uploader.root.write_guard import check_unsealed
+from uploader.runtime.task_groups import together
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.write.cloud_tier import CloudTier
@@ -45,7 +45,7 @@ from walstore.errors import (
 from walstore.files.locks import this_process
 from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock, FileSystem
-from walstore.runtime.faults import describe_open
+from walstore.runtime.error_mapping import describe_open
 from walstore.runtime.threads import Worker
 from walstore.settings import Settings
 

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from uploader.restoring.framing import Framed
 from walstore.append.framer import Framer, Spot
-from walstore.batches.draft import marks_column
-from walstore.batches.terms import MAX_STREAMS
+from walstore.batches.batch_builder import marks_column
+from walstore.batches.conditions import MAX_STREAMS
 from walstore.format import frame, segment
 from walstore.format.ledger import Ledger, Marks, StreamInfo
 from walstore.format.recovery import Chain

@@ -27,7 +27,7 @@ from typing import Final
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt
 
-from uploader.format.moment import Moment
+from uploader.format.two_clock_time import Moment
 from uploader.root.stored_document import most_bytes_at, read_object
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import ObjectStore

@@ -15,7 +15,7 @@ from functools import partial
 from uploader.format.manifest import Manifest
 from uploader.root.ownership import Claim, next_claim
 from uploader.root.root import Root
-from uploader.root.writable import check_unsealed
+from uploader.root.write_guard import check_unsealed
 from walstore.format.claims import Claims
 
 Remember = Callable[[Claims], Awaitable[None]]

@@ -18,7 +18,7 @@ from uploader.format.manifest import Manifest
 from uploader.format.rollup import Replacement, RollUpSettings, fold, is_ripe, plan
 from uploader.format.snapshot import Snapshot
 from uploader.root import cas
-from uploader.runtime.beside import Beside
+from uploader.runtime.background_task import Beside
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError, WalError

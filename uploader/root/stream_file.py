@@ -16,7 +16,7 @@ from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
-from walstore.batches.terms import MAX_LEDGER_BYTES
+from walstore.batches.conditions import MAX_LEDGER_BYTES
 from walstore.runtime.threads import Worker
 
 Change = Callable[[StreamTable], StreamTable | None]

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from uploader.runtime.together import together
+from uploader.runtime.task_groups import together
 from uploader.stores.latencies import Latencies
 from uploader.stores.port import ObjectStore, get_bounded
 from uploader.stores.race import Answer, ask, settle_put, settle_read

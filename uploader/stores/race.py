@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
-from uploader.runtime.together import together
+from uploader.runtime.task_groups import together
 from uploader.stores.errors import PreconditionFailedError
 from uploader.stores.port import StoredObject
 from uploader.stores.retry import is_transient

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from uploader.runtime.together import together
+from uploader.runtime.task_groups import together
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import (
     FIRST_PAGE,

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from uploader.layouts.roots import Layout
+from uploader.layouts.open_root import Layout
 from uploader.read.cloud_log import CloudLog
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.testing.shuffled import ShuffledStore

@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable
 from uploader.chain.chain_settings import ChainSettings
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.roots import Layout, find_root, needs_swaps
+from uploader.layouts.open_root import Layout, find_root, needs_swaps
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader, pieces
 from uploader.read.read_ahead import ReadersAhead
-from uploader.root.noting import Note, noting
+from uploader.root.notifying_root import Note, noting
 from uploader.root.ownership import check_owner, check_shippable, owner
 from uploader.root.root import Root
-from uploader.root.writable import check_not_destroyed, check_unsealed, has_records
+from uploader.root.write_guard import check_not_destroyed, check_unsealed, has_records
 from uploader.runtime.shared_worker import SharedWorker
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts

@@ -15,25 +15,25 @@ from functools import partial
 from uploader.chain.chain_settings import ChainSettings
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.manifest import Manifest
-from uploader.layouts.roots import Layout, find_root, needs_swaps
-from uploader.root.noting import Note, noting
+from uploader.layouts.open_root import Layout, find_root, needs_swaps
+from uploader.root.notifying_root import Note, noting
 from uploader.root.ownership import check_direct, direct_writer_name
 from uploader.root.root import Root
-from uploader.root.writable import check_exists, check_unsealed, has_records
+from uploader.root.write_guard import check_exists, check_unsealed, has_records
 from uploader.runtime.shared_worker import SharedWorker
-from uploader.runtime.together import told_of
+from uploader.runtime.task_groups import told_of
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
+from uploader.write.commit_loop import ParcelShipper
 from uploader.write.fragment_puts import FragmentPuts, puts_at_once
-from uploader.write.parcel_shipper import ParcelShipper
-from uploader.write.patience import Patience
+from uploader.write.stall_guard import Patience
 from uploader.write.stream_door import StreamDoor
 from uploader.write.stream_guard import StreamGuard
 from uploader.write.writer_settings import WriterSettings, WriterStatistics
-from walstore.batches.draft import Group
-from walstore.batches.group import make_group, make_record
+from walstore.batches.append_request import make_group, make_record
+from walstore.batches.batch_builder import Group
 from walstore.errors import OffsetMismatchError, WalClosedError
 from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock

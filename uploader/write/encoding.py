@@ -15,7 +15,7 @@ import pyarrow as pa
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.write.building import Building, Records
 from walstore.batches.arrow import SCHEMA, offsets_array
-from walstore.batches.draft import Draft
+from walstore.batches.batch_builder import Draft
 from walstore.runtime.threads import Worker
 
 

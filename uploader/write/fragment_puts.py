@@ -29,16 +29,16 @@ from uploader.fragments.fragment import (
 )
 from uploader.fragments.fragment_builder import EncodedFragment
 from uploader.root import cas
-from uploader.root.adoption import VOID, Orphan, can_follow
+from uploader.root.orphan_recovery import VOID, Orphan, can_follow
 from uploader.root.root import Root
 from uploader.root.stored_document import read_object
-from uploader.runtime.together import together
+from uploader.runtime.task_groups import together
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.write.building import Building, Records
-from uploader.write.patience import Patience
 from uploader.write.put_window import PutWindow, WindowedStore
+from uploader.write.stall_guard import Patience
 from walstore.errors import ContentionError, LogSealedError, OutcomeUnknownError
 from walstore.runtime.threads import Worker
 

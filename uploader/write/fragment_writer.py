@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from uploader.format.entries import Fragment
 from uploader.fragments.fragment_builder import EncodedFragment
 from uploader.fragments.fragment_columns import setsum_of
-from uploader.root.adoption import Orphan
+from uploader.root.orphan_recovery import Orphan
 from uploader.root.ownership import is_outdated
 from uploader.write.building import Building
 from uploader.write.fragment_puts import FragmentPuts, Taken

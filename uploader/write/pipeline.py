@@ -14,17 +14,17 @@ from contextlib import asynccontextmanager
 from itertools import takewhile
 
 from uploader.format.entries import Fragment
-from uploader.root import adoption
-from uploader.root.adoption import Slot
+from uploader.root import orphan_recovery
+from uploader.root.orphan_recovery import Slot
 from uploader.root.ownership import is_outdated
 from uploader.root.root import Root
 from uploader.stores.retry import RetryPolicy
 from uploader.write.announcer import Announcer
-from uploader.write.conveyor import Conveyor
+from uploader.write.cut_schedule import Pace
 from uploader.write.fragment_writer import FragmentWriter
-from uploader.write.pace import Pace
-from uploader.write.patience import Patience
+from uploader.write.publish_pipeline import Conveyor
 from uploader.write.shipment import Shipment
+from uploader.write.stall_guard import Patience
 from walstore.errors import ContentionError
 from walstore.ports import Clock, TierSource
 
@@ -71,7 +71,9 @@ class Pipeline:
         manifest = self._root.manifest
         orphans = [orphan for orphan in found if not is_outdated(orphan.maker, manifest)]
         self._orphans = len(orphans)
-        self._slots = deque(adoption.plan(manifest.next_seq_no, manifest.next_offset, orphans))
+        self._slots = deque(
+            orphan_recovery.plan(manifest.next_seq_no, manifest.next_offset, orphans)
+        )
         if orphans:
             logger.warning("%s has %d unpublished fragments", self._url, len(orphans))
 

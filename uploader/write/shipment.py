@@ -10,13 +10,13 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 
-from uploader.root.adoption import Slot
+from uploader.root.orphan_recovery import Slot
 from uploader.root.root import Root
 from uploader.stores.retry import RetryPolicy
 from uploader.write.building import Building
-from uploader.write.conveyor import Conveyor, Make
+from uploader.write.cut_schedule import Pace
 from uploader.write.fragment_writer import FragmentWriter, gather
-from uploader.write.pace import Pace
+from uploader.write.publish_pipeline import Conveyor, Make
 from walstore.batches.batch import Batch
 from walstore.errors import ContentionError
 from walstore.ports import Clock, TierSource

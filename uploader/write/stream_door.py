@@ -16,10 +16,10 @@ from functools import partial
 from uploader.format.layout import FIRST_OFFSET
 from uploader.format.stream_table import StreamTable
 from uploader.root.root import Root
-from uploader.root.writable import check_unsealed
-from uploader.write.patience import Patience
+from uploader.root.write_guard import check_unsealed
+from uploader.write.stall_guard import Patience
 from uploader.write.stream_guard import StreamGuard
-from walstore.batches.terms import check_metadata, check_name
+from walstore.batches.conditions import check_metadata, check_name
 from walstore.errors import (
     CorruptionError,
     LimitExceededError,

@@ -31,14 +31,14 @@ from uploader.format.closings import (
 )
 from uploader.format.manifest import Manifest
 from uploader.format.stream_table import StreamTable
-from uploader.root.adoption import Orphan
+from uploader.root.orphan_recovery import Orphan
 from uploader.root.ownership import check_direct
 from uploader.root.root import Root
 from uploader.root.stream_file import Change, StreamFile
-from uploader.runtime.beside import Beside
+from uploader.runtime.background_task import Beside
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.write.patience import Patience
+from uploader.write.stall_guard import Patience
 from walstore.runtime.threads import Worker
 
 logger = logging.getLogger("walstore")

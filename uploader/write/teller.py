@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from uploader.write.parcel import Parcel
+from uploader.write.pending_fragment import Parcel
 from uploader.write.telling import AT_ONCE, Telling
 
 

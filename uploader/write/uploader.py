@@ -26,16 +26,16 @@ from uploader.format.rollup import RollUpSettings
 from uploader.root.claiming import Claiming, Remember
 from uploader.root.ownership import Claim, check_held, check_owner, writer_name
 from uploader.root.root import Root
-from uploader.runtime.together import first_of, together
+from uploader.runtime.task_groups import first_of, together
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
+from uploader.write.cut_schedule import TIMER_SECONDS
 from uploader.write.fragment_puts import FragmentPuts, puts_at_once
 from uploader.write.fragment_writer import FragmentWriter, LateFragmentError
-from uploader.write.pace import TIMER_SECONDS
-from uploader.write.patience import Patience
 from uploader.write.pipeline import Pipeline
 from uploader.write.shipment import Shipment
+from uploader.write.stall_guard import Patience
 from walstore.errors import (
     ContentionError,
     CorruptionError,

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 
 from walstore.append.budgets import ChannelBudget
-from walstore.batches.draft import BATCH_RECORDS, RECORD_OVERHEAD_BYTES, Draft, Group
-from walstore.batches.terms import TERMS_BYTES, check_room, stream_marks
+from walstore.batches.batch_builder import BATCH_RECORDS, RECORD_OVERHEAD_BYTES, Draft, Group
+from walstore.batches.conditions import TERMS_BYTES, check_room, stream_marks
 from walstore.errors import (
     OffsetNotWrittenError,
     RecordTooLargeError,
@@ -31,10 +31,10 @@ from walstore.errors import (
 )
 from walstore.format.frame import MOST_RECORDS
 from walstore.format.ledger import Ledger, Marks
-from walstore.runtime.faults import fresh
-from walstore.runtime.limits import Limit
+from walstore.runtime.error_mapping import fresh
 from walstore.runtime.loop_guard import LoopGuard
 from walstore.runtime.statistics import ErrorCounts
+from walstore.runtime.watermark import Limit
 from walstore.settings import Settings
 
 

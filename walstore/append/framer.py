@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from walstore.batches.batch import FrameBatch
-from walstore.batches.draft import Draft, marks_column
+from walstore.batches.batch_builder import Draft, marks_column
 from walstore.format import codec, frame
 from walstore.format.recovery import Chain
 

@@ -17,9 +17,9 @@ from walstore.append.cache import Cache
 from walstore.append.commit import Commit, Reached
 from walstore.errors import WalError
 from walstore.files.segment_file import Segment
-from walstore.runtime.faults import fresh
-from walstore.runtime.limits import Limit
+from walstore.runtime.error_mapping import fresh
 from walstore.runtime.statistics import ErrorCounts
+from walstore.runtime.watermark import Limit
 
 
 class LogState:

@@ -27,7 +27,7 @@ from typing import Final
 from walstore.append.commit import Commit, Reached, TailError
 from walstore.append.framer import Framer, Spot
 from walstore.batches.batch import FrameBatch
-from walstore.batches.draft import Draft
+from walstore.batches.batch_builder import Draft
 from walstore.errors import WalError
 from walstore.files.active import ActiveCell, ActiveFile
 from walstore.files.durable_file import write_hint
@@ -39,7 +39,7 @@ from walstore.format.recovery import Chain
 from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.format.segment_streams import SegmentStreams
 from walstore.ports import Clock, File, FileSystem, Lock
-from walstore.runtime.faults import describe_upkeep, is_full
+from walstore.runtime.error_mapping import describe_upkeep, is_full
 from walstore.settings import Settings
 
 logger = logging.getLogger("walstore")

@@ -21,11 +21,11 @@ from typing import Protocol, TypeVar
 from walstore.append.channel import Channel
 from walstore.append.commit import Commit, Reached, TailError
 from walstore.append.tail import Tail
-from walstore.batches.draft import Draft
+from walstore.batches.batch_builder import Draft
 from walstore.errors import FencedError, Outcome, WalClosedError, WalError
 from walstore.files.segment_file import Segment
 from walstore.ports import Clock
-from walstore.runtime.faults import describe, fresh
+from walstore.runtime.error_mapping import describe, fresh
 from walstore.runtime.observer import UNOBSERVED, Observer
 from walstore.runtime.threads import Lane
 from walstore.settings import Settings

@@ -15,8 +15,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
-from walstore.batches.draft import BATCH_RECORDS
-from walstore.batches.picking import rows_of, split_even
+from walstore.batches.batch_builder import BATCH_RECORDS
+from walstore.batches.column_select import rows_of, split_even
 from walstore.errors import CorruptionError
 from walstore.format import frame
 from walstore.format.frame import FrameHeader, Kind

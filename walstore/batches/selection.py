@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from walstore.batches import picking
+from walstore.batches import column_select
 from walstore.batches.batch import Batch, FrameBatch
 from walstore.format import frame
 from walstore.format.frame import Kind
@@ -47,7 +47,7 @@ class SelectedBatch(Batch):
     def offsets(self) -> Sequence[int]:
         """The records' offsets, growing; a range if they follow each other."""
         if self._offsets is None:
-            self._offsets = picking.pick(self._source.offsets, self._rows)
+            self._offsets = column_select.pick(self._source.offsets, self._rows)
         return self._offsets
 
     @property
@@ -60,22 +60,22 @@ class SelectedBatch(Batch):
     @property
     def keys(self) -> Sequence[bytes | None]:
         """The keys; None where a record has none."""
-        return picking.pick(self._source.keys, self._rows)
+        return column_select.pick(self._source.keys, self._rows)
 
     @property
     def streams(self) -> Sequence[str | None]:
         """The stream names; None where a record has none."""
-        return picking.pick(self._source.streams, self._rows)
+        return column_select.pick(self._source.streams, self._rows)
 
     @property
     def headers(self) -> Sequence[Mapping[str, bytes]]:
         """The headers; an empty mapping where a record has none."""
-        return picking.pick(self._source.headers, self._rows)
+        return column_select.pick(self._source.headers, self._rows)
 
     @property
     def timestamps_us(self) -> Sequence[int]:
         """Microseconds since 1970 UTC, never decreasing."""
-        return picking.pick(self._source.timestamps_us, self._rows)
+        return column_select.pick(self._source.timestamps_us, self._rows)
 
     @property
     def nbytes(self) -> int:
@@ -103,7 +103,7 @@ class SelectedBatch(Batch):
         return whole if len(self._rows) == len(self._source) else take(whole, self._rows)
 
     def _pick_values(self) -> Sequence[bytes]:
-        return picking.pick(self._source.values, self._rows)
+        return column_select.pick(self._source.values, self._rows)
 
 
 class FrameSelection(SelectedBatch):
@@ -126,7 +126,9 @@ class FrameSelection(SelectedBatch):
             return [None] * len(self)
         names: list[str | None] = [None, *source.stream_names]
         try:
-            return [names[at] for at in picking.pick(source.uints(Kind.STREAM_IDS), self._rows)]
+            return [
+                names[at] for at in column_select.pick(source.uints(Kind.STREAM_IDS), self._rows)
+            ]
         except IndexError:
             source.refuse("a stream that has no name")
 
@@ -147,7 +149,7 @@ class FrameSelection(SelectedBatch):
         if not source.has(Kind.TIMESTAMP_DELTAS):
             return [base] * len(self)
         deltas = source.uints(Kind.TIMESTAMP_DELTAS)
-        times = [base + delta for delta in picking.pick(deltas, self._rows)]
+        times = [base + delta for delta in column_select.pick(deltas, self._rows)]
         if times and max(times) > source.header.max_timestamp_us:
             source.refuse("a record that is newer than the last one")
         return times
@@ -161,18 +163,20 @@ class FrameSelection(SelectedBatch):
     def _pick_values(self) -> Sequence[bytes]:
         source = self._source
         if source.has_decoded_values:
-            return picking.pick(source.values, self._rows)
+            return column_select.pick(source.values, self._rows)
         encoding, lengths = source.column(Kind.VALUE_LENGTHS)
         if encoding == frame.CONSTANT:
             size = frame.decode_uints(lengths, encoding, 1)[0]
-            return picking.pick_even_blobs(source.column(Kind.VALUES)[1], size, self._rows)
-        return picking.pick_blobs(*source.value_buffer(), self._rows)
+            return column_select.pick_even_blobs(source.column(Kind.VALUES)[1], size, self._rows)
+        return column_select.pick_blobs(*source.value_buffer(), self._rows)
 
     def _pick_optional(self, lengths: Kind, blob: Kind) -> Sequence[bytes | None]:
         if not self._source.has(blob):
             return [None] * len(self)
         data = self._source.column(blob)[1]
-        return picking.pick_optional_blobs(data, self._source.sizes(lengths, blob), self._rows)
+        return column_select.pick_optional_blobs(
+            data, self._source.sizes(lengths, blob), self._rows
+        )
 
 
 def select(batch: Batch, rows: Sequence[int]) -> Batch:

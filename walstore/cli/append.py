@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from walstore.batches.terms import MAX_NAME_CHARS
+from walstore.batches.conditions import MAX_NAME_CHARS
 from walstore.cli.errors import UsageError
 from walstore.cli.layout import Alpha, LayoutOption, Shards, layout_arguments
 from walstore.cli.location import is_url, to_directory, to_url

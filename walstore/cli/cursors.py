@@ -20,7 +20,7 @@ from walstore.cursors.file import TAG_BYTES, CursorState, check_name
 from walstore.cursors.queue import patiently
 from walstore.errors import LogNotFoundError, OffsetNotWrittenError, OffsetTrimmedError
 from walstore.files.locks import this_process
-from walstore.files.view import LogView
+from walstore.files.log_snapshot import LogView
 from walstore.records import from_timestamp_us
 from walstore.runtime.clock import SystemClock
 

@@ -49,7 +49,7 @@ def destroy(
 
 async def _destroy(url: str, *, even_unsealed: bool, is_confirmed: bool) -> dict[str, Any]:
     from uploader.format import layout
-    from uploader.layouts.errand import errand
+    from uploader.layouts.log_session import errand
 
     async with errand(url) as found:
         manifest = found.root.manifest

@@ -11,7 +11,7 @@ from pathlib import Path
 from walstore.batches.batch import Batch
 from walstore.errors import OffsetTrimmedError
 from walstore.files.directory import read_cell
-from walstore.files.extent import measure
+from walstore.files.log_bounds import measure
 from walstore.files.log_files import LogFiles
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import CHUNK_BYTES

@@ -96,7 +96,7 @@ async def _read_times(
     footers: FragmentFooters, entries: Sequence[Fragment]
 ) -> list[Sequence[int | None]]:
     """Return the times of the oldest and the newest record of each; None where a footer has none."""
-    from uploader.runtime.together import together
+    from uploader.runtime.task_groups import together
 
     async with together() as group:
         reading = [group.create_task(footers.get(entry)) for entry in entries]

@@ -55,7 +55,7 @@ def manifest(
 
 
 async def _load(url: str) -> tuple[str, Manifest]:
-    from uploader.layouts.errand import errand
+    from uploader.layouts.log_session import errand
 
     async with errand(url) as opened:
         opened.check_found()

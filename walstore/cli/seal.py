@@ -41,7 +41,7 @@ def seal(url: StoredAt, *, confirm: Confirm = False, as_json: AsJson = False) ->
 
 async def _seal(url: str, *, is_confirmed: bool) -> dict[str, Any]:
     from uploader.admin.seal import seal
-    from uploader.layouts.errand import errand
+    from uploader.layouts.log_session import errand
 
     async with errand(url) as found:
         found.check_found()

@@ -9,8 +9,8 @@ from walstore.cli.location import to_directory
 from walstore.cli.options import AsJson, Directory
 from walstore.cli.output import format_bytes, print_json, print_table
 from walstore.errors import CorruptionError
+from walstore.files.log_snapshot import LogView
 from walstore.files.segment_file import Segment
-from walstore.files.view import LogView
 from walstore.format import frame, segment
 from walstore.ports import File
 from walstore.records import from_timestamp_us

@@ -28,7 +28,7 @@ async def append_to_store(
 
     ``placing`` says how a new log is laid out (``layout.py``).
     """
-    from uploader.runtime.together import first_of
+    from uploader.runtime.task_groups import first_of
     from uploader.write.cloud_writer import CloudWriter
     from uploader.write.writer_settings import WriterSettings
 

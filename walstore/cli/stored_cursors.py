@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from uploader.cursors.cloud_cursors import CloudCursors
     from uploader.format.cloud_cursor import CloudCursor
     from uploader.format.manifest import Manifest
-    from uploader.layouts.errand import Errand
+    from uploader.layouts.log_session import Errand
 
 
 async def show(url: str) -> dict[str, Any]:
@@ -88,7 +88,7 @@ async def _remove_damaged(
 @asynccontextmanager
 async def _open(url: str) -> AsyncIterator[tuple[Errand, CloudCursors]]:
     from uploader.cursors.cloud_cursors import CloudCursors
-    from uploader.layouts.errand import errand
+    from uploader.layouts.log_session import errand
 
     async with errand(url) as found:
         found.check_found()

@@ -16,8 +16,8 @@ from walstore.cli.running import run_async
 from walstore.cli.source import open_location
 from walstore.cli.start import parse_place
 from walstore.cursors.directory import list_cursors
-from walstore.files.view import LogView
-from walstore.log.retention import Pin, plan_trim
+from walstore.files.log_snapshot import LogView
+from walstore.log.retention_plan import Pin, plan_trim
 from walstore.log.wal import Wal
 from walstore.runtime.clock import SystemClock
 

@@ -12,7 +12,7 @@ from walstore.cli.location import to_directory, to_url
 from walstore.cli.options import AsJson, Directory, StoreUrl, TakeOver
 from walstore.cli.output import format_bytes, print_fields, print_json, terminal
 from walstore.cli.running import run_async
-from walstore.files.view import LogView
+from walstore.files.log_snapshot import LogView
 from walstore.log.wal import Wal
 from walstore.runtime.clock import SystemClock
 

@@ -14,7 +14,7 @@ from walstore.cursors.consumer_register import ConsumerRegister
 from walstore.cursors.cursor import Cursor
 from walstore.errors import CursorMovedError, WalError
 from walstore.ports import Clock
-from walstore.runtime.faults import fresh
+from walstore.runtime.error_mapping import fresh
 
 logger = logging.getLogger("walstore")
 

@@ -32,7 +32,7 @@ from walstore.errors import (
 )
 from walstore.files.directory import list_segments, load_checkpoint, read_cell
 from walstore.ports import FileSystem
-from walstore.runtime.faults import is_full
+from walstore.runtime.error_mapping import is_full
 
 DIRECTORY_NAME: Final = "cursors"
 LOCK_NAME: Final = ".lock"

@@ -17,7 +17,7 @@ from walstore.cursors.directory import HeldCursors, describe_cursor, hold_cursor
 from walstore.cursors.file import CursorState
 from walstore.errors import OutcomeUnknownError, WalClosedError, WalError, WalLockedError
 from walstore.ports import Clock, FileSystem
-from walstore.runtime.faults import fresh
+from walstore.runtime.error_mapping import fresh
 from walstore.runtime.forks import abandon_in_children
 from walstore.runtime.threads import Lane
 

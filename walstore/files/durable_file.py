@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from walstore.ports import FileSystem
-from walstore.runtime.faults import is_full
+from walstore.runtime.error_mapping import is_full
 
 
 def sync_entry(fs: FileSystem, directory: Path) -> None:

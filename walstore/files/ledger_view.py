@@ -3,7 +3,7 @@
 Every segment begins with the whole ledger, so only the active one is read, up to where the writer has
 synced it; a second look goes on where the first one ended. The cell says where that is, unless something
 follows there: a crash of the machine may leave an older cell. Then the files are asked, as in
-:mod:`walstore.files.extent`, so that all but the last change before such a crash is seen.
+:mod:`walstore.files.log_bounds`, so that all but the last change before such a crash is seen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from walstore.files.directory import (
     read_cell,
     walk_file,
 )
-from walstore.files.extent import Testimony, measure
+from walstore.files.log_bounds import Testimony, measure
 from walstore.files.log_files import cut_at
 from walstore.files.segment_file import read_footer, read_header, read_last_footer
 from walstore.format import frame, segment

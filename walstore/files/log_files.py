@@ -15,13 +15,13 @@ from typing import Final, NamedTuple, cast
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
 from walstore.files.directory import list_segments, read_cell
-from walstore.files.extent import Extent
+from walstore.files.log_bounds import Extent
 from walstore.files.segment_file import CHUNK_BYTES, Segment, iter_chunks, load_index, load_streams
-from walstore.files.timeline import find_offset
+from walstore.files.time_index import find_offset
 from walstore.format import segment
 from walstore.format.segment import SegmentIndex
 from walstore.ports import File, FileSystem
-from walstore.runtime.faults import describe_read
+from walstore.runtime.error_mapping import describe_read
 
 INDEX_BYTES: Final = 8 << 20
 """Most bytes of sealed segments' indexes that are kept; one is kept in any case."""

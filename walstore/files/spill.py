@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from walstore.batches.draft import Draft, marks_column
+from walstore.batches.batch_builder import Draft, marks_column
 from walstore.errors import Outcome, WalClosedError
 from walstore.files.segment_file import Segment
 from walstore.format import frame, segment

@@ -21,9 +21,9 @@ from walstore.append.disk_watch import DiskWatch
 from walstore.append.state import LogState
 from walstore.append.tail import Tail
 from walstore.append.writer import Writer
-from walstore.batches.draft import Group
-from walstore.batches.group import gather_group
-from walstore.batches.terms import Terms
+from walstore.batches.append_request import gather_group
+from walstore.batches.batch_builder import Group
+from walstore.batches.conditions import Terms
 from walstore.cursors.store import CursorStore
 from walstore.errors import (
     CorruptionError,
@@ -42,15 +42,15 @@ from walstore.files.locks import this_process
 from walstore.files.spill import Spill
 from walstore.format import codec
 from walstore.format.claims import Claims
-from walstore.log.host import Host
+from walstore.log.log_resources import Host
 from walstore.log.opening import Entered, Opened, close_log, enter_log, recover_log
 from walstore.log.pins import LogPins, ReaderPins
 from walstore.log.retention_task import Retention
-from walstore.log.shipping import RecoveredRecords, Shipping
+from walstore.log.tier_source import RecoveredRecords, Shipping
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.read.tiered import TieredSource
 from walstore.records import Durability
-from walstore.runtime.faults import describe_open, fresh
+from walstore.runtime.error_mapping import describe_open, fresh
 from walstore.runtime.forks import abandon_in_children
 from walstore.runtime.resource import warn_unclosed
 from walstore.runtime.threads import Lane

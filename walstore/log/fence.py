@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from walstore.batches.draft import Group
-from walstore.batches.terms import Terms, check_name, make_terms
+from walstore.batches.batch_builder import Group
+from walstore.batches.conditions import Terms, check_name, make_terms
 from walstore.errors import RegisterMismatchError
 from walstore.log.transaction import Transaction
 from walstore.records import AnyDurability, Durability

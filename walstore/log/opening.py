@@ -38,8 +38,8 @@ from walstore.files.directory import (
     used_limit,
     walk_file,
 )
+from walstore.files.directory_scan import Found, find_log
 from walstore.files.durable_file import sync_entry, write_durably, write_hint
-from walstore.files.finding import Found, find_log
 from walstore.files.locks import lock_log
 from walstore.files.segment_file import Segment
 from walstore.files.spill import remove_leftovers
@@ -51,7 +51,7 @@ from walstore.format.ledger import Ledger
 from walstore.format.recovery import Chain, Evidence, Verdict
 from walstore.format.segment import SegmentSummary
 from walstore.ports import Clock, File, FileSystem, Lock
-from walstore.runtime.faults import is_full
+from walstore.runtime.error_mapping import is_full
 from walstore.settings import Settings
 
 logger = logging.getLogger("walstore")

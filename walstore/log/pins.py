@@ -20,9 +20,9 @@ from typing import Self
 
 from walstore.cursors import directory as cursor_directory
 from walstore.errors import WalLockedError
-from walstore.log.retention import Pin, Plan
+from walstore.log.retention_plan import Pin, Plan
 from walstore.ports import FileSystem
-from walstore.runtime.faults import describe_read, describe_upkeep, is_full
+from walstore.runtime.error_mapping import describe_read, describe_upkeep, is_full
 
 
 class ReaderPins:

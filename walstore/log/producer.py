@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from walstore.batches.terms import Terms
+from walstore.batches.conditions import Terms
 from walstore.format.packed import MOST_SEQUENCE
 from walstore.log.transaction import Transaction
 from walstore.records import AnyDurability

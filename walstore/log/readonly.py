@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from walstore.batches.batch import Batch
-from walstore.cursors.cursored import Cursored
+from walstore.cursors.cursor_mixin import Cursored
 from walstore.cursors.store import CursorStore
 from walstore.errors import (
     InvalidSettingsError,
@@ -41,7 +41,7 @@ from walstore.read.log_watch import (
 from walstore.read.reader import Reader, ReadGuard
 from walstore.records import Start
 from walstore.runtime.clock import SystemClock
-from walstore.runtime.faults import describe_read, fresh
+from walstore.runtime.error_mapping import describe_read, fresh
 from walstore.runtime.forks import abandon_in_children
 from walstore.runtime.resource import Opening, warn_unclosed
 from walstore.runtime.threads import Worker

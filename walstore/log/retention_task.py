@@ -27,9 +27,9 @@ from walstore.append.state import LogState
 from walstore.errors import WalClosedError, WalError, WalLockedError
 from walstore.format.segment import SegmentSummary
 from walstore.log.pins import HeldPins, LogPins
-from walstore.log.retention import Hold, Pin, Plan, plan_retention, plan_trim
+from walstore.log.retention_plan import Hold, Pin, Plan, plan_retention, plan_trim
 from walstore.ports import Clock
-from walstore.runtime.faults import describe_upkeep
+from walstore.runtime.error_mapping import describe_upkeep
 from walstore.settings import Settings
 
 logger = logging.getLogger("walstore")

@@ -14,13 +14,13 @@ from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from walstore.batches.draft import RECORD_OVERHEAD_BYTES, Draft, Group, split
-from walstore.batches.group import make_record
-from walstore.batches.terms import Terms, check_registers
+from walstore.batches.append_request import make_record
+from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, Draft, Group, split
+from walstore.batches.conditions import Terms, check_registers
 from walstore.errors import RecordTooLargeError, WalClosedError, WalError
 from walstore.files.spill import Spill
 from walstore.records import Durability
-from walstore.runtime.faults import describe_spill, fresh
+from walstore.runtime.error_mapping import describe_spill, fresh
 
 if TYPE_CHECKING:
     from walstore.log.engine import Engine

@@ -9,25 +9,25 @@ from pathlib import Path
 from threading import get_ident
 from typing import Final, Literal, Self
 
-from walstore.batches.draft import RECORD_OVERHEAD_BYTES, Group
-from walstore.batches.group import make_record
-from walstore.batches.terms import Terms, check_metadata, check_name, make_terms
-from walstore.cursors.cursored import Cursored
+from walstore.batches.append_request import make_record
+from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, Group
+from walstore.batches.conditions import Terms, check_metadata, check_name, make_terms
+from walstore.cursors.cursor_mixin import Cursored
 from walstore.cursors.store import CursorStore
 from walstore.errors import StreamClosedError, WouldBlock
 from walstore.files.posix import PosixFileSystem
 from walstore.format.ledger import StreamInfo
 from walstore.log.engine import Engine, open_engine
 from walstore.log.fence import Fence, take_fence
-from walstore.log.host import Host
+from walstore.log.log_resources import Host
 from walstore.log.opening import Recovery
 from walstore.log.producer import Producer
 from walstore.log.readonly import ReadonlyWal
 from walstore.log.transaction import Transaction
 from walstore.ports import Clock, FileSystem, Tier
-from walstore.read.accepted import AcceptedSource
 from walstore.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
 from walstore.read.reader import Reader, ReadSource
+from walstore.read.uncommitted import AcceptedSource
 from walstore.records import AnyDurability, Durability, Start
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.followers import Followers

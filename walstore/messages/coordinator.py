@@ -22,7 +22,7 @@ from walstore.messages.stamp import new_producer_id
 from walstore.ports import Clock
 from walstore.records import AnyDurability, Durability
 from walstore.runtime.clock import SystemClock
-from walstore.runtime.faults import fresh
+from walstore.runtime.error_mapping import fresh
 from walstore.runtime.resource import Opening
 
 

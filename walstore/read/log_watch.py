@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Final
 
 from walstore.errors import CorruptionError, StorageUnavailableError, WalError
-from walstore.files.extent import Extent, measure
+from walstore.files.log_bounds import Extent, measure
 from walstore.files.log_files import Place
 from walstore.format.checkpoint import CELL_BYTES, CELL_FILE_NAME, DurableCell, decode_cell
 from walstore.ports import CellView, Clock, FileSystem
-from walstore.runtime.faults import fresh
-from walstore.runtime.limits import Limit
+from walstore.runtime.error_mapping import fresh
 from walstore.runtime.loop_guard import LoopGuard
+from walstore.runtime.watermark import Limit
 
 SHORTEST_POLL_SECONDS: Final = 0.0005
 LONGEST_POLL_SECONDS: Final = 0.05
@@ -52,7 +52,7 @@ class Look:
 def look_at(fs: FileSystem, directory: Path, opened: CellView | None = None) -> Look:
     """Look at a directory and open its cell, unless ``opened`` is that. Blocking.
 
-    Raises as :func:`walstore.files.extent.measure`, and OSError.
+    Raises as :func:`walstore.files.log_bounds.measure`, and OSError.
     """
     if opened is not None and opened.is_current():
         return Look(measure(fs, directory), None, keeps_cell=True)

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 from walstore.batches.batch import Batch
-from walstore.batches.joined import ConcatBatch, EmptyBatch
+from walstore.batches.concat import ConcatBatch, EmptyBatch
 from walstore.batches.selection import covering, spanning
 from walstore.errors import OffsetNotWrittenError, OffsetTrimmedError, WalError
 from walstore.records import Record, Start, to_timestamp_us

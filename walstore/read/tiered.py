@@ -21,11 +21,11 @@ from walstore.errors import (
     WalError,
 )
 from walstore.files.segment_file import SEARCH_BYTES, Segment, load_streams, read_batches
-from walstore.files.timeline import find_offset
+from walstore.files.time_index import find_offset
 from walstore.ports import FileSystem, Tier
 from walstore.read.healing import DamagedSegments, is_damage, not_shipped
 from walstore.read.reader import ReadGuard
-from walstore.runtime.faults import describe_read, fresh
+from walstore.runtime.error_mapping import describe_read, fresh
 from walstore.runtime.threads import Lane
 
 

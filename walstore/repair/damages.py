@@ -9,8 +9,8 @@ from typing import Final
 from walstore.format import checkpoint, segment
 from walstore.format.segment import SegmentSummary
 from walstore.repair.plan import JOURNAL_NAME, Damage
-from walstore.repair.run import Run, SegmentSurvey, Survey
-from walstore.repair.stretches import Situation, summary_of
+from walstore.repair.runs import Situation, summary_of
+from walstore.repair.survey_types import Run, SegmentSurvey, Survey
 
 _FOREIGN: Final = {
     JOURNAL_NAME: "the plan of an interrupted repair is damaged",

@@ -20,9 +20,9 @@ from walstore.repair.copy import Copy
 from walstore.repair.overlay import Extent, ExtentList, Overlay, Staging
 from walstore.repair.plan import Interval
 from walstore.repair.rebuild import Gap, Rebuilder
-from walstore.repair.run import Healed, Run, SegmentSurvey, Survey
-from walstore.repair.stretches import Situation, understand
+from walstore.repair.runs import Situation, understand
 from walstore.repair.survey import survey_file
+from walstore.repair.survey_types import Healed, Run, SegmentSurvey, Survey
 
 
 def heal(fs: FileSystem, survey: Survey, copy: Copy, staging: Staging) -> Survey:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from walstore.repair.plan import Interval
-from walstore.repair.run import Survey
-from walstore.repair.stretches import Situation, Stretch, summary_of
+from walstore.repair.runs import Situation, Stretch, summary_of
+from walstore.repair.survey_types import Survey
 
 
 def general_notes(survey: Survey, situation: Situation) -> Iterator[str]:

@@ -22,7 +22,7 @@ import msgpack
 from crc32c import crc32c
 
 from walstore.batches.batch import Batch
-from walstore.batches.draft import Draft, marks_column, split
+from walstore.batches.batch_builder import Draft, marks_column, split
 from walstore.format import codec, frame
 from walstore.format.frame import Column, Kind
 from walstore.format.ledger import Ledger, Marks, StreamInfo

@@ -25,7 +25,6 @@ from walstore.files.posix import PosixFileSystem
 from walstore.ports import FileSystem
 from walstore.repair.apply import load_interrupted, run_actions
 from walstore.repair.copy import Copy
-from walstore.repair.decide import decide
 from walstore.repair.heal import heal
 from walstore.repair.overlay import Staging
 from walstore.repair.plan import (
@@ -37,7 +36,8 @@ from walstore.repair.plan import (
     RepairPlan,
     Step,
 )
-from walstore.repair.stretches import Keep
+from walstore.repair.planner import decide
+from walstore.repair.runs import Keep
 from walstore.repair.survey import survey_log
 
 __all__ = [

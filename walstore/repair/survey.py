@@ -18,7 +18,7 @@ from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.segment import SegmentHeader
 from walstore.ports import File, FileSystem
 from walstore.repair.links import Mark
-from walstore.repair.run import SegmentSurvey, Survey
+from walstore.repair.survey_types import SegmentSurvey, Survey
 from walstore.repair.walk import SegmentWalk
 
 

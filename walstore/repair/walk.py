@@ -14,10 +14,10 @@ from walstore.format.ledger import Ledger, Marks
 from walstore.format.recovery import Chain, Verdict
 from walstore.format.segment import SegmentIndex
 from walstore.ports import File
+from walstore.repair.bit_flip import mend
 from walstore.repair.links import Links, Mark
-from walstore.repair.mend import mend
 from walstore.repair.plan import Patch
-from walstore.repair.run import Run, SegmentSurvey
+from walstore.repair.survey_types import Run, SegmentSurvey
 from walstore.verify.frames import FrameScan, find_salt
 
 _CHUNK_BYTES: Final = 8 << 20

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 from weakref import WeakSet, finalize
 
 from walstore.errors import WalClosedError
-from walstore.runtime.faults import fresh
+from walstore.runtime.error_mapping import fresh
 from walstore.runtime.forks import abandon_in_children
 
 _T = TypeVar("_T")

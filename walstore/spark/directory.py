@@ -13,8 +13,8 @@ from typing import Final
 
 from walstore.errors import LogNotFoundError, OffsetTrimmedError, WalError
 from walstore.files.directory import read_cell, walk_file
+from walstore.files.log_snapshot import LogView
 from walstore.files.segment_file import Segment, read_header
-from walstore.files.view import LogView
 from walstore.format import segment
 from walstore.format.recovery import Chain
 from walstore.format.segment import INDEX_INTERVAL_BYTES, SegmentIndex
@@ -32,7 +32,7 @@ class DirectoryLog:
     """A moment of a log directory, with its tier behind it. Close it after planning."""
 
     def __init__(self, location: Location, *, partition: int = 0, use_tier: bool = True) -> None:
-        """Look at the log; see :meth:`walstore.files.view.LogView.open` for the errors.
+        """Look at the log; see :meth:`walstore.files.log_snapshot.LogView.open` for the errors.
 
         ``partition`` is its number if it is one of a partitioned log.
         """

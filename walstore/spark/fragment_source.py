@@ -16,9 +16,9 @@ from uploader.stores.port import ObjectStore
 from walstore.batches.batch import Batch
 from walstore.errors import WalError
 from walstore.runtime.threads import Worker
-from walstore.spark.loop import Loop
 from walstore.spark.partition import FragmentPart
-from walstore.spark.wanted import Wanted
+from walstore.spark.projection import Wanted
+from walstore.spark.sync_runner import Loop
 
 FOOTERS_AT_ONCE: Final = 16
 _MOST_COLUMNS: Final = frozenset({"timestamp_us", "stream"})

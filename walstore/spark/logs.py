@@ -17,9 +17,9 @@ from typing import Final
 from walstore.errors import CorruptionError, InvalidSettingsError, LogNotFoundError, WalError
 from walstore.spark.directory import DirectoryLog
 from walstore.spark.location import Location
+from walstore.spark.log_catalog import Counts, Shelf, StoreShelf, shelf_at, split_partition
 from walstore.spark.options import Selection
 from walstore.spark.plan import EmptyLog
-from walstore.spark.shelves import Counts, Shelf, StoreShelf, shelf_at, split_partition
 from walstore.spark.store import StoreLog
 
 _SHOWN: Final = 5

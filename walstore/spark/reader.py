@@ -14,8 +14,8 @@ from walstore.spark.filters import Narrowed, narrow
 from walstore.spark.options import ReadOptions
 from walstore.spark.partition import LogPartition
 from walstore.spark.planner import plan_read
+from walstore.spark.projection import Wanted
 from walstore.spark.task import read_rows
-from walstore.spark.wanted import Wanted
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter

@@ -15,10 +15,10 @@ from uploader.stores.port import ObjectStore
 from walstore.errors import LogNotFoundError
 from walstore.format.segment import parse_file_name
 from walstore.spark.location import Location
-from walstore.spark.loop import Loop
 from walstore.spark.partition import FragmentPart, FragmentPartition, LogPartition
 from walstore.spark.plan import clip, group
 from walstore.spark.span import Span
+from walstore.spark.sync_runner import Loop
 
 
 class StoreLog:

@@ -27,9 +27,9 @@ from walstore.spark.partition import (
     FragmentPartition,
     LogPartition,
 )
+from walstore.spark.projection import Wanted
 from walstore.spark.rows import RowBuilder
 from walstore.spark.store import StoreLog
-from walstore.spark.wanted import Wanted
 
 logger = logging.getLogger("walstore.spark")
 

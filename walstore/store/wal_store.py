@@ -27,13 +27,13 @@ from walstore.files.anchor import absolute
 from walstore.files.locks import lock_in_store
 from walstore.files.open_files import OpenFiles
 from walstore.files.posix import PosixFileSystem
-from walstore.log.host import FileLane, Host
+from walstore.log.log_resources import FileLane, Host
 from walstore.log.wal import Wal
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.runtime.clock import SystemClock
-from walstore.runtime.faults import describe_open, fresh
+from walstore.runtime.error_mapping import describe_open, fresh
 from walstore.runtime.forks import abandon_in_children
-from walstore.runtime.gates import Gates
+from walstore.runtime.keyed_locks import Gates
 from walstore.runtime.loop_guard import LoopGuard
 from walstore.runtime.observer import Metrics
 from walstore.runtime.resource import Opening, warn_unclosed

@@ -17,10 +17,10 @@ from uploader.admin.fork import fork
 from uploader.admin.seal import seal
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.manifest_log import ManifestLog
-from uploader.layouts.roots import Layout
+from uploader.layouts.open_root import Layout
+from uploader.layouts.swapped_root import ManifestLog
 from uploader.read.fragment_reader import FragmentReader
-from uploader.root.adoption import VOID
+from uploader.root.orphan_recovery import VOID
 from uploader.stores import MemoryStore, PreconditionFailedError
 from uploader.stores.local import LocalStore
 from uploader.stores.port import ObjectStore

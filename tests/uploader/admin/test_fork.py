@@ -29,7 +29,7 @@ from uploader.format.document import position, serialise
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import RollUpSettings
 from uploader.layouts.growing_manifest import Forked
-from uploader.layouts.manifest_log import ManifestLog
+from uploader.layouts.swapped_root import ManifestLog
 from uploader.stores import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, StoreKilled, faults

@@ -10,7 +10,7 @@ from uploader.admin.fork_pin import ForkPin
 from uploader.format import layout
 from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.garbage import Garbage
-from uploader.layouts.errand import errand
+from uploader.layouts.log_session import errand
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
 from uploader.testing.faults import postpone

@@ -13,7 +13,7 @@ from uploader.admin.destroy import destroy
 from uploader.admin.fork import fork
 from uploader.admin.scrubber import Scrubber
 from uploader.admin.seal import seal
-from uploader.chain.chain_log import ChainLog
+from uploader.chain.chain_root import ChainLog
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.findings import Severity

@@ -25,8 +25,8 @@ from uploader.format.setsum import Setsum
 from uploader.fragments.bloom import StreamSet
 from uploader.fragments.fragment import inspect_fragment
 from uploader.fragments.fragment_file import FILE_SCHEMA, STREAMS_KEY
-from uploader.layouts.manifest_log import ManifestLog
-from uploader.root.adoption import VOID
+from uploader.layouts.swapped_root import ManifestLog
+from uploader.root.orphan_recovery import VOID
 from uploader.stores import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, faults

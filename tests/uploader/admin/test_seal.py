@@ -28,10 +28,10 @@ from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.sealing import blocker, is_blocker
 from uploader.fragments.fragment import inspect_fragment
-from uploader.layouts.manifest_log import ManifestLog
-from uploader.layouts.roots import Layout
+from uploader.layouts.open_root import Layout
+from uploader.layouts.swapped_root import ManifestLog
 from uploader.read.cloud_log import CloudLog
-from uploader.root.adoption import VOID
+from uploader.root.orphan_recovery import VOID
 from uploader.stores import MemoryStore, PreconditionFailedError
 from uploader.stores.local import LocalStore
 from uploader.stores.port import ObjectStore

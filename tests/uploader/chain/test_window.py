@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from uploader.chain.window import Window
 from uploader.format.link import Link
 from uploader.format.manifest import Manifest
-from uploader.format.moment import Moment
-from uploader.format.step import Ground, Step
+from uploader.format.pending_link import Ground, Step
+from uploader.format.two_clock_time import Moment
 
 EMPTY = Manifest.initial("w")
 NOW = Moment(0.0, 0)

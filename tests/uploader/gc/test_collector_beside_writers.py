@@ -11,11 +11,11 @@ from tests.uploader.chain.chains import InlineWorker
 from tests.uploader.chain.virtual import VirtualClock, VirtualLoop
 from uploader import CloudLog, CloudWriter, CollectorSettings, GarbageCollector, WriterSettings
 from uploader.garbage.collection import Collected
-from uploader.layouts.roots import find_root
+from uploader.layouts.open_root import find_root
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import LatencyStore
 from uploader.testing.latency import fixed
-from uploader.write.patience import Patience
+from uploader.write.stall_guard import Patience
 
 WRITTEN_SECONDS = 5.0
 SETTINGS = CollectorSettings(interval_seconds=1.0, max_drop_fraction=1)

@@ -14,7 +14,7 @@ from tests.uploader.places import INTERVAL_SECONDS, Place
 from uploader import CloudWriter
 from uploader.admin.seal import seal
 from uploader.format import layout
-from uploader.root.adoption import VOID
+from uploader.root.orphan_recovery import VOID
 from uploader.root.ownership import writer_name
 from uploader.testing.faults import call
 

@@ -10,9 +10,9 @@ import pytest
 from tests.cloud import FAST, cloud_log
 from tests.frames import batch_of, build
 from tests.waiting import until
-from uploader.chain.chain_log import ChainLog
+from uploader.chain.chain_root import ChainLog
 from uploader.fragments.fragment_builder import encode_fragment
-from uploader.layouts.manifest_log import ManifestLog
+from uploader.layouts.swapped_root import ManifestLog
 from uploader.root.root import Root
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore

@@ -25,11 +25,11 @@ from uploader.format.inventory import Part, part_of
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
 from uploader.fragments.fragment_builder import encode_fragment
-from uploader.layouts.manifest_log import ManifestLog
+from uploader.layouts.swapped_root import ManifestLog
 from uploader.rebuilding.note import Note, Void
 from uploader.rebuilding.rebuilding import apply_rebuild, plan_rebuild
 from uploader.restoring.restore import restore
-from uploader.root.adoption import VOID
+from uploader.root.orphan_recovery import VOID
 from uploader.root.ownership import Claim
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.stores.port import ObjectStore

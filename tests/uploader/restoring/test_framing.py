@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from uploader.restoring.framing import Framed, frame_records
 from walstore.batches.arrow import SCHEMA
 from walstore.batches.batch import FrameBatch
-from walstore.batches.draft import BATCH_RECORDS, Draft
+from walstore.batches.batch_builder import BATCH_RECORDS, Draft
 from walstore.format import frame
 
 Row = tuple[bytes, bytes | None, str | None, dict[str, bytes], int]

@@ -14,7 +14,7 @@ from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import RollUpSettings
 from uploader.format.snapshot import Snapshot
-from uploader.layouts.manifest_log import ManifestLog
+from uploader.layouts.swapped_root import ManifestLog
 from uploader.root.tree import ManifestTree
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from uploader.fragments.fragment import fragment_timestamp, verify_fragment
 from uploader.fragments.fragment_builder import FragmentFile
 from uploader.write.encoding import Encoding
-from walstore.batches.draft import Draft
-from walstore.batches.group import make_group
+from walstore.batches.append_request import make_group
+from walstore.batches.batch_builder import Draft
 from walstore.records import NO_HEADERS, Record
 from walstore.runtime.threads import Worker
 

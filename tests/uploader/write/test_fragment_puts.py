@@ -15,7 +15,7 @@ from uploader.chain import ChainLog
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.fragments.fragment import inspect_fragment, verify_fragment
-from uploader.layouts.manifest_log import ManifestLog
+from uploader.layouts.swapped_root import ManifestLog
 from uploader.root.root import Root
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, StoreKilled, faults
@@ -23,7 +23,7 @@ from uploader.testing.faults import fail
 from uploader.write.building import Building
 from uploader.write.fragment_puts import FragmentPuts, Taken
 from uploader.write.fragment_writer import gather
-from uploader.write.patience import Patience
+from uploader.write.stall_guard import Patience
 from walstore.batches.batch import Batch
 from walstore.errors import StorageUnavailableError
 from walstore.runtime.threads import Worker

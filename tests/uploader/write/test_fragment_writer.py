@@ -11,13 +11,13 @@ from tests.uploader.answers import PUT_FAULTS
 from uploader.format import layout
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment import decode_fragment, verify_fragment
-from uploader.layouts.manifest_log import ManifestLog
+from uploader.layouts.swapped_root import ManifestLog
 from uploader.stores import MemoryStore, PreconditionFailedError, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, happen_then_fail, timeout
 from uploader.write.fragment_puts import FragmentPuts
 from uploader.write.fragment_writer import FragmentWriter, LateFragmentError, gather
-from uploader.write.patience import Patience
+from uploader.write.stall_guard import Patience
 from walstore.errors import ContentionError, CorruptionError, StorageUnavailableError
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker

@@ -15,14 +15,14 @@ from tests.cloud import LOG_ID, MemorySource, cloud_values, put_fragment, unrefe
 from tests.local import turns
 from tests.waiting import until
 from uploader.format import layout
-from uploader.layouts.manifest_log import ManifestLog
+from uploader.layouts.swapped_root import ManifestLog
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
 from uploader.write.fragment_puts import FragmentPuts
 from uploader.write.fragment_writer import FragmentWriter, LateFragmentError
-from uploader.write.patience import Patience
 from uploader.write.pipeline import Pipeline
+from uploader.write.stall_guard import Patience
 from walstore.errors import (
     ContentionError,
     CorruptionError,

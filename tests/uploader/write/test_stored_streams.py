@@ -25,7 +25,7 @@ from walstore import (
     Wal,
     WalClosedError,
 )
-from walstore.batches import terms
+from walstore.batches import conditions
 
 LAYOUTS = ["swap", "chain"]
 OTHER = "memory://other"
@@ -134,7 +134,7 @@ async def test_bad_streams(store, name, metadata, error) -> None:
 
 async def test_there_is_a_limit(store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of streams, and of the bytes that all of them take."""
-    monkeypatch.setattr(terms, "MAX_STREAMS", 2)
+    monkeypatch.setattr(conditions, "MAX_STREAMS", 2)
     async with writer(store) as log:
         told = await asyncio.gather(
             *(log.append(name.encode(), stream=name) for name in "abcd"), return_exceptions=True

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from uploader.write.parcel import Parcel
+from uploader.write.pending_fragment import Parcel
 from uploader.write.teller import Teller
 from uploader.write.telling import AT_ONCE
-from walstore.batches.group import make_group
+from walstore.batches.append_request import make_group
 
 
 def parcel(start: int, count: int) -> tuple[Parcel, list[asyncio.Future[int]]]:

@@ -16,7 +16,7 @@ from tests.waiting import until
 from uploader import UploadSettings
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.manifest_log import ManifestLog
+from uploader.layouts.swapped_root import ManifestLog
 from uploader.root.ownership import writer_name
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults

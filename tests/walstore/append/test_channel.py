@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.channels import Channel
 from tests.local import gather_outcomes, turns
 from walstore import RecordTooLargeError, Settings, WalClosedError, WouldBlock
-from walstore.batches.draft import RECORD_OVERHEAD_BYTES, Group
-from walstore.batches.group import make_group, make_record
+from walstore.batches.append_request import make_group, make_record
+from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, Group
 from walstore.errors import OffsetNotWrittenError
 from walstore.format.frame import MOST_RECORDS
 from walstore.settings import KIB

@@ -15,7 +15,7 @@ from tests.local import SMALL, turns
 from tests.waiting import until
 from walstore import DiskFullError
 from walstore.append.disk_watch import RECHECK_SECONDS, DiskWatch
-from walstore.batches.group import make_record
+from walstore.batches.append_request import make_record
 from walstore.files.posix import PosixFileSystem
 from walstore.runtime.threads import Worker
 from walstore.settings import KIB, MIB

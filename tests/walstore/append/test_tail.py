@@ -19,7 +19,7 @@ from tests.local import (
 )
 from walstore.append.commit import TailError
 from walstore.append.tail import Tail
-from walstore.batches.draft import Draft
+from walstore.batches.batch_builder import Draft
 from walstore.files.segment_file import read_batches
 from walstore.format import checkpoint, segment
 from walstore.format.checkpoint import DurableCell

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.frames import batch_of, build, columns_of, record_lists, values_only
 from walstore.batches.batch import FrameBatch
-from walstore.batches.draft import BATCH_RECORDS
+from walstore.batches.batch_builder import BATCH_RECORDS
 from walstore.format import frame
 from walstore.format.frame import Column, Kind
 from walstore.records import NO_HEADERS, Record

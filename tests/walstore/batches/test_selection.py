@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.frames import batch_of, build, record_lists, values_only
 from walstore.batches.batch import Batch, FrameBatch
-from walstore.batches.joined import ConcatBatch, EmptyBatch
+from walstore.batches.concat import ConcatBatch, EmptyBatch
 from walstore.batches.selection import FrameSelection, SelectedBatch, covering, select, spanning
 from walstore.records import NO_HEADERS, Record
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.walstore.cli.conftest import Cli, make_newer
 from walstore import Record, Settings, Wal
-from walstore.files.view import LogView
+from walstore.files.log_snapshot import LogView
 
 
 def _records(path: Path) -> list[Record]:

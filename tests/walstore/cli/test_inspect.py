@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.walstore.cli.conftest import SMALL, Cli, fill
 from walstore import Wal
 from walstore.cli.holder import find_holder
-from walstore.files.view import LogView
+from walstore.files.log_snapshot import LogView
 
 
 def test_a_directory(cli: Cli, log: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.walstore.cli.conftest import SMALL, Cli, fill, flip
 from walstore import Wal
-from walstore.files.view import LogView
+from walstore.files.log_snapshot import LogView
 
 
 def test_one_segment(cli: Cli, log: Path) -> None:

@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from tests.local import SMALL, close_opened, draft_of, open_blocking, segments
 from walstore import CorruptionError, FormatVersionError
-from walstore.batches.group import make_group
+from walstore.batches.append_request import make_group
 from walstore.files import segment_file
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import Segment

@@ -12,11 +12,11 @@ import pytest
 
 from tests.local import close_opened, draft_of, open_blocking, read_opened, segments
 from walstore.append.commit import TailError
-from walstore.files.extent import measure
-from walstore.files.missing import find_missing
+from walstore.files.log_bounds import measure
+from walstore.files.log_snapshot import LogView
+from walstore.files.lost_tail import find_missing
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import Segment
-from walstore.files.view import LogView
 from walstore.format import checkpoint
 from walstore.log.opening import Opened
 from walstore.repair.repairing import plan_repair

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests import format_tables
 from tests.frames import build, header_of, record_lists, values_only
-from walstore.batches.draft import Draft
+from walstore.batches.batch_builder import Draft
 from walstore.format import frame
 from walstore.format.frame import Column, FrameHeader, Kind
 from walstore.format.ledger import Marks

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.local import SMALL, read_values
 from walstore import OutcomeUnknownError, SequenceMismatchError, Wal, WalError
-from walstore.batches.terms import Terms
+from walstore.batches.conditions import Terms
 from walstore.format.ledger import Ledger
 from walstore.testing import FaultyFileSystem
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from walstore import OffsetNotWrittenError
 from walstore.format.segment import SegmentSummary
-from walstore.log.retention import Hold, Pin, Plan, Reason, lowest, plan_retention, plan_trim
+from walstore.log.retention_plan import Hold, Pin, Plan, Reason, lowest, plan_retention, plan_trim
 
 SECOND = 1_000_000
 NOW = 1000 * SECOND

@@ -33,7 +33,7 @@ from walstore import (
 from walstore.cursors.directory import HeldCursors, hold_cursors
 from walstore.cursors.file import CursorState
 from walstore.files.posix import PosixFileSystem
-from walstore.log.retention import Hold
+from walstore.log.retention_plan import Hold
 from walstore.settings import KIB
 from walstore.testing import ManualClock, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL

@@ -8,7 +8,7 @@ import pytest
 
 from tests.local import SMALL, read_all
 from walstore import LimitExceededError, StreamClosedError, StreamInfo, Wal
-from walstore.batches import terms
+from walstore.batches import conditions
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ async def test_streams_survive_reopening(log_directory: Path, *, has_checkpoint:
 
 
 async def test_there_is_a_limit(wal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terms, "MAX_STREAMS", 2)
+    monkeypatch.setattr(conditions, "MAX_STREAMS", 2)
     await wal.append(b"", stream="a")
     await wal.append(b"", stream="b")
     with pytest.raises(LimitExceededError) as caught:
@@ -91,7 +91,7 @@ async def test_there_is_a_limit(wal, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_streams_opened_by_name_are_limited_too(wal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terms, "MAX_STREAMS", 2)
+    monkeypatch.setattr(conditions, "MAX_STREAMS", 2)
     await wal.open_stream("a")
     await wal.append(b"", stream="b")
     with pytest.raises(LimitExceededError):
@@ -122,7 +122,7 @@ async def test_all_that_a_log_remembers_is_bounded_together(
     wal, log_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Registers, streams with metadata and producers; what does not grow, or makes room, still works."""
-    monkeypatch.setattr(terms, "MAX_LEDGER_BYTES", 2900)
+    monkeypatch.setattr(conditions, "MAX_LEDGER_BYTES", 2900)
     await wal.append_many([b""], update={"r": "v" * 1000})
     await wal.open_stream("s", metadata={"m": "v" * 1000})
     await wal.producer("p" * 256).append(b"")
@@ -160,14 +160,14 @@ async def test_all_that_a_log_remembers_is_bounded_together(
 async def test_removing_makes_room_for_registers_in_the_same_append(
     wal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terms, "MAX_REGISTERS", 2)
+    monkeypatch.setattr(conditions, "MAX_REGISTERS", 2)
     await wal.append_many([b""], update={"a": "1", "b": "2"})
     await wal.append_many([b""], update={"a": None, "c": "3"})
     assert wal.registers == {"b": "2", "c": "3"}
 
 
 async def test_registers_have_a_limit(wal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terms, "MAX_REGISTERS", 2)
+    monkeypatch.setattr(conditions, "MAX_REGISTERS", 2)
     async with wal.transaction(update={"a": "1", "b": "2"}):
         pass
     with pytest.raises(LimitExceededError):

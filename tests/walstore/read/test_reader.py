@@ -24,7 +24,7 @@ from walstore.batches.batch import Batch
 from walstore.errors import InvalidSettingsError
 from walstore.read.reader import Reader
 from walstore.records import Start, from_timestamp_us
-from walstore.runtime.limits import Limit
+from walstore.runtime.watermark import Limit
 
 BATCH = 10
 

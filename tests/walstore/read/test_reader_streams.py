@@ -14,7 +14,7 @@ from tests.local import turns
 from walstore import CorruptionError, OffsetNotWrittenError, OffsetTrimmedError, Record, Wal
 from walstore.batches.batch import Batch, FrameBatch
 from walstore.read.reader import Reader
-from walstore.runtime.limits import Limit
+from walstore.runtime.watermark import Limit
 
 STREAMS = (None, "a", "b", "c")
 

@@ -24,8 +24,8 @@ from walstore import Record, Settings, Wal
 from walstore.errors import CorruptionError, OffsetTrimmedError
 from walstore.spark.fragment_source import FragmentSource
 from walstore.spark.partition import FragmentPartition
+from walstore.spark.projection import Wanted
 from walstore.spark.schema import spark_schema
-from walstore.spark.wanted import Wanted
 
 ALL = spark_schema(include_headers=True)
 

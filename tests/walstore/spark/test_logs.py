@@ -19,9 +19,9 @@ from uploader.stores.metering import MeteredStore
 from uploader.testing import ShuffledStore
 from walstore.errors import CorruptionError, InvalidSettingsError, LogNotFoundError
 from walstore.spark.location import parse_location
+from walstore.spark.log_catalog import DirectoryShelf, StoreShelf, list_names
 from walstore.spark.logs import find_logs, open_log
 from walstore.spark.options import Selection
-from walstore.spark.shelves import DirectoryShelf, StoreShelf, list_names
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ async def test_only_manifests_make_logs():
 
 def test_one_request_for_each_name(bucket, monkeypatch):
     store = MeteredStore(open_store(bucket))
-    monkeypatch.setattr("walstore.spark.shelves.open_store", lambda _: store)
+    monkeypatch.setattr("walstore.spark.log_catalog.open_store", lambda _: store)
     assert found(bucket, names=("bills", "eu/clicks", "orders/2")) == [
         ("bills", 0),
         ("eu/clicks", 0),

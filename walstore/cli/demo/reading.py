@@ -9,10 +9,10 @@ from pathlib import Path
 
 from uploader.read.cloud_log import CloudLog
 from walstore.batches.batch import Batch
-from walstore.batches.joined import ConcatBatch
+from walstore.batches.concat import ConcatBatch
 from walstore.cli.demo.checks import Claim, Ledger, compare_batches
 from walstore.errors import CorruptionError
-from walstore.files.view import LogView
+from walstore.files.log_snapshot import LogView
 from walstore.verify.verifying import verify_directory
 
 

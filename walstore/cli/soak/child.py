@@ -24,8 +24,8 @@ from typing import Any, Final
 import msgpack
 
 from uploader import CloudLog, CloudTier, CloudWriter, CollectorSettings, GarbageCollector
-from uploader.layouts.roots import Layout
-from uploader.runtime.together import first_of
+from uploader.layouts.open_root import Layout
+from uploader.runtime.task_groups import first_of
 from uploader.write.uploader import UploadSettings
 from uploader.write.writer_settings import WriterSettings
 from walstore.cli.errors import exit_code, explain, is_expected

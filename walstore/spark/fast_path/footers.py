@@ -15,8 +15,8 @@ from uploader.read.fragment_reader import FragmentReader
 from uploader.stores.port import ObjectStore
 from walstore.runtime.threads import Worker
 from walstore.spark.fast_path.kinds import Kind, kind_of
-from walstore.spark.loop import Loop
 from walstore.spark.partition import FragmentPart
+from walstore.spark.sync_runner import Loop
 
 PARALLEL: Final = 32
 """Footers of one log that are asked for at the same time."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
-from uploader.layouts.roots import Layout
+from uploader.layouts.open_root import Layout
 from uploader.partitioned import SinkSettings
 from uploader.partitioned.partitions import MOST_PARTITIONS
 from uploader.partitioned.sink_settings import FRAGMENT_BYTES

@@ -13,8 +13,8 @@ from uploader.stores.port import ObjectStore
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker
-from walstore.spark.loop import Loop
 from walstore.spark.sink.options import SinkOptions
+from walstore.spark.sync_runner import Loop
 
 _T = TypeVar("_T")
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from uploader import CloudLog
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.manifest import Manifest
-from uploader.layouts.roots import find_root
+from uploader.layouts.open_root import find_root
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.cursors.cursor import Cursor

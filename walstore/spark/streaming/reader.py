@@ -19,8 +19,8 @@ from walstore.runtime.clock import SystemClock
 from walstore.spark.bounds import LogName
 from walstore.spark.logs import find_logs
 from walstore.spark.partition import LogPartition
+from walstore.spark.projection import Wanted
 from walstore.spark.streaming.followed import StoreOpener, follow
-from walstore.spark.streaming.following import Following
 from walstore.spark.streaming.limits import (
     ReadLimit,
     SupportsTriggerAvailableNow,
@@ -30,11 +30,11 @@ from walstore.spark.streaming.limits import (
 )
 from walstore.spark.streaming.micro_batch import MicroBatches
 from walstore.spark.streaming.offsets import Offsets, from_json, show, to_json
+from walstore.spark.streaming.poller import Following
 from walstore.spark.streaming.start import initial_offsets
+from walstore.spark.streaming.stream_cursors import Trail
 from walstore.spark.streaming.stream_options import StreamOptions, moves
-from walstore.spark.streaming.trail import Trail
 from walstore.spark.task import read_rows
-from walstore.spark.wanted import Wanted
 
 JsonOffsets = dict[str, dict[str, int]]
 

@@ -14,8 +14,8 @@ from walstore.spark.bounds import Bound, Edge, LogName
 from walstore.spark.plan import resolve
 from walstore.spark.streaming.followed import Followed
 from walstore.spark.streaming.offsets import show
+from walstore.spark.streaming.stream_cursors import Trail
 from walstore.spark.streaming.stream_options import StreamOptions
-from walstore.spark.streaming.trail import Trail
 
 logger = logging.getLogger("walstore.spark")
 

@@ -11,7 +11,7 @@ import pytest
 from walstore import Batch, Wal
 from walstore.cli.demo.checks import Claim, Ledger, compare, compare_batches
 from walstore.cli.demo.identity import KEY, digest
-from walstore.files.view import LogView
+from walstore.files.log_snapshot import LogView
 
 Group = tuple[int, int, list[bytes]]
 """Producer, number of the first record, values."""

@@ -22,7 +22,7 @@ from walstore.cli.demo.reading import ReadBack
 from walstore.cli.demo.report import Result, show
 from walstore.cli.demo.spark_part import Aggregate
 from walstore.cli.demo.story import Story
-from walstore.files.view import LogView
+from walstore.files.log_snapshot import LogView
 
 VALUES = [b"one", b"", b"three"]
 PLAN = Plan(directory="/log", store_url="s3://bucket/x?region=r")

@@ -9,7 +9,7 @@ import pytest
 
 from walstore import Batch, Wal
 from walstore.cli.soak.records import MOST_PROBLEMS, STREAMS, Checker, Generator
-from walstore.files.view import LogView
+from walstore.files.log_snapshot import LogView
 
 SEED = 7
 MADE = Generator(SEED)

@@ -1,0 +1,112 @@
+"""Tasks that run together: none outlives the call that began them, and the error that matters is told."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from uploader.chain.shards import list_behind
+from uploader.runtime.task_groups import all_of, first_of, together, told_of
+from uploader.stores import MemoryStore
+from walstore.errors import ContentionError, CorruptionError, StorageUnavailableError
+
+
+async def fail(error: BaseException) -> None:
+    raise error
+
+
+async def test_all_end_before_the_block_does() -> None:
+    async with together() as tasks:
+        running = tasks.create_task(asyncio.sleep(0, "done"))
+    assert running.result() == "done"
+
+
+async def test_the_error_of_a_task_is_raised_with_its_cause() -> None:
+    error = CorruptionError("x", path="p")
+    error.__cause__ = OSError("why")
+    with pytest.raises(CorruptionError) as caught:
+        async with together() as outer:
+            async with together() as tasks:
+                tasks.create_task(fail(error))
+                await asyncio.Event().wait()
+            outer.create_task(fail(ValueError()))
+    assert caught.value is error
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("defect", [ValueError("x"), MemoryError()])
+async def test_a_defect_is_not_hidden_by_an_error_that_is_expected(defect: Exception) -> None:
+    with pytest.raises(type(defect)):
+        async with together() as tasks:
+            tasks.create_task(fail(ContentionError("x")))
+            tasks.create_task(fail(defect))
+
+
+def test_the_first_of_a_group_however_deep() -> None:
+    first, second = ContentionError("1"), CorruptionError("2", path="p")
+    group = ExceptionGroup("", [ExceptionGroup("", [first]), second])
+    assert first_of(group) is told_of(group) is first
+
+
+async def test_a_cancellation_stays_one() -> None:
+    async def wait() -> None:
+        async with together() as tasks:
+            tasks.create_task(asyncio.Event().wait())
+
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    assert waiting.cancelled()
+
+
+async def test_results_come_in_order() -> None:
+    async def after(turns: int) -> int:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return turns
+
+    assert await all_of(after(turns) for turns in (3, 1, 2)) == [3, 1, 2]
+    assert await all_of([]) == []
+
+
+class OneShardFails(MemoryStore):
+    """Does not answer but for one folder, of which it says that it is away."""
+
+    async def list(self, prefix: str, *, after: str | None = None):
+        if prefix != "shard0003/":
+            await asyncio.Event().wait()
+        raise StorageUnavailableError("away")
+        yield
+
+
+async def test_nothing_goes_on_after_a_failure() -> None:
+    """A writer that gave up has no request under way any more when its store is closed."""
+    with pytest.raises(StorageUnavailableError, match="away"):
+        await list_behind(OneShardFails(), 7)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_block_that_is_forgotten_leaves_nothing_to_the_event_loop() -> None:
+    """As when a program drops a log with a tier and never closes it."""
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+
+    async def wait() -> None:
+        async with together() as tasks:
+            tasks.create_task(asyncio.Event().wait())
+            await asyncio.Event().wait()
+
+    forgotten = wait()
+    forgotten.send(None)
+    with pytest.raises(RuntimeError, match="ignored GeneratorExit"):
+        forgotten.close()
+    del forgotten
+    gc.collect()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert told == []

@@ -1,0 +1,227 @@
+"""How long a store that fails or does not answer is put up with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from tests.cloud import MemorySource
+from tests.local import turns
+from uploader.stores.retry import RetryPolicy
+from uploader.testing.faults import timeout
+from uploader.write.stall_guard import Patience
+from walstore.errors import (
+    ContentionError,
+    DiskFullError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+)
+from walstore.testing import ManualClock
+
+URL = "s3://bucket/log"
+
+
+@pytest.fixture
+def patience(clock: ManualClock) -> Patience:
+    retry = RetryPolicy(clock=clock, jitter=lambda: 0.0, longest_wait_seconds=1.0)
+    return Patience(url=URL, retry=retry, clock=clock, silent_seconds=10)
+
+
+class Answers:
+    """A request that fails a number of times."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.asked = 0
+
+    async def __call__(self) -> str:
+        self.asked += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return "done"
+
+
+async def sleep_through(clock: ManualClock, task: asyncio.Task[object]) -> list[float]:
+    """Move the clock on whenever a task sleeps, until it ends; return when it woke."""
+    woke = []
+    while not task.done():
+        if clock.sleepers:
+            clock.advance(0.05)
+            woke.append(clock.monotonic())
+        await asyncio.sleep(0)
+    return woke
+
+
+async def test_an_answer_is_passed_on(patience: Patience) -> None:
+    request = Answers()
+    assert await patience.call(request) == "done"
+    assert request.asked == 1
+
+
+@pytest.mark.parametrize("error", [timeout(), timeout("not_written"), OutcomeUnknownError("?")])
+async def test_what_may_pass_is_waited_out(
+    patience: Patience, clock: ManualClock, error: Exception
+) -> None:
+    """With growing pauses, for as long as it takes; an outcome that is unknown is asked for again."""
+    request = Answers(*[error] * 30)
+    task = asyncio.create_task(patience.call(request))
+    await sleep_through(clock, task)
+    assert task.result() == "done"
+    assert clock.monotonic() == pytest.approx(0.05 + 0.1 + 0.2 + 0.4 + 0.8 + 25)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [StorageUnavailableError("forbidden", retriable=False), ContentionError("!"), ValueError("!")],
+)
+async def test_what_does_not_pass_is_raised_at_once(patience: Patience, error: Exception) -> None:
+    request = Answers(error)
+    with pytest.raises(type(error)):
+        await patience.call(request)
+    assert request.asked == 1
+
+
+async def test_what_somebody_has_to_end_is_asked_for_with_long_pauses(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If somebody is there to be told; each time."""
+    retry = RetryPolicy(clock=clock, longest_wait_seconds=2.0)
+    told: list[Exception] = []
+    patience = Patience(
+        url=URL, retry=retry, clock=clock, silent_seconds=10, on_refusal=told.append
+    )
+    errors = [
+        StorageUnavailableError("forbidden", retriable=False),
+        DiskFullError("no space"),
+        *[StorageUnavailableError("forbidden", retriable=False)] * 6,
+    ]
+    task = asyncio.create_task(patience.call(Answers(*errors)))
+    await sleep_through(clock, task)
+    assert task.result() == "done"
+    assert told == errors
+    assert clock.monotonic() == pytest.approx(2 + 4 + 8 + 16 + 32 + 60 + 60 + 60)
+    assert "forbidden; trying again (attempt 1)" in caplog.messages
+
+
+async def test_work_is_guarded_against_silence(patience: Patience, clock: ManualClock) -> None:
+    """It ends as it ends, with its own error; if the store does nothing it is cancelled."""
+    assert await patience.guard(Answers()) == "done"
+    with pytest.raises(ContentionError):
+        await patience.guard(Answers(ContentionError("!")))
+    assert clock.sleepers == 0
+
+    async def hang() -> None:
+        await patience.call(asyncio.Event().wait)
+
+    task = asyncio.create_task(patience.guard(hang))
+    await turns()
+    await sleep_through(clock, task)
+    assert isinstance(task.exception(), StorageUnavailableError)
+
+
+async def test_a_long_outage_is_not_told_at_every_attempt(
+    patience: Patience, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "walstore"):
+        task = asyncio.create_task(patience.call(Answers(*[timeout()] * 100)))
+        await sleep_through(clock, task)
+    attempts = [message.rpartition(" ")[2] for message in caplog.messages]
+    assert attempts == ["1)", "2)", "4)", "8)", "16)", "32)", "64)"]
+
+
+class Draining:
+    """A patience with its watcher running over a source."""
+
+    def __init__(self, patience: Patience, clock: ManualClock) -> None:
+        self.patience = patience
+        self.clock = clock
+        self.source = MemorySource()
+        self.watcher = asyncio.create_task(patience.run_out(self.source))
+
+    async def silence(self, *, until: float) -> None:
+        """Let the clock run in small steps."""
+        while self.clock.monotonic() < until and not self.watcher.done():
+            self.clock.advance(0.25)
+            await turns()
+
+
+@pytest.fixture
+async def draining(patience: Patience, clock: ManualClock):
+    found = Draining(patience, clock)
+    yield found
+    found.watcher.cancel()
+    await asyncio.wait((found.watcher,))
+
+
+async def test_an_open_log_never_gives_up(draining: Draining, patience: Patience) -> None:
+    hanging = asyncio.create_task(patience.call(asyncio.Event().wait))
+    await draining.silence(until=1000)
+    assert not draining.watcher.done()
+    hanging.cancel()
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["hangs", "fails"])
+async def test_a_closing_log_gives_up_on_a_store_that_does_nothing(
+    draining: Draining, patience: Patience, fails: bool
+) -> None:
+    """A request that hangs is as bad as one that fails, and time before the closing does not count."""
+    request = Answers(*[timeout()] * 1000) if fails else asyncio.Event().wait
+    hanging = asyncio.create_task(patience.call(request))
+    await draining.silence(until=100)
+    draining.source.drain()
+    await turns()
+    await draining.silence(until=109.75)
+    assert not draining.watcher.done()
+    await draining.silence(until=110.25)
+    error = draining.watcher.exception()
+    assert isinstance(error, StorageUnavailableError)
+    assert error.retriable
+    assert str(error).startswith(f"{URL} fulfilled no request for 10 s while the log was closing")
+    assert (error.__cause__ is not None) == fails
+    hanging.cancel()
+
+
+async def test_a_closing_log_waits_as_long_as_there_is_progress(
+    draining: Draining, patience: Patience, clock: ManualClock
+) -> None:
+    """Any answer counts, also if other requests wait all the time; so does a pause without requests."""
+    draining.source.drain()
+    hanging = asyncio.create_task(patience.call(asyncio.Event().wait))
+    for _ in range(5):
+        await draining.silence(until=clock.monotonic() + 8)
+        await patience.call(Answers())
+    assert not draining.watcher.done()
+    hanging.cancel()
+    await draining.silence(until=clock.monotonic() + 60)
+    assert not draining.watcher.done()
+    hanging = asyncio.create_task(patience.call(asyncio.Event().wait))
+    await turns()
+    began = clock.monotonic()
+    await draining.silence(until=began + 60)
+    assert draining.watcher.done()
+    assert clock.monotonic() == pytest.approx(began + 10, abs=0.5)
+    hanging.cancel()
+
+
+async def test_no_patience_at_all(clock: ManualClock) -> None:
+    patience = Patience(url=URL, retry=RetryPolicy(clock=clock), clock=clock, silent_seconds=0)
+    draining = Draining(patience, clock)
+    draining.source.drain()
+    hanging = asyncio.create_task(patience.call(asyncio.Event().wait))
+    with pytest.raises(StorageUnavailableError):
+        await draining.watcher
+    hanging.cancel()
+
+
+async def test_a_cancelled_call_leaves_nothing_behind(
+    draining: Draining, patience: Patience
+) -> None:
+    hanging = asyncio.create_task(patience.call(asyncio.Event().wait))
+    await turns()
+    hanging.cancel()
+    await asyncio.wait((hanging,))
+    draining.source.drain()
+    await draining.silence(until=1000)
+    assert not draining.watcher.done()

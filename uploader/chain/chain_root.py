@@ -1,0 +1,397 @@
+"""ChainLog: the root of a log as a chain of immutable manifests. Needs nothing of a store but put-if-absent.
+
+Owns the requests of publishing; the order of what is under way, and what follows from each answer, is
+``window.py``'s. Every change is one put in a slot that no one else can have used. Never touches fragments.
+
+What may go wrong, and what follows:
+  * the slot is taken: the chain is read again, and what was under way is put behind its new head; or
+    ContentionError if another writer appended;
+  * no answer: the slot is read back; if that fails too the outcome is unknown and the caller may call again
+    with the same fragments, which publishes them once whatever happened before;
+  * the answer took so long that the slot may have been used and cleaned up meanwhile: the chain is read, and
+    tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
+
+from uploader.chain.author import new_author
+from uploader.chain.chain_reader import ChainReader, Head
+from uploader.chain.chain_settings import ChainSettings
+from uploader.chain.next_manifest import Maker
+from uploader.chain.pruner import Pruner
+from uploader.chain.shards import list_behind
+from uploader.chain.window import Window
+from uploader.format import layout
+from uploader.format.entries import Fragment
+from uploader.format.link import Link
+from uploader.format.manifest import Manifest
+from uploader.format.names import FragmentName, shard_folder
+from uploader.format.pending_link import Ground, Step, WaitForDurableError
+from uploader.format.rollup import RollUpSettings
+from uploader.format.setsum import Setsum
+from uploader.format.two_clock_time import Moment
+from uploader.garbage.announced import Announced
+from uploader.root import cas
+from uploader.root.roller import Roller
+from uploader.root.root import Change
+from uploader.root.write_guard import check_creatable, check_not_destroyed, destroyed
+from uploader.runtime.task_groups import together
+from uploader.stores.port import ListedObject, ObjectStore
+from uploader.stores.retry import RetryPolicy
+from walstore.errors import (
+    ContentionError,
+    CorruptionError,
+    InvalidSettingsError,
+    LogNotFoundError,
+    OutcomeUnknownError,
+    WalError,
+)
+from walstore.runtime.threads import Worker
+from walstore.validation.arguments import as_settings
+
+TRUSTED_SECONDS: Final = 600.0
+"""How long a slot that was free stays one that nobody has used and cleaned up; see ``link.KEPT_SECONDS``."""
+
+
+class ChainLog:
+    """The root of one log in an object store, as one program sees it. Belongs to one event loop.
+
+    Any number of tasks may call it; as many manifests are under way at once as the settings say.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        retry: RetryPolicy,
+        worker: Worker,
+        *,
+        settings: ChainSettings | None = None,
+        roll_up: RollUpSettings | None = None,
+        make_id: Callable[[], str] = new_author,
+    ) -> None:
+        """``worker`` takes the work on long manifests off the event loop; ``make_id`` returns an id that
+        no other writer of the log ever has."""
+        self._store = store
+        self._retry = retry
+        self._worker = worker
+        self._clock = retry.clock
+        self._settings = as_settings(settings, ChainSettings, "chain")
+        self._reader = ChainReader(store, worker, self._clock)
+        self._window = Window(alpha=self._settings.alpha, make_id=make_id)
+        self._reading = asyncio.Lock()
+        # Whether the newest manifest, when it was read last, was the last one of a destroyed log.
+        self._is_ended = False
+        self._roller = Roller(store, retry, worker, roll_up or RollUpSettings())
+        self._pruner = Pruner(store, self._reader)
+        self._announced = Announced(store, worker, self._clock)
+        self._maker = Maker(store, worker, self._roller, self._announced)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The newest manifest known to be current when it was read or written."""
+        return _NOTHING if self._window.head is None else self._window.head.manifest
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a manifest, as far as we know."""
+        return self._window.head is not None
+
+    @property
+    def head(self) -> Link | None:
+        """The newest manifest and its place in the chain; None if none is known."""
+        return self._window.head
+
+    @property
+    def put_snapshots(self) -> int:
+        """Snapshots put so far, named by a manifest or not yet."""
+        return self._roller.put_snapshots
+
+    @property
+    def max_publishing(self) -> int:
+        """As many as manifests may be under way."""
+        return self._settings.alpha
+
+    def fragment_key(self, seq_no: int, *, start: int, limit: int, setsum: Setsum) -> str:
+        """Return the key in the shard whose turn it is."""
+        return FragmentName(seq_no, start, limit, setsum).key(shards=self._settings.shards)
+
+    def early_key(self, seq_no: int) -> str | None:
+        """Return None: keys say what is in a fragment."""
+        del seq_no
+        return None
+
+    async def unpublished(self) -> AsyncIterator[ListedObject]:
+        """Yield the fragments behind the manifest's end, of all shards, by number."""
+        manifest, first = self.manifest, shard_folder(1)
+        is_spread = not all(one.path.startswith(first) for one in manifest.fragments)
+        for listed in await list_behind(self._store, manifest.next_seq_no, is_spread=is_spread):
+            yield listed
+
+    async def load(self) -> bool:
+        """Read the newest manifest; return False if there is none, or the log was destroyed.
+
+        One or two requests if there is nothing new. CorruptionError if it is damaged, or does not go on from
+        the one known before. The store's errors are passed on: how often a read is repeated is the store's
+        affair.
+        """
+        found = await self._find_head(self._window.head)
+        self._is_ended = found is not None and found.link.manifest.is_destroyed
+        if found is None or self._is_ended:
+            return False
+        if self._window.is_idle:
+            self._take(found)
+        return True
+
+    async def may_have_changed(self) -> bool:
+        """Return False if nothing follows the head, as one look at the slot behind it tells, most times."""
+        head = self._window.head
+        return head is None or await self._reader.may_follow(head)
+
+    async def load_or_create(self, writer: str) -> None:
+        """Read the newest manifest, creating an empty one if there is none. Several may try: one creates.
+
+        LogNotFoundError if a log was destroyed here, or the one known before is gone, InvalidSettingsError
+        if there is one of the other layout. OutcomeUnknownError if the store does not answer; call again.
+        """
+        if not await self.load():
+            self._check_not_ended()
+            await check_creatable(self._store, is_gone=self.is_known)
+            await self._create(writer)
+        await check_not_destroyed(self._store)
+
+    async def publish(self, fragments: Sequence[Fragment], writer: str) -> None:
+        """Append fragments to the log with one manifest.
+
+        They continue it and are in the store already. Calls may be under way at once, begun in the order of
+        their fragments. Returns when they and all before them are published, also if an earlier call had
+        published them without learning it. Raises ContentionError if another writer appended instead,
+        LogSealedError if the log was sealed, OutcomeUnknownError if the store does not answer, or a call
+        before this one failed: call again with the same fragments then, in order. ValueError for a key
+        that is not of the form of :meth:`fragment_key`, for whatever number of shards.
+        """
+        make = self._maker.append(fragments, writer)
+        self._current()
+        await self._do(Step(make, is_append=True))
+        self._roller.begin(self.manifest)
+        self._announced.begin()
+
+    async def change(self, make: Change) -> bool:
+        """Put a manifest that ``make`` makes of the newest one; again, if another writer was quicker.
+
+        CorruptionError, and nothing is written, if that is no sound successor. LogNotFoundError if the log
+        was destroyed.
+        """
+        if not self.is_known and not await self.load():
+            self._current()
+        return await self._do(Step(self._maker.change(make), is_append=False))
+
+    async def settle(self) -> None:
+        """Return when nothing goes on behind publishing: no snapshot is put, no manifest pruned."""
+        await self._roller.wait()
+        await self._announced.wait()
+        await self._pruner.wait()
+
+    async def aclose(self) -> None:
+        """Give up what goes on behind publishing, which stays harmless; twice is allowed."""
+        await self._roller.aclose()
+        await self._announced.aclose()
+        await self._pruner.aclose()
+
+    # -- how it gets there -------------------------------------------------------------------
+
+    async def _do(self, step: Step) -> bool:
+        """Carry a step to its end; return whether it put a link, or an earlier try of it had."""
+        self._window.enter(step)
+        try:
+            while await self._plan(step):
+                await self._put(step)
+                if step.is_done:
+                    return True
+        except BaseException as error:
+            if step.link is not None:
+                self._window.fail(step, error)
+            raise
+        finally:
+            self._window.leave(step)
+        return step.is_done
+
+    async def _plan(self, step: Step) -> bool:
+        """Give a step its link when its turn comes; return False if it needs none."""
+        while True:
+            await self._window.wait_turn(step)
+            if self._must_reload() and await self._reload(step):
+                return False
+            tip, is_durable = self._current(), self._window.is_idle
+            if not is_durable:
+                assert self._window.tip is not None
+                tip = self._window.tip
+            try:
+                manifest = await step.make(Ground(tip.manifest, is_durable))
+            except WaitForDurableError:
+                step.must_be_alone = True
+                continue
+            if manifest is None:
+                return False
+            if tip.manifest.is_destroyed:
+                raise destroyed(self._store.url)
+            link = tip.successor(
+                manifest,
+                author=self._window.author,
+                alpha=self._settings.alpha,
+                base=self._current().slot,
+                now_us=self._clock.now_us(),
+            )
+            # A thread would be woken for less time than that takes, and all appends wait for it.
+            is_short = link.manifest.is_short
+            data = link.serialise() if is_short else await self._worker.run(link.serialise)
+            step.check()
+            # Another answer may have come meanwhile: then the link may follow nothing, or be too far ahead.
+            if self._is_timely(link, tip):
+                self._window.plan(step, link, Moment.now(self._clock))
+                step.data = data
+                return True
+
+    async def _put(self, step: Step) -> None:
+        """Put a step's link; return when it is decided what became of it."""
+        link = step.link
+        assert link is not None
+        async with together() as group:
+            sending = group.create_task(self._send(step, link))
+            await step.decided.wait()
+            # What it was to put is either there, or can never be part of the chain.
+            sending.cancel()
+        step.check()
+
+    async def _send(self, step: Step, link: Link) -> None:
+        if step.link is not link:
+            return  # one before it was lost already
+        try:
+            result = await cas.create(self._store, link.key, step.data, retry=self._retry)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            self._window.fail(step, error)
+            return
+        if step.link is not link:
+            return
+        is_ours = result.outcome is cas.Outcome.COMMITTED and self._is_trusted(step)
+        if is_ours and link.is_takeover:
+            try:
+                is_ours = await self._reader.is_linked(link)
+            except WalError as error:
+                if step.link is link:
+                    self._window.fail(step, _unknown(self._store, "put", error))
+                return
+            if step.link is not link:
+                return
+        if result.outcome is cas.Outcome.UNKNOWN:
+            self._window.fail(step, _unknown(self._store, "put", result.cause))
+        elif not is_ours:
+            self._window.lost(step)
+        else:
+            for done in self._window.put(step):
+                assert done.link is not None
+                self._pruner.note(done.link)
+
+    def _is_trusted(self, step: Step) -> bool:
+        """Return whether a slot that took our link cannot hold a takeover that was cleaned up before.
+
+        A takeover's own slot may have held anything, so there the chain is asked.
+        """
+        return step.since is not None and step.since.age_seconds(self._clock) < TRUSTED_SECONDS
+
+    def _is_timely(self, link: Link, tip: Link) -> bool:
+        window = self._window
+        return (
+            not window.is_stale
+            and window.tip is tip
+            and link.author == window.author
+            and (window.is_idle or tip.author == window.author)
+        )
+
+    def _must_reload(self) -> bool:
+        """Return whether the head must be read: it is not the newest, or was seen long ago."""
+        window = self._window
+        if window.is_stale or window.head_since is None:
+            return True
+        return window.is_idle and window.head_since.age_seconds(self._clock) > TRUSTED_SECONDS / 2
+
+    async def _reload(self, step: Step) -> bool:
+        """Read the head again; return whether the step is part of the chain after all."""
+        before = self._current()
+        found = await self._find_head(before)
+        if found is None:
+            raise ContentionError(f"somebody deleted the manifests of {self._store.url}")
+        self._take(found, must=True)
+        tried = step.tried
+        if tried is None:
+            return False
+        if any(link.place == tried.place for link in found.chain):
+            step.is_done = True
+            if tried.place == found.link.place:
+                self._pruner.note(tried)
+            return True
+        if found.link.slot == before.slot and tried.slot == before.next:
+            raise CorruptionError(
+                "a manifest that belongs to no chain lies in the next slot", path=tried.key
+            )
+        return False
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _current(self) -> Link:
+        if self._window.head is None:
+            raise LogNotFoundError(
+                f"there is no log at {self._store.url}; create one first", location=self._store.url
+            )
+        return self._window.head
+
+    async def _find_head(self, known: Link | None) -> Head | None:
+        """Return the head; LogNotFoundError if what is missing was destroyed."""
+        try:
+            async with self._reading:
+                return await self._reader.find_head(known)
+        except CorruptionError:
+            await check_not_destroyed(self._store)
+            raise
+
+    def _check_not_ended(self) -> None:
+        if self._is_ended:
+            raise destroyed(self._store.url)
+
+    def _take(self, found: Head, *, must: bool = False) -> None:
+        known = self._window.head
+        is_newer = known is None or found.link.slot >= known.slot
+        if must or (is_newer and not self._window.is_stale):
+            self._window.set_head(found.link, found.asked)
+
+    async def _create(self, writer: str) -> None:
+        link = Link.root(
+            Manifest.initial(writer), author=self._window.author, alpha=self._settings.alpha
+        )
+        result = await cas.create(self._store, link.key, link.serialise(), retry=self._retry)
+        result.decided(self._store.url, "the manifest was created; open again")
+        if await self._store.head(layout.MANIFEST) is not None:
+            raise InvalidSettingsError(
+                f"somebody created a log of the other layout at {self._store.url} at the same time; "
+                f"delete {layout.MANIFEST} or {link.key}, whichever is empty"
+            )
+        if not await self.load():
+            self._check_not_ended()
+            await check_not_destroyed(self._store)
+            raise ContentionError(f"somebody deleted the manifest of {self._store.url}")
+
+
+def _unknown(store: ObjectStore, done: str, cause: WalError | None) -> OutcomeUnknownError:
+    error = OutcomeUnknownError(
+        f"{store.url} did not say whether the manifest was {done}; open again", retriable=True
+    )
+    error.__cause__ = cause
+    return error
+
+
+_NOTHING: Final = Manifest.initial("")

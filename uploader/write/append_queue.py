@@ -1,0 +1,215 @@
+"""Intake: where appends wait to be cut into fragments. Bounded by bytes and records.
+
+Everything here belongs to the event loop; nothing is awaited but room. Offsets are not final before the
+commit: what is known here is where a record comes to lie if no other writer appends meanwhile.
+
+Invariants (tests/uploader/write/test_append_queue.py)
+  I1  Records leave in the order in which they were accepted; an append's records stay together.
+  I2  Accepted and not released bytes and records stay within the budget, but for one larger append.
+  I3  Room is given in the order in which callers asked; nobody overtakes a waiting caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from uploader.format.layout import MAX_U64
+from uploader.write.pending_fragment import Parcel, mismatch, used_up
+from uploader.write.writer_settings import WriterSettings
+from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, Group
+from walstore.errors import LimitExceededError, OffsetMismatchError, RecordTooLargeError, WalError
+from walstore.runtime.error_mapping import fresh
+from walstore.runtime.loop_guard import LoopGuard
+
+EARLY_BYTES = 1 << 20
+"""From this size on building a fragment takes so long that it should not wait for the last moment."""
+
+Ticket = asyncio.Future[int]
+"""Resolves to the append's first offset once it is committed."""
+
+
+class Intake:
+    """Bounded queue of appends, gathered into parcels."""
+
+    def __init__(
+        self,
+        settings: WriterSettings,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        tail: int,
+        notify: Callable[[], None],
+    ) -> None:
+        """``notify`` is called when there may be something to cut."""
+        self._settings = settings
+        self._loop = loop
+        self._guard = LoopGuard("log", loop)
+        self._notify = notify
+        self._parcels: deque[Parcel] = deque()
+        self._admissions: OrderedDict[asyncio.Future[Ticket], tuple[Group, int | None]] = (
+            OrderedDict()
+        )
+        self._closed: WalError | None = None
+        self.tail = tail
+        """Offset of the next record to be accepted, if no other writer appends before it."""
+        self.waiting_bytes = 0
+        """Accepted and not released."""
+        self.waiting_records = 0
+
+    # -- appends -----------------------------------------------------------------------------
+
+    async def add(self, group: Group, expect_offset: int | None = None) -> Ticket:
+        """Accept an append whole, as soon as there is room.
+
+        OffsetMismatchError if it would not begin at ``expect_offset`` as things stand, LimitExceededError
+        if no offsets are left. Cancelled while it waits, nothing was accepted.
+        """
+        self._check(group)
+        if not self._admissions and self._has_room(group):
+            return self._accept(group, expect_offset)
+        admission: asyncio.Future[Ticket] = self._loop.create_future()
+        self._admissions[admission] = (group, expect_offset)
+        try:
+            return await admission
+        except asyncio.CancelledError:
+            self._admissions.pop(admission, None)
+            self._admit()  # those behind may be smaller
+            raise
+
+    @property
+    def blocked(self) -> int:
+        """How many appends wait for room."""
+        return len(self._admissions)
+
+    def close(self, error: WalError) -> None:
+        """Refuse further appends, and those that wait for room; what was accepted can be taken.
+
+        The first error counts: a log that was closed does not fail later.
+        """
+        self._closed = self._closed or error
+        for admission in self._admissions:
+            _refuse_admission(admission, fresh(error))
+        self._admissions.clear()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more is accepted. This is the one place that says so of a writer."""
+        return self._closed is not None
+
+    def check_open(self) -> None:
+        """Raise what :meth:`close` was given, if it was called."""
+        if self._closed is not None:
+            raise fresh(self._closed)
+
+    def check_home(self) -> None:
+        """Raise WrongLoopError unless the writer's own event loop runs the caller; WalClosedError instead if
+        the writer is closed."""
+        if not self._guard.is_home:
+            self.check_open()
+            self._guard.check()
+
+    def abandon(self, error: WalError) -> None:
+        """Refuse everything in a child process, waking nobody; see :mod:`walstore.runtime.forks`."""
+        self._closed = error
+
+    # -- the other end -----------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be taken."""
+        return not self._parcels
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a whole fragment waits to be taken: nothing that comes will be added to it."""
+        if len(self._parcels) > 1:
+            return True
+        return bool(self._parcels) and self._parcels[0].size_bytes >= self._settings.fragment_bytes
+
+    @property
+    def is_large(self) -> bool:
+        """Whether so much waits that it takes a while to build a fragment of it."""
+        return bool(self._parcels) and self._parcels[0].size_bytes >= EARLY_BYTES
+
+    @property
+    def parcels(self) -> list[Parcel]:
+        """What waits to be taken, oldest first."""
+        return list(self._parcels)
+
+    def take(self) -> Parcel:
+        """Remove and return the oldest records, about a fragment at most; there must be some."""
+        parcel = self._parcels.popleft()
+        parcel.draft.pad()
+        return parcel
+
+    def release(self, size_bytes: int, records: int) -> None:
+        """Give back the room of records that are decided, and admit who waits for it."""
+        self.waiting_bytes -= size_bytes
+        self.waiting_records -= records
+        self._admit()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _check(self, group: Group) -> None:
+        self.check_open()
+        size_bytes = group.size_bytes - RECORD_OVERHEAD_BYTES * group.count
+        settings = self._settings
+        name, limit = "pending_bytes", settings.pending_bytes
+        if group.count == 1:
+            name, limit = "max_record_bytes", settings.max_record_bytes
+        if size_bytes > limit:
+            what = "record" if group.count == 1 else "atomic group"
+            raise RecordTooLargeError(
+                f"the {what} has {size_bytes} bytes; {name} is {limit}",
+                size_bytes=size_bytes,
+                limit_bytes=limit,
+            )
+
+    def _has_room(self, group: Group) -> bool:
+        if not self.waiting_records:
+            return True
+        settings = self._settings
+        return (
+            self.waiting_bytes + group.size_bytes <= settings.pending_bytes
+            and self.waiting_records + group.count <= settings.pending_records
+        )
+
+    def _accept(self, group: Group, expect_offset: int | None) -> Ticket:
+        if expect_offset is not None and expect_offset != self.tail:
+            raise mismatch(expect_offset, self.tail)
+        if self.tail + group.count > MAX_U64:
+            raise used_up()
+        parcels, most = self._parcels, self._settings.fragment_bytes
+        was_empty = not parcels
+        before = 0 if was_empty else parcels[-1].size_bytes
+        if was_empty or (before and before + group.size_bytes > most):
+            parcels.append(Parcel())
+            before = 0
+        ticket: Ticket = self._loop.create_future()
+        parcels[-1].add(group, ticket, expect_offset)
+        self.tail += group.count
+        self.waiting_bytes += group.size_bytes
+        self.waiting_records += group.count
+        after = before + group.size_bytes
+        if was_empty or before < EARLY_BYTES <= after or after >= most or before == 0:
+            self._notify()
+        return ticket
+
+    def _admit(self) -> None:
+        while self._admissions:
+            admission, (group, expect_offset) = next(iter(self._admissions.items()))
+            if not admission.done():
+                if not self._has_room(group):
+                    return
+                try:
+                    admission.set_result(self._accept(group, expect_offset))
+                except (OffsetMismatchError, LimitExceededError) as error:
+                    _refuse_admission(admission, error)
+            del self._admissions[admission]
+
+
+def _refuse_admission(admission: asyncio.Future[Ticket], error: WalError) -> None:
+    if not admission.done():
+        admission.set_exception(error)
+        admission.exception()  # a caller cancelled at this moment never looks

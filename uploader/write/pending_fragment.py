@@ -1,0 +1,204 @@
+"""Parcel: records that go into one fragment, and the appends that wait for it.
+
+Where a parcel lies in the log is decided when it is cut, and again if another writer was quicker. So it
+keeps its records until it is committed. Pure, but for the futures of the callers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from uploader.format.entries import Fragment
+from uploader.format.layout import MAX_U64
+from uploader.fragments.fragment_builder import EncodedFragment
+from uploader.write.encoding import Encoding
+from uploader.write.fragment_puts import Taken
+from walstore.batches.batch_builder import Draft, Group
+from walstore.errors import LimitExceededError, OffsetMismatchError, WalError
+from walstore.runtime.error_mapping import fresh
+
+_T = TypeVar("_T")
+
+Waiter = tuple["asyncio.Future[int]", int, int | None]
+"""Who waits for an append, how many records it has, and at which offset it must begin, if anywhere."""
+
+
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """One fragment to be, or on its way."""
+
+    draft: Draft = field(default_factory=lambda: Draft(0))
+    """The records, column by column."""
+    waiters: list[Waiter] = field(default_factory=list)
+    """The appends, in the order of their records."""
+    is_conditional: bool = False
+    """Whether some append must begin at a certain offset."""
+    size_bytes: int = 0
+    """Budget that the records take."""
+    attempts: int = 0
+    """How often another writer was quicker."""
+    decided: asyncio.Future[None] | None = None
+    """For those who wait until it is known what became of it; made on request."""
+    encoding: Encoding | None = None
+    """What has been encoded of it before it is cut, for the place where it was expected to come to lie."""
+
+    # Set when it is cut.
+    seq_no: int = 0
+    start: int = 0
+    built: EncodedFragment | None = None
+    entry: Fragment | None = None
+    """What a manifest says of it, once it was put."""
+    taken: Taken | None = None
+    """What lies in its place instead."""
+    streams: frozenset[str] = frozenset()
+    """Streams of its records, once it has its place."""
+    closings: int = 0
+    """Closings of streams under which its fragment was made; see ``stream_table.py``."""
+    is_exposed: bool = False
+    """Whether its fragment may be in the store, where others could adopt it."""
+    _told_offset: int = 0
+
+    @property
+    def count(self) -> int:
+        """Number of records."""
+        return len(self.draft.values)
+
+    @property
+    def limit(self) -> int:
+        """Offset after its last record."""
+        return self.start + self.count
+
+    @property
+    def draft_streams(self) -> frozenset[str]:
+        """Streams of the records that it has now."""
+        return frozenset(name for name in self.draft.streams or () if name is not None)
+
+    def add(self, group: Group, waiter: asyncio.Future[int], expect_offset: int | None) -> None:
+        """Take in an append."""
+        self.draft.extend(group)
+        self.waiters.append((waiter, group.count, expect_offset))
+        self.is_conditional |= expect_offset is not None
+        self.size_bytes += group.size_bytes
+
+    def place(
+        self, seq_no: int, start: int, check_stream: Callable[[str | None], None] | None = None
+    ) -> None:
+        """Give it its place in the log; appends that must not be there are refused and leave it.
+
+        It may be empty then. ``check_stream`` raises what speaks against appends to a stream.
+        """
+        self.seq_no, self.start = seq_no, start
+        self.built = self.entry = self.taken = None
+        self.is_exposed = False
+        if self.limit > MAX_U64 or seq_no > MAX_U64:
+            self._refuse_all(used_up())
+        elif self.is_conditional or check_stream is not None:
+            self._refuse_misplaced(check_stream)
+        self.streams = self.draft_streams
+
+    def resolve(self, first: int, most: int) -> bool:
+        """Tell up to ``most`` appends from the ``first`` on where their records are.
+
+        Returns whether that were the last ones. To be called from the first to the last.
+        """
+        offset = self._told_offset if first else self.start
+        part = self.waiters[first : first + most]
+        for waiter, count, _ in part:
+            if not waiter.done():
+                waiter.set_result(offset)
+            offset += count
+        self._told_offset = offset
+        if first + most < len(self.waiters):
+            return False
+        self._end()
+        return True
+
+    def fail(self, error: WalError) -> None:
+        """Tell every append that it failed."""
+        for waiter, _, _ in self.waiters:
+            refuse(waiter, fresh(error))
+        self._end()
+
+    def wait_decided(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """Return a future that resolves when its appends were told. Not to be cancelled."""
+        if self.decided is None:
+            self.decided = loop.create_future()
+        return self.decided
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _refuse_all(self, error: WalError) -> None:
+        for waiter, _, _ in self.waiters:
+            refuse(waiter, fresh(error))
+        self.draft, self.waiters, self.encoding = Draft(0), [], None
+
+    def _refuse_misplaced(self, check_stream: Callable[[str | None], None] | None) -> None:
+        kept: list[Waiter] = []
+        rows: list[int] = []
+        row, offset, streams = 0, self.start, self.draft.streams
+        for item in self.waiters:
+            waiter, count, expected = item
+            try:
+                if expected is not None and expected != offset:
+                    raise mismatch(expected, offset)
+                if check_stream is not None and streams is not None:
+                    check_stream(streams[row])
+            except WalError as error:
+                refuse(waiter, error)
+            else:
+                kept.append(item)
+                rows += range(row, row + count)
+                offset += count
+            row += count
+        if len(rows) < row:
+            self.encoding = None
+            self.draft.pad()
+            self.draft = _pick(self.draft, rows)
+            self.waiters = kept
+
+    def _end(self) -> None:
+        self.built = self.taken = self.encoding = None
+        if self.decided is not None and not self.decided.done():
+            self.decided.set_result(None)
+
+
+def refuse(waiter: asyncio.Future[int], error: WalError) -> None:
+    """Tell an append that it failed, unless its caller has gone."""
+    if not waiter.done():
+        waiter.set_exception(error)
+        waiter.exception()  # a caller cancelled at this moment never looks
+
+
+def mismatch(expected: int, actual: int) -> OffsetMismatchError:
+    """Return the error for an append that would not begin where it must."""
+    return OffsetMismatchError(
+        f"the records would begin at offset {actual}, not at {expected}; nothing was written",
+        expected=expected,
+        actual=actual,
+    )
+
+
+def used_up() -> LimitExceededError:
+    """Return the error for an append for which there are no offsets left."""
+    return LimitExceededError(
+        f"the log has no offsets, or no numbers of fragments, up to {MAX_U64} left for the records; nothing "
+        "was written",
+        limit=MAX_U64,
+    )
+
+
+def _pick(draft: Draft, rows: list[int]) -> Draft:
+    def column(items: list[_T] | None) -> list[_T] | None:
+        return items and [items[row] for row in rows]
+
+    return Draft(
+        0,
+        [draft.values[row] for row in rows],
+        column(draft.keys),
+        column(draft.streams),
+        column(draft.headers),
+        column(draft.timestamps_us),
+    )

@@ -1,0 +1,229 @@
+"""LogEnd: where a log that several writers share goes on, as far as the store says.
+
+Owns the requests about it: reading the root, naming a fragment that is in the store already, looking at
+what others put there, and deciding what became of a fragment of ours. docs/cloud_writer.md tells the rules;
+why they hold is in ``parcel_shipper.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from functools import partial
+from typing import Final
+
+from uploader.format.entries import Fragment
+from uploader.format.sealing import is_blocker
+from uploader.fragments.fragment import fragment_time_bounds
+from uploader.root.orphan_recovery import Orphan
+from uploader.root.ownership import check_direct
+from uploader.root.root import Root
+from uploader.root.stored_document import read_object
+from uploader.root.write_guard import check_unsealed
+from uploader.runtime.task_groups import together
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.write.fragment_puts import FragmentPuts, Taken
+from uploader.write.pending_fragment import Parcel
+from uploader.write.stall_guard import Patience
+from uploader.write.stream_guard import StreamGuard
+from walstore.errors import (
+    ContentionError,
+    CorruptionError,
+    LogSealedError,
+    OutcomeUnknownError,
+)
+from walstore.runtime.threads import Worker
+
+_FOOTER_BYTES: Final = 64 << 10
+"""So much of a fragment's end is read for its times; the rest only if the footer is longer."""
+
+
+class Fate(enum.Enum):
+    """What became of a fragment of ours."""
+
+    COMMITTED = enum.auto()
+    """It is in the log."""
+    LOST = enum.auto()
+    """It is not, and never will be."""
+    OPEN = enum.auto()
+    """The log has not reached its number yet."""
+
+
+class LogEnd:
+    """The end of one log, as one writer sees it. One task at a time."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        root: Root,
+        puts: FragmentPuts,
+        patience: Patience,
+        streams: StreamGuard,
+        writer: str,
+        worker: Worker,
+    ) -> None:
+        """``writer`` is this writer's name."""
+        self._store = store
+        self._root = root
+        self._puts = puts
+        self._patience = patience
+        self._streams = streams
+        self._writer = writer
+        self._worker = worker
+        self._floor_seq_no = 0  # the last fragment whose times are in the floor
+        self.floor_us = 0
+        """No record to come may be older."""
+        self.adopted_fragments = 0
+        """Fragments of others that this writer published."""
+
+    async def load(self) -> None:
+        """Read the root; ContentionError if the log is not ours to write."""
+        await self._patience.call(partial(self._root.load_or_create, self._writer))
+        check_direct(self._root.manifest, url=self._store.url)
+        await self._streams.catch_up()
+
+    async def adopt_orphans(self) -> None:
+        """Publish what others put behind the end, as far as it continues the log.
+
+        What can never do so is voided, see ``adoption.py``. Meanwhile :meth:`learn_floor` is done for the end
+        as it was.
+        """
+        async with together() as tasks:
+            tasks.create_task(self.learn_floor())
+            orphans = await self._orphans()
+        for orphan in orphans:
+            if self._is_next(orphan.entry) and not await self._adopt(orphan):
+                await self._puts.void(orphan.entry)
+        manifest = self._root.manifest
+        await self._puts.void_misfits(manifest.next_seq_no, manifest.next_offset)
+
+    async def fate(self, parcel: Parcel) -> Fate:
+        """Return what became of the oldest parcel under way: its put has ended, nothing of ours is before.
+
+        If something lies in its place that no manifest can ever name, it is put there instead.
+        """
+        while parcel.taken is not None:
+            is_admitted = await self._streams.admits_made(parcel.streams, parcel.closings)
+            manifest = self._root.manifest
+            if (manifest.next_seq_no, manifest.next_offset) != (parcel.seq_no, parcel.start):
+                return Fate.LOST  # our object is not in the store
+            if not is_admitted or not await self._make_way(parcel, parcel.taken):
+                return Fate.LOST
+        assert parcel.entry is not None
+        while True:
+            await self._streams.catch_up()
+            if not await self._streams.admits_made(parcel.streams, parcel.closings):
+                if self._root.manifest.next_seq_no <= parcel.seq_no:
+                    assert parcel.built is not None
+                    await self._puts.void(parcel.entry, parcel.built.data)
+                    return Fate.LOST
+                return Fate.COMMITTED if await self._publish(parcel.entry) else Fate.LOST
+            if await self._publish(parcel.entry):
+                return Fate.COMMITTED
+            if self._root.manifest.next_seq_no < parcel.seq_no:
+                await self.load()  # what we knew may have been old
+            manifest = self._root.manifest
+            if manifest.next_seq_no < parcel.seq_no:
+                return Fate.OPEN
+            if manifest.next_seq_no == parcel.seq_no and manifest.next_offset != parcel.start:
+                return Fate.LOST
+            if manifest.next_seq_no > parcel.seq_no and not await self._publish(parcel.entry):
+                return Fate.LOST
+
+    async def learn_floor(self) -> None:
+        """Let no record be older than the last one of the log, if another writer wrote that."""
+        while (last := self._last_of_others()) is not None:
+            try:
+                times_us = await self._patience.call(partial(self._times, last))
+            except ObjectNotFoundError as error:
+                await self.load()  # the log may have gone on, have been collected, or destroyed
+                check_unsealed(self._root.manifest, url=self._store.url)
+                if self._last_of_others() == last:
+                    raise CorruptionError("a fragment is missing", path=last.path) from error
+                continue
+            self.floor_us = max(self.floor_us, times_us[1])
+            self._floor_seq_no = last.seq_no
+
+    def note_ours(self, seq_no: int) -> None:
+        """A fragment of ours is in the log; its times are in the floor."""
+        self._floor_seq_no = max(self._floor_seq_no, seq_no)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _last_of_others(self) -> Fragment | None:
+        """Return the last fragment of the log, unless its times are in the floor."""
+        fragments = self._root.manifest.fragments
+        if not fragments or fragments[-1].seq_no <= self._floor_seq_no:
+            return None
+        return fragments[-1]
+
+    async def _make_way(self, parcel: Parcel, taken: Taken) -> bool:
+        """Deal with what lies where the log goes on; return False if the log goes on with that."""
+        check_unsealed(self._root.manifest, url=self._store.url)
+        if is_blocker(taken.data):
+            raise LogSealedError(f"{self._store.url} is sealed", location=self._store.url)
+        other = await self._puts.examine(taken.data, taken.key)
+        if other.entry.start == parcel.start and await self._adopt(other):
+            return False
+        if not self._is_next(other.entry) and other.entry.start == parcel.start:
+            return True  # somebody has named it
+        assert parcel.built is not None
+        try:
+            parcel.entry = await self._puts.replace(taken, parcel.built, parcel.seq_no)
+            parcel.taken = None
+        except ContentionError:
+            found = await self._puts.create(parcel.built, parcel.seq_no)
+            if isinstance(found, Taken):
+                parcel.taken = found
+            else:
+                parcel.entry, parcel.taken = found, None
+        return True
+
+    async def _publish(self, entry: Fragment) -> bool:
+        """Name a fragment that is in the store; False if the log went on without it.
+
+        OutcomeUnknownError if the log begins behind it by now: nobody can tell whether it was named.
+        """
+        try:
+            await self._patience.call(lambda: self._root.publish([entry], self._streams.signature))
+        except ContentionError as error:
+            if error.outcome == "unknown":
+                raise OutcomeUnknownError(str(error)) from error
+            return False
+        return True
+
+    async def _adopt(self, orphan: Orphan) -> bool:
+        """Name another's fragment; False if its streams were closed since it was made."""
+        if not await self._streams.admits(orphan):
+            return False
+        if await self._publish(orphan.entry):
+            self.adopted_fragments += 1
+        return True
+
+    def _is_next(self, entry: Fragment) -> bool:
+        manifest = self._root.manifest
+        return (entry.seq_no, entry.start) == (manifest.next_seq_no, manifest.next_offset)
+
+    async def _orphans(self) -> list[Orphan]:
+        check_unsealed(self._root.manifest, url=self._store.url)
+        try:
+            return await self._patience.call(self._puts.orphans)
+        except CorruptionError:
+            await self.load()  # a log that is being sealed has something there that is no fragment
+            check_unsealed(self._root.manifest, url=self._store.url)
+            raise
+
+    async def _times(self, entry: Fragment) -> tuple[int, int]:
+        """Return the first and the last time of a fragment's records."""
+        start = max(entry.num_bytes - _FOOTER_BYTES, 0)
+        end = await self._store.get_range(entry.path, start, entry.num_bytes)
+        with contextlib.suppress(CorruptionError):  # a long footer, or an object of another length
+            return await self._worker.run(_time_bounds, end, entry.path)
+        whole = await read_object(self._store, entry.path)
+        return await self._worker.run(_time_bounds, whole.data, entry.path)
+
+
+def _time_bounds(data: bytes, path: str) -> tuple[int, int]:
+    return fragment_time_bounds(data, path=path)

@@ -1,0 +1,174 @@
+"""Turning what callers pass to an append into a checked group of records.
+
+What leaves here is framed later on the writer's thread, where an error would fail the log for everybody. So
+all of it has exact types, is copied, bounded, and encoded already where that can fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from itertools import islice
+from typing import Final, NamedTuple
+
+import msgpack
+
+from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, Group
+from walstore.batches.conditions import Terms, check_name
+from walstore.validation.arguments import MAX_TIMESTAMP_US, as_bytes, as_int, as_mapping, as_text
+
+MAX_GROUP_RECORDS: Final = 1 << 26
+"""Most records of one group: so many fit a frame, whatever their columns."""
+_STEP_RECORDS: Final = 64
+_SLICE_RECORDS: Final = 32_768
+"""How many values are checked before others get their turn; takes about a millisecond."""
+_ONLY_BYTES: Final = frozenset((bytes,))
+
+
+class _Options(NamedTuple):
+    """What the records of a group share, checked."""
+
+    key: bytes | None
+    stream: str | None
+    headers: bytes | None
+    timestamp_us: int | None
+    size_bytes: int
+    """What a record takes of the budgets beside its value."""
+
+
+def make_record(
+    value: bytes,
+    key: bytes | None,
+    stream: str | None,
+    headers: Mapping[str, bytes] | None,
+    timestamp_us: int | None,
+) -> Group:
+    """Return a group of one record; TypeError or ValueError for bad arguments."""
+    checked = as_bytes(value, "a value")
+    return _group([checked], len(checked), _options(key, stream, headers, timestamp_us), None)
+
+
+def make_group(
+    values: Iterable[bytes],
+    key: bytes | None,
+    stream: str | None,
+    headers: Mapping[str, bytes] | None,
+    timestamp_us: int | None,
+    terms: Terms | None = None,
+) -> Group:
+    """Return a group whose records share key, stream, headers and timestamp."""
+    options = _options(key, stream, headers, timestamp_us)
+    checked: list[bytes] = []
+    size = sum(_check_slice(part, checked) for part in _slices(values))
+    return _group(checked, size, options, terms)
+
+
+async def gather_group(
+    values: Iterable[bytes],
+    key: bytes | None,
+    stream: str | None,
+    headers: Mapping[str, bytes] | None,
+    timestamp_us: int | None,
+    terms: Terms | None = None,
+    *,
+    most_bytes: int,
+) -> Group:
+    """As :func:`make_group`, but let other tasks run between the slices of a large group.
+
+    A group of up to 32 768 values is checked without giving way, so that appends keep the order of their
+    calls. All but the values of an iterator is copied before the first pause. An iterator is not read on
+    once its values have more than ``most_bytes``: such a group is refused anyway.
+    """
+    options = _options(key, stream, headers, timestamp_us)
+    checked: list[bytes] = []
+    size = 0
+    paused_at = 0
+    for part in _slices(values):
+        if len(checked) - paused_at >= _SLICE_RECORDS:
+            paused_at = len(checked)
+            await asyncio.sleep(0)  # noqa: TID251 - no wait is meant
+        size += _check_slice(part, checked)
+        if size > most_bytes:
+            break
+    return _group(checked, size, options, terms)
+
+
+def pack_headers(headers: Mapping[str, bytes]) -> bytes:
+    """Return headers as msgpack; TypeError or ValueError unless they map text to bytes."""
+    given = as_mapping(headers, "headers must map str to bytes")
+    checked = {
+        as_text(name, "a header name"): as_bytes(value, f"a header value ({name!r})")
+        for name, value in given.items()
+    }
+    packed: bytes = msgpack.packb(checked)
+    return packed
+
+
+def _options(
+    key: bytes | None,
+    stream: str | None,
+    headers: Mapping[str, bytes] | None,
+    timestamp_us: int | None,
+) -> _Options:
+    size = RECORD_OVERHEAD_BYTES
+    if key is not None:
+        key = as_bytes(key, "a key")
+        size += len(key)
+    if stream is not None:
+        stream = as_text(stream, "stream")
+        if not stream:
+            raise ValueError("a stream name must not be empty; leave stream out instead")
+        check_name(stream, "stream")
+        size += len(stream.encode())
+    packed = None
+    if headers is not None:
+        packed = pack_headers(headers)
+        packed = None if packed == _NO_HEADERS else packed
+        size += len(packed or b"")
+    if timestamp_us is not None:
+        timestamp_us = as_int(timestamp_us, "timestamp_us")
+        if not 0 <= timestamp_us <= MAX_TIMESTAMP_US:
+            raise ValueError(f"timestamp_us must be 0 to 2**63 - 1, not {timestamp_us}")
+    return _Options(key, stream, packed, timestamp_us, size)
+
+
+_NO_HEADERS: Final = pack_headers({})
+
+
+def _slices(values: Iterable[bytes]) -> Iterator[list[bytes]]:
+    if isinstance(values, str | bytes | bytearray | memoryview):
+        raise TypeError(f"values must be an iterable of bytes, not {type(values).__name__}")
+    iterator = iter(values.copy() if type(values) is list else values)
+    # What makes its values as it is read is read in small steps: they may be large.
+    rows = _SLICE_RECORDS if isinstance(values, Sized) else _STEP_RECORDS
+    while part := list(islice(iterator, rows)):
+        yield part
+
+
+def _check_slice(part: list[bytes], checked: list[bytes]) -> int:
+    """Add values to those that are checked, and return the size of the new ones."""
+    if not _ONLY_BYTES.issuperset(map(type, part)):
+        part = [as_bytes(value, "a value") for value in part]
+    checked += part
+    if len(checked) > MAX_GROUP_RECORDS:
+        raise ValueError(
+            f"an atomic group has at most {MAX_GROUP_RECORDS} values; use transaction()"
+        )
+    return sum(map(len, part))
+
+
+def _group(values: list[bytes], value_bytes: int, options: _Options, terms: Terms | None) -> Group:
+    rows = len(values)
+    if not rows:
+        raise ValueError("an atomic group needs at least one value")
+
+    key, stream, headers, timestamp_us, size = options
+    return Group(
+        values,
+        None if key is None else [key] * rows,
+        None if stream is None else [stream] * rows,
+        None if headers is None else [headers] * rows,
+        None if timestamp_us is None else [timestamp_us] * rows,
+        value_bytes + size * rows,
+        terms,
+    )

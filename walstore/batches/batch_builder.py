@@ -1,0 +1,223 @@
+"""Draft: records accepted but not yet written, gathered column by column. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgpack
+
+from walstore.batches.conditions import Terms
+from walstore.format import frame
+from walstore.format.frame import Column, Kind
+from walstore.format.ledger import Marks
+
+if TYPE_CHECKING:
+    from walstore.files.spill import Spill
+
+_T = TypeVar("_T")
+
+RECORD_OVERHEAD_BYTES: Final = 8
+"""What a record costs in budgets beside its bytes, so that empty records are bounded too."""
+BATCH_RECORDS: Final = 16_384
+"""Most records of one batch, but for a larger group: readers take a batch apart at one go, and tiny
+records would otherwise make that a long stop of the event loop."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """A batch in the making. Optional columns exist only once some record needs them."""
+
+    start: int
+    values: list[bytes] = field(default_factory=list)
+    keys: list[bytes | None] | None = None
+    streams: list[str | None] | None = None
+    headers: list[bytes | None] | None = None
+    """Packed headers (msgpack map) of each record."""
+    timestamps_us: list[int | None] | None = None
+    """What callers asked for; None means the time of the commit."""
+    size_bytes: int = 0
+    """Budget the records take: their bytes and an overhead each. Set when the draft is closed."""
+    marks: Marks | None = None
+    """Changes of the ledger that are written with the records."""
+    serial: int = 0
+    """Number of the last append in it that changes the ledger; see ``Channel.serial``."""
+    spill: Spill | None = None
+    """The records, if they wait in a file of their own."""
+    accepted_at: float | None = None
+    """When the first of its records was accepted, by the monotonic clock; None if it is empty."""
+
+    @property
+    def limit(self) -> int:
+        """Offset after its last record."""
+        return self.start + (len(self.values) if self.spill is None else self.spill.count)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not self.values and self.marks is None and self.spill is None
+
+    @property
+    def only_value(self) -> bytes | None:
+        """The one value, if the draft is one record that has nothing else."""
+        values = self.values
+        if (
+            len(values) == 1
+            and self.keys is None
+            and self.streams is None
+            and self.headers is None
+            and self.timestamps_us is None
+            and self.marks is None
+        ):
+            return values[0]
+        return None
+
+    def extend(self, group: Group) -> None:
+        """Add the records of a group behind the others."""
+        before = len(self.values)
+        self.values += group.values
+        self.keys = _join(self.keys, group.keys, before, len(group.values))
+        self.streams = _join(self.streams, group.streams, before, len(group.values))
+        self.headers = _join(self.headers, group.headers, before, len(group.values))
+        self.timestamps_us = _join(
+            self.timestamps_us, group.timestamps_us, before, len(group.values)
+        )
+
+    def pad(self) -> None:
+        """Fill optional columns up to the length of the values, after plain values were added."""
+        rows = len(self.values)
+        for column in (self.keys, self.streams, self.headers, self.timestamps_us):
+            if column is not None and len(column) < rows:
+                column.extend([None] * (rows - len(column)))
+
+    def part(self, low: int, high: int) -> Draft:
+        """Return a draft of its own of the records ``[low, high)``, counted from 0, padded.
+
+        Of what else a draft has, nothing is taken over.
+        """
+
+        def cut(column: list[_T] | None) -> list[_T] | None:
+            return None if column is None else column[low:high]
+
+        part = Draft(
+            self.start + low,
+            self.values[low:high],
+            cut(self.keys),
+            cut(self.streams),
+            cut(self.headers),
+            cut(self.timestamps_us),
+        )
+        part.pad()
+        return part
+
+    def times(self, now_us: int, floor_us: int) -> tuple[int, int, list[int] | None]:
+        """Return base timestamp, last timestamp, and the deltas if they are not all zero.
+
+        No timestamp is less than ``floor_us`` or an earlier one of the draft.
+        """
+        if not self.values:
+            return floor_us, floor_us, None
+        if self.timestamps_us is None:
+            base = max(now_us, floor_us)
+            return base, base, None
+        times: list[int] = []
+        latest = floor_us
+        for asked in self.timestamps_us:
+            latest = max(latest, now_us if asked is None else asked)
+            times.append(latest)
+        base = times[0]
+        return base, latest, [time - base for time in times] if latest > base else None
+
+    def columns(self, deltas: Sequence[int] | None) -> list[Column]:
+        """Return the columns to be framed, values last."""
+        found: list[Column] = []
+        if self.marks is not None:
+            found.append(marks_column(self.marks))
+        values = self.values
+        if not values:
+            return found
+        lengths = list(map(len, values))
+        found.append(frame.uint_column(Kind.VALUE_LENGTHS, lengths))
+        if deltas is not None:
+            found.append(frame.uint_column(Kind.TIMESTAMP_DELTAS, deltas))
+        if self.streams is not None:
+            found += _stream_columns(self.streams)
+        if self.keys is not None:
+            found += _optional_columns(Kind.KEY_LENGTHS, Kind.KEYS, self.keys)
+        if self.headers is not None:
+            found += _optional_columns(Kind.HEADER_LENGTHS, Kind.HEADERS, self.headers)
+        found.append(frame.blob_column(Kind.VALUES, values, sum(lengths)))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Records that enter the log together, as columns; optional ones may be None."""
+
+    values: Sequence[bytes]
+    keys: Sequence[bytes | None] | None
+    streams: Sequence[str | None] | None
+    headers: Sequence[bytes | None] | None
+    timestamps_us: Sequence[int | None] | None
+    size_bytes: int
+    terms: Terms | None = None
+    spill: Spill | None = None
+    """The records, if they wait in a file of their own; ``values`` is empty then."""
+
+    @property
+    def count(self) -> int:
+        """Number of records."""
+        return len(self.values) if self.spill is None else self.spill.count
+
+
+def split(draft: Draft, part_bytes: int) -> Iterator[Draft]:
+    """Yield the records of a padded draft in parts of at least one record, about ``part_bytes`` and
+    :data:`BATCH_RECORDS` at most."""
+    first = size = 0
+    for row, value in enumerate(draft.values):
+        added = len(value) + sum(
+            len(column[row] or b"") for column in (draft.keys, draft.headers) if column is not None
+        )
+        if row > first and (size + added > part_bytes or row - first == BATCH_RECORDS):
+            yield draft.part(first, row)
+            first, size = row, 0
+        size += added
+    if draft.values:
+        yield draft.part(first, len(draft.values))
+
+
+def marks_column(marks: Marks) -> Column:
+    """Return the column that carries marks."""
+    data = marks.encode()
+    return frame.blob_column(Kind.MARKS, (data,), len(data))
+
+
+def _join(
+    column: list[_T | None] | None, more: Sequence[_T | None] | None, before: int, rows: int
+) -> list[_T | None] | None:
+    if more is None and column is None:
+        return None
+    joined: list[_T | None] = [] if column is None else column
+    joined += [None] * (before - len(joined))
+    joined += [None] * rows if more is None else more
+    return joined
+
+
+def _stream_columns(streams: Sequence[str | None]) -> list[Column]:
+    numbers: dict[str | None, int] = {None: 0}
+    ids = [numbers.setdefault(name, len(numbers)) for name in streams]
+    names = msgpack.packb(list(numbers)[1:])
+    return [
+        frame.uint_column(Kind.STREAM_IDS, ids),
+        frame.blob_column(Kind.STREAM_NAMES, (names,), len(names)),
+    ]
+
+
+def _optional_columns(lengths: Kind, blob: Kind, items: Sequence[bytes | None]) -> list[Column]:
+    sizes = [0 if item is None else len(item) + 1 for item in items]
+    pieces = [item for item in items if item]
+    return [
+        frame.uint_column(lengths, sizes),
+        frame.blob_column(blob, pieces, sum(map(len, pieces))),
+    ]

@@ -1,0 +1,127 @@
+"""Shipping: what a log shows to the cloud tier: its records at the opening, and all that is to be shipped."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+
+from walstore.append.state import LogState
+from walstore.append.writer import Writer
+from walstore.batches.batch import Batch
+from walstore.errors import OffsetTrimmedError, WalError
+from walstore.files.segment_file import read_batches
+from walstore.log.opening import Opened
+from walstore.read.tiered import TieredSource
+from walstore.runtime.error_mapping import describe_read
+from walstore.runtime.threads import Lane
+
+
+class RecoveredRecords:
+    """Implements :class:`walstore.ports.LocalRecords` over a log that was recovered and has no writer yet."""
+
+    def __init__(self, opened: Opened, reading: Lane, *, uploaded_limit: int) -> None:
+        self._opened = opened
+        self._segments = [*opened.sealed, opened.tail.active]
+        self._reading = reading
+        self.head = opened.tail.head
+        """First offset on local disk."""
+        self.durable_limit = opened.tail.durable_limit
+        """Every offset below is on disk."""
+        self.uploaded_limit = uploaded_limit
+        """Every offset below is known to be named by a manifest."""
+
+    async def read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return consecutive batches from exactly ``position``; OffsetTrimmedError below ``head``.
+
+        CorruptionError or StorageUnavailableError if the file cannot be read.
+        """
+        if position < self.head:
+            raise OffsetTrimmedError(
+                "not on this disk any more",
+                requested=position,
+                head=self.head,
+                tail=self.durable_limit,
+            )
+        at = bisect_right(self._segments, position, key=lambda segment: segment.start)
+        segment = self._segments[at - 1]
+        if segment.summary is not None:
+            limit = min(limit, segment.summary.limit)
+        try:
+            return await self._reading.run(
+                read_batches, self._opened.fs, segment, position, limit, max_bytes
+            )
+        except OSError as error:
+            raise describe_read(error, segment.path) from error
+
+
+class Shipping:
+    """Implements :class:`walstore.ports.TierSource` over an open log."""
+
+    def __init__(self, state: LogState, source: TieredSource, writer: Writer, log_id: str) -> None:
+        self._state = state
+        self._source = source
+        self._writer = writer
+        self.log_id = log_id
+        """Hex identity of the log."""
+
+    @property
+    def head(self) -> int:
+        """First offset still on local disk."""
+        return self._state.head
+
+    @property
+    def durable_limit(self) -> int:
+        """Every offset below is on disk; only those may be shipped."""
+        return self._state.durable.value
+
+    @property
+    def uploaded_limit(self) -> int:
+        """Every offset below is known to be named by a manifest."""
+        return self._state.uploaded.value
+
+    @property
+    def wants_cloud(self) -> bool:
+        """Whether some caller waits for a record to reach the cloud."""
+        return self._state.wants_cloud
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the log is closing."""
+        return self._state.is_draining
+
+    @property
+    def appended_bytes(self) -> int:
+        """Bytes of frames that became durable since the log was opened."""
+        return self._state.appended_bytes
+
+    async def wait_durable_limit(self, limit: int) -> None:
+        """Return when the durable limit has reached ``limit``, or when the log is draining."""
+        if self._state.is_draining or self.durable_limit >= limit:
+            return
+        reached = self._state.durable.waiter(limit)
+        try:
+            await asyncio.wait((reached, self._state.draining), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not reached.cancel() and not reached.cancelled():
+                reached.exception()  # a failed log drains; the failure is told elsewhere
+
+    async def wait_draining(self) -> None:
+        """Return when the log is closing."""
+        await asyncio.wait((self._state.draining,))
+
+    async def wait_shipping_due(self, appended_bytes: int) -> None:
+        """Return when shipping is due."""
+        await self._state.wait_shipping_due(appended_bytes)
+
+    async def read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
+        """Return consecutive batches from exactly ``position``, from cache or files only."""
+        return await self._source.read_local(position, limit, max_bytes)
+
+    def advance_uploaded(self, limit: int) -> None:
+        """Tell the log that a manifest now names every offset below ``limit``."""
+        self._writer.note_uploaded(limit)
+        self._state.advance_uploaded(limit)
+
+    def refuse_cloud(self, error: WalError) -> None:
+        """Tell callers that wait for the cloud why they should not; see the port."""
+        self._state.refuse_cloud(error)

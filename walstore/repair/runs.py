@@ -1,0 +1,212 @@
+"""What a damaged log should hold, and the unbroken stretches of it that are left. Pure: no I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from walstore.errors import InvalidSettingsError
+from walstore.format import checkpoint
+from walstore.format.ledger import Marks
+from walstore.format.segment import SegmentSummary
+from walstore.repair.plan import Damage, Interval
+from walstore.repair.survey_types import Run, SegmentSurvey, Survey
+
+Keep = Literal["before", "after"] | int
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Runs of one or more segments, each of which continues the one before."""
+
+    pieces: list[tuple[SegmentSurvey, Run]]
+
+    @property
+    def start(self) -> int:
+        """First offset."""
+        return self.pieces[0][1].start
+
+    @property
+    def limit(self) -> int:
+        """Offset after the last record."""
+        return self.pieces[-1][1].limit
+
+    def continues_with(self, source: SegmentSurvey, run: Run) -> bool:
+        """Return whether a run follows directly, in another file."""
+        last_source, last = self.pieces[-1]
+        return (
+            source is not last_source
+            and last.limit == run.start
+            and last.last_crc == run.previous_crc
+            and last.epoch <= run.first_epoch
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Situation:
+    """A survey, understood: whose files they are, what should be there, what is."""
+
+    log_id: bytes | None
+    is_hint_trusted: bool
+    """Whether there is a checkpoint and nothing speaks against it."""
+    head: int
+    """First offset that the log should hold."""
+    limit: int
+    """End of what the log should hold."""
+    epoch: int
+    """Highest epoch seen."""
+    segments: list[SegmentSurvey]
+    """Those that belong to the log and are not left over from a deletion."""
+    strangers: list[SegmentSurvey]
+    """Segments of other logs."""
+    forgotten: list[SegmentSurvey]
+    """Segments left over from a deletion of which neither checkpoint nor durable cell know."""
+    stretches: list[Stretch]
+    damages: list[Damage] = field(default_factory=list)
+    """Of the checkpoint and the durable cell."""
+
+    @property
+    def readable(self) -> list[Stretch]:
+        """The stretches that hold records."""
+        return [one for one in self.stretches if one.limit > max(one.start, self.head)]
+
+    @property
+    def unreadable(self) -> tuple[Interval, ...]:
+        """Offsets that the log should hold and no stretch does."""
+        found = []
+        at = self.head
+        for one in sorted(self.readable, key=lambda stretch: stretch.start):
+            if one.start > at:
+                found.append(Interval(at, one.start))
+            at = max(at, one.limit)
+        if at < self.limit:
+            found.append(Interval(at, self.limit))
+        return tuple(found)
+
+    def choose(self, keep: Keep | None) -> Stretch | None:
+        """Return the stretch to keep; None for a log without records that begins at its limit.
+
+        InvalidSettingsError if ``keep`` names none.
+        """
+        readable = self.readable
+        if isinstance(keep, int):
+            for one in readable:
+                if max(one.start, self.head) <= keep < one.limit:
+                    return one
+            raise InvalidSettingsError(
+                f"offset {keep} is not readable; give 'before', 'after', or an offset in one of "
+                + ", ".join(f"[{max(one.start, self.head)}, {one.limit})" for one in readable)
+            )
+        if not readable or (keep == "after" and len(readable) == 1 and self._ends_damaged):
+            empty = [one for one in self.stretches if one.start == one.limit == self.limit]
+            return empty[-1] if empty else None
+        return readable[-1] if keep == "after" else readable[0]
+
+    @property
+    def _ends_damaged(self) -> bool:
+        return self.readable[-1].limit < self.limit
+
+
+def understand(survey: Survey) -> Situation:
+    """Say what the files of a survey are."""
+    log_id = _identify(survey)
+    strangers = [
+        one
+        for one in survey.segments
+        if one.header is not None and log_id is not None and one.header.log_id != log_id
+    ]
+    segments = [one for one in survey.segments if one not in strangers]
+    damages, is_trusted = _judge_hints(survey, segments, log_id)
+    hint = survey.hint if is_trusted else None
+    known_heads = [one.head for one in (hint, survey.cell) if one is not None]
+    noted = _without_leftovers(segments, max(known_heads, default=0))
+    known_heads += [head for one in segments for run in one.runs if (head := _trimmed(run))]
+    first = min((min(one.start, one.first_offset) for one in segments), default=1)
+    head = max(known_heads, default=first)
+    segments = _without_leftovers(segments, head)
+    ends = [run.limit for one in segments for run in one.runs]
+    ends += [one.footer.limit for one in segments if one.footer]
+    ends += [one.start for one in segments]
+    ends += [hint.next_offset] if hint else []
+    ends += [survey.cell.durable_limit] if survey.cell else []
+    epochs = [run.epoch for one in survey.segments for run in one.runs]
+    epochs += [one.header.epoch for one in survey.segments if one.header]
+    epochs += [one.epoch for one in (survey.hint, survey.cell) if one]
+    return Situation(
+        log_id=log_id,
+        is_hint_trusted=is_trusted,
+        head=head,
+        limit=max(head, *ends) if ends else head,
+        epoch=max(epochs, default=0),
+        segments=segments,
+        strangers=strangers,
+        forgotten=noted[: len(noted) - len(segments)],
+        stretches=_join(segments),
+        damages=damages,
+    )
+
+
+def _trimmed(run: Run) -> int:
+    """Return the head that trimming asked for, as the batches remember it; 0 if it never did."""
+    return Marks.decode(run.ledger).head if run.ledger else 0
+
+
+def summary_of(run: Run) -> SegmentSummary:
+    """Return what the footer of a segment must say that consists of a run."""
+    return SegmentSummary(run.start, run.limit, run.end, run.last_crc, run.timestamp_us)
+
+
+def _identify(survey: Survey) -> bytes | None:
+    """Return the log's identity: the checkpoint's, unless no segment has it; else that of most."""
+    counts = Counter(one.header.log_id for one in survey.segments if one.header is not None)
+    if survey.hint is not None and (survey.hint.log_id in counts or not counts):
+        return survey.hint.log_id
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def _judge_hints(
+    survey: Survey, segments: Iterable[SegmentSurvey], log_id: bytes | None
+) -> tuple[list[Damage], bool]:
+    path = str(survey.path / checkpoint.FILE_NAME)
+    damages = []
+    if survey.hint_error:
+        damages.append(Damage(path, 0, survey.hint_error))
+    hint = survey.hint
+    if hint is not None and hint.log_id != log_id:
+        damages.append(Damage(path, None, "the checkpoint belongs to another log"))
+    elif hint is not None:
+        noted = {summary.start: summary for summary in hint.sealed}
+        for one in segments:
+            summary = noted.get(one.start)
+            if one.contradicts:
+                damages.append(Damage(path, None, one.contradicts))
+            elif summary is not None and one.footer not in (None, summary):
+                damages.append(
+                    Damage(path, None, f"the checkpoint contradicts the footer of {one.name}")
+                )
+    is_trusted = hint is not None and not damages
+    if survey.cell_error:
+        cell_path = str(survey.path / checkpoint.CELL_FILE_NAME)
+        damages.append(Damage(cell_path, 0, survey.cell_error))
+    return damages, is_trusted
+
+
+def _without_leftovers(segments: list[SegmentSurvey], head: int) -> list[SegmentSurvey]:
+    """Leave out files wholly below the head; a crash kept their deletion from ending."""
+    kept = list(segments)
+    while len(kept) > 1 and max(kept[1].start, kept[1].first_offset) <= head:
+        kept.pop(0)
+    return kept
+
+
+def _join(segments: Iterable[SegmentSurvey]) -> list[Stretch]:
+    stretches: list[Stretch] = []
+    for source in segments:
+        for run in source.runs:
+            if stretches and stretches[-1].continues_with(source, run):
+                stretches[-1].pieces.append((source, run))
+            else:
+                stretches.append(Stretch([(source, run)]))
+    return stretches

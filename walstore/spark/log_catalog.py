@@ -1,0 +1,267 @@
+"""Places that hold several logs, each under a name: a WalStore's directory, a prefix of a bucket. Blocking.
+
+Each answers how many partitions a name has, and lists what there is. Nothing is read of the logs themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final, Protocol, cast
+
+from uploader import open_store
+from uploader.format.layout import FRAGMENT_FOLDER, MANIFEST
+from uploader.partitioned import PARTITIONS, read_partitions
+from uploader.stores.port import (
+    ListedObject,
+    ListingOrder,
+    ObjectStore,
+    StoredObject,
+    get_bounded,
+)
+from uploader.stores.wrapper import StoreWrapper
+from walstore.files.posix import PosixFileSystem
+from walstore.format.segment import parse_file_name
+from walstore.spark.location import Location
+from walstore.spark.sync_runner import Loop
+from walstore.store.directory import list_logs
+from walstore.store.names import directory_of
+
+PARALLEL: Final = 16
+"""Names asked for at the same time."""
+_LONG_FOLDER: Final = 1000
+"""Objects of a log after which a listing leaps over the rest of their folder: a page of most stores."""
+
+_PARTITION: Final = re.compile(r"(.+)/(0|[1-9][0-9]{0,8})")
+_MANIFEST: Final = re.compile(rf"(.+)/{MANIFEST}(?:\.[0-9a-f]{{16}})?")
+_PARTITIONS: Final = re.compile(rf"(.+)/{PARTITIONS}")
+_DATA: Final = re.compile(
+    r"((?:.*/)?(?:log(?=/Bucket=)|snapshot(?=/SNAPSHOT\.)|manifest(?=/MANIFEST\.)|shard[0-9]{4}))/[^/]+"
+    r"(?:/[^/]+)?"
+)
+"""Keys of which a log may have very many; the group is their folder."""
+
+Counts = Mapping[str, tuple[int, ...] | None]
+"""The partitions of each name; None for one log by itself."""
+
+
+class Shelf(Protocol):
+    """A place where logs lie, each under a name."""
+
+    def counts(self, names: Iterable[str]) -> Counts:
+        """Return the partitions of those names that may be there; others are left out."""
+
+    def names(self, *, most_objects: int | None = None) -> list[str]:
+        """Return the names of all logs and partitioned logs, in order; lists the place.
+
+        With ``most_objects`` perhaps only some of them: of a bucket's objects no more are looked at.
+        """
+
+    def place(self, name: str) -> Location:
+        """Return where the log of that name lies."""
+
+    def close(self) -> None:
+        """Release what it holds."""
+
+
+def shelf_at(location: Location) -> Shelf:
+    """Return the place at a location."""
+    return StoreShelf(location) if location.is_store else DirectoryShelf(location)
+
+
+def split_partition(name: str) -> tuple[str, int] | None:
+    """Return topic and number if the name has the form of a partition's, ``orders/3``."""
+    found = _PARTITION.fullmatch(name)
+    return (found[1], int(found[2])) if found else None
+
+
+class DirectoryShelf:
+    """The logs in a WalStore's directory, as they were when this was made."""
+
+    def __init__(self, location: Location) -> None:
+        """Read the directory's names; none if there is no such directory."""
+        self._location = location
+        try:
+            logs = list_logs(PosixFileSystem(), Path(location.text))
+        except (FileNotFoundError, NotADirectoryError):
+            logs = []
+        self._counts: dict[str, tuple[int, ...] | None] = dict.fromkeys(logs)
+        for name in logs:
+            part = split_partition(name)
+            if part and part[0] not in logs:
+                before = self._counts.get(part[0]) or ()
+                self._counts[part[0]] = tuple(sorted((*before, part[1])))
+
+    def counts(self, names: Iterable[str]) -> Counts:
+        """Return the partitions of those names that are there."""
+        return {name: self._counts[name] for name in names if name in self._counts}
+
+    def names(self, *, most_objects: int | None = None) -> list[str]:
+        """Return the names of logs and partitioned logs; partitions alone are not among them."""
+        return [name for name in _topics(self._counts) if self._is_log(name)]
+
+    def place(self, name: str) -> Location:
+        """Return the log's directory."""
+        return self._location.child(directory_of(name))
+
+    def _is_log(self, name: str) -> bool:
+        """Return whether records are there; somebody may keep other directories at the same place."""
+        parts = self._counts[name]
+        names = [name] if parts is None else [f"{name}/{part}" for part in parts]
+        return any(
+            parse_file_name(file) is not None
+            for log in names
+            for file in PosixFileSystem().list(Path(self.place(log).text))
+        )
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class StoreShelf:
+    """The logs below a prefix of an object store. Owns an event loop, run on demand."""
+
+    def __init__(self, location: Location) -> None:
+        """Ask the store at a location; nothing happens before a call."""
+        self._location = location
+        self._store = open_store(location.text)
+        self._loop = Loop()
+
+    def counts(self, names: Iterable[str]) -> Counts:
+        """Return the partitions of the names; whether a log by itself is there is not looked at.
+
+        The empty name is the location itself. One small request for each name.
+        """
+        found = list(names)
+        for name in filter(None, found):
+            directory_of(name)  # refuses what leads out of the prefix
+        return self._loop.run(self._counts(found))
+
+    def names(self, *, most_objects: int | None = None) -> list[str]:
+        """Return the names of logs and partitioned logs below the location, by one listing."""
+        return self._loop.run(self._names(most_objects))
+
+    def has_fragments(self) -> bool:
+        """Return whether a fragment lies at the location itself; asks for the first ones of a listing."""
+        return self._loop.run(self._has_fragments())
+
+    def place(self, name: str) -> Location:
+        """Return the log's URL."""
+        directory_of(name)
+        return self._location.child(name)
+
+    def close(self) -> None:
+        """Release connections and threads."""
+        try:
+            self._loop.run(self._store.aclose())
+        finally:
+            self._loop.close()
+
+    async def _counts(self, names: list[str]) -> Counts:
+        gate = asyncio.Semaphore(PARALLEL)
+
+        async def count(name: str) -> tuple[int, ...] | None:
+            async with gate:
+                found = await read_partitions(_Below(self._store, name))
+            return None if found is None else tuple(range(found))
+
+        return dict(zip(names, await asyncio.gather(*map(count, names)), strict=True))
+
+    async def _has_fragments(self) -> bool:
+        for folder in (FRAGMENT_FOLDER, "shard"):
+            listing = cast("AsyncGenerator[ListedObject, None]", self._store.list(folder))
+            async with aclosing(listing):
+                async for _ in listing:
+                    return True
+        return False
+
+    async def _names(self, most_objects: int | None) -> list[str]:
+        logs, partitioned = await list_names(self._store, most_objects=most_objects)
+        return _topics({**dict.fromkeys(logs), **await self._counts(sorted(partitioned))})
+
+
+class _Below(StoreWrapper):
+    """The objects of a store whose keys begin with a name."""
+
+    def __init__(self, inner: ObjectStore, name: str) -> None:
+        super().__init__(inner)
+        self._prefix = f"{name}/" if name else ""
+
+    async def get(self, key: str, *, max_bytes: int | None = None) -> StoredObject:
+        return await get_bounded(self.inner, self._prefix + key, max_bytes)
+
+
+def _topics(counts: Counts) -> list[str]:
+    """Return the names without those that are a partition of another one."""
+
+    def is_part(name: str) -> bool:
+        part = split_partition(name)
+        return part is not None and part[1] in (counts.get(part[0]) or ())
+
+    return sorted(name for name in counts if not is_part(name))
+
+
+async def list_names(
+    store: ObjectStore, *, most_objects: int | None = None
+) -> tuple[set[str], set[str]]:
+    """Return the names under which a log has a manifest, and those that are partitioned.
+
+    A log's many objects lie in a few folders; one that is longer than a page is leapt over, if the keys
+    come in order. Where they turn out not to, all of them are looked at.
+    """
+    found = _Listed()
+    await _walk(store, found, most_objects)
+    if found.has_leapt and not found.order.is_proven:
+        found = _Listed(may_leap=False)
+        await _walk(store, found, most_objects)
+    return found.logs, found.partitioned
+
+
+async def _walk(store: ObjectStore, found: _Listed, most_objects: int | None) -> None:
+    """Take the keys of a store, or only some if so many are enough."""
+    after: str | None = ""
+    while after is not None:
+        listing = cast("AsyncGenerator[ListedObject, None]", store.list("", after=after or None))
+        async with aclosing(listing):
+            after = None
+            async for item in listing:
+                after = found.add(item.key)
+                if after is not None or found.objects == most_objects:
+                    break
+
+
+class _Listed:
+    """What the keys of a listing say, and where the listing may go on."""
+
+    def __init__(self, *, may_leap: bool = True) -> None:
+        self.logs: set[str] = set()
+        self.partitioned: set[str] = set()
+        self.objects = 0
+        self.order = ListingOrder()
+        """Of all keys so far; a leap keeps it."""
+        self.has_leapt = False
+        self._may_leap = may_leap
+        self._folder = ""
+        self._in_folder = 0
+
+    def add(self, key: str) -> str | None:
+        """Take the next key; return the one after which to list again, or None to go on."""
+        self.objects += 1
+        self.order.note(key)
+        manifest, partitions = _MANIFEST.fullmatch(key), _PARTITIONS.fullmatch(key)
+        if manifest:
+            self.logs.add(manifest[1])
+        elif partitions:
+            self.partitioned.add(partitions[1])
+        data = _DATA.fullmatch(key)
+        folder = data[1] if data else ""
+        self._in_folder = self._in_folder + 1 if folder == self._folder else 1
+        self._folder = folder
+        is_long = folder and self._in_folder >= _LONG_FOLDER
+        if not (is_long and self._may_leap and self.order.is_proven):
+            return None
+        self.has_leapt = True
+        return f"{folder}0"  # what sorts after every key with the folder and a slash

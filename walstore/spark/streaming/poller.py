@@ -1,0 +1,162 @@
+"""All logs that a stream follows: which they are, and how far each reaches. Blocking.
+
+Spark asks some fifty times a second. The answer is what is known; the logs themselves are asked by their
+:class:`~walstore.spark.streaming.pace.Pace`, those that are due all at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from walstore.errors import LogNotFoundError, WalError
+from walstore.ports import Clock
+from walstore.spark.bounds import LogName
+from walstore.spark.logs import NamedLog
+from walstore.spark.streaming.followed import Followed
+from walstore.spark.streaming.offsets import show
+from walstore.spark.streaming.pace import Pace
+from walstore.spark.sync_runner import Loop
+
+logger = logging.getLogger("walstore.spark")
+
+IDLE_SECONDS: Final = 1.0
+"""A log on which nothing happens is asked so often, times the number of logs,"""
+MOST_IDLE_SECONDS: Final = 10.0
+"""but at least so often."""
+PATIENCE_SECONDS: Final = 300.0
+"""For how long a log may be out of reach before the query fails."""
+
+Finder = Callable[[], list[NamedLog]]
+"""Returns the logs there are to follow; blocking."""
+
+
+class Following:
+    """The logs of one stream. Belongs to one thread; holds connections and threads until closed."""
+
+    def __init__(
+        self,
+        *,
+        find: Finder,
+        follow: Callable[[NamedLog, Loop], Followed],
+        clock: Clock,
+        poll_seconds: float,
+        discovery_seconds: float | None,
+    ) -> None:
+        """Find the logs and open them; their errors are passed on.
+
+        ``poll_seconds`` is the pause between two questions to a log on which something happens. New logs
+        are looked for every ``discovery_seconds``; never, if that is None.
+        """
+        self._find = find
+        self._follow = follow
+        self._clock = clock
+        self._poll_seconds = poll_seconds
+        self._discovery_seconds = discovery_seconds
+        self._loop = Loop()
+        self._logs: dict[LogName, Followed] = {}
+        self._paces: dict[LogName, Pace] = {}
+        try:
+            self._add(find())
+        except BaseException:
+            self.close()
+            raise
+        self._discovered_at = clock.monotonic()
+
+    @property
+    def logs(self) -> Mapping[LogName, Followed]:
+        """The logs by name."""
+        return self._logs
+
+    @property
+    def loop(self) -> Loop:
+        """Where they are open."""
+        return self._loop
+
+    def limits(self) -> dict[LogName, int]:
+        """Return how far each log reaches, as far as is known; asks nobody."""
+        return {name: log.limit for name, log in self._logs.items()}
+
+    def look(self) -> None:
+        """Ask the logs that are due, and look for new ones if that is due.
+
+        A log that does not answer counts as unchanged for :data:`PATIENCE_SECONDS`. Errors that will not
+        pass are raised at once: LogNotFoundError, CorruptionError.
+        """
+        now = self._clock.monotonic()
+        due = [name for name, pace in self._paces.items() if pace.is_due(now)]
+        for name, error in self._ask(due):
+            silent_seconds = self._paces[name].failed(self._clock.monotonic())
+            if not error.retriable or silent_seconds >= PATIENCE_SECONDS:
+                raise error
+            logger.warning("%s does not answer and is asked again: %s", show(name), error)
+        self._discover(now)
+
+    def ask_all(self, names: Iterable[LogName] | None = None) -> None:
+        """Ask all logs, or those named, whether they are due or not; raises the first error."""
+        for _, error in self._ask(self._logs if names is None else names):
+            raise error
+
+    def close(self) -> None:
+        """Release everything; twice is allowed."""
+        try:
+            while self._logs:
+                _, log = self._logs.popitem()
+                self._loop.run(log.aclose())
+        finally:
+            self._loop.close()
+
+    def _ask(self, names: Iterable[LogName]) -> list[tuple[LogName, WalError]]:
+        asked = list(names)
+        if not asked:
+            return []
+        before = self.limits()
+        answers = self._loop.run(_all_of([self._logs[name] for name in asked]))
+        now = self._clock.monotonic()
+        failed = []
+        for name, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, WalError):
+                failed.append((name, answer))
+            elif answer is not None:
+                raise answer
+            else:
+                self._paces[name].answered(now, is_new=self._logs[name].limit != before[name])
+        return failed
+
+    def _discover(self, now: float) -> None:
+        if self._discovery_seconds is None or now < self._discovered_at + self._discovery_seconds:
+            return
+        self._discovered_at = now
+        try:
+            found = self._find()
+            self._add([log for log in found if (log.topic, log.partition) not in self._logs])
+        except LogNotFoundError:
+            return  # all that matched are gone; who is asked for one of them will say so
+        except WalError as error:
+            if not error.retriable:
+                raise
+            logger.warning("new logs are looked for again later: %s", error)
+
+    def _add(self, found: Iterable[NamedLog]) -> None:
+        added = [self._follow(log, self._loop) for log in found]
+        if not added:
+            return
+        idle_seconds = min(MOST_IDLE_SECONDS, IDLE_SECONDS * (len(self._logs) + len(added)))
+        for log in added:
+            self._logs[log.name] = log
+            self._paces[log.name] = Pace(
+                shortest_seconds=self._poll_seconds, longest_seconds=idle_seconds
+            )
+        try:
+            self.ask_all([log.name for log in added])
+        except BaseException:
+            for log in added:
+                del self._logs[log.name], self._paces[log.name]
+                self._loop.run(log.aclose())
+            raise
+
+
+async def _all_of(logs: list[Followed]) -> list[BaseException | None]:
+    return await asyncio.gather(*(log.ask() for log in logs), return_exceptions=True)
