@@ -6,7 +6,7 @@ Run from the root of the repository::
     python -m bench.manifest_tree --fragments 1000000
 
 The writer publishes runs of 16 fragments; a roll-up begun at one swap is named by the next, as in
-``ManifestLog``. Everything is made and serialised as for a store, which keeps only what cannot be made again.
+``SwappedRoot``. Everything is made and serialised as for a store, which keeps only what cannot be made again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from uploader.format.manifest import Manifest
 from uploader.format.rollup import Replacement, RollUpSettings, fold, is_ripe, plan
 from uploader.format.setsum import PRIMES, Setsum
 from uploader.format.snapshot import Snapshot
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.tree import ManifestTree
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.stores.port import ListedObject, StoredObject
@@ -151,7 +151,7 @@ async def read(log: Log, times: int = 20) -> Reading:
     shelf, last = log.shelf, log.manifest.next_offset - 1
     looks = 0
     await shelf.put_if_absent(MANIFEST, log.manifest.serialise())
-    root = ManifestLog(shelf, RetryPolicy(), worker)
+    root = SwappedRoot(shelf, RetryPolicy(), worker)
     assert await root.load()
     assert root.manifest == log.manifest
     assert not [listed async for listed in root.unpublished()]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from walstore.batches.batch import FrameBatch
 from walstore.format import frame
-from walstore.format.frame import Column, FrameHeader, Kind
+from walstore.format.frame import Column, ColumnKind, FrameHeader
 from walstore.records import NO_HEADERS, Record
 
 
@@ -21,17 +21,19 @@ def columns_of(records: Sequence[Record]) -> list[Column]:
     names = list(dict.fromkeys(record.stream for record in records if record.stream is not None))
     packed = [msgpack.packb(dict(r.headers)) if r.headers else None for r in records]
 
-    columns = [frame.uint_column(Kind.VALUE_LENGTHS, [len(value) for value in values])]
+    columns = [frame.uint_column(ColumnKind.VALUE_LENGTHS, [len(value) for value in values])]
     if any(deltas):
-        columns.append(frame.uint_column(Kind.TIMESTAMP_DELTAS, deltas))
+        columns.append(frame.uint_column(ColumnKind.TIMESTAMP_DELTAS, deltas))
     if names:
         ids = [0 if r.stream is None else names.index(r.stream) + 1 for r in records]
         blob = msgpack.packb(names)
-        columns.append(frame.uint_column(Kind.STREAM_IDS, ids))
-        columns.append(frame.blob_column(Kind.STREAM_NAMES, [blob], len(blob)))
-    columns += _optional(Kind.KEY_LENGTHS, Kind.KEYS, [record.key for record in records])
-    columns += _optional(Kind.HEADER_LENGTHS, Kind.HEADERS, packed)
-    columns.append(frame.blob_column(Kind.VALUES, values, sum(map(len, values))))
+        columns.append(frame.uint_column(ColumnKind.STREAM_IDS, ids))
+        columns.append(frame.blob_column(ColumnKind.STREAM_NAMES, [blob], len(blob)))
+    columns += _optional(
+        ColumnKind.KEY_LENGTHS, ColumnKind.KEYS, [record.key for record in records]
+    )
+    columns += _optional(ColumnKind.HEADER_LENGTHS, ColumnKind.HEADERS, packed)
+    columns.append(frame.blob_column(ColumnKind.VALUES, values, sum(map(len, values))))
     return columns
 
 
@@ -83,7 +85,7 @@ def batch_of(data: bytes, position: int = 0, at: bytes = frame.NOWHERE) -> Frame
     return FrameBatch(memoryview(data), header_of(data, position, at))
 
 
-def _optional(lengths: Kind, blob: Kind, items: Sequence[bytes | None]) -> list[Column]:
+def _optional(lengths: ColumnKind, blob: ColumnKind, items: Sequence[bytes | None]) -> list[Column]:
     if all(item is None for item in items):
         return []
     sizes = [0 if item is None else len(item) + 1 for item in items]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from walstore import Record, Settings, Wal
 from walstore.batches.append_request import make_group
-from walstore.batches.batch_builder import Draft
+from walstore.batches.batch_builder import BatchBuilder
 from walstore.files.posix import PosixFile, PosixFileSystem
 from walstore.files.segment_file import read_batches
 from walstore.log.opening import Opened, open_log
@@ -131,9 +131,9 @@ class HastyClock(ManualClock):
         await super().sleep(seconds if seconds >= 1 else 0)
 
 
-def draft_of(start: int, *values: bytes, timestamp_us: int | None = None) -> Draft:
+def draft_of(start: int, *values: bytes, timestamp_us: int | None = None) -> BatchBuilder:
     """Return a draft as the channel would hand it to the writer."""
-    draft = Draft(start)
+    draft = BatchBuilder(start)
     group = make_group(values, None, None, None, timestamp_us)
     draft.extend(group)
     draft.size_bytes = group.size_bytes

@@ -23,7 +23,7 @@ from walstore import CorruptionError, Record, Wal, WalError
 from walstore.cli import app
 from walstore.cli.errors import CORRUPTION, LOCKED, OK
 from walstore.cursors.directory import list_cursors
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 from walstore.testing import ManualClock
 
 # Typer makes the commands out of functions again for each command line, which takes most of the time.
@@ -103,11 +103,11 @@ class _Complaints(logging.Handler):
 
 def view(at: Inspection) -> None:
     """Read the files without a lock, and list the cursors."""
-    with at.door("LogView"):
-        found = LogView.open(at.path)
+    with at.door("LogSnapshot"):
+        found = LogSnapshot.open(at.path)
         for batch in found.batches():
             for record in batch.records():
-                at.check("LogView", record, at.truth)
+                at.check("LogSnapshot", record, at.truth)
         found.offset_at(bases.TIME_US)
         found.timestamp_at(found.head)
     with at.door("cursors"):

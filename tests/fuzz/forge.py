@@ -17,7 +17,7 @@ from tests.fuzz.model import Column, Frame, Segment
 from walstore.cursors import file as cursor_file
 from walstore.files.directory import REPAIR_NAME
 from walstore.format import checkpoint, codec, frame, segment
-from walstore.format.frame import Kind
+from walstore.format.frame import ColumnKind
 
 Files = dict[str, bytes]
 Forgery = Callable[[Random, list[Segment], Files], str | None]
@@ -61,7 +61,7 @@ def _directory(rng: Random, segments: list[Segment], files: Files) -> str:
     column = rng.choice(each.columns)
     act = rng.choice(("kind", "encoding", "size", "leave out", "double", "reverse", "empty"))
     if act == "kind":
-        column.kind = rng.choice((0, *Kind, 10, 127, 128, 255))
+        column.kind = rng.choice((0, *ColumnKind, 10, 127, 128, 255))
     elif act == "encoding":
         column.encoding = rng.choice((0, 1, 2, 3, 4, 8, 16, 255))
     elif act == "size":
@@ -102,7 +102,7 @@ def _integers(rng: Random, segments: list[Segment], files: Files) -> str | None:
 
 
 def _packed_column(rng: Random, segments: list[Segment], files: Files) -> str | None:
-    wanted = (Kind.STREAM_NAMES, Kind.HEADERS, Kind.MARKS)
+    wanted = (ColumnKind.STREAM_NAMES, ColumnKind.HEADERS, ColumnKind.MARKS)
     found = [
         (each, column)
         for one in segments
@@ -114,8 +114,8 @@ def _packed_column(rng: Random, segments: list[Segment], files: Files) -> str | 
         return None
     each, column = rng.choice(found)
     column.data = values.evil_bytes(rng, column.data)
-    if column.kind == Kind.HEADERS and rng.random() < 0.7:  # one record has all of them
-        lengths = next(c for c in each.columns if c.kind == Kind.HEADER_LENGTHS)
+    if column.kind == ColumnKind.HEADERS and rng.random() < 0.7:  # one record has all of them
+        lengths = next(c for c in each.columns if c.kind == ColumnKind.HEADER_LENGTHS)
         rows = [0] * each.fields["count"]
         rows[rng.randrange(len(rows))] = len(column.data) + 1
         lengths.encoding, lengths.data = 4, struct.pack(f"<{len(rows)}I", *rows)
@@ -136,7 +136,7 @@ def _marks(rng: Random, segments: list[Segment], files: Files) -> str:
     fields = dict(each.fields)
     fields |= {"count": 0, "flags": 1, "codec": 0, "start": fields["start"] + fields["count"]}
     at = one.frames.index(each) + 1
-    one.frames.insert(at, Frame(fields, [Column(Kind.MARKS, frame.BLOB, data)]))
+    one.frames.insert(at, Frame(fields, [Column(ColumnKind.MARKS, frame.BLOB, data)]))
     return "marks in a segment"
 
 
@@ -209,7 +209,7 @@ def _behind(rng: Random, segments: list[Segment], files: Files) -> str:
     """Put whole frames behind the end, some inside others, with zeroes between."""
     one = segments[-1]
     each = copy.deepcopy(rng.choice(one.frames))
-    each.columns = [Column(Kind.VALUES, frame.BLOB, b"")]
+    each.columns = [Column(ColumnKind.VALUES, frame.BLOB, b"")]
     packed = model.pack_frame(each, rng.getrandbits(32), rng.randbytes(4))
     half = packed[: rng.choice((80, len(packed) - 8, len(packed)))]
     one.behind = (rng.choice((b"", bytes(8), half)) + half) * rng.choice((1, 3, 500))

@@ -15,7 +15,7 @@ from tests.local import copy_log, segments
 from tests.version_1 import make_version_1, seal, versions_of
 from tests.walstore.cli.conftest import Cli, cli  # noqa: F401 - a fixture
 from walstore import ReadonlyWal, Record, StreamClosedError, Wal
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 from walstore.format.checkpoint import CELL_FILE_NAME, FILE_NAME
 from walstore.repair.repairing import apply_repair, plan_repair
 from walstore.verify.verifying import verify_directory
@@ -53,7 +53,7 @@ def check_readable(path: Path, records: list[Record]) -> None:
 
     If both hints are missing the head is in the ledger only, and records below it may be found, too.
     """
-    view = LogView.open(path)
+    view = LogSnapshot.open(path)
     for found in (list(chain.from_iterable(view.batches())), asyncio.run(_read_beside(path))):
         assert [record for record in found if record.offset >= records[0].offset] == records
     assert not verify_directory(path).problems
@@ -67,7 +67,7 @@ def test_the_files_are_there() -> None:
 
 
 def test_it_reads_without_its_lock(version: int) -> None:
-    view = LogView.open(DIRECTORIES[version])
+    view = LogSnapshot.open(DIRECTORIES[version])
     head = expected(version)[0].offset
     assert (view.head, view.durable_limit, view.epoch) == (head, LIMITS[version], EPOCH)
     assert [record for batch in view.batches() for record in batch] == expected(version)

@@ -14,7 +14,7 @@ from uploader.admin.scrubber import Scrubber
 from uploader.format import layout
 from uploader.format.rollup import RollUpSettings
 from uploader.fragments.fragment import inspect_fragment
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.rebuilding.plan import RebuildPlan
 from uploader.rebuilding.rebuilding import apply_rebuild, plan_rebuild
 from uploader.stores import MemoryStore
@@ -89,7 +89,7 @@ class Damager:
 async def make(store: MemoryStore, worker: Worker, seed: int) -> int:
     """Write a log; return where it ends."""
     chance = random.Random(seed)
-    log = ManifestLog(store, FAST, worker)
+    log = SwappedRoot(store, FAST, worker)
     await log.load_or_create("writer")
     for _ in range(chance.randint(1, 9)):
         seq_no, start = log.manifest.next_seq_no, log.manifest.next_offset

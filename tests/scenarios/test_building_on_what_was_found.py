@@ -29,8 +29,8 @@ from tests.local import (
     segments,
 )
 from walstore import Wal, WalError
-from walstore.batches.batch_builder import Draft
-from walstore.files.log_snapshot import LogView
+from walstore.batches.batch_builder import BatchBuilder
+from walstore.files.log_snapshot import LogSnapshot
 from walstore.files.lost_tail import find_missing
 from walstore.format import segment
 from walstore.format.ledger import Marks
@@ -76,7 +76,7 @@ class Promises:
                 tail.commit([draft_of(start, value)])
                 self.records[start] = value
                 marks = Marks(registers={f"{life}": f"{turn}"})
-                tail.commit([Draft(tail.durable_limit, marks=marks)])
+                tail.commit([BatchBuilder(tail.durable_limit, marks=marks)])
                 self.registers[f"{life}"] = f"{turn}"
                 if turn != 2:
                     tail.rotate()
@@ -98,7 +98,7 @@ class Promises:
             opened.tail.commit([draft_of(opened.tail.durable_limit, b"after")])
             close_opened(opened)
             self.records[len(records) + 1] = b"after"
-        seen = [record.value for batch in LogView.open(directory).batches() for record in batch]
+        seen = [record.value for batch in LogSnapshot.open(directory).batches() for record in batch]
         assert seen == [*found.values(), b"after"]
 
 

@@ -12,7 +12,7 @@ from uploader.admin.destroy import destroy
 from uploader.admin.fork import fork
 from uploader.admin.scrubber import Scrubber
 from uploader.admin.seal import seal
-from uploader.chain import ChainLog, ChainSettings, rebuild
+from uploader.chain import ChainRoot, ChainSettings, rebuild
 from uploader.format.names import MANIFEST_PREFIX
 from uploader.garbage.collection import CollectorSettings
 from uploader.gc.collector import GarbageCollector
@@ -83,7 +83,7 @@ async def test_a_local_log_ships_to_a_chain(log_directory: Path) -> None:
             await wal.append(b"%d" % number, durability="cloud" if number % 10 == 9 else "memory")
     assert await values(store) == [b"%d" % number for number in range(30)]
     async with CloudLog.open(URL, store=store) as log:
-        assert isinstance(log._root, ChainLog)
+        assert isinstance(log._root, ChainRoot)
 
 
 async def test_the_tools_do_not_care(tmp_path: Path) -> None:

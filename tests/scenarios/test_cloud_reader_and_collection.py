@@ -9,7 +9,7 @@ from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.rollup import RollUpSettings
 from uploader.garbage.collection import CollectorSettings
 from uploader.gc.collector import GarbageCollector
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
 from walstore.errors import OffsetTrimmedError
@@ -27,7 +27,7 @@ async def store():
     found = FaultyStore(MemoryStore())
     worker = Worker("test")
     settings = RollUpSettings(fragments_per_snapshot=3, snapshots_per_snapshot=2)
-    root = ManifestLog(found, FAST, worker, roll_up=settings)
+    root = SwappedRoot(found, FAST, worker, roll_up=settings)
     await root.load_or_create("w")
     for seq_no in range(1, FRAGMENTS + 1):
         start = 1 + (seq_no - 1) * RECORDS

@@ -15,7 +15,7 @@ from tests.waiting import until
 from uploader.admin.seal import seal
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores.memory import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -285,7 +285,7 @@ async def test_collected_before_we_learned_that_it_was_named() -> None:
         await request()
         async with open_writer(inner) as other:
             assert await other.append(b"theirs") == 2
-        root = ManifestLog(inner, FAST, worker)
+        root = SwappedRoot(inner, FAST, worker)
         assert await root.load()
         assert await root.change(_drop_oldest)
         raise timeout()

@@ -15,7 +15,7 @@ from walstore.batches.arrow import SCHEMA
 from walstore.batches.batch import Batch, FrameBatch
 from walstore.batches.concat import ConcatBatch
 from walstore.cli.follower import DirectoryFollower
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 from walstore.files.segment_file import iter_chunks
 from walstore.format import segment
 from walstore.log.readonly import ReadonlyWal
@@ -53,7 +53,7 @@ async def wal(log_directory: Path):
 def marks_only(directory: Path) -> list[FrameBatch]:
     """Return the frames without records of each segment."""
     found: list[FrameBatch] = []
-    view = LogView.open(directory)
+    view = LogSnapshot.open(directory)
     for source in view.segments:
         limit = source.summary.limit if source.summary else view.durable_limit
         file = view.fs.open(source.path, "r")
@@ -96,8 +96,8 @@ async def test_readers_beside_the_writer(log_directory: Path, wal: Wal) -> None:
 
 
 def check_files(directory: Path) -> None:
-    check(LogView.open(directory).batches())
-    check(LogView.open(directory).batches(50, 77), 50, 77)
+    check(LogSnapshot.open(directory).batches())
+    check(LogSnapshot.open(directory).batches(50, 77), 50, 77)
     follower = DirectoryFollower(directory, 1)
     found: list[Batch] = []
     while more := follower.poll():

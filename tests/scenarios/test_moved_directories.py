@@ -24,7 +24,7 @@ from walstore import (
     WalClosedError,
     WalStore,
 )
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 from walstore.files.posix import PosixFileSystem
 from walstore.log.readonly import ReadonlyWal
 from walstore.ports import FileSystem
@@ -335,7 +335,7 @@ async def test_what_is_looked_at_is_one_directory(tmp_path: Path, look: str) -> 
         return report.log_id, report.records
 
     def viewed(path: Path, fs: FileSystem) -> object:
-        view = LogView.open(path, fs=fs)
+        view = LogSnapshot.open(path, fs=fs)
         try:
             records = sum(len(batch.values) for batch in view.batches())
             return view.log_id, records

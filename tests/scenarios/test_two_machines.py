@@ -21,7 +21,7 @@ from uploader import CloudLog, CloudTier, CloudWriter, UploadSettings, restore, 
 from uploader.format import layout
 from uploader.format.manifest import Manifest
 from uploader.layouts.open_root import Layout
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.ownership import Claim
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore, faults
@@ -312,7 +312,7 @@ async def test_a_fragment_that_is_missing_cannot_be_compared(tmp_path, shape) ->
 async def test_a_fragment_that_is_collected_meanwhile_is_not_missing(tmp_path, worker) -> None:
     store = FaultyStore(MemoryStore())
     await same_twice(tmp_path, store.inner, "swap")
-    others = ManifestLog(store.inner, FAST, worker)
+    others = SwappedRoot(store.inner, FAST, worker)
     await others.load()
 
     async def take_away() -> None:

@@ -31,7 +31,7 @@ from tests.evidence import (
 )
 from tests.local import close_opened, copy_log, open_blocking, read_opened, read_values, segments
 from walstore import Settings, Wal
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 from walstore.files.lost_tail import find_missing
 from walstore.format import segment
 from walstore.settings import MIB
@@ -157,7 +157,7 @@ def check_agreement(directory: Path, values: list[bytes]) -> None:
     assert verify_directory(directory).problems == ()
     assert verify_directory(directory).limit == limit
     assert find_missing(FS, directory) is None
-    view = LogView.open(directory)
+    view = LogSnapshot.open(directory)
     found = [record.value for batch in view.batches() for record in batch]
     assert found == values[: len(found)]
     assert len(found) in (len(values), view.durable_limit - 1)

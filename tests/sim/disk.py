@@ -16,7 +16,7 @@ from typing import Final
 
 from tests.sim.loop import Process
 from walstore.testing.script import failure
-from walstore.testing.unsynced import Content
+from walstore.testing.unsynced import FileContent
 
 _CELL_STORES: Final = 64
 
@@ -26,7 +26,7 @@ class Inode:
 
     def __init__(self, data: bytes = b"", *, most_pending: int | None = None) -> None:
         self.data = bytearray(data)
-        self.content = Content(data, most_pending=most_pending)
+        self.content = FileContent(data, most_pending=most_pending)
         self.holders: dict[object, bool] = {}
         """Who holds a lock on it, and whether that excludes all others."""
 

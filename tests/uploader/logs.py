@@ -9,7 +9,7 @@ from tests.cloud import FAST, put_fragment
 from uploader.format import layout, rollup
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import Replacement, RollUpSettings
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import PreconditionFailedError
 from uploader.stores.port import ObjectStore
 from walstore.runtime.threads import Worker
@@ -18,15 +18,15 @@ TINY = RollUpSettings(fragments_per_snapshot=2, snapshots_per_snapshot=2)
 """A deep tree over few fragments."""
 
 
-async def begin(store: ObjectStore, worker: Worker, fragments: int = 4) -> ManifestLog:
+async def begin(store: ObjectStore, worker: Worker, fragments: int = 4) -> SwappedRoot:
     """Write a log of so many fragments with two records each."""
-    log = ManifestLog(store, FAST, worker)
+    log = SwappedRoot(store, FAST, worker)
     await log.load_or_create("writer")
     await extend(log, store, fragments)
     return log
 
 
-async def extend(log: ManifestLog, store: ObjectStore, fragments: int = 1) -> None:
+async def extend(log: SwappedRoot, store: ObjectStore, fragments: int = 1) -> None:
     """Append fragments whose records say at which offset they lie."""
     for _ in range(fragments):
         seq_no, start = log.manifest.next_seq_no, log.manifest.next_offset
@@ -34,7 +34,7 @@ async def extend(log: ManifestLog, store: ObjectStore, fragments: int = 1) -> No
         await log.publish([entry], "writer")
 
 
-async def roll_up(log: ManifestLog, store: ObjectStore, settings: RollUpSettings = TINY) -> None:
+async def roll_up(log: SwappedRoot, store: ObjectStore, settings: RollUpSettings = TINY) -> None:
     """Move all but the newest fragments into a deep tree of snapshots."""
     while made := rollup.plan(log.manifest, settings):
         for one in made:
@@ -45,7 +45,7 @@ async def roll_up(log: ManifestLog, store: ObjectStore, settings: RollUpSettings
         await log.change(lambda _, folded=folded: folded)
 
 
-async def collect(log: ManifestLog, store: ObjectStore, count: int) -> None:
+async def collect(log: SwappedRoot, store: ObjectStore, count: int) -> None:
     """Drop the oldest fragments, as a collector would, of a log without snapshots."""
     dropped = log.manifest.fragments[:count]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.log_session import Errand
+from uploader.layouts.log_session import LogSession
 from uploader.root import cas
 from uploader.root.write_guard import check_not_destroyed
 from walstore.errors import ContentionError
 
 
-async def check_empty(found: Errand) -> None:
+async def check_empty(found: LogSession) -> None:
     """Raise ContentionError if fragments lie there that no manifest names."""
     async for listed in found.store.list(layout.FRAGMENT_FOLDER):
         if layout.is_among_fragments(listed.key):
@@ -19,7 +19,7 @@ async def check_empty(found: Errand) -> None:
             )
 
 
-async def create_manifest(found: Errand, manifest: Manifest) -> None:
+async def create_manifest(found: LogSession, manifest: Manifest) -> None:
     """Put the manifest unless there is one, and load whichever is there now.
 
     LogNotFoundError if the log was destroyed meanwhile, OutcomeUnknownError if the store does not answer.

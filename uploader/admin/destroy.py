@@ -32,7 +32,7 @@ from uploader.format.document import position, serialise
 from uploader.format.inventory import FOLDERS, Part, goes_with_its_log, part_of
 from uploader.format.manifest import Manifest
 from uploader.format.names import MANIFEST_PREFIX, parse_manifest_key
-from uploader.layouts.log_session import Errand, errand
+from uploader.layouts.log_session import LogSession, errand
 from uploader.root import cas
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.removal import remove
@@ -111,7 +111,7 @@ async def destroy(
             await used.aclose()
 
 
-async def _end(found: Errand, *, confirm: bool) -> None:
+async def _end(found: LogSession, *, confirm: bool) -> None:
     """Seal the log, put the tombstone, and let the manifest name nothing and say what happened."""
     manifest = found.root.manifest
     if not (manifest.is_sealed or confirm):
@@ -124,7 +124,7 @@ async def _end(found: Errand, *, confirm: bool) -> None:
     await found.root.change(_destroyed)
 
 
-async def _bury(found: Errand, manifest: Manifest) -> None:
+async def _bury(found: LogSession, manifest: Manifest) -> None:
     """Put the tombstone, unless there is one. What it says is for people."""
     data = serialise(
         {
@@ -135,8 +135,8 @@ async def _bury(found: Errand, manifest: Manifest) -> None:
         }
     )
     result = await cas.create(found.store, layout.TOMBSTONE, data, retry=found.retry)
-    if result.outcome is cas.Outcome.UNKNOWN or (
-        result.outcome is cas.Outcome.LOST and result.data is None
+    if result.outcome is cas.PutOutcome.UNKNOWN or (
+        result.outcome is cas.PutOutcome.LOST and result.data is None
     ):
         raise OutcomeUnknownError(
             f"{found.store.url} did not say whether the tombstone was put; call again",
@@ -148,7 +148,7 @@ def _destroyed(manifest: Manifest) -> Manifest | None:
     return None if manifest.is_destroyed else manifest.destroy()
 
 
-async def _outliving(found: Errand) -> AbstractSet[str]:
+async def _outliving(found: LogSession) -> AbstractSet[str]:
     """Return the manifests of a destroyed chain that stay; none if it is no chain."""
     head = await ChainReader(found.store, found.worker, found.clock).find_head()
     if head is None or not head.link.manifest.is_destroyed:

@@ -35,7 +35,7 @@ from uploader.format.document import (
     serialise,
 )
 from uploader.layouts.growing_manifest import Forked
-from uploader.layouts.log_session import Errand, errand
+from uploader.layouts.log_session import LogSession, errand
 from uploader.root import cas
 from uploader.root.ownership import fork_writer_name
 from uploader.root.stored_document import read_stored
@@ -123,7 +123,7 @@ async def fork(
         return Forked.of(target.root.manifest)
 
 
-def check_range(source: Errand, start: int | None, stop: int | None) -> None:
+def check_range(source: LogSession, start: int | None, stop: int | None) -> None:
     """Raise OffsetTrimmedError or OffsetNotWrittenError unless the log holds ``[start, stop)``."""
     manifest = source.root.manifest
     head, tail = manifest.oldest_offset, manifest.next_offset
@@ -147,7 +147,7 @@ def check_range(source: Errand, start: int | None, stop: int | None) -> None:
 
 
 async def _begin(
-    source: Errand, target: Errand, start: int | None, stop: int | None
+    source: LogSession, target: LogSession, start: int | None, stop: int | None
 ) -> tuple[int, bool]:
     """Put the note, unless an earlier call has. Return where the fork ends, and whether it had."""
     try:
@@ -164,7 +164,7 @@ async def _begin(
     return await _check_same(source, target, start, stop), False
 
 
-async def _copy_streams(source: Errand, target: Errand, stop: int) -> None:
+async def _copy_streams(source: LogSession, target: LogSession, stop: int) -> None:
     """Put the table of streams, if the source has one, and an earlier call has not."""
     table = await StreamFile(source.store, retry=source.retry, worker=source.worker).load()
     table.checked(closings_in(source.root.manifest.writer))
@@ -176,7 +176,7 @@ async def _copy_streams(source: Errand, target: Errand, stop: int) -> None:
 
 
 async def _check_finished(
-    source: Errand, target: Errand, start: int | None, stop: int | None
+    source: LogSession, target: LogSession, start: int | None, stop: int | None
 ) -> None:
     """Raise ContentionError if the fork at the target was not made with these arguments."""
     try:
@@ -188,7 +188,9 @@ async def _check_finished(
         ) from error
 
 
-async def _check_same(source: Errand, target: Errand, start: int | None, stop: int | None) -> int:
+async def _check_same(
+    source: LogSession, target: LogSession, start: int | None, stop: int | None
+) -> int:
     """Return where the fork ends that the target is or is to be; ContentionError if it is another one."""
     found = await read_stored(
         target.store, layout.FORK_NOTE, _parse_note, most_bytes=MOST_SMALL_BYTES

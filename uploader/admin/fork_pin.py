@@ -18,7 +18,7 @@ from typing import Final
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.log_session import Errand
+from uploader.layouts.log_session import LogSession
 from walstore.errors import OffsetTrimmedError
 
 _HOLD_SECONDS: Final = 86_400.0
@@ -28,7 +28,7 @@ _RENEW_SECONDS: Final = 3_600.0
 class ForkPin:
     """The pin of one fork on its source. Belongs to one task."""
 
-    def __init__(self, source: Errand, target_url: str) -> None:
+    def __init__(self, source: LogSession, target_url: str) -> None:
         """Name the pin after the target, so that the attempt that succeeds finds those of all others."""
         self._source = source
         self._prefix = f"fork_{hashlib.sha256(target_url.encode()).hexdigest()[:16]}_"

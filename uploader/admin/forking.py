@@ -15,7 +15,7 @@ from uploader.admin.fork_pin import ForkPin
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.layouts.growing_manifest import Forked, GrowingManifest
-from uploader.layouts.log_session import Errand
+from uploader.layouts.log_session import LogSession
 from uploader.read.fragment_copy import FragmentCopier
 from uploader.root.tree import ManifestTree
 from uploader.runtime.task_groups import together
@@ -27,7 +27,13 @@ class Forking:
     """One attempt to copy a log. Used once."""
 
     def __init__(
-        self, source: Errand, target: Errand, pin: ForkPin, *, parallel: int, is_resumed: bool
+        self,
+        source: LogSession,
+        target: LogSession,
+        pin: ForkPin,
+        *,
+        parallel: int,
+        is_resumed: bool,
     ) -> None:
         """``pin`` is held. ``is_resumed``: an earlier attempt may have put something into the target."""
         self._source = source

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from uploader.format.findings import Finding, Severity
 from uploader.format.setsum import Setsum
-from uploader.fragments.fragment_check import Checked, Fate
+from uploader.fragments.fragment_check import Checked, CheckOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class ScrubTally:
         self.position = entry.limit
         for finding in checked.findings:
             self.add(finding)
-        if checked.fate is not Fate.READ:
+        if checked.fate is not CheckOutcome.READ:
             return
         self.fragments += 1
         self.fragment_bytes += entry.num_bytes

@@ -25,7 +25,7 @@ from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.findings import RESTORE, Finding, Severity, of_unavailable
 from uploader.format.manifest import Manifest
-from uploader.fragments.fragment_check import Checked, Fate, check_fragment
+from uploader.fragments.fragment_check import Checked, CheckOutcome, check_fragment
 from uploader.root.stored_document import read_object
 from uploader.runtime.task_groups import together
 from uploader.stores.errors import ObjectNotFoundError
@@ -173,7 +173,7 @@ class Scrubber:
             checked = await in_flight.popleft()
             tally.take(checked)
             tally.snapshots = walk.snapshots
-            if checked.fate is Fate.UNAVAILABLE:
+            if checked.fate is CheckOutcome.UNAVAILABLE:
                 unavailable.append(checked.entry.start)
             else:
                 unavailable.clear()
@@ -210,11 +210,11 @@ class Scrubber:
             if not checked.findings:
                 return checked
             if (await root.newest()).oldest_offset > entry.start:
-                return Checked(entry, fate=Fate.COLLECTED)
+                return Checked(entry, fate=CheckOutcome.COLLECTED)
             return await self._look(entry)
         except StorageUnavailableError as error:
             findings = *checked.findings, of_unavailable(entry.path, error)
-            return Checked(entry, findings, fate=Fate.UNAVAILABLE)
+            return Checked(entry, findings, fate=CheckOutcome.UNAVAILABLE)
 
     async def _look(self, entry: Fragment) -> Checked:
         try:
@@ -225,7 +225,7 @@ class Scrubber:
         except ObjectNotFoundError:
             what = f"a fragment is missing, and with it records {entry.start} to {entry.limit}"
             finding = Finding(Severity.ERROR, entry.path, what, RESTORE)
-            return Checked(entry, (finding,), fate=Fate.LOST)
+            return Checked(entry, (finding,), fate=CheckOutcome.LOST)
         return await self._worker.run(check_fragment, data, entry)
 
     def _root(self, tally: ScrubTally) -> ScrubRoot:

@@ -31,8 +31,8 @@ from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.sealing import blocker, is_blocker
 from uploader.fragments.fragment import fragment_closings, inspect_fragment
-from uploader.layouts.log_session import Errand, errand
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.log_session import LogSession, errand
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root import cas
 from uploader.root.orphan_recovery import VOID
 from uploader.root.stream_file import StreamFile
@@ -73,21 +73,21 @@ async def seal(
         return await seal_root(found)
 
 
-async def seal_root(found: Errand) -> int:
+async def seal_root(found: LogSession) -> int:
     """Seal the log of an errand; see :func:`seal`."""
     found.check_found()
     if found.root.manifest.is_rebuilding:
         raise ContentionError(
             f"{found.store.url} is being rebuilt; if that was interrupted, rebuild it again first"
         )
-    if isinstance(found.root, ManifestLog):
+    if isinstance(found.root, SwappedRoot):
         await _seal_swapped(found)
     else:
         await found.root.change(_sealed)
     return found.root.manifest.next_offset
 
 
-async def _seal_swapped(found: Errand) -> None:
+async def _seal_swapped(found: LogSession) -> None:
     """Put the blocker, then the mark. Begins again if the log went on in between, behind the blocker."""
     root = found.root
     while True:
@@ -97,14 +97,14 @@ async def _seal_swapped(found: Errand) -> None:
             return
 
 
-async def _block(found: Errand) -> int:
+async def _block(found: LogSession) -> int:
     """Put the blocker where the log goes on, after publishing what lies there; return that number."""
     is_walled, lost = False, 0
     while True:
         manifest = found.root.manifest
         seq_no, limit = manifest.next_seq_no, manifest.next_offset
         result = await _put_blocker(found, seq_no, limit)
-        if result.outcome is cas.Outcome.COMMITTED:
+        if result.outcome is cas.PutOutcome.COMMITTED:
             return seq_no
         await _make_way(found, manifest, result)
         lost += 1
@@ -114,14 +114,14 @@ async def _block(found: Errand) -> int:
             is_walled = result.data is None or is_blocker(result.data)
 
 
-async def _put_blocker(found: Errand, seq_no: int, limit: int) -> cas.PutResult:
+async def _put_blocker(found: LogSession, seq_no: int, limit: int) -> cas.PutResult:
     """Put the blocker in a place, if nothing is there, or what was voided."""
     key = layout.fragment_path(seq_no)
     result = await cas.fill(found.store, key, blocker(limit), nothing=VOID, retry=found.retry)
     return result.decided(found.store.url, f"{key} was put; call again")
 
 
-async def _make_way(found: Errand, seen: Manifest, taken: cas.PutResult) -> None:
+async def _make_way(found: LogSession, seen: Manifest, taken: cas.PutResult) -> None:
     """Publish what lies where ``seen`` goes on, or replace what can never be published by the blocker.
 
     Also a blocker that was put before it was known where the log ends.
@@ -144,7 +144,7 @@ async def _make_way(found: Errand, seen: Manifest, taken: cas.PutResult) -> None
         result.decided(found.store.url, f"{key} was put; call again")
 
 
-async def _is_admitted(found: Errand, data: bytes, key: str) -> bool:
+async def _is_admitted(found: LogSession, data: bytes, key: str) -> bool:
     """Return whether no stream of a fragment was closed since it was made; see
     ``writing/stream_guard.py``."""
     bound = await found.worker.run(partial(fragment_closings, data, path=key))

@@ -16,7 +16,7 @@ from typing import Any, Final
 from uploader.chain.recovery import WINDOW_SLOTS, slots_of, to_read, walk
 from uploader.format.link import Link
 from uploader.format.names import MANIFEST_PREFIX, manifest_key
-from uploader.format.two_clock_time import Moment
+from uploader.format.two_clock_time import TwoClockTime
 from uploader.root.stored_document import read_stored
 from uploader.runtime.task_groups import all_of
 from uploader.stores.errors import ObjectNotFoundError
@@ -33,12 +33,12 @@ assert ORDER_PROOF > WINDOW_SLOTS + 1, "so many slots in falling order reach bel
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ChainHead:
     """The head of a chain, as it was at some moment after ``asked``."""
 
     chain: list[Link]
     """Links known to belong to the chain, the head last."""
-    asked: Moment
+    asked: TwoClockTime
     """When the store had not been asked yet."""
 
     @property
@@ -58,9 +58,9 @@ class ChainReader:
         # Whether the last listing that was read to its end came in no order.
         self._is_unordered = False
         # When a listing that was left early was last found to lack the head.
-        self._lacked: Moment | None = None
+        self._lacked: TwoClockTime | None = None
         # When the store was last asked for a listing that named nothing new.
-        self._unchanged: Moment | None = None
+        self._unchanged: TwoClockTime | None = None
 
     async def may_follow(self, head: Link) -> bool:
         """Return whether something may follow a head that :meth:`find_head` returned.
@@ -74,7 +74,7 @@ class ChainReader:
             return True
         return await self._store.head(manifest_key(head.next)) is not None
 
-    async def find_head(self, known: Link | None = None) -> Head | None:
+    async def find_head(self, known: Link | None = None) -> ChainHead | None:
         """Return the head; None if there is no manifest.
 
         ``known`` was the head once; what was read then is not read again. CorruptionError if a manifest on
@@ -84,7 +84,7 @@ class ChainReader:
         missing: int | None = None
         must_be_whole = self._must_be_whole()
         for _ in range(_ATTEMPTS):
-            asked = Moment.now(self._clock)
+            asked = TwoClockTime.now(self._clock)
             slots, is_whole = await self._newest_slots(to_end=must_be_whole)
             newest = slots[0] if slots else None
             is_same = known is not None and newest == known.slot
@@ -105,9 +105,9 @@ class ChainReader:
             if chain is not None and (is_whole or not await self._is_followed(chain[-1], seen)):
                 if chain[-1] is not known:
                     await self._worker.run(partial(_scrub, chain, known))
-                return Head(chain, asked)
+                return ChainHead(chain, asked)
             if not is_whole:
-                self._lacked, must_be_whole = Moment.now(self._clock), True
+                self._lacked, must_be_whole = TwoClockTime.now(self._clock), True
                 continue
             if missing == newest:
                 assert newest is not None

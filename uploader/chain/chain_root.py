@@ -1,4 +1,4 @@
-"""ChainLog: the root of a log as a chain of immutable manifests. Needs nothing of a store but put-if-absent.
+"""ChainRoot: the root of a log as a chain of immutable manifests. Needs nothing of a store but put-if-absent.
 
 Owns the requests of publishing; the order of what is under way, and what follows from each answer, is
 ``window.py``'s. Every change is one put in a slot that no one else can have used. Never touches fragments.
@@ -19,21 +19,21 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from uploader.chain.author import new_author
-from uploader.chain.chain_reader import ChainReader, Head
+from uploader.chain.chain_reader import ChainHead, ChainReader
 from uploader.chain.chain_settings import ChainSettings
 from uploader.chain.next_manifest import Maker
 from uploader.chain.pruner import Pruner
 from uploader.chain.shards import list_behind
-from uploader.chain.window import Window
+from uploader.chain.window import PendingWindow
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.link import Link
 from uploader.format.manifest import Manifest
 from uploader.format.names import FragmentName, shard_folder
-from uploader.format.pending_link import Ground, Step, WaitForDurableError
+from uploader.format.pending_link import LinkBase, PendingLink, WaitForDurableError
 from uploader.format.rollup import RollUpSettings
 from uploader.format.setsum import Setsum
-from uploader.format.two_clock_time import Moment
+from uploader.format.two_clock_time import TwoClockTime
 from uploader.garbage.announced import Announced
 from uploader.root import cas
 from uploader.root.roller import Roller
@@ -57,7 +57,7 @@ TRUSTED_SECONDS: Final = 600.0
 """How long a slot that was free stays one that nobody has used and cleaned up; see ``link.KEPT_SECONDS``."""
 
 
-class ChainLog:
+class ChainRoot:
     """The root of one log in an object store, as one program sees it. Belongs to one event loop.
 
     Any number of tasks may call it; as many manifests are under way at once as the settings say.
@@ -81,7 +81,7 @@ class ChainLog:
         self._clock = retry.clock
         self._settings = as_settings(settings, ChainSettings, "chain")
         self._reader = ChainReader(store, worker, self._clock)
-        self._window = Window(alpha=self._settings.alpha, make_id=make_id)
+        self._window = PendingWindow(alpha=self._settings.alpha, make_id=make_id)
         self._reading = asyncio.Lock()
         # Whether the newest manifest, when it was read last, was the last one of a destroyed log.
         self._is_ended = False
@@ -175,7 +175,7 @@ class ChainLog:
         """
         make = self._maker.append(fragments, writer)
         self._current()
-        await self._do(Step(make, is_append=True))
+        await self._do(PendingLink(make, is_append=True))
         self._roller.begin(self.manifest)
         self._announced.begin()
 
@@ -187,7 +187,7 @@ class ChainLog:
         """
         if not self.is_known and not await self.load():
             self._current()
-        return await self._do(Step(self._maker.change(make), is_append=False))
+        return await self._do(PendingLink(self._maker.change(make), is_append=False))
 
     async def settle(self) -> None:
         """Return when nothing goes on behind publishing: no snapshot is put, no manifest pruned."""
@@ -203,7 +203,7 @@ class ChainLog:
 
     # -- how it gets there -------------------------------------------------------------------
 
-    async def _do(self, step: Step) -> bool:
+    async def _do(self, step: PendingLink) -> bool:
         """Carry a step to its end; return whether it put a link, or an earlier try of it had."""
         self._window.enter(step)
         try:
@@ -219,7 +219,7 @@ class ChainLog:
             self._window.leave(step)
         return step.is_done
 
-    async def _plan(self, step: Step) -> bool:
+    async def _plan(self, step: PendingLink) -> bool:
         """Give a step its link when its turn comes; return False if it needs none."""
         while True:
             await self._window.wait_turn(step)
@@ -230,7 +230,7 @@ class ChainLog:
                 assert self._window.tip is not None
                 tip = self._window.tip
             try:
-                manifest = await step.make(Ground(tip.manifest, is_durable))
+                manifest = await step.make(LinkBase(tip.manifest, is_durable))
             except WaitForDurableError:
                 step.must_be_alone = True
                 continue
@@ -251,11 +251,11 @@ class ChainLog:
             step.check()
             # Another answer may have come meanwhile: then the link may follow nothing, or be too far ahead.
             if self._is_timely(link, tip):
-                self._window.plan(step, link, Moment.now(self._clock))
+                self._window.plan(step, link, TwoClockTime.now(self._clock))
                 step.data = data
                 return True
 
-    async def _put(self, step: Step) -> None:
+    async def _put(self, step: PendingLink) -> None:
         """Put a step's link; return when it is decided what became of it."""
         link = step.link
         assert link is not None
@@ -266,7 +266,7 @@ class ChainLog:
             sending.cancel()
         step.check()
 
-    async def _send(self, step: Step, link: Link) -> None:
+    async def _send(self, step: PendingLink, link: Link) -> None:
         if step.link is not link:
             return  # one before it was lost already
         try:
@@ -278,7 +278,7 @@ class ChainLog:
             return
         if step.link is not link:
             return
-        is_ours = result.outcome is cas.Outcome.COMMITTED and self._is_trusted(step)
+        is_ours = result.outcome is cas.PutOutcome.COMMITTED and self._is_trusted(step)
         if is_ours and link.is_takeover:
             try:
                 is_ours = await self._reader.is_linked(link)
@@ -288,7 +288,7 @@ class ChainLog:
                 return
             if step.link is not link:
                 return
-        if result.outcome is cas.Outcome.UNKNOWN:
+        if result.outcome is cas.PutOutcome.UNKNOWN:
             self._window.fail(step, _unknown(self._store, "put", result.cause))
         elif not is_ours:
             self._window.lost(step)
@@ -297,7 +297,7 @@ class ChainLog:
                 assert done.link is not None
                 self._pruner.note(done.link)
 
-    def _is_trusted(self, step: Step) -> bool:
+    def _is_trusted(self, step: PendingLink) -> bool:
         """Return whether a slot that took our link cannot hold a takeover that was cleaned up before.
 
         A takeover's own slot may have held anything, so there the chain is asked.
@@ -320,7 +320,7 @@ class ChainLog:
             return True
         return window.is_idle and window.head_since.age_seconds(self._clock) > TRUSTED_SECONDS / 2
 
-    async def _reload(self, step: Step) -> bool:
+    async def _reload(self, step: PendingLink) -> bool:
         """Read the head again; return whether the step is part of the chain after all."""
         before = self._current()
         found = await self._find_head(before)
@@ -350,7 +350,7 @@ class ChainLog:
             )
         return self._window.head
 
-    async def _find_head(self, known: Link | None) -> Head | None:
+    async def _find_head(self, known: Link | None) -> ChainHead | None:
         """Return the head; LogNotFoundError if what is missing was destroyed."""
         try:
             async with self._reading:
@@ -363,7 +363,7 @@ class ChainLog:
         if self._is_ended:
             raise destroyed(self._store.url)
 
-    def _take(self, found: Head, *, must: bool = False) -> None:
+    def _take(self, found: ChainHead, *, must: bool = False) -> None:
         known = self._window.head
         is_newer = known is None or found.link.slot >= known.slot
         if must or (is_newer and not self._window.is_stale):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.names import FragmentName
-from uploader.format.pending_link import Ground, Make, WaitForDurableError
+from uploader.format.pending_link import LinkBase, Make, WaitForDurableError
 from uploader.garbage.announced import Announced
 from uploader.root.published import is_published
 from uploader.root.roller import Roller
@@ -42,7 +42,7 @@ class Maker:
         for fragment in fragments:
             _check_key(fragment)
 
-        async def appended(ground: Ground) -> Manifest | None:
+        async def appended(ground: LinkBase) -> Manifest | None:
             manifest, last = ground.manifest, fragments[-1]
             if ground.is_durable and await is_published(
                 self._tree, manifest, last, url=self._store.url
@@ -65,7 +65,7 @@ class Maker:
     def change(self, make: Change) -> Make:
         """Return what changes a manifest in any way; CorruptionError if that is no sound successor."""
 
-        async def changed(ground: Ground) -> Manifest | None:
+        async def changed(ground: LinkBase) -> Manifest | None:
             made = await self._worker.run(_make_checked, make, ground.manifest)
             if made is None and not ground.is_durable:
                 raise WaitForDurableError

@@ -15,7 +15,7 @@ from uploader.chain.chain_reader import ChainReader
 from uploader.chain.pruning import KEPT_SLOTS, doomed, prunable
 from uploader.format.link import Link
 from uploader.format.names import manifest_key
-from uploader.runtime.background_task import Beside
+from uploader.runtime.background_task import BackgroundTask
 from uploader.stores.port import ObjectStore
 from uploader.stores.removal import remove
 from walstore.errors import WalError
@@ -31,7 +31,7 @@ class Pruner:
     def __init__(self, store: ObjectStore, reader: ChainReader) -> None:
         self._store = store
         self._reader = reader
-        self._beside = Beside[None]()
+        self._beside = BackgroundTask[None]()
         self._takeover: Link | None = None
         # Slots of links that were published here and are no takeovers, oldest first.
         self._own: deque[int] = deque()

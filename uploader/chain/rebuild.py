@@ -105,7 +105,7 @@ async def rebuild(
     link = Link.root(rebuilt.manifest, author=make_id(), alpha=1, slot=slot)
     result = await cas.create(store, link.key, link.serialise(), retry=retry)
     result.decided(store.url, f"{link.key} was put; look before you try again")
-    if result.outcome is cas.Outcome.LOST:
+    if result.outcome is cas.PutOutcome.LOST:
         raise ContentionError(f"somebody else rebuilds the manifest of {store.url}")
     return rebuilt
 

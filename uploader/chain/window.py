@@ -1,4 +1,4 @@
-"""Window: the steps of a chain under way, in order; which may be planned, and what follows from an answer.
+"""PendingWindow: the pending links of a chain, in order; which may be planned, what follows from an answer.
 
 Owns the durable head, the author's id and the order of the steps. Planned steps come first, in the order of
 their slots; those that wait to be planned come behind. Never does I/O: ``chain_log.py`` makes the requests
@@ -17,22 +17,22 @@ import asyncio
 from collections.abc import Callable
 
 from uploader.format.link import Link
-from uploader.format.pending_link import Step
-from uploader.format.two_clock_time import Moment
+from uploader.format.pending_link import PendingLink
+from uploader.format.two_clock_time import TwoClockTime
 from walstore.errors import OutcomeUnknownError
 
 
-class Window:
+class PendingWindow:
     """The steps of one program on one chain. Belongs to one event loop."""
 
     def __init__(self, *, alpha: int, make_id: Callable[[], str]) -> None:
         self._make_id = make_id
         self._alpha = alpha
-        self._steps: list[Step] = []
+        self._steps: list[PendingLink] = []
         self.author = make_id()
         self.head: Link | None = None
         """The newest link known to be durable."""
-        self.head_since: Moment | None = None
+        self.head_since: TwoClockTime | None = None
         """When the slot behind the head was not taken yet."""
         self.is_stale = False
         """Whether the head must be read before the next step is planned."""
@@ -44,7 +44,7 @@ class Window:
         return planned[-1].link if planned else self.head
 
     @property
-    def tip_since(self) -> Moment | None:
+    def tip_since(self) -> TwoClockTime | None:
         """When the slot behind the tip was not taken yet."""
         planned = self._planned()
         return planned[-1].sent if planned else self.head_since
@@ -54,16 +54,16 @@ class Window:
         """Whether no link is being put."""
         return not self._planned()
 
-    def set_head(self, link: Link, since: Moment) -> None:
+    def set_head(self, link: Link, since: TwoClockTime) -> None:
         """Take note of what was read."""
         self.head, self.head_since, self.is_stale = link, since, False
         self._wake()
 
-    def enter(self, step: Step) -> None:
+    def enter(self, step: PendingLink) -> None:
         """Put a step behind all others."""
         self._steps.append(step)
 
-    async def wait_turn(self, step: Step) -> None:
+    async def wait_turn(self, step: PendingLink) -> None:
         """Return when it is this step's turn to be planned; raises what the ones before it left.
 
         Nobody else's turn comes before it is planned or leaves.
@@ -76,17 +76,17 @@ class Window:
                 step.turn = None
         step.check()
 
-    def plan(self, step: Step, link: Link, now: Moment) -> None:
+    def plan(self, step: PendingLink, link: Link, now: TwoClockTime) -> None:
         """Say which link a step is to become, right before that is put."""
         step.since = self.tip_since
         step.link, step.sent, step.is_durable = link, now, False
         step.decided.clear()
         self._wake()
 
-    def put(self, step: Step) -> list[Step]:
+    def put(self, step: PendingLink) -> list[PendingLink]:
         """Take note that a step's link lies in the store; return the steps that are done by that."""
         step.is_durable = True
-        done: list[Step] = []
+        done: list[PendingLink] = []
         while self._steps and self._steps[0].is_durable:
             first = self._steps.pop(0)
             self.head, self.head_since = first.link, first.sent
@@ -96,14 +96,14 @@ class Window:
         self._wake()
         return done
 
-    def lost(self, step: Step) -> None:
+    def lost(self, step: PendingLink) -> None:
         """Take note that something else lies in a step's slot: it and those behind it are planned again."""
         self.author, self.is_stale = self._make_id(), True
         for later in self._from(step):
             _replan(later)
         self._wake()
 
-    def fail(self, step: Step, error: BaseException) -> None:
+    def fail(self, step: PendingLink, error: BaseException) -> None:
         """Take note that a step ends with an error, and its link may lie in the store or not.
 
         What is to be appended behind it ends too: nobody knows whether it would continue the log.
@@ -124,7 +124,7 @@ class Window:
                 _replan(later)
         self.leave(step)
 
-    def leave(self, step: Step) -> None:
+    def leave(self, step: PendingLink) -> None:
         """Take out a step that is done without a link, or was never planned."""
         if step in self._steps:
             self._steps.remove(step)
@@ -132,13 +132,13 @@ class Window:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _planned(self) -> list[Step]:
+    def _planned(self) -> list[PendingLink]:
         return [step for step in self._steps if step.link is not None]
 
-    def _from(self, step: Step) -> list[Step]:
+    def _from(self, step: PendingLink) -> list[PendingLink]:
         return self._steps[self._steps.index(step) :] if step in self._steps else []
 
-    def _may_plan(self, step: Step) -> bool:
+    def _may_plan(self, step: PendingLink) -> bool:
         under_way = len(self._planned())
         if under_way == len(self._steps) or self._steps[under_way] is not step:
             return False
@@ -158,13 +158,13 @@ class Window:
             first.turn.set_result(None)
 
 
-def _replan(step: Step) -> None:
+def _replan(step: PendingLink) -> None:
     if step.link is not None:
         step.tried, step.link, step.is_durable = step.link, None, False
         step.decided.set()
 
 
-def _end(step: Step, error: BaseException) -> None:
+def _end(step: PendingLink, error: BaseException) -> None:
     step.link, step.error = None, error
     step.decided.set()
     if step.turn is not None and not step.turn.done():

@@ -396,7 +396,7 @@ class CloudCursors:
         key = layout.cursor_path(made.name)
         result = await cas.put(self._store, key, made.serialise(), etag, retry=self._retry)
         result.decided(self._store.url, f"cursor {made.name!r} was written; call again")
-        return result.etag if result.outcome is cas.Outcome.COMMITTED else None
+        return result.etag if result.outcome is cas.PutOutcome.COMMITTED else None
 
     def _signed(self, made: CloudCursor) -> CloudCursor:
         return dataclasses.replace(made, epoch_us=self._clock.now_us(), writer=self._writer)

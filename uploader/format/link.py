@@ -38,7 +38,7 @@ _LAST_SLOT: Final = MAX_U64 >> 1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PreviousLink:
     """What a link says of the one before it."""
 
     slot: int
@@ -70,7 +70,7 @@ class Link:
     """Where it lies."""
     next: int
     """The slot of the one link that may follow."""
-    prev: Place | None
+    prev: PreviousLink | None
     """The link that it follows; None for one that begins a chain."""
     base: int
     """Slot of the newest link that was known to be durable when this one was made; its own if it begins a
@@ -131,9 +131,9 @@ class Link:
         return manifest_key(self.slot)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> PreviousLink:
         """What the next link says of this one."""
-        return Place(self.slot, self.author, self.manifest.setsum)
+        return PreviousLink(self.slot, self.author, self.manifest.setsum)
 
     @property
     def is_takeover(self) -> bool:
@@ -224,8 +224,8 @@ class Link:
         return tuple(kept)
 
 
-def _place(fields: Fields) -> Place:
-    return Place(fields.number("slot"), fields.text("author"), fields.setsum("setsum"))
+def _place(fields: Fields) -> PreviousLink:
+    return PreviousLink(fields.number("slot"), fields.text("author"), fields.setsum("setsum"))
 
 
 def _kept(fields: Fields) -> tuple[Kept, ...]:

@@ -1,4 +1,4 @@
-"""Step: one change of a chain that is to become a link, and how far it has come."""
+"""PendingLink: one change of a chain that is to become a link, and how far it has come."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from uploader.format.link import Link
 from uploader.format.manifest import Manifest
-from uploader.format.two_clock_time import Moment
+from uploader.format.two_clock_time import TwoClockTime
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class LinkBase:
     """What a step is built upon."""
 
     manifest: Manifest
@@ -20,7 +20,7 @@ class Ground:
     """If not, it may never be."""
 
 
-Make = Callable[[Ground], Awaitable[Manifest | None]]
+Make = Callable[[LinkBase], Awaitable[Manifest | None]]
 """Makes the next manifest from the newest one. None: there is nothing to do."""
 
 
@@ -29,7 +29,7 @@ class WaitForDurableError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class PendingLink:
     """Lives from a call of ``publish`` or ``change`` to its end."""
 
     make: Make
@@ -45,9 +45,9 @@ class Step:
     """The object of ``link``."""
     tried: Link | None = None
     """What it was to become before it had to be planned again."""
-    since: Moment | None = None
+    since: TwoClockTime | None = None
     """When the slot of ``link`` was not taken yet."""
-    sent: Moment | None = None
+    sent: TwoClockTime | None = None
     """When ``link`` had not been put yet."""
     is_durable: bool = False
     """Whether its link lies in the store. It counts once those before it do."""

@@ -1,4 +1,4 @@
-"""Moment: a point in time by both clocks of one program. Pure."""
+"""TwoClockTime: a point in time by both clocks of one program. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from walstore.ports import Clock
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TwoClockTime:
     """When something was the case, for this program only.
 
     A machine that sleeps stops its monotonic clock; one that is set right moves its wall clock. What
@@ -19,7 +19,7 @@ class Moment:
     wall_us: int
 
     @classmethod
-    def now(cls, clock: Clock) -> Moment:
+    def now(cls, clock: Clock) -> TwoClockTime:
         """Return the present."""
         return cls(clock.monotonic(), clock.now_us())
 

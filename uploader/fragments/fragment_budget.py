@@ -47,7 +47,7 @@ _PREFIXES: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class DecodingPlan:
     """How a file is to be decoded."""
 
     budget: int
@@ -58,7 +58,7 @@ class Reading:
 
 def plan_reading(
     metadata: Metadata, data: bytes | bytearray, columns: Collection[str], *, path: str
-) -> Reading:
+) -> DecodingPlan:
     """Return how the columns of a whole file can be decoded within the budget.
 
     CorruptionError if they would become larger than that, or share bytes.
@@ -80,11 +80,11 @@ def plan_reading(
         if total.certain > budget:
             _refuse(path, budget, total.certain)
     is_certain = total.certain + total.possible <= budget
-    return Reading(budget, None if is_certain else max(1, STEP_BYTES // total.longest))
+    return DecodingPlan(budget, None if is_certain else max(1, STEP_BYTES // total.longest))
 
 
 def read_table(
-    file: pq.ParquetFile, columns: list[str], reading: Reading, *, path: str
+    file: pq.ParquetFile, columns: list[str], reading: DecodingPlan, *, path: str
 ) -> pa.Table:
     """Return the columns of a file, decoded as was planned; CorruptionError if they exceed the budget."""
     if reading.rows_at_once is None:

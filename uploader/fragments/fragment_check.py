@@ -22,7 +22,7 @@ _OTHER_LENGTH: Final = (
 _REWRITE: Final = "nothing is lost, but searches go wrong; fork the log with a writer of records"
 
 
-class Fate(Enum):
+class CheckOutcome(Enum):
     """What became of the look at a fragment."""
 
     READ = "read"
@@ -43,7 +43,7 @@ class Checked:
     """What the manifest says of it."""
     findings: tuple[Finding, ...] = ()
     """All that is wrong with it."""
-    fate: Fate = Fate.READ
+    fate: CheckOutcome = CheckOutcome.READ
     """Whether it was read."""
     setsum: Setsum = field(default_factory=Setsum)
     """Sum of the records it holds; zero if it cannot be read."""

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from uploader.format.setsum import Setsum
 from walstore.batches.arrow import SCHEMA, offsets_array, values_array
 from walstore.batches.batch import Batch, FrameBatch
-from walstore.format.frame import Kind
+from walstore.format.frame import ColumnKind
 
 _UINTS: Final = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64()}
 _TOGETHER_ROWS: Final = 1024
@@ -110,42 +110,48 @@ def _part(batch: Batch) -> list[pa.Array]:
 
 def _timestamps(batch: FrameBatch) -> pa.Array:
     base = pa.scalar(batch.header.base_timestamp_us, pa.uint64())
-    if not batch.has(Kind.TIMESTAMP_DELTAS):
+    if not batch.has(ColumnKind.TIMESTAMP_DELTAS):
         return pa.repeat(base, len(batch))
-    return _cut(batch, pc.add(_uints(batch, Kind.TIMESTAMP_DELTAS).cast(pa.uint64()), base))
+    return _cut(batch, pc.add(_uints(batch, ColumnKind.TIMESTAMP_DELTAS).cast(pa.uint64()), base))
 
 
 def _keys(batch: FrameBatch) -> pa.Array:
     """Return the keys: a length of 0 means that there is none, n + 1 means n bytes."""
-    if not batch.has(Kind.KEYS):
+    if not batch.has(ColumnKind.KEYS):
         return pa.nulls(len(batch), pa.binary())
-    batch.sizes(Kind.KEY_LENGTHS, Kind.KEYS)  # Arrow would read what is behind the buffer
-    lengths = _uints(batch, Kind.KEY_LENGTHS).cast(pa.int32())
+    batch.sizes(
+        ColumnKind.KEY_LENGTHS, ColumnKind.KEYS
+    )  # Arrow would read what is behind the buffer
+    lengths = _uints(batch, ColumnKind.KEY_LENGTHS).cast(pa.int32())
     is_there = pc.greater(lengths, 0)
     sizes = pc.subtract(lengths, is_there.cast(pa.int32()))
     bounds = pc.cumulative_sum(pa.concat_arrays([pa.array([0], pa.int32()), sizes]))
-    buffers = [is_there.buffers()[1], bounds.buffers()[1], pa.py_buffer(batch.column(Kind.KEYS)[1])]
+    buffers = [
+        is_there.buffers()[1],
+        bounds.buffers()[1],
+        pa.py_buffer(batch.column(ColumnKind.KEYS)[1]),
+    ]
     return _cut(batch, pa.Array.from_buffers(pa.binary(), len(lengths), buffers))
 
 
 def _streams(batch: FrameBatch) -> pa.Array:
-    if not batch.has(Kind.STREAM_IDS):
+    if not batch.has(ColumnKind.STREAM_IDS):
         return pa.nulls(len(batch), pa.string())
     names = pa.array([None, *batch.stream_names], pa.string())
     try:
-        return names.take(_cut(batch, _uints(batch, Kind.STREAM_IDS)))
+        return names.take(_cut(batch, _uints(batch, ColumnKind.STREAM_IDS)))
     except pa.ArrowIndexError:
         batch.refuse("a stream that has no name")
 
 
 def _headers(batch: FrameBatch) -> pa.Array:
     type_ = SCHEMA.field("headers").type
-    if not batch.has(Kind.HEADERS):
+    if not batch.has(ColumnKind.HEADERS):
         return pa.nulls(len(batch), type_)
     return pa.array([list(item.items()) or None for item in batch.headers], type_)
 
 
-def _uints(batch: FrameBatch, kind: Kind) -> pa.Array:
+def _uints(batch: FrameBatch, kind: ColumnKind) -> pa.Array:
     """Return an integer column of the whole frame."""
     found = batch.uints(kind)
     if isinstance(found, list):  # all alike

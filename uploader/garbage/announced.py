@@ -18,12 +18,12 @@ from typing import Final
 from uploader.format import layout
 from uploader.format.garbage import Garbage, StaleGarbageError, apply_garbage
 from uploader.format.manifest import Manifest
-from uploader.format.two_clock_time import Moment
+from uploader.format.two_clock_time import TwoClockTime
 from uploader.garbage.cutoff import lowest_cursor
 from uploader.garbage.holds import Keepers
 from uploader.root.stored_document import read_stored
 from uploader.root.tree import ManifestTree
-from uploader.runtime.background_task import Beside
+from uploader.runtime.background_task import BackgroundTask
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from walstore.errors import CorruptionError, WalError
@@ -40,11 +40,11 @@ TRUSTED_SECONDS: Final = 2 * LOOK_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SeenAnnouncement:
     """An announcement, and when it was not read yet."""
 
     garbage: Garbage
-    asked: Moment
+    asked: TwoClockTime
 
 
 class Announced:
@@ -54,14 +54,14 @@ class Announced:
         self._store = store
         self._worker = worker
         self._clock = clock
-        self._beside = Beside[_Seen | None]()
-        self._seen: _Seen | None = None
-        self._published: Moment | None = None
-        self._looked: Moment | None = None
+        self._beside = BackgroundTask[_SeenAnnouncement | None]()
+        self._seen: _SeenAnnouncement | None = None
+        self._published: TwoClockTime | None = None
+        self._looked: TwoClockTime | None = None
 
     def begin(self) -> None:
         """Take note that something was published, and begin to look if it is time; return at once."""
-        now, before = Moment.now(self._clock), self._published
+        now, before = TwoClockTime.now(self._clock), self._published
         self._published = now
         is_steady = before is not None and before.age_seconds(self._clock) < LOOK_SECONDS
         if not is_steady or self._looked is None:
@@ -112,7 +112,7 @@ class Announced:
             self._seen = None
             logger.info("%s: %s could not be read: %s", self._store.url, layout.GARBAGE, error)
 
-    async def _look(self, asked: Moment) -> _Seen | None:
+    async def _look(self, asked: TwoClockTime) -> _SeenAnnouncement | None:
         try:
             found = await read_stored(self._store, layout.GARBAGE, _parse, worker=self._worker)
         except ObjectNotFoundError:
@@ -126,7 +126,7 @@ class Announced:
         if garbage.snapshot_for_root is not None:
             tree = ManifestTree(self._store, self._worker, cache_bytes=0)
             await tree.snapshot(garbage.snapshot_for_root)
-        return _Seen(garbage, asked)
+        return _SeenAnnouncement(garbage, asked)
 
 
 def _parse(data: bytes) -> Garbage:

@@ -10,7 +10,7 @@ from uploader.format.manifest import Manifest
 from uploader.format.snapshot import Snapshot
 from uploader.garbage.collection import CollectorSettings, Cutoff
 from uploader.garbage.garbage_plan import count_dropped
-from uploader.garbage.holds import Hold
+from uploader.garbage.holds import GarbageHold
 from uploader.garbage.observed_heads import MICROSECONDS
 from uploader.root.tree import ManifestTree
 
@@ -21,7 +21,7 @@ def lowest_cursor(cursors: Iterable[CloudCursor], now_us: int) -> CloudCursor | 
     None if there is no cursor: holds alone let nothing go.
     """
     holding = [cursor for cursor in cursors if not cursor.is_expired(now_us)]
-    if all(isinstance(cursor, Hold) for cursor in holding):
+    if all(isinstance(cursor, GarbageHold) for cursor in holding):
         return None
     return min(holding, key=lambda cursor: cursor.position, default=None)
 
@@ -44,7 +44,7 @@ async def find_cutoff(
         return Cutoff(manifest.oldest_offset, "no cursor")
     found = Cutoff(manifest.next_offset, "end of the log")
     if lowest.position < found.offset:
-        kind = "write" if isinstance(lowest, Hold) else "cursor"
+        kind = "write" if isinstance(lowest, GarbageHold) else "cursor"
         found = Cutoff(lowest.position, f"{kind} {lowest.name}")
     if settings.keep_bytes and found.offset > manifest.oldest_offset:
         offset = await _offset_before_bytes(tree, manifest, settings.keep_bytes)

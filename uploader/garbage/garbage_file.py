@@ -55,7 +55,7 @@ class GarbageFile:
         data = await self._worker.run(garbage.serialise)
         result = await cas.put(self._store, layout.GARBAGE, data, etag, retry=self._retry)
         result.decided(self._store.url, f"{layout.GARBAGE} was written; collect again")
-        return result.etag if result.outcome is cas.Outcome.COMMITTED else None
+        return result.etag if result.outcome is cas.PutOutcome.COMMITTED else None
 
     async def clear(self, etag: str) -> bool:
         """Say that what ``etag`` names is done with; return False if somebody else did."""

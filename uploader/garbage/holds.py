@@ -33,14 +33,14 @@ class _Parse(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold(CloudCursor):
+class GarbageHold(CloudCursor):
     """What one hold said when it was read; its fields are those of a pin."""
 
     @classmethod
-    def parse(cls, data: bytes, *, name: str, etag: str | None = None) -> Hold:
+    def parse(cls, data: bytes, *, name: str, etag: str | None = None) -> GarbageHold:
         """Read the object of hold ``name``; CorruptionError for a bad shape."""
 
-        def build(fields: Fields) -> Hold:
+        def build(fields: Fields) -> GarbageHold:
             return cls(
                 name=name,
                 position=fields.position("position"),
@@ -60,7 +60,7 @@ class Holds:
         self._store = store
         self._retry = retry
 
-    async def put(self, hold: Hold) -> None:
+    async def put(self, hold: GarbageHold) -> None:
         """Keep everything from its position on, or from a lower one if it has stood there before.
 
         OutcomeUnknownError if the store does not say whether it was put; call again.
@@ -69,11 +69,11 @@ class Holds:
         while True:
             result = await cas.put(self._store, key, data, etag, retry=self._retry)
             result.decided(self._store.url, f"{key} was put; call again")
-            if result.outcome is cas.Outcome.COMMITTED:
+            if result.outcome is cas.PutOutcome.COMMITTED:
                 return
             etag = result.etag
             if result.data is not None:
-                before = await parse_aside(partial(Hold.parse, name=hold.name), result.data)
+                before = await parse_aside(partial(GarbageHold.parse, name=hold.name), result.data)
                 if before.position <= hold.position and before.expires_us == hold.expires_us:
                     return
 
@@ -97,7 +97,7 @@ class Keepers:
                 )
             )
             holds = tasks.create_task(
-                self._read(layout.HOLD_FOLDER, layout.parse_hold_path, Hold.parse, "hold")
+                self._read(layout.HOLD_FOLDER, layout.parse_hold_path, GarbageHold.parse, "hold")
             )
         return [*cursors.result(), *holds.result()]
 

@@ -30,7 +30,7 @@ _MOST: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ObservedHead:
     """One place where the log was seen to begin."""
 
     offset: int
@@ -58,7 +58,7 @@ class HeadFile:
         self._clock = clock
         self._interval_us = round(interval_seconds * MICROSECONDS)
 
-    async def note(self, manifest: Manifest) -> Head:
+    async def note(self, manifest: Manifest) -> ObservedHead:
         """Return since when the log has begun where it does, or further on; from now, if that is new.
 
         OutcomeUnknownError if the store does not say whether it was noted; call again.
@@ -70,19 +70,19 @@ class HeadFile:
             if known is not None:
                 return known
             seq_no = first_seq_no(manifest)
-            made = Head(manifest.oldest_offset, seq_no, now_us, self._interval_us)
+            made = ObservedHead(manifest.oldest_offset, seq_no, now_us, self._interval_us)
             data = _serialise((*self._worth_keeping(heads, now_us), made))
             result = await cas.put(self._store, layout.HEADS, data, etag, retry=self._retry)
             result.decided(self._store.url, f"{layout.HEADS} was written; collect again")
-            if result.outcome is cas.Outcome.COMMITTED:
+            if result.outcome is cas.PutOutcome.COMMITTED:
                 return made
 
-    async def find(self, offset: int) -> Head | None:
+    async def find(self, offset: int) -> ObservedHead | None:
         """Return since when the log has begun at ``offset`` or further on, if that was noted."""
         heads, _ = await self._load()
         return _covering(heads, offset, self._clock.now_us())
 
-    async def aged(self) -> Head | None:
+    async def aged(self) -> ObservedHead | None:
         """Return the furthest head below which everything may be deleted, or None."""
         heads, _ = await self._load()
         now_us = self._clock.now_us()
@@ -94,7 +94,7 @@ class HeadFile:
 
     # -- inside ------------------------------------------------------------------------------
 
-    async def _load(self) -> tuple[list[Head], str | None]:
+    async def _load(self) -> tuple[list[ObservedHead], str | None]:
         try:
             found = await _read(self._store)
         except ObjectNotFoundError:
@@ -103,7 +103,7 @@ class HeadFile:
             logger.warning("%s; waiting anew", found.damage)
         return found.value or [], found.etag
 
-    def _worth_keeping(self, heads: Sequence[Head], now_us: int) -> list[Head]:
+    def _worth_keeping(self, heads: Sequence[ObservedHead], now_us: int) -> list[ObservedHead]:
         """Return the furthest head that is due and those behind it; not those seen in the future."""
         past = [head for head in heads if head.since_us <= now_us]
         due = [head for head in past if head.due_us(self._interval_us) <= now_us]
@@ -112,7 +112,7 @@ class HeadFile:
         return kept[: _MOST - 1]
 
 
-async def read_heads(store: ObjectStore) -> list[Head]:
+async def read_heads(store: ObjectStore) -> list[ObservedHead]:
     """Return the heads that were noted; none if the record is missing or damaged. The store's errors."""
     try:
         found = await _read(store)
@@ -121,11 +121,11 @@ async def read_heads(store: ObjectStore) -> list[Head]:
     return found.value or []
 
 
-async def _read(store: ObjectStore) -> StoredDocument[list[Head] | None]:
+async def _read(store: ObjectStore) -> StoredDocument[list[ObservedHead] | None]:
     return await read_stored_or_damaged(store, layout.HEADS, _parse, most_bytes=MOST_SMALL_BYTES)
 
 
-def _covering(heads: Sequence[Head], offset: int, now_us: int) -> Head | None:
+def _covering(heads: Sequence[ObservedHead], offset: int, now_us: int) -> ObservedHead | None:
     """Return the first that was noted of those at ``offset`` or further on.
 
     One from the future was noted by a clock that went wrong.
@@ -134,17 +134,17 @@ def _covering(heads: Sequence[Head], offset: int, now_us: int) -> Head | None:
     return min(found, key=lambda head: head.since_us, default=None)
 
 
-def _serialise(heads: Sequence[Head]) -> bytes:
-    names = Head.__slots__
+def _serialise(heads: Sequence[ObservedHead]) -> bytes:
+    names = ObservedHead.__slots__
     return serialise({"heads": [{name: getattr(head, name) for name in names} for head in heads]})
 
 
-def _parse(data: bytes) -> list[Head]:
+def _parse(data: bytes) -> list[ObservedHead]:
     return read_document(data, _heads, path=layout.HEADS, most_bytes=MOST_SMALL_BYTES)
 
 
-def _heads(document: Fields) -> list[Head]:
+def _heads(document: Fields) -> list[ObservedHead]:
     return [
-        Head(**{name: fields.number(name) for name in Head.__slots__})
+        ObservedHead(**{name: fields.number(name) for name in ObservedHead.__slots__})
         for fields in document.objects("heads")
     ]

@@ -17,7 +17,7 @@ from uploader.garbage.collection import (
     ProgressCallback,
 )
 from uploader.garbage.garbage_file import GarbageFile
-from uploader.garbage.observed_heads import MICROSECONDS, Head, HeadFile
+from uploader.garbage.observed_heads import MICROSECONDS, HeadFile, ObservedHead
 from uploader.gc.collectable import Collectable
 from uploader.gc.deleter import Deleter
 from uploader.gc.manifest_drop import Dropping, HeldError
@@ -121,7 +121,7 @@ class Execution:
                 raise
             raise ContentionError(str(again), retriable=True) from again
 
-    async def _wait(self, head: Head, progress: ProgressCallback | None) -> int | None:
+    async def _wait(self, head: ObservedHead, progress: ProgressCallback | None) -> int | None:
         """Wait until what lies below a head can be deleted; return when, if that is too long."""
         interval_us = round(self.settings.interval_seconds * MICROSECONDS)
         due_us = head.due_us(interval_us)

@@ -18,7 +18,7 @@ from uploader.format.garbage import first_seq_no
 from uploader.format.inventory import Part, fragment_number, part_of
 from uploader.format.manifest import Manifest
 from uploader.format.snapshot import Snapshot
-from uploader.garbage.observed_heads import Head
+from uploader.garbage.observed_heads import ObservedHead
 from uploader.root.stored_document import read_stored
 from uploader.runtime.task_groups import all_of
 from uploader.stores.errors import ObjectNotFoundError
@@ -35,7 +35,11 @@ class Collectable:
     """What may go of one log, as of one manifest. One task at a time."""
 
     def __init__(
-        self, store: ObjectStore, worker: Worker, manifest: Manifest, head: Head | None = None
+        self,
+        store: ObjectStore,
+        worker: Worker,
+        manifest: Manifest,
+        head: ObservedHead | None = None,
     ) -> None:
         """``manifest`` is the newest, or was a moment ago; with ``head``, only what lies below that."""
         self._store = store

@@ -52,7 +52,7 @@ class Dropping:
             data = await self.worker.run(snapshot.serialise)
             result = await cas.create(self.store, snapshot.path, data, retry=self.retry)
             result.decided(self.store.url, f"{snapshot.path} was put; collect again")
-            if result.outcome is cas.Outcome.LOST:
+            if result.outcome is cas.PutOutcome.LOST:
                 await self.worker.run(_check_same, snapshot, result.data)
 
     async def drop(self, garbage: Garbage) -> None:

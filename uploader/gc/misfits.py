@@ -66,4 +66,4 @@ async def _void(
     if entry.seq_no < manifest.next_seq_no or can_follow(entry, *end):
         return False
     result = await cas.swap(store, key, VOID, stored.etag, retry=retry)
-    return result.outcome is cas.Outcome.COMMITTED
+    return result.outcome is cas.PutOutcome.COMMITTED

@@ -20,7 +20,7 @@ from uploader.format.inventory import fragment_number
 from uploader.format.manifest import Manifest
 from uploader.format.names import MOST_SHARDS, shard_folder
 from uploader.garbage.collection import Kind
-from uploader.garbage.observed_heads import Head
+from uploader.garbage.observed_heads import ObservedHead
 from uploader.gc.collectable import Collectable
 from uploader.root.tree import ManifestTree
 from uploader.stores.port import ListingOrder, ObjectStore
@@ -39,7 +39,7 @@ async def find_leaks(
     store: ObjectStore,
     tree: ManifestTree,
     manifest: Manifest,
-    head: Head,
+    head: ObservedHead,
     collectable: Collectable,
     *,
     is_sharded: bool = False,
@@ -62,7 +62,7 @@ async def find_leaks(
 
 
 async def _fragments(
-    store: ObjectStore, folder: str, head: Head, collectable: Collectable
+    store: ObjectStore, folder: str, head: ObservedHead, collectable: Collectable
 ) -> AsyncGenerator[Leak, None]:
     order = ListingOrder()
     async for listed in store.list(folder):
@@ -89,5 +89,5 @@ async def _named_snapshots(tree: ManifestTree, manifest: Manifest) -> set[str]:
     return named
 
 
-def _reason(head: Head) -> str:
+def _reason(head: ObservedHead) -> str:
     return f"nothing names it, and the log begins at {head.offset}"

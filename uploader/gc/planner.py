@@ -15,7 +15,7 @@ from uploader.garbage.collection import CollectorSettings, Cutoff, Plan
 from uploader.garbage.cutoff import find_cutoff, load_beginning, lowest_cursor
 from uploader.garbage.garbage_file import GarbageFile
 from uploader.garbage.garbage_plan import Cut, plan_garbage
-from uploader.garbage.holds import Hold, Keepers
+from uploader.garbage.holds import GarbageHold, Keepers
 from uploader.garbage.observed_heads import MICROSECONDS, HeadFile
 from uploader.root.tree import ManifestTree
 from walstore.errors import ContentionError, CorruptionError
@@ -136,7 +136,7 @@ class Planner:
             is_dropped=is_dropped(manifest, garbage),
             due_us=await self._due_us(manifest, garbage),
             cutoff=cutoff,
-            cursors=tuple(one for one in cursors if not isinstance(one, Hold)),
+            cursors=tuple(one for one in cursors if not isinstance(one, GarbageHold)),
             head=manifest.oldest_offset,
             tail=manifest.next_offset,
             live_bytes=live,

@@ -13,7 +13,7 @@ from uploader.format import layout, rollup
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import Replacement, RollUpSettings
-from uploader.layouts.log_session import Errand, put_anyhow
+from uploader.layouts.log_session import LogSession, put_anyhow
 
 _FOLD_FRAGMENTS: Final = 256
 """Fragments that are added to the manifest at once; it is copied each time."""
@@ -49,7 +49,7 @@ class Forked:
 class GrowingManifest:
     """One manifest in the making. Belongs to one task."""
 
-    def __init__(self, target: Errand, writer: str) -> None:
+    def __init__(self, target: LogSession, writer: str) -> None:
         """Begin with nothing; ``writer`` is what the manifest will say of who wrote it."""
         self._target = target
         self._writer = writer

@@ -1,4 +1,4 @@
-"""Errand: what a function needs that does one thing to a log and is done. Opens it, and closes after it."""
+"""LogSession: context for a one-shot operation on a stored log. It opens the log and closes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from walstore.runtime.threads import Worker
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class LogSession:
     """The store of a log, its root as it was when the errand began, and threads to work on."""
 
     store: ObjectStore
@@ -51,7 +51,7 @@ async def errand(
     store: ObjectStore | None = None,
     retry: RetryPolicy | None = None,
     clock: Clock | None = None,
-) -> AsyncIterator[Errand]:
+) -> AsyncIterator[LogSession]:
     """Open the place that ``url`` names, whether there is a log or not.
 
     A ``store`` that is given replaces the one of the URL and stays open. Raises what reading the root
@@ -64,7 +64,7 @@ async def errand(
     try:
         root = await find_root(used, retry=retry, worker=worker)
         try:
-            yield Errand(used, root, retry, clock, worker)
+            yield LogSession(used, root, retry, clock, worker)
         finally:
             await root.aclose()
     finally:
@@ -81,6 +81,9 @@ async def put_anyhow(store: ObjectStore, key: str, data: bytes, *, retry: RetryP
     etag: str | None = None
     while True:
         result = await cas.put(store, key, data, etag, retry=retry)
-        if result.decided(store.url, f"{key} was put; call again").outcome is cas.Outcome.COMMITTED:
+        if (
+            result.decided(store.url, f"{key} was put; call again").outcome
+            is cas.PutOutcome.COMMITTED
+        ):
             return
         etag = result.etag

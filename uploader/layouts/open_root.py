@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from uploader.chain.chain_root import ChainLog
+from uploader.chain.chain_root import ChainRoot
 from uploader.chain.chain_settings import ChainSettings
 from uploader.format import layout as layouts
 from uploader.format.names import manifest_key
 from uploader.format.rollup import RollUpSettings
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.root import Root
 from uploader.runtime.task_groups import together
 from uploader.stores.port import ObjectStore
@@ -46,8 +46,8 @@ async def find_root(
         chain: How to write, if it is a chain.
         roll_up: When to roll up the manifest.
     """
-    swapped = ManifestLog(store, retry, worker, roll_up=roll_up)
-    chained = ChainLog(store, retry, worker, settings=chain, roll_up=roll_up)
+    swapped = SwappedRoot(store, retry, worker, roll_up=roll_up)
+    chained = ChainRoot(store, retry, worker, settings=chain, roll_up=roll_up)
     if layout == "chain":
         async with together() as tasks:
             swap = tasks.create_task(store.head(layouts.MANIFEST))
@@ -73,4 +73,4 @@ def _other(store: ObjectStore, found: Layout, key: str) -> InvalidSettingsError:
 
 def needs_swaps(root: Root) -> bool:
     """Return whether publishing takes more of a store than put-if-absent."""
-    return not isinstance(root, ChainLog)
+    return not isinstance(root, ChainRoot)

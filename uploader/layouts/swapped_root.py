@@ -1,4 +1,4 @@
-"""ManifestLog: the manifest's compare-and-swap protocol. The manifest is the truth about what is shipped.
+"""SwappedRoot: the manifest's compare-and-swap protocol. The manifest is the truth about what is shipped.
 
 Owns the current manifest and its ETag; every change is one swap. What has been rolled up beside publishing
 is named by the swap that publishes anyway, and what a collector has announced is dropped by it. Never touches
@@ -60,7 +60,7 @@ class _Known:
     etag: str
 
 
-class ManifestLog:
+class SwappedRoot:
     """The root of one log in an object store, as one program sees it.
 
     Any number of tasks of one event loop may call it: reads and swaps follow one another.
@@ -266,7 +266,7 @@ class ManifestLog:
         is_short = manifest.is_short
         data = manifest.serialise() if is_short else await self._worker.run(manifest.serialise)
         result = await cas.swap(self._store, layout.MANIFEST, data, known.etag, retry=self._retry)
-        if result.outcome is cas.Outcome.COMMITTED:
+        if result.outcome is cas.PutOutcome.COMMITTED:
             assert result.etag is not None
             self._known = _Known(manifest, result.etag)
             return True

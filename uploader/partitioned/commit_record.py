@@ -20,7 +20,7 @@ from walstore.errors import CorruptionError, FormatVersionError
 VERSION: Final = 1
 
 
-class Place(NamedTuple):
+class PublishPlace(NamedTuple):
     """Where publishing goes on: fragment ``at`` of a log's plan becomes ``seq_no``, from ``start`` on."""
 
     at: int
@@ -34,7 +34,7 @@ class LogPlan:
 
     fragments: tuple[StagedFragment, ...]
     """In order."""
-    base: Place
+    base: PublishPlace
     """Everything before ``base.at`` is in the log; what follows gets the places from there on, as long as
     no other writer comes between."""
 
@@ -75,7 +75,7 @@ class CommitRecord:
         """Return the same record as a new version, before which no put that was on its way gets through."""
         return dataclasses.replace(self, generation=self.generation + 1)
 
-    def moved(self, partition: int, base: Place) -> CommitRecord:
+    def moved(self, partition: int, base: PublishPlace) -> CommitRecord:
         """Return the record with another base for one log."""
         plan = dataclasses.replace(self.logs[partition], base=base)
         logs = {**self.logs, partition: plan}
@@ -140,7 +140,7 @@ def _plans(fields: Fields) -> dict[int, LogPlan]:
 
 def _plan(fields: Fields) -> tuple[int, LogPlan]:
     base = fields.object("base")
-    place = Place(base.number("at"), base.number("seq_no"), base.number("start"))
+    place = PublishPlace(base.number("at"), base.number("seq_no"), base.number("start"))
     fragments = tuple(StagedFragment.from_fields(one) for one in fields.objects("fragments"))
     if place.at > len(fragments):
         raise CorruptionError("a plan goes on behind its end", path=fields.path)

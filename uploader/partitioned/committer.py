@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from uploader.partitioned.commit_record import CommitRecord
-from uploader.partitioned.publisher import Publisher
+from uploader.partitioned.publisher import PartitionPublisher
 from uploader.partitioned.record_file import Known, RecordFile
 from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.staged import StagedFragment
@@ -29,7 +29,7 @@ from uploader.runtime.task_groups import together
 from uploader.stores.port import ObjectStore
 from uploader.stores.removal import remove
 from uploader.stores.retry import RetryPolicy
-from uploader.write.stall_guard import Patience
+from uploader.write.stall_guard import StallGuard
 from walstore.errors import InvalidSettingsError, WalError
 from walstore.ports import Clock
 from walstore.runtime.threads import Worker
@@ -58,10 +58,10 @@ class Committer:
         self._store = store
         self._retry = retry
         self._clock = clock
-        self._patience = Patience(
+        self._patience = StallGuard(
             url=store.url, retry=retry, clock=clock, silent_seconds=settings.patience_seconds
         )
-        self._publisher = Publisher(
+        self._publisher = PartitionPublisher(
             store, settings=settings, retry=retry, patience=self._patience, worker=worker
         )
 

@@ -1,10 +1,10 @@
-"""Keeper: the commit record while what it says is being published."""
+"""RecordKeeper: the commit record while what it says is being published."""
 
 from __future__ import annotations
 
 import asyncio
 
-from uploader.partitioned.commit_record import LogPlan, Place
+from uploader.partitioned.commit_record import LogPlan, PublishPlace
 from uploader.partitioned.record_file import Known, RecordFile
 from walstore.errors import ContentionError
 
@@ -13,7 +13,7 @@ class SupersededError(Exception):
     """Another driver has brought the record further than we know: look again."""
 
 
-class Keeper:
+class RecordKeeper:
     """The record while it is being published."""
 
     def __init__(self, file: RecordFile, known: Known, max_moves: int) -> None:
@@ -22,7 +22,7 @@ class Keeper:
         self._moves_left = max_moves
         self._lock = asyncio.Lock()
 
-    async def move(self, partition: int, plan: LogPlan, place: Place) -> LogPlan:
+    async def move(self, partition: int, plan: LogPlan, place: PublishPlace) -> LogPlan:
         """Let a plan go on at another place, unless another driver has moved it."""
         async with self._lock:
             while (found := self.known.record.logs[partition]).base == plan.base:

@@ -20,8 +20,8 @@ from functools import partial
 
 from uploader.format.manifest import Manifest
 from uploader.garbage.garbage_file import announced_head
-from uploader.garbage.holds import Hold, Holds
-from uploader.partitioned.commit_record import LogPlan, Place
+from uploader.garbage.holds import GarbageHold, Holds
+from uploader.partitioned.commit_record import LogPlan, PublishPlace
 from uploader.partitioned.staged import StagedFragment, placed, setsum_at
 from uploader.partitioned.stager import writer_of
 from uploader.partitioned.sub_store import SubStore
@@ -34,14 +34,14 @@ from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.write.fragment_puts import FragmentPuts, Taken
-from uploader.write.pending_fragment import Parcel
-from uploader.write.shared_tail import Fate, LogEnd
-from uploader.write.stall_guard import Patience
+from uploader.write.pending_fragment import PendingFragment
+from uploader.write.shared_tail import FragmentFate, SharedTail
+from uploader.write.stall_guard import StallGuard
 from uploader.write.stream_guard import StreamGuard
 from walstore.errors import ContentionError, CorruptionError, OutcomeUnknownError, WalError
 from walstore.runtime.threads import Worker
 
-Move = Callable[[LogPlan, Place], Awaitable[LogPlan]]
+Move = Callable[[LogPlan, PublishPlace], Awaitable[LogPlan]]
 """Notes that the plan goes on at another place, durably, and returns the plan as it is then: another driver
 may have moved it."""
 
@@ -65,7 +65,7 @@ class LogPublisher:
         *,
         writer: str,
         retry: RetryPolicy,
-        patience: Patience,
+        patience: StallGuard,
         worker: Worker,
     ) -> None:
         """``store`` holds what is staged, ``log`` the log; ``writer`` is what its manifest will say."""
@@ -77,7 +77,7 @@ class LogPublisher:
         self._puts = FragmentPuts(
             store=log, root=root, patience=patience, retry=retry, worker=worker
         )
-        self._end = LogEnd(
+        self._end = SharedTail(
             store=log,
             root=root,
             puts=self._puts,
@@ -91,7 +91,7 @@ class LogPublisher:
         self._holds = Holds(log, retry=retry)
         self._tree = ManifestTree(log, worker, newest=self._newest, cache_bytes=0)
 
-    async def find_end(self, job: str) -> Place:
+    async def find_end(self, job: str) -> PublishPlace:
         """Return where the log goes on, after publishing what others left there; create it if need be.
 
         From there on nothing is collected until the job is over: whoever finishes it must be able to tell
@@ -128,7 +128,7 @@ class LogPublisher:
     async def _hold(self, job: str) -> int:
         """Let nothing be collected from the log's end on, as it is known; return that."""
         position, began_us = self._root.manifest.next_offset, job_time_us(job)
-        hold = Hold(
+        hold = GarbageHold(
             name=job,
             position=position,
             epoch_us=began_us,
@@ -148,22 +148,22 @@ class LogPublisher:
         manifest = self._root.manifest
         return manifest.next_offset > position < max(head, manifest.oldest_offset)
 
-    def _place(self, index: int) -> Place:
+    def _place(self, index: int) -> PublishPlace:
         manifest = self._root.manifest
-        return Place(index, manifest.next_seq_no, manifest.next_offset)
+        return PublishPlace(index, manifest.next_seq_no, manifest.next_offset)
 
     async def _bring(self, staged: StagedFragment, seq_no: int, start: int) -> bool:
         """Return whether a fragment is in the log at its place; False if it never will be."""
         if self._root.manifest.next_seq_no < seq_no:
             await self._end.load()
-        if self._place(0) == Place(0, seq_no, start):
+        if self._place(0) == PublishPlace(0, seq_no, start):
             parcel = await self._put(staged, seq_no, start)
-            if await self._end.fate(parcel) is Fate.COMMITTED:
+            if await self._end.fate(parcel) is FragmentFate.COMMITTED:
                 self._end.note_ours(seq_no)
                 return True
         return await self._is_there(staged, seq_no, start)
 
-    async def _put(self, staged: StagedFragment, seq_no: int, start: int) -> Parcel:
+    async def _put(self, staged: StagedFragment, seq_no: int, start: int) -> PendingFragment:
         await self._end.learn_floor()
         built, times_us = await self._worker.run(
             partial(
@@ -177,7 +177,7 @@ class LogPublisher:
         )
         found = await self._puts.create(built, seq_no)
         self._end.floor_us = times_us[1]
-        parcel = Parcel(seq_no=seq_no, start=start, built=built)
+        parcel = PendingFragment(seq_no=seq_no, start=start, built=built)
         if isinstance(found, Taken):
             parcel.taken = found
         else:

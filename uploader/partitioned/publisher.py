@@ -1,4 +1,4 @@
-"""Publisher: plans where the staged fragments of a write go, and takes them there, log beside log."""
+"""PartitionPublisher: plans where the staged fragments of a write go, and moves them, logs in parallel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from uploader.layouts.open_root import find_root
 from uploader.partitioned.commit_record import LogPlan
-from uploader.partitioned.keeper import Keeper, SupersededError
+from uploader.partitioned.keeper import RecordKeeper, SupersededError
 from uploader.partitioned.log_publisher import LogPublisher, StagedMissingError
 from uploader.partitioned.record_file import Known, RecordFile
 from uploader.partitioned.sink_settings import SinkSettings
@@ -22,14 +22,14 @@ from uploader.runtime.task_groups import together
 from uploader.stores.port import ObjectStore
 from uploader.stores.removal import remove
 from uploader.stores.retry import RetryPolicy
-from uploader.write.stall_guard import Patience
+from uploader.write.stall_guard import StallGuard
 from walstore.errors import CorruptionError
 from walstore.runtime.threads import Worker
 
 logger = logging.getLogger("walstore")
 
 
-class Publisher:
+class PartitionPublisher:
     """Publishes to the logs under one prefix, several at a time. Belongs to one event loop."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Publisher:
         *,
         settings: SinkSettings,
         retry: RetryPolicy,
-        patience: Patience,
+        patience: StallGuard,
         worker: Worker,
     ) -> None:
         self._store = store
@@ -69,7 +69,7 @@ class Publisher:
 
     async def publish(self, file: RecordFile, known: Known) -> None:
         """Publish what a record says and mark it done; or return because somebody else went on with it."""
-        keeper = Keeper(file, known, self._settings.max_moves)
+        keeper = RecordKeeper(file, known, self._settings.max_moves)
 
         async def publish_one(partition: int) -> None:
             async with slots, self._open(partition) as publisher:

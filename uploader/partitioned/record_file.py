@@ -11,7 +11,7 @@ from uploader.root.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.write.stall_guard import Patience
+from uploader.write.stall_guard import StallGuard
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class RecordFile:
     """Reads and replaces one record. Belongs to one event loop."""
 
     def __init__(
-        self, store: ObjectStore, key: str, *, retry: RetryPolicy, patience: Patience
+        self, store: ObjectStore, key: str, *, retry: RetryPolicy, patience: StallGuard
     ) -> None:
         self.key = key
         self._store = store
@@ -50,7 +50,7 @@ class RecordFile:
             return found.decided(self._store.url, f"{self.key} was put; call again")
 
         result = await self._patience.call(attempt)
-        if result.outcome is cas.Outcome.LOST:
+        if result.outcome is cas.PutOutcome.LOST:
             return None
         assert result.etag is not None
         return Known(record, result.etag)

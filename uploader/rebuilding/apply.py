@@ -99,9 +99,9 @@ class Rebuild:
     async def _create(self, key: str, data: bytes) -> None:
         """Put an object that nobody ever removes or changes; a late answer is as good as any."""
         result = await cas.create(self._store, key, data, retry=self._retry)
-        if result.outcome is cas.Outcome.UNKNOWN:
+        if result.outcome is cas.PutOutcome.UNKNOWN:
             result.decided(self._store.url, f"{key} was put; rebuild again")
-        if result.outcome is cas.Outcome.LOST:
+        if result.outcome is cas.PutOutcome.LOST:
             raise self._changed(key)
 
     # -- the change --------------------------------------------------------------------------
@@ -110,9 +110,9 @@ class Rebuild:
         """Put a snapshot. Another one that holds the same was put by a rebuild that ran at the same time."""
         data = snapshot.serialise()
         result = await cas.put(self._store, snapshot.path, data, etag, retry=self._retry)
-        if result.outcome is cas.Outcome.UNKNOWN:
+        if result.outcome is cas.PutOutcome.UNKNOWN:
             result.decided(self._store.url, f"{snapshot.path} was put; rebuild again")
-        if result.outcome is cas.Outcome.LOST:
+        if result.outcome is cas.PutOutcome.LOST:
             raise self._changed(snapshot.path)
 
     async def _put_manifest(self, rebuilt: Manifest) -> None:
@@ -120,7 +120,7 @@ class Rebuild:
         data, etag = manifest.serialise(), self._changes.manifest_etag
         result = await cas.put(self._store, layout.MANIFEST, data, etag, retry=self._retry)
         result.decided(self._store.url, "the manifest was swapped; rebuild again")
-        if result.outcome is cas.Outcome.LOST and result.data != rebuilt.serialise():
+        if result.outcome is cas.PutOutcome.LOST and result.data != rebuilt.serialise():
             raise self._changed(layout.MANIFEST)
         if etag is None:
             await check_not_destroyed(self._store)
@@ -134,7 +134,7 @@ class Rebuild:
         if plan.is_sealed and void.key == layout.fragment_path(plan.next_seq_no):
             data = blocker(plan.limit)
         result = await cas.put(self._store, void.key, data, void.etag, retry=self._retry)
-        if result.outcome is cas.Outcome.UNKNOWN:
+        if result.outcome is cas.PutOutcome.UNKNOWN:
             result.decided(self._store.url, f"{void.key} was put; rebuild again")
 
     async def _reopen(self) -> None:
@@ -148,13 +148,13 @@ class Rebuild:
                 self._store, layout.MANIFEST, data, found.etag, retry=self._retry
             )
             result.decided(self._store.url, "the log was opened for appends; rebuild again")
-            if result.outcome is cas.Outcome.COMMITTED:
+            if result.outcome is cas.PutOutcome.COMMITTED:
                 return
 
     async def _swap(self, key: str, data: bytes, etag: str) -> None:
         result = await cas.swap(self._store, key, data, etag, retry=self._retry)
         result.decided(self._store.url, f"{key} was swapped; rebuild again")
-        if result.outcome is cas.Outcome.LOST:
+        if result.outcome is cas.PutOutcome.LOST:
             raise self._changed(key)
 
     def _changed(self, key: str) -> ContentionError:

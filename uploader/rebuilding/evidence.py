@@ -1,4 +1,4 @@
-"""Evidence: which fragments are proven to be those of the log, and what is damaged. Pure.
+"""SurveyEvidence: which fragments are proven to be those of the log, and what is damaged. Pure.
 
 A fragment says by itself which records it holds, at which offsets: its sum covers both. What it cannot say
 is whether it is the one that was published under its number. That is told by the sums of the manifest and of
@@ -18,12 +18,12 @@ from uploader.format import layout
 from uploader.format.entries import Entry, Fragment, SnapshotPointer
 from uploader.format.findings import RESTORE, Finding, Severity, check_snapshot
 from uploader.format.setsum import Setsum
-from uploader.rebuilding.survey import SeenFragment, SeenSnapshot, Survey
+from uploader.rebuilding.survey import SeenFragment, SeenSnapshot, StoreSurvey
 from uploader.root.ownership import Claim
 
 
 @dataclass(slots=True)
-class Evidence:
+class SurveyEvidence:
     """What a survey proves."""
 
     proven: dict[int, SeenFragment] = field(default_factory=dict)
@@ -54,9 +54,9 @@ class Evidence:
         return None
 
 
-def weigh(survey: Survey) -> Evidence:
+def weigh(survey: StoreSurvey) -> SurveyEvidence:
     """Return what is proven, and all that is damaged."""
-    found = Evidence(findings=list(survey.manifest_findings))
+    found = SurveyEvidence(findings=list(survey.manifest_findings))
     if survey.manifest is not None:
         for entry in survey.manifest.snapshots:
             below = list(_walk(entry, survey.snapshots, found.findings))
@@ -106,7 +106,7 @@ def _walk(
     yield from seen.snapshot.fragments
 
 
-def _stated(survey: Survey, named: Sequence[Entry]) -> dict[int, set[Setsum]]:
+def _stated(survey: StoreSurvey, named: Sequence[Entry]) -> dict[int, set[Setsum]]:
     """Return what the sums of fragments are, as documents say, by number.
 
     Without a manifest all snapshots count that prove themselves: they name what was published.
@@ -124,7 +124,7 @@ def _stated(survey: Survey, named: Sequence[Entry]) -> dict[int, set[Setsum]]:
     return stated
 
 
-def _candidates(survey: Survey, named: Sequence[Entry]) -> dict[int, SeenFragment]:
+def _candidates(survey: StoreSurvey, named: Sequence[Entry]) -> dict[int, SeenFragment]:
     """Return what may be part of the log: not what was collected before, nor what was not published.
 
     An end of the manifest may be damaged in its offset or in its number, so either is enough.
@@ -156,7 +156,7 @@ def _is_sum(seen: SeenFragment | None, setsum: Setsum | None) -> bool:
     return seen is not None and seen.entry is not None and seen.entry.setsum == setsum
 
 
-def _is_total_right(survey: Survey, candidates: Mapping[int, SeenFragment]) -> bool:
+def _is_total_right(survey: StoreSurvey, candidates: Mapping[int, SeenFragment]) -> bool:
     """Return whether the fragments, as they are, add up to just what the manifest says of all of them."""
     manifest = survey.manifest
     entries = [one.entry for one in candidates.values()]
@@ -203,7 +203,7 @@ def _records(named: Sequence[Entry], seq_no: int) -> str:
     return ""
 
 
-def _misnamed(found: Evidence) -> Iterator[Finding]:
+def _misnamed(found: SurveyEvidence) -> Iterator[Finding]:
     """Yield the entries that say other offsets or another key than those of their fragments. No sum covers
     that."""
     for entry in found.named:
@@ -220,7 +220,7 @@ def _misnamed(found: Evidence) -> Iterator[Finding]:
             yield Finding(Severity.ERROR, seen.key, what, RESTORE, entry.path, seen.key)
 
 
-def _check_unspoken(found: Evidence) -> None:
+def _check_unspoken(found: SurveyEvidence) -> None:
     """Compare the fragments below each snapshot that is of no use with its sum, if all are there."""
     for pointer in found.named:
         if not isinstance(pointer, SnapshotPointer):
@@ -244,7 +244,7 @@ def _check_unspoken(found: Evidence) -> None:
                 del found.proven[entry.seq_no]
 
 
-def _drop_outdated(found: Evidence) -> None:
+def _drop_outdated(found: SurveyEvidence) -> None:
     """Leave out what a directory put after it had lost the prefix: no manifest ever named it."""
     newest: dict[bytes, int] = {}
     for seq_no, seen in list(found.proven.items()):

@@ -22,9 +22,9 @@ from uploader.format.manifest import Manifest
 from uploader.format.sealing import rebuilt_writer, seal_writer
 from uploader.format.setsum import Setsum
 from uploader.format.snapshot import Snapshot
-from uploader.rebuilding.evidence import Evidence, continues, stated_sum, weigh
+from uploader.rebuilding.evidence import SurveyEvidence, continues, stated_sum, weigh
 from uploader.rebuilding.note import Note, Void
-from uploader.rebuilding.survey import SeenFragment, Survey
+from uploader.rebuilding.survey import SeenFragment, StoreSurvey
 from uploader.rebuilding.tree import grow, to_put
 from uploader.root.ownership import Claim, is_direct_writer_name
 from uploader.root.write_guard import writer_after_rebuild
@@ -115,7 +115,7 @@ class RebuildPlan:
         return self.changes != Changes()
 
 
-def plan(survey: Survey, keep: Keep | None = None, writer: str | None = None) -> RebuildPlan:
+def plan(survey: StoreSurvey, keep: Keep | None = None, writer: str | None = None) -> RebuildPlan:
     """Return what to do about a log.
 
     LogNotFoundError if there is neither a manifest nor a fragment; InvalidSettingsError if ``keep`` is an
@@ -130,7 +130,7 @@ def plan(survey: Survey, keep: Keep | None = None, writer: str | None = None) ->
     return _Planning(survey, evidence, runs, "before" if keep is None else keep, writer).plan()
 
 
-def _of_sound(survey: Survey) -> RebuildPlan:
+def _of_sound(survey: StoreSurvey) -> RebuildPlan:
     """Return the plan for a log that is sound, but for what may lie behind its end."""
     manifest = survey.manifest
     assert manifest is not None
@@ -187,7 +187,7 @@ def _of_sound(survey: Survey) -> RebuildPlan:
     )
 
 
-def _runs(survey: Survey, evidence: Evidence) -> list[list[SeenFragment]]:
+def _runs(survey: StoreSurvey, evidence: SurveyEvidence) -> list[list[SeenFragment]]:
     """Return the stretches: fragments that continue each other, oldest first.
 
     Without a manifest, not those of which collectors say that the log began behind them.
@@ -201,7 +201,9 @@ def _runs(survey: Survey, evidence: Evidence) -> list[list[SeenFragment]]:
     return _uncollected(runs, survey) if survey.manifest is None else runs
 
 
-def _uncollected(runs: Sequence[list[SeenFragment]], survey: Survey) -> list[list[SeenFragment]]:
+def _uncollected(
+    runs: Sequence[list[SeenFragment]], survey: StoreSurvey
+) -> list[list[SeenFragment]]:
     """Return the stretches without what was collected.
 
     An announced collection may have been carried out, or not yet. It counts if its fragments are not all
@@ -227,8 +229,8 @@ class _Planning:
 
     def __init__(
         self,
-        survey: Survey,
-        evidence: Evidence,
+        survey: StoreSurvey,
+        evidence: SurveyEvidence,
         runs: Sequence[Sequence[SeenFragment]],
         keep: Keep,
         writer: str | None,
@@ -515,7 +517,7 @@ def _entry(seen: SeenFragment) -> Fragment:
     return seen.entry
 
 
-def _behind(survey: Survey, seq_no: int) -> list[SeenFragment]:
+def _behind(survey: StoreSurvey, seq_no: int) -> list[SeenFragment]:
     return [seen for number, seen in survey.fragments.items() if number >= seq_no]
 
 
@@ -524,7 +526,7 @@ def _cut(one: range, edges: Sequence[int]) -> list[range]:
     return [range(*ends) for ends in pairwise([one.start, *inner, one.stop])]
 
 
-def _name_of(survey: Survey, manifest: Manifest, voids: Sequence[Void]) -> str:
+def _name_of(survey: StoreSurvey, manifest: Manifest, voids: Sequence[Void]) -> str:
     """Return the name of a rebuild, the same for all that do the same to the same log."""
     told = Note(0, 0, "", (), tuple(voids)).serialise()
     state = hashlib.sha256(survey.manifest_data)

@@ -1,4 +1,4 @@
-"""Survey: all that lies in the place of a log, read once and judged one object at a time. Writes nothing.
+"""StoreSurvey: all objects of a log, read once and judged one at a time. Writes nothing.
 
 Nothing that is damaged ends it; what cannot be *looked at* does, since a fragment that the store does not
 give, or that a newer version wrote, is not lost.
@@ -75,7 +75,7 @@ class SeenSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class StoreSurvey:
     """What was found."""
 
     url: str
@@ -131,7 +131,7 @@ async def survey(
     parallel: int,
     now_us: int,
     progress: Progress | None,
-) -> Survey:
+) -> StoreSurvey:
     """Read everything; fragments ``parallel`` at a time. FormatVersionError if something is too new.
 
     InvalidSettingsError for a log of the layout ``chain``; the store's errors.
@@ -149,7 +149,7 @@ async def survey(
     fragments = await _fragments(store, worker, keys, exclude, parallel, progress)
     garbage = await _get(store, layout.GARBAGE)
     announced = _announced(garbage)
-    return Survey(
+    return StoreSurvey(
         url=store.url,
         manifest=manifest,
         manifest_data=b"" if stored is None else stored.data,

@@ -20,14 +20,14 @@ import pyarrow.compute as pc
 
 from walstore.batches.batch_builder import BATCH_RECORDS
 from walstore.format import frame
-from walstore.format.frame import Column, Kind
+from walstore.format.frame import Column, ColumnKind
 
 _WIDTHS: Final = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64()}
 _IS_LITTLE: Final = sys.byteorder == "little"
 
 
 @dataclass(frozen=True, slots=True)
-class Framed:
+class FramedRecords:
     """What a frame is to hold, but for its place in the log."""
 
     columns: list[Column]
@@ -46,7 +46,7 @@ class Framed:
 
 def frame_records(
     records: pa.RecordBatch, *, floor_us: int, batch_bytes: int, known_streams: Container[str]
-) -> Iterator[Framed]:
+) -> Iterator[FramedRecords]:
     """Yield what the frames of some records hold, in order.
 
     ``records`` has the columns of ``arrow.SCHEMA``. No time is less than ``floor_us`` or that of
@@ -89,12 +89,12 @@ def _frame(
     streams: pa.Array,
     headers: Sequence[bytes | None] | None,
     known_streams: Container[str],
-) -> Framed:
+) -> FramedRecords:
     base, last = int(times[0].as_py()), int(times[-1].as_py())
-    columns = [_uint_column(Kind.VALUE_LENGTHS, pc.binary_length(values))]
+    columns = [_uint_column(ColumnKind.VALUE_LENGTHS, pc.binary_length(values))]
     if last > base:
         deltas = pc.subtract(times, pa.scalar(base, pa.uint64()))
-        columns.append(_uint_column(Kind.TIMESTAMP_DELTAS, deltas))
+        columns.append(_uint_column(ColumnKind.TIMESTAMP_DELTAS, deltas))
     names: Sequence[str] = ()
     opened: Mapping[str, int] = {}
     if streams.null_count < len(streams):
@@ -111,11 +111,11 @@ def _frame(
         columns += _key_columns(keys)
     if headers is not None and any(headers):
         columns += _header_columns(headers)
-    columns.append(_blob_column(Kind.VALUES, values))
-    return Framed(columns, len(values), base, last, names, opened)
+    columns.append(_blob_column(ColumnKind.VALUES, values))
+    return FramedRecords(columns, len(values), base, last, names, opened)
 
 
-def _uint_column(kind: Kind, numbers: pa.Array) -> Column:
+def _uint_column(kind: ColumnKind, numbers: pa.Array) -> Column:
     """As :func:`walstore.format.frame.uint_column`, for an Arrow array without nulls."""
     bounds = pc.min_max(numbers)
     low, high = int(bounds["min"].as_py()), int(bounds["max"].as_py())
@@ -130,7 +130,7 @@ def _uint_column(kind: Kind, numbers: pa.Array) -> Column:
     return Column(kind, width, (data,), len(data))
 
 
-def _blob_column(kind: Kind, items: pa.Array) -> Column:
+def _blob_column(kind: ColumnKind, items: pa.Array) -> Column:
     """Return the bytes of an array without nulls back to back, shared."""
     ends = _bounds(items)
     data = items.buffers()[2]
@@ -147,23 +147,23 @@ def _bounds(items: pa.Array) -> Sequence[int]:
 def _stream_columns(ids: pa.Array, names: Sequence[str]) -> list[Column]:
     packed = msgpack.packb(names)
     return [
-        _uint_column(Kind.STREAM_IDS, ids),
-        frame.blob_column(Kind.STREAM_NAMES, (packed,), len(packed)),
+        _uint_column(ColumnKind.STREAM_IDS, ids),
+        frame.blob_column(ColumnKind.STREAM_NAMES, (packed,), len(packed)),
     ]
 
 
 def _key_columns(keys: pa.Array) -> list[Column]:
     sizes = pc.fill_null(pc.add(pc.binary_length(keys), 1), 0)
     there = keys.drop_null() if keys.null_count else keys
-    return [_uint_column(Kind.KEY_LENGTHS, sizes), _blob_column(Kind.KEYS, there)]
+    return [_uint_column(ColumnKind.KEY_LENGTHS, sizes), _blob_column(ColumnKind.KEYS, there)]
 
 
 def _header_columns(headers: Sequence[bytes | None]) -> list[Column]:
     sizes = [0 if item is None else len(item) + 1 for item in headers]
     pieces = [item for item in headers if item]
     return [
-        frame.uint_column(Kind.HEADER_LENGTHS, sizes),
-        frame.blob_column(Kind.HEADERS, pieces, sum(map(len, pieces))),
+        frame.uint_column(ColumnKind.HEADER_LENGTHS, sizes),
+        frame.blob_column(ColumnKind.HEADERS, pieces, sum(map(len, pieces))),
     ]
 
 

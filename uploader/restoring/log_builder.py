@@ -14,7 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from uploader.restoring.framing import Framed, frame_records
+from uploader.restoring.framing import FramedRecords, frame_records
 from uploader.restoring.restore_marker import RestoreMarker
 from uploader.restoring.segment_writer import SPARE_NAME, SegmentWriter, encode_frame
 from walstore.batches.batch_builder import BATCH_RECORDS
@@ -215,7 +215,7 @@ class LogBuilder:
             for framed in found:
                 self._add(framed)
 
-    def _add(self, framed: Framed) -> None:
+    def _add(self, framed: FramedRecords) -> None:
         compress = self._settings.compression is not None
         encoded = encode_frame(framed, self._chain.next_offset, self._ledger, compress=compress)
         writer = self._writer

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from uploader.restoring.framing import Framed
+from uploader.restoring.framing import FramedRecords
 from walstore.append.framer import Framer, Spot
 from walstore.batches.batch_builder import marks_column
 from walstore.batches.conditions import MAX_STREAMS
@@ -32,11 +32,13 @@ class EncodedFrame(NamedTuple):
 
     data: bytearray
     body: frame.Body
-    framed: Framed
+    framed: FramedRecords
     marks: Marks
 
 
-def encode_frame(framed: Framed, start: int, ledger: Ledger, *, compress: bool) -> EncodedFrame:
+def encode_frame(
+    framed: FramedRecords, start: int, ledger: Ledger, *, compress: bool
+) -> EncodedFrame:
     """Return the frame of some records, the first of which has the offset ``start``.
 
     Streams that they open are marked as if appending had opened them. A log holds so many streams; what is

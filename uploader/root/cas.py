@@ -27,7 +27,7 @@ from typing import Final
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt
 
-from uploader.format.two_clock_time import Moment
+from uploader.format.two_clock_time import TwoClockTime
 from uploader.root.stored_document import most_bytes_at, read_object
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import ObjectStore
@@ -38,7 +38,7 @@ TRUSTED_SECONDS: Final = 600.0
 """For so long no key is taken for one that was used and removed; collectors wait much longer."""
 
 
-class Outcome(Enum):
+class PutOutcome(Enum):
     """What became of a conditional put."""
 
     COMMITTED = "committed"
@@ -61,7 +61,7 @@ class PutResult:
     look into ``data`` before concluding that nothing of ours was taken over.
     """
 
-    outcome: Outcome
+    outcome: PutOutcome
 
     etag: str | None = None
     """COMMITTED: of our object. LOST: of the other's, None if there is no object."""
@@ -79,7 +79,7 @@ class PutResult:
 
     def decided(self, url: str, question: str) -> PutResult:
         """Return the result; OutcomeUnknownError, saying what ``url`` left open, if it is UNKNOWN or late."""
-        if self.outcome is Outcome.UNKNOWN or self.is_late:
+        if self.outcome is PutOutcome.UNKNOWN or self.is_late:
             raise OutcomeUnknownError(
                 f"{url} did not say whether {question}", retriable=True
             ) from self.cause
@@ -136,7 +136,7 @@ async def fill(
 ) -> PutResult:
     """:func:`create` an object, also in the place of one that holds the bytes ``nothing``."""
     result = await create(store, key, data, retry=retry)
-    while result.outcome is Outcome.LOST and result.data in {None, nothing}:
+    while result.outcome is PutOutcome.LOST and result.data in {None, nothing}:
         result = await put(store, key, data, result.etag, retry=retry)
     return result
 
@@ -178,7 +178,7 @@ class _Attempts:
             retry_error_callback=_give_up,
             sleep=policy.clock.sleep,
         )
-        began = Moment.now(policy.clock)
+        began = TwoClockTime.now(policy.clock)
         result: PutResult | None = None
         try:
             result = await retrying(attempt)
@@ -190,19 +190,19 @@ class _Attempts:
         assert self._cause is not None  # every undecided attempt leaves its reason
         if not self._may_have_happened:
             raise self._cause
-        return PutResult(outcome=Outcome.UNKNOWN, cause=self._cause)
+        return PutResult(outcome=PutOutcome.UNKNOWN, cause=self._cause)
 
     def _judged(self, result: PutResult, *, is_old: bool) -> PutResult:
         """Return the result of a create as late, if its key may have been used and removed meanwhile."""
         is_late = self._was_open or (self._may_have_happened and is_old)
-        if self._expected is not None or result.outcome is not Outcome.COMMITTED or not is_late:
+        if self._expected is not None or result.outcome is not PutOutcome.COMMITTED or not is_late:
             return result
         return dataclasses.replace(result, is_late=True)
 
     async def _attempt(self, put: Callable[[], Awaitable[str]]) -> PutResult | None:
         """Put once. None: not decided, and worth another attempt."""
         try:
-            return PutResult(outcome=Outcome.COMMITTED, etag=await put())
+            return PutResult(outcome=PutOutcome.COMMITTED, etag=await put())
         except PreconditionFailedError as error:
             self._cause = error
         except StorageUnavailableError as error:
@@ -224,7 +224,7 @@ class _Attempts:
             most_bytes = max(most_bytes_at(self._key), len(self._data))
             found = await read_object(self._store, self._key, most_bytes=most_bytes)
         except ObjectNotFoundError:
-            return None if self._expected is None else PutResult(outcome=Outcome.LOST)
+            return None if self._expected is None else PutResult(outcome=PutOutcome.LOST)
         except StorageUnavailableError as error:
             # A refusal that cannot be looked into may have been about an earlier put of ours.
             self._may_have_happened = True
@@ -233,10 +233,10 @@ class _Attempts:
                 return None
             raise
         if found.data == self._data:
-            return PutResult(outcome=Outcome.COMMITTED, etag=found.etag)
+            return PutResult(outcome=PutOutcome.COMMITTED, etag=found.etag)
         if found.etag == self._expected:
             return None
-        return PutResult(outcome=Outcome.LOST, etag=found.etag, data=found.data)
+        return PutResult(outcome=PutOutcome.LOST, etag=found.etag, data=found.data)
 
 
 def _is_undecided(result: PutResult | None) -> bool:

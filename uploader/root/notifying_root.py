@@ -1,4 +1,4 @@
-"""NotingRoot: tells somebody of fragments before they are published.
+"""NotifyingRoot: tells somebody of fragments before they are published.
 
 A root like the one inside it, which does all the work. What is told is told at least once, also when
 publishing fails afterwards; what was not told is not published. Fragments that another writer left behind
@@ -21,7 +21,7 @@ Note: TypeAlias = Callable[[Sequence[Fragment]], Awaitable[None]]
 returns. They are published once it returns, and not if it raises. It may be called again with the same."""
 
 
-class NotingRoot:
+class NotifyingRoot:
     """A :class:`uploader.root.root.Root` that calls a :data:`Note` before it publishes."""
 
     def __init__(self, inner: Root, note: Note) -> None:
@@ -84,4 +84,4 @@ class NotingRoot:
 
 def noting(root: Root, note: Note | None) -> Root:
     """Return the root, wrapped if there is anybody to be told."""
-    return root if note is None else NotingRoot(root, note)
+    return root if note is None else NotifyingRoot(root, note)

@@ -43,7 +43,7 @@ class Orphan:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class FragmentSlot:
     """One fragment to come: adopted if ``orphan`` is set, else to be cut as ``[start, limit)``."""
 
     seq_no: int
@@ -61,13 +61,13 @@ def can_follow(entry: Fragment, seq_no: int, offset: int) -> bool:
     return 0 <= holes <= records and (holes > 0 or records == 0)
 
 
-def plan(next_seq_no: int, next_offset: int, orphans: Sequence[Orphan]) -> list[Slot]:
+def plan(next_seq_no: int, next_offset: int, orphans: Sequence[Orphan]) -> list[FragmentSlot]:
     """Return how the log goes on from the manifest's end to the end of the last orphan that fits.
 
     ``orphans`` are in order of seq_no. The slots follow each other without gap, in numbers and in
     offsets; each holds at least one record.
     """
-    slots: list[Slot] = []
+    slots: list[FragmentSlot] = []
     seq_no, offset = next_seq_no, next_offset
     for orphan in orphans:
         entry = orphan.entry
@@ -78,8 +78,8 @@ def plan(next_seq_no: int, next_offset: int, orphans: Sequence[Orphan]) -> list[
         first = offset
         for hole in range(holes):
             limit = first + records * (hole + 1) // holes
-            slots.append(Slot(seq_no, offset, limit))
+            slots.append(FragmentSlot(seq_no, offset, limit))
             seq_no, offset = seq_no + 1, limit
-        slots.append(Slot(seq_no, entry.start, entry.limit, orphan))
+        slots.append(FragmentSlot(seq_no, entry.start, entry.limit, orphan))
         seq_no, offset = seq_no + 1, entry.limit
     return slots

@@ -18,7 +18,7 @@ from uploader.format.manifest import Manifest
 from uploader.format.rollup import Replacement, RollUpSettings, fold, is_ripe, plan
 from uploader.format.snapshot import Snapshot
 from uploader.root import cas
-from uploader.runtime.background_task import Beside
+from uploader.runtime.background_task import BackgroundTask
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError, WalError
@@ -37,7 +37,7 @@ class Roller:
         self._retry = retry
         self._worker = worker
         self._settings = settings
-        self._beside = Beside[list[Replacement]]()
+        self._beside = BackgroundTask[list[Replacement]]()
         self._ready: Sequence[Replacement] = ()
         self._resume_at = 0
         self.put_snapshots = 0
@@ -105,7 +105,7 @@ class Roller:
         result = await cas.create(self._store, snapshot.path, data, retry=self._retry)
         result.decided(self._store.url, f"{snapshot.path} was put")
         pointer = snapshot.pointer()
-        if result.outcome is cas.Outcome.LOST:
+        if result.outcome is cas.PutOutcome.LOST:
             assert result.data is not None  # there is an object in the way
             found = await self._worker.run(_parse, result.data, snapshot.path)
             pointer = _same(found, snapshot)

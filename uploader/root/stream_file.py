@@ -55,7 +55,7 @@ class StreamFile:
             await require_conditional_puts(self._store, with_swaps=True, retry=self._retry)
             result = await cas.put(self._store, layout.STREAMS, data, etag, retry=self._retry)
             result.decided(self._store.url, f"{layout.STREAMS} was written; call again")
-            if result.outcome is cas.Outcome.COMMITTED:
+            if result.outcome is cas.PutOutcome.COMMITTED:
                 return self._note(made)
 
     # -- inside ------------------------------------------------------------------------------

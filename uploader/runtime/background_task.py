@@ -1,4 +1,4 @@
-"""Beside: one task at a time that goes on beside publishing, so that no publishing waits for it."""
+"""BackgroundTask: one task at a time that goes on beside publishing, so that no publishing waits for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 _T = TypeVar("_T")
 
 
-class Beside(Generic[_T]):
+class BackgroundTask(Generic[_T]):
     """Owns the task. Belongs to one event loop."""
 
     def __init__(self) -> None:

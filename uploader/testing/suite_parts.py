@@ -22,8 +22,8 @@ async def fill(store: ObjectStore, *names: str) -> None:
 async def won(putting: Awaitable[cas.PutResult]) -> str | None:
     """Return the ETag of a put that won, None for one that lost; a store may not leave it open."""
     result = await putting
-    assert result.outcome is not cas.Outcome.UNKNOWN, result.cause
-    return result.etag if result.outcome is cas.Outcome.COMMITTED else None
+    assert result.outcome is not cas.PutOutcome.UNKNOWN, result.cause
+    return result.etag if result.outcome is cas.PutOutcome.COMMITTED else None
 
 
 async def append_word(store: ObjectStore, word: str) -> None:

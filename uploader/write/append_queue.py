@@ -1,4 +1,4 @@
-"""Intake: where appends wait to be cut into fragments. Bounded by bytes and records.
+"""AppendQueue: where appends wait to be cut into fragments. Bounded by bytes and records.
 
 Everything here belongs to the event loop; nothing is awaited but room. Offsets are not final before the
 commit: what is known here is where a record comes to lie if no other writer appends meanwhile.
@@ -16,11 +16,11 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from uploader.format.layout import MAX_U64
-from uploader.write.pending_fragment import Parcel, mismatch, used_up
+from uploader.write.pending_fragment import PendingFragment, mismatch, used_up
 from uploader.write.writer_settings import WriterSettings
-from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, Group
+from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, AppendRequest
 from walstore.errors import LimitExceededError, OffsetMismatchError, RecordTooLargeError, WalError
-from walstore.runtime.error_mapping import fresh
+from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.loop_guard import LoopGuard
 
 EARLY_BYTES = 1 << 20
@@ -30,7 +30,7 @@ Ticket = asyncio.Future[int]
 """Resolves to the append's first offset once it is committed."""
 
 
-class Intake:
+class AppendQueue:
     """Bounded queue of appends, gathered into parcels."""
 
     def __init__(
@@ -46,8 +46,8 @@ class Intake:
         self._loop = loop
         self._guard = LoopGuard("log", loop)
         self._notify = notify
-        self._parcels: deque[Parcel] = deque()
-        self._admissions: OrderedDict[asyncio.Future[Ticket], tuple[Group, int | None]] = (
+        self._parcels: deque[PendingFragment] = deque()
+        self._admissions: OrderedDict[asyncio.Future[Ticket], tuple[AppendRequest, int | None]] = (
             OrderedDict()
         )
         self._closed: WalError | None = None
@@ -59,7 +59,7 @@ class Intake:
 
     # -- appends -----------------------------------------------------------------------------
 
-    async def add(self, group: Group, expect_offset: int | None = None) -> Ticket:
+    async def add(self, group: AppendRequest, expect_offset: int | None = None) -> Ticket:
         """Accept an append whole, as soon as there is room.
 
         OffsetMismatchError if it would not begin at ``expect_offset`` as things stand, LimitExceededError
@@ -89,7 +89,7 @@ class Intake:
         """
         self._closed = self._closed or error
         for admission in self._admissions:
-            _refuse_admission(admission, fresh(error))
+            _refuse_admission(admission, copy_error(error))
         self._admissions.clear()
 
     @property
@@ -100,7 +100,7 @@ class Intake:
     def check_open(self) -> None:
         """Raise what :meth:`close` was given, if it was called."""
         if self._closed is not None:
-            raise fresh(self._closed)
+            raise copy_error(self._closed)
 
     def check_home(self) -> None:
         """Raise WrongLoopError unless the writer's own event loop runs the caller; WalClosedError instead if
@@ -133,11 +133,11 @@ class Intake:
         return bool(self._parcels) and self._parcels[0].size_bytes >= EARLY_BYTES
 
     @property
-    def parcels(self) -> list[Parcel]:
+    def parcels(self) -> list[PendingFragment]:
         """What waits to be taken, oldest first."""
         return list(self._parcels)
 
-    def take(self) -> Parcel:
+    def take(self) -> PendingFragment:
         """Remove and return the oldest records, about a fragment at most; there must be some."""
         parcel = self._parcels.popleft()
         parcel.draft.pad()
@@ -151,7 +151,7 @@ class Intake:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _check(self, group: Group) -> None:
+    def _check(self, group: AppendRequest) -> None:
         self.check_open()
         size_bytes = group.size_bytes - RECORD_OVERHEAD_BYTES * group.count
         settings = self._settings
@@ -166,7 +166,7 @@ class Intake:
                 limit_bytes=limit,
             )
 
-    def _has_room(self, group: Group) -> bool:
+    def _has_room(self, group: AppendRequest) -> bool:
         if not self.waiting_records:
             return True
         settings = self._settings
@@ -175,7 +175,7 @@ class Intake:
             and self.waiting_records + group.count <= settings.pending_records
         )
 
-    def _accept(self, group: Group, expect_offset: int | None) -> Ticket:
+    def _accept(self, group: AppendRequest, expect_offset: int | None) -> Ticket:
         if expect_offset is not None and expect_offset != self.tail:
             raise mismatch(expect_offset, self.tail)
         if self.tail + group.count > MAX_U64:
@@ -184,7 +184,7 @@ class Intake:
         was_empty = not parcels
         before = 0 if was_empty else parcels[-1].size_bytes
         if was_empty or (before and before + group.size_bytes > most):
-            parcels.append(Parcel())
+            parcels.append(PendingFragment())
             before = 0
         ticket: Ticket = self._loop.create_future()
         parcels[-1].add(group, ticket, expect_offset)

@@ -26,14 +26,14 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
-from uploader.write.commit_loop import ParcelShipper
+from uploader.write.commit_loop import CommitLoop
 from uploader.write.fragment_puts import FragmentPuts, puts_at_once
-from uploader.write.stall_guard import Patience
+from uploader.write.stall_guard import StallGuard
 from uploader.write.stream_door import StreamDoor
 from uploader.write.stream_guard import StreamGuard
 from uploader.write.writer_settings import WriterSettings, WriterStatistics
 from walstore.batches.append_request import make_group, make_record
-from walstore.batches.batch_builder import Group
+from walstore.batches.batch_builder import AppendRequest
 from walstore.errors import OffsetMismatchError, WalClosedError
 from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
@@ -89,7 +89,7 @@ class CloudWriter:
 
         async def open_it() -> CloudWriter:
             worker = SharedWorker("cloud", 2)
-            patience = Patience(
+            patience = StallGuard(
                 url=found.url, retry=policy, clock=time, silent_seconds=chosen.patience_seconds
             )
 
@@ -133,7 +133,7 @@ class CloudWriter:
         settings: WriterSettings,
         retry: RetryPolicy,
         clock: Clock,
-        patience: Patience,
+        patience: StallGuard,
     ) -> None:
         """Not for callers; see :meth:`open`."""
         self.settings = settings
@@ -162,7 +162,7 @@ class CloudWriter:
             retry=retry,
             worker=worker,
         )
-        self._shipper = ParcelShipper(
+        self._shipper = CommitLoop(
             store=store,
             root=root,
             puts=self._puts,
@@ -437,7 +437,7 @@ class CloudWriter:
         self._worker.close()
         await self._store.aclose()
 
-    async def _append_at(self, group: Group, expect_offset: int) -> int:
+    async def _append_at(self, group: AppendRequest, expect_offset: int) -> int:
         """Append at an offset, after a look at the newest manifest if that seems wrong."""
         try:
             ticket = await self._intake.add(group, expect_offset)

@@ -1,4 +1,4 @@
-"""ParcelShipper: takes appends to the store, side by side with other writers of the same log.
+"""CommitLoop: takes appends to the store, side by side with other writers of the same log.
 
 Parcels are cut from the intake, put several at once, and named by the root in order. No lease, no lock: the
 root takes one fragment of each number, and the next one's offset follows from it. Whoever is late learns it
@@ -29,15 +29,15 @@ from uploader.format.entries import Fragment
 from uploader.root.root import Root
 from uploader.runtime.task_groups import first_of, together
 from uploader.stores.port import ObjectStore
-from uploader.write.append_queue import Intake
+from uploader.write.append_queue import AppendQueue
 from uploader.write.building import Building, Records
-from uploader.write.cut_schedule import TIMER_SECONDS, Pace
+from uploader.write.cut_schedule import TIMER_SECONDS, CutSchedule
 from uploader.write.encoding import Encoding
 from uploader.write.fragment_puts import FragmentPuts, Taken
-from uploader.write.pending_fragment import Parcel
-from uploader.write.publish_pipeline import Conveyor
-from uploader.write.shared_tail import Fate, LogEnd
-from uploader.write.stall_guard import Patience
+from uploader.write.pending_fragment import PendingFragment
+from uploader.write.publish_pipeline import PublishPipeline
+from uploader.write.shared_tail import FragmentFate, SharedTail
+from uploader.write.stall_guard import StallGuard
 from uploader.write.stream_guard import StreamGuard
 from uploader.write.teller import Teller
 from uploader.write.writer_settings import WriterSettings
@@ -48,14 +48,14 @@ from walstore.errors import (
     WalError,
 )
 from walstore.ports import Clock
-from walstore.runtime.error_mapping import fresh
+from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.threads import Worker
 
 _LEAST_SLEEP_SECONDS = 1e-6
 _UNLIMITED = 1 << 10
 
 
-class ParcelShipper:
+class CommitLoop:
     """Ships the parcels of one writer. Driven by one task, :meth:`run`."""
 
     def __init__(
@@ -64,7 +64,7 @@ class ParcelShipper:
         store: ObjectStore,
         root: Root,
         puts: FragmentPuts,
-        patience: Patience,
+        patience: StallGuard,
         streams: StreamGuard,
         settings: WriterSettings,
         writer: str,
@@ -82,10 +82,10 @@ class ParcelShipper:
         self._writer = writer
         self._clock = clock
         self._worker = worker
-        self.pace = Pace(
+        self.pace = CutSchedule(
             interval_seconds=settings.interval_seconds, max_publishing=root.max_publishing
         )
-        self._end = LogEnd(
+        self._end = SharedTail(
             store=store,
             root=root,
             puts=puts,
@@ -96,11 +96,13 @@ class ParcelShipper:
         )
         self._wake = asyncio.Event()
         self._teller = Teller(asyncio.get_running_loop())
-        self.intake = Intake(
+        self.intake = AppendQueue(
             settings, asyncio.get_running_loop(), tail=root.manifest.next_offset, notify=self.wake
         )
-        self._under_way: deque[Parcel] = deque()  # cut, oldest first
-        self._returned: deque[Parcel] = deque()  # to be cut again, before what is in the intake
+        self._under_way: deque[PendingFragment] = deque()  # cut, oldest first
+        self._returned: deque[PendingFragment] = (
+            deque()
+        )  # to be cut again, before what is in the intake
         self._next_seq_no = 0
         self._next_offset = 0
         self._window = _UNLIMITED  # fragments under way at most, while others write too
@@ -213,7 +215,7 @@ class ParcelShipper:
         elif must_look:
             await self._end.load()
             await self._go_on()
-        conveyor = Conveyor(
+        conveyor = PublishPipeline(
             tasks,
             root=self._root,
             writer=lambda: self._streams.signature,
@@ -232,7 +234,7 @@ class ParcelShipper:
             self.contentions += 1
             await self._decide()
 
-    async def _ship(self, tasks: asyncio.TaskGroup, conveyor: Conveyor) -> None:
+    async def _ship(self, tasks: asyncio.TaskGroup, conveyor: PublishPipeline) -> None:
         """Cut and ship until all is published, or the conveyor halts."""
         while not conveyor.is_halted:
             self._wake.clear()
@@ -251,7 +253,7 @@ class ParcelShipper:
                 if parcel is not None:
                     conveyor.start(partial(self._make, parcel))
 
-    def _seconds_left(self, conveyor: Conveyor) -> float:
+    def _seconds_left(self, conveyor: PublishPipeline) -> float:
         """Return how long the next fragment should gather company."""
         urgent = self._in_a_hurry or self.intake.is_closed or self._returned or self.intake.is_full
         if conveyor.is_empty or urgent:
@@ -295,7 +297,7 @@ class ParcelShipper:
             sleeping.cancel()
             waking.cancel()
 
-    def _cut(self) -> Parcel | None:
+    def _cut(self) -> PendingFragment | None:
         """Give the next parcel its place behind the last one; None if all of it was refused."""
         parcel = self._take()
         if not self._place(parcel, self._next_seq_no, self._next_offset):
@@ -306,13 +308,13 @@ class ParcelShipper:
         self._under_way.append(parcel)
         return parcel
 
-    def _take(self) -> Parcel:
+    def _take(self) -> PendingFragment:
         parcel = self._returned.popleft() if self._returned else self.intake.take()
         if not self._has_work:
             self._in_a_hurry = False
         return parcel
 
-    def _place(self, parcel: Parcel, seq_no: int, start: int) -> bool:
+    def _place(self, parcel: PendingFragment, seq_no: int, start: int) -> bool:
         """Give a parcel its place; False if none of its appends may be there."""
         before = parcel.count
         table = self._streams.table
@@ -323,7 +325,7 @@ class ParcelShipper:
             self._recount()
         return parcel.count > 0
 
-    async def _make(self, parcel: Parcel) -> Fragment | None:
+    async def _make(self, parcel: PendingFragment) -> Fragment | None:
         """Build and put a parcel; None if something else lies in its place."""
         encoding, now_us = parcel.encoding, self._clock.now_us()
         if encoding is None or not self._fits(encoding, parcel):
@@ -355,7 +357,7 @@ class ParcelShipper:
             closings=self._streams.closings,
         )
 
-    def _fits(self, encoding: Encoding, parcel: Parcel) -> bool:
+    def _fits(self, encoding: Encoding, parcel: PendingFragment) -> bool:
         """Return whether what was encoded early is good for the place that the parcel got."""
         return (
             encoding.start == parcel.start
@@ -387,20 +389,20 @@ class ParcelShipper:
         """Find out what became of each parcel under way; the lost ones are to be cut again."""
         self._window = 1
         await self._end.load()
-        lost: deque[Parcel] = deque()
+        lost: deque[PendingFragment] = deque()
         try:
             await self._decide_each(lost)
         finally:
             self._returned.extendleft(reversed(lost))
         await self._go_on()
 
-    async def _decide_each(self, lost: deque[Parcel]) -> None:
+    async def _decide_each(self, lost: deque[PendingFragment]) -> None:
         while self._under_way:
             parcel = self._under_way[0]
             fate = await self._end.fate(parcel)
-            if fate is Fate.COMMITTED:
+            if fate is FragmentFate.COMMITTED:
                 self._commit(self._under_way.popleft())
-            elif fate is Fate.LOST:
+            elif fate is FragmentFate.LOST:
                 # Now: if the next one of ours fits behind what is there instead, it will be the last one.
                 await self._end.learn_floor()
                 self._under_way.popleft()
@@ -409,7 +411,7 @@ class ParcelShipper:
             elif not await self._fill(lost):
                 self._leave_open()
 
-    async def _fill(self, lost: deque[Parcel]) -> bool:
+    async def _fill(self, lost: deque[PendingFragment]) -> bool:
         """Put something where the log ends, so that what lies behind it gets decided.
 
         Returns False if there is nothing to put.
@@ -434,7 +436,7 @@ class ParcelShipper:
         while self._under_way:
             self._fail(self._under_way.popleft(), error)
 
-    def _may_try_again(self, parcel: Parcel) -> bool:
+    def _may_try_again(self, parcel: PendingFragment) -> bool:
         parcel.attempts += 1
         if parcel.attempts <= self._settings.contention_attempts:
             self.reappended_fragments += 1
@@ -455,20 +457,20 @@ class ParcelShipper:
 
     # -- telling the appends ---------------------------------------------------------------------
 
-    def _commit(self, parcel: Parcel) -> None:
+    def _commit(self, parcel: PendingFragment) -> None:
         self.committed_records += parcel.count
         self.committed_bytes += parcel.size_bytes
         self._end.note_ours(parcel.seq_no)
         self._teller.tell(parcel)
         self.intake.release(parcel.size_bytes, parcel.count)
 
-    def _fail(self, parcel: Parcel, error: WalError) -> None:
+    def _fail(self, parcel: PendingFragment, error: WalError) -> None:
         if isinstance(error, OutcomeUnknownError):
             self.unknown_records += parcel.count
         parcel.fail(error)
         self.intake.release(parcel.size_bytes, parcel.count)
 
-    def _drop(self, parcel: Parcel) -> None:
+    def _drop(self, parcel: PendingFragment) -> None:
         """Forget a parcel whose appends were all refused."""
         self._teller.tell(parcel)
         self.intake.release(parcel.size_bytes, 0)
@@ -510,12 +512,12 @@ def _not_written(error: WalError) -> WalError:
         refused: WalError = ContentionError(f"nothing was written: {error}", retriable=True)
         refused.__cause__ = error
     else:
-        refused = fresh(error)
+        refused = copy_error(error)
         refused.outcome = "not_written"
     return refused
 
 
 def _refuse(waiter: asyncio.Future[None], error: WalError) -> None:
     if not waiter.done():
-        waiter.set_exception(fresh(error))
+        waiter.set_exception(copy_error(error))
         waiter.exception()  # a caller cancelled at this moment never looks

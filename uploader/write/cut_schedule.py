@@ -1,4 +1,4 @@
-"""Pace: when to cut the next fragment, so that no record waits longer than it must. Pure.
+"""CutSchedule: when to cut the next fragment, so that no record waits longer than it must. Pure.
 
 A record is durable in the cloud after two requests in a row: the put of its fragment, and the change of
 the root that names it. Roots may only follow one another (``max_publishing`` 1), so a fragment cut as
@@ -37,7 +37,7 @@ _AMPLE: Final = 1.5
 """Encoding that began early should have ended before the cut, also if it takes so many times as long."""
 
 
-class Pace:
+class CutSchedule:
     """The rhythm of one writer. Times are seconds of one monotonic clock."""
 
     def __init__(self, *, interval_seconds: float, max_publishing: int) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.write.building import Building, Records
 from walstore.batches.arrow import SCHEMA, offsets_array
-from walstore.batches.batch_builder import Draft
+from walstore.batches.batch_builder import BatchBuilder
 from walstore.runtime.threads import Worker
 
 
@@ -47,7 +47,7 @@ class Encoding:
         )
         self._rows = 0  # taken
 
-    def take(self, draft: Draft, now_us: int) -> Records:
+    def take(self, draft: BatchBuilder, now_us: int) -> Records:
         """Take the records of ``draft`` that were not taken before, to be built into the fragment next.
 
         Those without a time of their own are of ``now_us``.
@@ -58,7 +58,9 @@ class Encoding:
         return lambda: [_batch_of(part, start, base_us, deltas_us)] if part.values else []
 
 
-def _batch_of(draft: Draft, start: int, base_us: int, deltas_us: list[int] | None) -> FragmentBatch:
+def _batch_of(
+    draft: BatchBuilder, start: int, base_us: int, deltas_us: list[int] | None
+) -> FragmentBatch:
     rows = len(draft.values)
     if deltas_us is None:
         times = pa.repeat(pa.scalar(base_us, pa.uint64()), rows)

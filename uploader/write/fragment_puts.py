@@ -38,7 +38,7 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.write.building import Building, Records
 from uploader.write.put_window import PutWindow, WindowedStore
-from uploader.write.stall_guard import Patience
+from uploader.write.stall_guard import StallGuard
 from walstore.errors import ContentionError, LogSealedError, OutcomeUnknownError
 from walstore.runtime.threads import Worker
 
@@ -71,7 +71,7 @@ def _is_numbered(root: Root) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ahead:
+class _FragmentAhead:
     """A fragment behind the log's end, and the ETag of its object."""
 
     orphan: Orphan
@@ -86,7 +86,7 @@ class FragmentPuts:
         *,
         store: ObjectStore,
         root: Root,
-        patience: Patience,
+        patience: StallGuard,
         retry: RetryPolicy,
         worker: Worker,
         max_at_once: int = 1,
@@ -99,7 +99,9 @@ class FragmentPuts:
         self._worker = worker
         self.max_at_once = max_at_once
         """How many fragments may be made at the same time."""
-        self._ahead: dict[int, _Ahead] = {}  # by number: fragments of others, behind the log's end
+        self._ahead: dict[
+            int, _FragmentAhead
+        ] = {}  # by number: fragments of others, behind the log's end
         self.may_void: MayVoid = _always
         """Whether a fragment that can never be published may be voided."""
         self.put_fragments = 0
@@ -125,7 +127,7 @@ class FragmentPuts:
                 orphan = await self.examine(stored.data, listed.key)
                 found.append(orphan)
                 if _is_numbered(self._root):
-                    self._ahead[orphan.entry.seq_no] = _Ahead(orphan, stored.etag)
+                    self._ahead[orphan.entry.seq_no] = _FragmentAhead(orphan, stored.etag)
         return found
 
     async def void_misfits(self, seq_no: int, offset: int) -> None:
@@ -214,7 +216,7 @@ class FragmentPuts:
         replaced it first."""
         entry = self.entry(built, seq_no)
         result = await self._decided(partial(cas.swap, etag=taken.etag), taken.key, built.data)
-        if result.outcome is cas.Outcome.LOST:
+        if result.outcome is cas.PutOutcome.LOST:
             raise ContentionError(
                 f"another writer put {taken.key} in {self._store.url}; only one log may ship to a prefix"
             )
@@ -232,7 +234,7 @@ class FragmentPuts:
 
     async def _create(self, key: str, data: bytes) -> Taken | None:
         result = await self._decided(partial(cas.fill, nothing=VOID), key, data)
-        if result.outcome is not cas.Outcome.LOST:
+        if result.outcome is not cas.PutOutcome.LOST:
             self._count(data)
             return None
         assert result.data is not None
@@ -253,7 +255,7 @@ class FragmentPuts:
     ) -> cas.PutResult:
         async def attempt() -> cas.PutResult:
             result = await put(self._store, key, data, retry=self._retry)
-            if result.outcome is cas.Outcome.UNKNOWN:
+            if result.outcome is cas.PutOutcome.UNKNOWN:
                 raise OutcomeUnknownError(
                     f"{self._store.url} did not say whether {key} was put"
                 ) from result.cause

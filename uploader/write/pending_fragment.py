@@ -1,4 +1,4 @@
-"""Parcel: records that go into one fragment, and the appends that wait for it.
+"""PendingFragment: records that go into one fragment, and the appends that wait for it.
 
 Where a parcel lies in the log is decided when it is cut, and again if another writer was quicker. So it
 keeps its records until it is committed. Pure, but for the futures of the callers.
@@ -16,9 +16,9 @@ from uploader.format.layout import MAX_U64
 from uploader.fragments.fragment_builder import EncodedFragment
 from uploader.write.encoding import Encoding
 from uploader.write.fragment_puts import Taken
-from walstore.batches.batch_builder import Draft, Group
+from walstore.batches.batch_builder import AppendRequest, BatchBuilder
 from walstore.errors import LimitExceededError, OffsetMismatchError, WalError
-from walstore.runtime.error_mapping import fresh
+from walstore.runtime.error_mapping import copy_error
 
 _T = TypeVar("_T")
 
@@ -27,10 +27,10 @@ Waiter = tuple["asyncio.Future[int]", int, int | None]
 
 
 @dataclass(slots=True, eq=False)
-class Parcel:
+class PendingFragment:
     """One fragment to be, or on its way."""
 
-    draft: Draft = field(default_factory=lambda: Draft(0))
+    draft: BatchBuilder = field(default_factory=lambda: BatchBuilder(0))
     """The records, column by column."""
     waiters: list[Waiter] = field(default_factory=list)
     """The appends, in the order of their records."""
@@ -76,7 +76,9 @@ class Parcel:
         """Streams of the records that it has now."""
         return frozenset(name for name in self.draft.streams or () if name is not None)
 
-    def add(self, group: Group, waiter: asyncio.Future[int], expect_offset: int | None) -> None:
+    def add(
+        self, group: AppendRequest, waiter: asyncio.Future[int], expect_offset: int | None
+    ) -> None:
         """Take in an append."""
         self.draft.extend(group)
         self.waiters.append((waiter, group.count, expect_offset))
@@ -119,7 +121,7 @@ class Parcel:
     def fail(self, error: WalError) -> None:
         """Tell every append that it failed."""
         for waiter, _, _ in self.waiters:
-            refuse(waiter, fresh(error))
+            refuse(waiter, copy_error(error))
         self._end()
 
     def wait_decided(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
@@ -132,8 +134,8 @@ class Parcel:
 
     def _refuse_all(self, error: WalError) -> None:
         for waiter, _, _ in self.waiters:
-            refuse(waiter, fresh(error))
-        self.draft, self.waiters, self.encoding = Draft(0), [], None
+            refuse(waiter, copy_error(error))
+        self.draft, self.waiters, self.encoding = BatchBuilder(0), [], None
 
     def _refuse_misplaced(self, check_stream: Callable[[str | None], None] | None) -> None:
         kept: list[Waiter] = []
@@ -190,11 +192,11 @@ def used_up() -> LimitExceededError:
     )
 
 
-def _pick(draft: Draft, rows: list[int]) -> Draft:
+def _pick(draft: BatchBuilder, rows: list[int]) -> BatchBuilder:
     def column(items: list[_T] | None) -> list[_T] | None:
         return items and [items[row] for row in rows]
 
-    return Draft(
+    return BatchBuilder(
         0,
         [draft.values[row] for row in rows],
         column(draft.keys),

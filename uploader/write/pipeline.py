@@ -15,16 +15,16 @@ from itertools import takewhile
 
 from uploader.format.entries import Fragment
 from uploader.root import orphan_recovery
-from uploader.root.orphan_recovery import Slot
+from uploader.root.orphan_recovery import FragmentSlot
 from uploader.root.ownership import is_outdated
 from uploader.root.root import Root
 from uploader.stores.retry import RetryPolicy
 from uploader.write.announcer import Announcer
-from uploader.write.cut_schedule import Pace
+from uploader.write.cut_schedule import CutSchedule
 from uploader.write.fragment_writer import FragmentWriter
-from uploader.write.publish_pipeline import Conveyor
+from uploader.write.publish_pipeline import PublishPipeline
 from uploader.write.shipment import Shipment
-from uploader.write.stall_guard import Patience
+from uploader.write.stall_guard import StallGuard
 from walstore.errors import ContentionError
 from walstore.ports import Clock, TierSource
 
@@ -40,7 +40,7 @@ class Pipeline:
         url: str,
         root: Root,
         fragments: FragmentWriter,
-        patience: Patience,
+        patience: StallGuard,
         retry: RetryPolicy,
         clock: Clock,
         fragment_bytes: int,
@@ -56,8 +56,10 @@ class Pipeline:
         self._clock = clock
         self._fragment_bytes = fragment_bytes
         self._max_in_flight = max_in_flight
-        self._pace = Pace(interval_seconds=interval_seconds, max_publishing=root.max_publishing)
-        self._slots: deque[Slot] = deque()
+        self._pace = CutSchedule(
+            interval_seconds=interval_seconds, max_publishing=root.max_publishing
+        )
+        self._slots: deque[FragmentSlot] = deque()
         self._orphans = 0
 
     async def plan(self) -> None:
@@ -107,7 +109,7 @@ class Pipeline:
             announcer.announce(run[-1].limit)
 
         async with asyncio.TaskGroup() as tasks:
-            conveyor = Conveyor(
+            conveyor = PublishPipeline(
                 tasks,
                 root=self._root,
                 writer=writer,
@@ -136,5 +138,5 @@ class Pipeline:
             await announcer.wait_told()
 
 
-def _is_adoption(slot: Slot) -> bool:
+def _is_adoption(slot: FragmentSlot) -> bool:
     return slot.orphan is not None

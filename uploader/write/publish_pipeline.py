@@ -1,4 +1,4 @@
-"""Conveyor: fragments under way, made side by side and published in order.
+"""PublishPipeline: fragments under way, made side by side and published in order.
 
 Knows nothing of where the records come from, nor of what follows when something fails: whoever drives it
 says how a fragment is made (built and put), and is told when it is published. Runs of finished ones are
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from uploader.format.entries import Fragment
 from uploader.root.root import Root
-from uploader.write.cut_schedule import Pace
-from uploader.write.stall_guard import Patience
+from uploader.write.cut_schedule import CutSchedule
+from uploader.write.stall_guard import StallGuard
 from walstore.errors import ContentionError, WalError
 from walstore.ports import Clock
 
@@ -38,7 +38,7 @@ class _Slot:
     entry: Fragment | None = None
 
 
-class Conveyor:
+class PublishPipeline:
     """Makes and publishes fragments of one log. Driven by one task; for one TaskGroup's life."""
 
     def __init__(
@@ -47,9 +47,9 @@ class Conveyor:
         *,
         root: Root,
         writer: str | Callable[[], str],
-        patience: Patience,
+        patience: StallGuard,
         clock: Clock,
-        pace: Pace,
+        pace: CutSchedule,
         max_in_flight: int,
         max_making: int | None = None,
         on_published: Callable[[Sequence[Fragment]], None],

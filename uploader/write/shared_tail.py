@@ -1,4 +1,4 @@
-"""LogEnd: where a log that several writers share goes on, as far as the store says.
+"""SharedTail: where a log that several writers share goes on, as far as the store says.
 
 Owns the requests about it: reading the root, naming a fragment that is in the store already, looking at
 what others put there, and deciding what became of a fragment of ours. docs/cloud_writer.md tells the rules;
@@ -24,8 +24,8 @@ from uploader.runtime.task_groups import together
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.write.fragment_puts import FragmentPuts, Taken
-from uploader.write.pending_fragment import Parcel
-from uploader.write.stall_guard import Patience
+from uploader.write.pending_fragment import PendingFragment
+from uploader.write.stall_guard import StallGuard
 from uploader.write.stream_guard import StreamGuard
 from walstore.errors import (
     ContentionError,
@@ -39,7 +39,7 @@ _FOOTER_BYTES: Final = 64 << 10
 """So much of a fragment's end is read for its times; the rest only if the footer is longer."""
 
 
-class Fate(enum.Enum):
+class FragmentFate(enum.Enum):
     """What became of a fragment of ours."""
 
     COMMITTED = enum.auto()
@@ -50,7 +50,7 @@ class Fate(enum.Enum):
     """The log has not reached its number yet."""
 
 
-class LogEnd:
+class SharedTail:
     """The end of one log, as one writer sees it. One task at a time."""
 
     def __init__(
@@ -59,7 +59,7 @@ class LogEnd:
         store: ObjectStore,
         root: Root,
         puts: FragmentPuts,
-        patience: Patience,
+        patience: StallGuard,
         streams: StreamGuard,
         writer: str,
         worker: Worker,
@@ -99,7 +99,7 @@ class LogEnd:
         manifest = self._root.manifest
         await self._puts.void_misfits(manifest.next_seq_no, manifest.next_offset)
 
-    async def fate(self, parcel: Parcel) -> Fate:
+    async def fate(self, parcel: PendingFragment) -> FragmentFate:
         """Return what became of the oldest parcel under way: its put has ended, nothing of ours is before.
 
         If something lies in its place that no manifest can ever name, it is put there instead.
@@ -108,9 +108,9 @@ class LogEnd:
             is_admitted = await self._streams.admits_made(parcel.streams, parcel.closings)
             manifest = self._root.manifest
             if (manifest.next_seq_no, manifest.next_offset) != (parcel.seq_no, parcel.start):
-                return Fate.LOST  # our object is not in the store
+                return FragmentFate.LOST  # our object is not in the store
             if not is_admitted or not await self._make_way(parcel, parcel.taken):
-                return Fate.LOST
+                return FragmentFate.LOST
         assert parcel.entry is not None
         while True:
             await self._streams.catch_up()
@@ -118,19 +118,23 @@ class LogEnd:
                 if self._root.manifest.next_seq_no <= parcel.seq_no:
                     assert parcel.built is not None
                     await self._puts.void(parcel.entry, parcel.built.data)
-                    return Fate.LOST
-                return Fate.COMMITTED if await self._publish(parcel.entry) else Fate.LOST
+                    return FragmentFate.LOST
+                return (
+                    FragmentFate.COMMITTED
+                    if await self._publish(parcel.entry)
+                    else FragmentFate.LOST
+                )
             if await self._publish(parcel.entry):
-                return Fate.COMMITTED
+                return FragmentFate.COMMITTED
             if self._root.manifest.next_seq_no < parcel.seq_no:
                 await self.load()  # what we knew may have been old
             manifest = self._root.manifest
             if manifest.next_seq_no < parcel.seq_no:
-                return Fate.OPEN
+                return FragmentFate.OPEN
             if manifest.next_seq_no == parcel.seq_no and manifest.next_offset != parcel.start:
-                return Fate.LOST
+                return FragmentFate.LOST
             if manifest.next_seq_no > parcel.seq_no and not await self._publish(parcel.entry):
-                return Fate.LOST
+                return FragmentFate.LOST
 
     async def learn_floor(self) -> None:
         """Let no record be older than the last one of the log, if another writer wrote that."""
@@ -159,7 +163,7 @@ class LogEnd:
             return None
         return fragments[-1]
 
-    async def _make_way(self, parcel: Parcel, taken: Taken) -> bool:
+    async def _make_way(self, parcel: PendingFragment, taken: Taken) -> bool:
         """Deal with what lies where the log goes on; return False if the log goes on with that."""
         check_unsealed(self._root.manifest, url=self._store.url)
         if is_blocker(taken.data):

@@ -10,13 +10,13 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 
-from uploader.root.orphan_recovery import Slot
+from uploader.root.orphan_recovery import FragmentSlot
 from uploader.root.root import Root
 from uploader.stores.retry import RetryPolicy
 from uploader.write.building import Building
-from uploader.write.cut_schedule import Pace
+from uploader.write.cut_schedule import CutSchedule
 from uploader.write.fragment_writer import FragmentWriter, gather
-from uploader.write.publish_pipeline import Conveyor, Make
+from uploader.write.publish_pipeline import Make, PublishPipeline
 from walstore.batches.batch import Batch
 from walstore.errors import ContentionError
 from walstore.ports import Clock, TierSource
@@ -44,9 +44,9 @@ class Shipment:
         url: str,
         root: Root,
         fragments: FragmentWriter,
-        slots: deque[Slot],
-        conveyor: Conveyor,
-        pace: Pace,
+        slots: deque[FragmentSlot],
+        conveyor: PublishPipeline,
+        pace: CutSchedule,
         retry: RetryPolicy,
         clock: Clock,
         fragment_bytes: int,

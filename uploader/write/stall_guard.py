@@ -1,4 +1,4 @@
-"""Patience: how long a writer puts up with a store that fails or does not answer.
+"""StallGuard: how long a writer puts up with a store that fails or does not answer.
 
 A fault that may pass is waited out. The uploader of a local log waits however long it takes, since the log
 goes on meanwhile, and gives a silent store up only once the log is closing. It also waits out what somebody
@@ -39,7 +39,7 @@ class Draining(Protocol):
         """Return when it is closing."""
 
 
-class Patience:
+class StallGuard:
     """Repeats the requests of one writer. Belongs to one event loop; many tasks may call at once."""
 
     def __init__(

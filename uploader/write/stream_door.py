@@ -17,7 +17,7 @@ from uploader.format.layout import FIRST_OFFSET
 from uploader.format.stream_table import StreamTable
 from uploader.root.root import Root
 from uploader.root.write_guard import check_unsealed
-from uploader.write.stall_guard import Patience
+from uploader.write.stall_guard import StallGuard
 from uploader.write.stream_guard import StreamGuard
 from walstore.batches.conditions import check_metadata, check_name
 from walstore.errors import (
@@ -42,7 +42,7 @@ class StreamDoor:
         *,
         root: Root,
         url: str,
-        patience: Patience,
+        patience: StallGuard,
         settle: Callable[[], Awaitable[None]],
         check_open: Callable[[], None],
     ) -> None:

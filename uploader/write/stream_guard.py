@@ -35,10 +35,10 @@ from uploader.root.orphan_recovery import Orphan
 from uploader.root.ownership import check_direct
 from uploader.root.root import Root
 from uploader.root.stream_file import Change, StreamFile
-from uploader.runtime.background_task import Beside
+from uploader.runtime.background_task import BackgroundTask
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.write.stall_guard import Patience
+from uploader.write.stall_guard import StallGuard
 from walstore.runtime.threads import Worker
 
 logger = logging.getLogger("walstore")
@@ -57,7 +57,7 @@ class StreamGuard:
         *,
         store: ObjectStore,
         root: Root,
-        patience: Patience,
+        patience: StallGuard,
         writer: str,
         retry: RetryPolicy,
         worker: Worker,
@@ -69,7 +69,7 @@ class StreamGuard:
         self._url = store.url
         self._file = StreamFile(store, retry=retry, worker=worker)
         self._clock = retry.clock
-        self._beside = Beside[StreamTable]()
+        self._beside = BackgroundTask[StreamTable]()
         self._published_at: float | None = None
         self._looked_at = 0.0
         self.closings: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from uploader.write.pending_fragment import Parcel
+from uploader.write.pending_fragment import PendingFragment
 from uploader.write.telling import AT_ONCE, Telling
 
 
@@ -13,11 +13,11 @@ class Teller:
     """Resolves the appends of committed parcels, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._parcels: deque[Parcel] = deque()
+        self._parcels: deque[PendingFragment] = deque()
         self._told = 0  # of the first parcel's appends
         self._telling = Telling(loop, self._step)
 
-    def tell(self, parcel: Parcel) -> None:
+    def tell(self, parcel: PendingFragment) -> None:
         """Tell the appends of a parcel, behind those of parcels before it."""
         self._parcels.append(parcel)
         self._telling.begin()

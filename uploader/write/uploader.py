@@ -35,7 +35,7 @@ from uploader.write.fragment_puts import FragmentPuts, puts_at_once
 from uploader.write.fragment_writer import FragmentWriter, LateFragmentError
 from uploader.write.pipeline import Pipeline
 from uploader.write.shipment import Shipment
-from uploader.write.stall_guard import Patience
+from uploader.write.stall_guard import StallGuard
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -144,7 +144,7 @@ class Uploader:
         self._settings = settings
         self._clock = clock
         self._source: TierSource | None = None
-        self._patience = Patience(
+        self._patience = StallGuard(
             url=store.url,
             retry=retry,
             clock=clock,

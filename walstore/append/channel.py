@@ -21,7 +21,12 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 
 from walstore.append.budgets import ChannelBudget
-from walstore.batches.batch_builder import BATCH_RECORDS, RECORD_OVERHEAD_BYTES, Draft, Group
+from walstore.batches.batch_builder import (
+    BATCH_RECORDS,
+    RECORD_OVERHEAD_BYTES,
+    AppendRequest,
+    BatchBuilder,
+)
 from walstore.batches.conditions import TERMS_BYTES, check_room, stream_marks
 from walstore.errors import (
     OffsetNotWrittenError,
@@ -31,10 +36,10 @@ from walstore.errors import (
 )
 from walstore.format.frame import MOST_RECORDS
 from walstore.format.ledger import Ledger, Marks
-from walstore.runtime.error_mapping import fresh
+from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.loop_guard import LoopGuard
 from walstore.runtime.statistics import ErrorCounts
-from walstore.runtime.watermark import Limit
+from walstore.runtime.watermark import Watermark
 from walstore.settings import Settings
 
 
@@ -97,7 +102,7 @@ class Channel:
         """What the log remembers once everything accepted is written."""
         self.serial = 0
         """Counts appends that change the ledger; their commit is awaited by this number."""
-        self.accepted = Limit(next_offset, loop)
+        self.accepted = Watermark(next_offset, loop)
         """Follows ``tail`` while somebody waits for it; else it may lag."""
         self._bytes_budget = settings.channel_bytes
         self._records_budget = settings.channel_records
@@ -108,10 +113,10 @@ class Channel:
         """Next offset to be assigned."""
         self._released = next_offset
         self._used_bytes = 0  # of closed drafts, waiting or being written
-        self._ready: deque[Draft] = deque()
-        self._taken: deque[Draft] = deque()  # being written
+        self._ready: deque[BatchBuilder] = deque()
+        self._taken: deque[BatchBuilder] = deque()  # being written
         # Who waits for room, in order.
-        self._admissions: OrderedDict[asyncio.Future[int], Group] = OrderedDict()
+        self._admissions: OrderedDict[asyncio.Future[int], AppendRequest] = OrderedDict()
         self._closed: WalError | None = None
         self._is_dropped = False
         self._refused: WalError | None = None
@@ -135,7 +140,7 @@ class Channel:
         room = self.room - len(value) - RECORD_OVERHEAD_BYTES
         if room < 0:
             return self.put(
-                Group((value,), None, None, None, None, len(value) + RECORD_OVERHEAD_BYTES)
+                AppendRequest((value,), None, None, None, None, len(value) + RECORD_OVERHEAD_BYTES)
             )
         self.room = room
         self.append_value(value)
@@ -143,7 +148,7 @@ class Channel:
         self.note_record()
         return self.tail - 1
 
-    def put(self, group: Group) -> int:
+    def put(self, group: AppendRequest) -> int:
         """Accept a group whole and return its first offset; raise WouldBlock if there is no room."""
         self._check(group)
         if self._admissions or not self._may_enter(group):
@@ -153,7 +158,7 @@ class Channel:
             )
         return self._accept(group)
 
-    async def put_wait(self, group: Group) -> int:
+    async def put_wait(self, group: AppendRequest) -> int:
         """Accept a group whole as soon as there is room, and return its first offset.
 
         Cancelled while it waits, nothing was accepted; cancelled as it is being accepted, the
@@ -200,12 +205,12 @@ class Channel:
             self._filling = None
             timer.cancel()
 
-    def take(self, max_bytes: int) -> list[Draft]:
+    def take(self, max_bytes: int) -> list[BatchBuilder]:
         """Remove and return the oldest drafts: at least one if any, about ``max_bytes`` at most."""
         if len(self._ready) * self._batch_bytes < max_bytes and not self._draft.is_empty:
             self._close_draft()
             self._begin_draft()
-        taken: list[Draft] = []
+        taken: list[BatchBuilder] = []
         size = 0
         while self._ready and (not taken or size + self._ready[0].size_bytes <= max_bytes):
             if taken and self._ready[0].spill is not None:
@@ -217,7 +222,7 @@ class Channel:
         self._taken += taken
         return taken
 
-    def release(self, drafts: list[Draft]) -> None:
+    def release(self, drafts: list[BatchBuilder]) -> None:
         """Give back the room of drafts that are on disk, and admit who waits for it."""
         released_bytes = sum(draft.size_bytes for draft in drafts)
         self._used_bytes -= released_bytes
@@ -253,7 +258,7 @@ class Channel:
         if self._closed is None:
             self._closed = error
         self._fail_admissions(self._closed)
-        self.accepted.fail(lambda _: fresh(error))
+        self.accepted.fail(lambda _: copy_error(error))
         self._set_room()
         self.poke()
 
@@ -270,10 +275,10 @@ class Channel:
         self._closed = error
         self._is_dropped = True
         self._ready.clear()
-        self._draft = Draft(self.tail)
+        self._draft = BatchBuilder(self.tail)
         self.append_value = self._draft.values.append
         self.room = self._room_given = 0
-        self.accepted.refuse(lambda _: fresh(error))
+        self.accepted.refuse(lambda _: copy_error(error))
 
     @property
     def is_empty(self) -> bool:
@@ -328,9 +333,9 @@ class Channel:
         """Raise why the log failed, if it did: what was accepted and not written is forgotten then."""
         if self._is_dropped:
             assert self._closed is not None
-            raise fresh(self._closed)
+            raise copy_error(self._closed)
 
-    def drafts(self) -> Iterator[Draft]:
+    def drafts(self) -> Iterator[BatchBuilder]:
         """Yield what is accepted and not written, in order; the last one is still growing."""
         yield from self._taken
         yield from self._ready
@@ -354,15 +359,15 @@ class Channel:
             self.thread = get_ident()  # an event loop may go on in another thread
             return
         if self._closed is not None:
-            raise fresh(self._closed)
+            raise copy_error(self._closed)
         self._guard.check()
 
-    def _check(self, group: Group) -> None:
+    def _check(self, group: AppendRequest) -> None:
         if self._closed is not None:
-            raise fresh(self._closed)
+            raise copy_error(self._closed)
         self.check_loop()
         if self._refused is not None:
-            raise self._counted(fresh(self._refused))
+            raise self._counted(copy_error(self._refused))
         overhead = RECORD_OVERHEAD_BYTES * len(group.values)
         if len(group.values) > MOST_RECORDS:
             error = RecordTooLargeError(
@@ -383,18 +388,18 @@ class Channel:
             )
             raise self._counted(error)
 
-    def _has_room(self, group: Group) -> bool:
+    def _has_room(self, group: AppendRequest) -> bool:
         waiting = self._waiting_bytes()
         if not waiting:
             return True
         records = self.tail - self._released + group.count
         return waiting + group.size_bytes <= self._bytes_budget and records <= self._records_budget
 
-    def _may_enter(self, group: Group) -> bool:
+    def _may_enter(self, group: AppendRequest) -> bool:
         share = self._share
         return self._has_room(group) and (share is None or share.has_room(group.size_bytes))
 
-    def _accept(self, group: Group) -> int:
+    def _accept(self, group: AppendRequest) -> int:
         """Take a group in, or raise what its terms say against it; then it took no offset."""
         marks = None
         terms = group.terms
@@ -437,7 +442,7 @@ class Channel:
         self.note_record()
         return offset
 
-    def _apply_terms(self, group: Group) -> Marks | None:
+    def _apply_terms(self, group: AppendRequest) -> Marks | None:
         """Check a group's terms and return the changes it makes; the ledger has them then."""
         terms, ledger = group.terms, self.ledger
         if terms is not None:
@@ -489,7 +494,7 @@ class Channel:
         self._set_room()
 
     def _begin_draft(self) -> None:
-        self._draft = Draft(self.tail)
+        self._draft = BatchBuilder(self.tail)
         self.append_value = self._draft.values.append
         self.is_alert = True
         self.room = self._room_given = 0
@@ -545,7 +550,7 @@ class Channel:
     def _fail_admissions(self, error: WalError) -> None:
         for future in self._admissions:
             if not future.done():
-                _refuse(future, fresh(error))
+                _refuse(future, copy_error(error))
         self._admissions.clear()
         if self._share is not None:
             self._share.leave()

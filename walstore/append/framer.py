@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from walstore.batches.batch import FrameBatch
-from walstore.batches.batch_builder import Draft, marks_column
+from walstore.batches.batch_builder import BatchBuilder, marks_column
 from walstore.format import codec, frame
 from walstore.format.recovery import Chain
 
@@ -43,7 +43,7 @@ class Framer:
         self._ledger = chain.ledger
         self._compress = compress
 
-    def frame(self, draft: Draft, now_us: int, spot: Spot) -> Framed:
+    def frame(self, draft: BatchBuilder, now_us: int, spot: Spot) -> Framed:
         """Frame a draft behind the frames before it."""
         value = draft.only_value
         if value is not None and not (self._compress and len(value) + 4 >= codec.LEAST_BYTES):

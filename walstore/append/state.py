@@ -17,9 +17,9 @@ from walstore.append.cache import Cache
 from walstore.append.commit import Commit, Reached
 from walstore.errors import WalError
 from walstore.files.segment_file import Segment
-from walstore.runtime.error_mapping import fresh
+from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.statistics import ErrorCounts
-from walstore.runtime.watermark import Limit
+from walstore.runtime.watermark import Watermark
 
 
 class LogState:
@@ -41,11 +41,11 @@ class LogState:
     ) -> None:
         self.head = head
         """First offset on local disk."""
-        self.durable = Limit(durable_limit, loop)
-        self.visible = Limit(durable_limit, loop) if shows_written else self.durable
+        self.durable = Watermark(durable_limit, loop)
+        self.visible = Watermark(durable_limit, loop) if shows_written else self.durable
         """Where readers stop: the durable limit, or what is written if syncing is left to the system."""
-        self.uploaded = Limit(uploaded_limit, loop)
-        self.settled = Limit(0, loop)
+        self.uploaded = Watermark(uploaded_limit, loop)
+        self.settled = Watermark(0, loop)
         """Appends that change the ledger, by their serial: those up to it are durable."""
         self._unsettled = 0
         self.registers: Mapping[str, str] = MappingProxyType(dict(registers or {}))
@@ -150,13 +150,13 @@ class LogState:
         """The log is closed: nothing waits any more."""
 
         def make_error(target: int) -> WalError:
-            twin = fresh(error)
+            twin = copy_error(error)
             # Nobody waits after a clean close; else a commit may have been under way.
             twin.outcome = "durable" if target <= self.durable.value else "unknown"
             return twin
 
         def make_settled_error(serial: int) -> WalError:
-            twin = fresh(error)
+            twin = copy_error(error)
             twin.outcome = "durable" if serial <= self.settled.value else "unknown"
             return twin
 
@@ -169,7 +169,7 @@ class LogState:
     def abandon(self, error: WalError) -> None:
         """Let nobody wait from now on; see :mod:`walstore.runtime.forks`."""
         for limit in (self.durable, self.visible, self.settled, self.uploaded):
-            limit.refuse(lambda _: fresh(error))
+            limit.refuse(lambda _: copy_error(error))
 
     def _seal(self, sealed: Segment) -> None:
         self.segments[sealed.start] = sealed
@@ -217,7 +217,7 @@ class LogState:
         self.tier_trouble = error
 
         def make_error(_: int) -> WalError:
-            twin = fresh(error)
+            twin = copy_error(error)
             twin.outcome = "durable"  # callers wait for the disk first
             return twin
 

@@ -27,7 +27,7 @@ from typing import Final
 from walstore.append.commit import Commit, Reached, TailError
 from walstore.append.framer import Framer, Spot
 from walstore.batches.batch import FrameBatch
-from walstore.batches.batch_builder import Draft
+from walstore.batches.batch_builder import BatchBuilder
 from walstore.errors import WalError
 from walstore.files.active import ActiveCell, ActiveFile
 from walstore.files.durable_file import write_hint
@@ -156,7 +156,7 @@ class Tail:
         """Whether enough was written since the last checkpoint."""
         return self._since_checkpoint_bytes >= self._settings.checkpoint_bytes
 
-    def commit(self, drafts: Sequence[Draft], *, sync: bool = True) -> Commit:
+    def commit(self, drafts: Sequence[BatchBuilder], *, sync: bool = True) -> Commit:
         """Write the drafts and, with ``sync``, make them durable.
 
         A draft with a spill comes alone and is always durable. TailError if anything failed, after
@@ -261,7 +261,7 @@ class Tail:
 
     # -- committing --------------------------------------------------------------------------
 
-    def _append(self, drafts: Sequence[Draft], last_serial: int, *, sync: bool) -> Commit:
+    def _append(self, drafts: Sequence[BatchBuilder], last_serial: int, *, sync: bool) -> Commit:
         frames: list[bytearray] = []
         batches: list[FrameBatch] = []
         sealed: list[Segment] = []
@@ -291,7 +291,7 @@ class Tail:
             self._store_cell()
         return self._commit(last_serial, batches, sealed, written, has_new_registers, seconds)
 
-    def _place(self, draft: Draft) -> Commit:
+    def _place(self, draft: BatchBuilder) -> Commit:
         """Commit a large transaction: its file becomes the next sealed segment."""
         spill = draft.spill
         assert spill is not None
@@ -352,14 +352,14 @@ class Tail:
             registers=dict(self.ledger.registers) if has_new_registers else None,
         )
 
-    def _is_full(self, draft: Draft, pending_bytes: int) -> bool:
+    def _is_full(self, draft: BatchBuilder, pending_bytes: int) -> bool:
         """Whether the draft belongs into the next segment."""
         end = self._file.position + pending_bytes
         most = max(self._settings.segment_bytes, _LEDGER_SHARE * self._first_position)
         return end + draft.size_bytes > most and end > self._first_position
 
     def _frame(
-        self, draft: Draft, now_us: int, position: int, frames: list[bytearray]
+        self, draft: BatchBuilder, now_us: int, position: int, frames: list[bytearray]
     ) -> FrameBatch | None:
         """Frame a draft that comes to lie at ``position``; None if it holds only marks."""
         assert self.active.index is not None
@@ -517,7 +517,7 @@ class Tail:
         chain, ledger_head = self._chain, self.ledger.head
         before = chain.next_offset, chain.previous_crc, chain.timestamp_us
         frames: list[bytearray] = []
-        draft = Draft(chain.next_offset, marks=Marks(head=limit))
+        draft = BatchBuilder(chain.next_offset, marks=Marks(head=limit))
         data, _, _ = self._framer.frame(draft, 0, self._spot(self._file.position))
         frames.append(data)
         try:

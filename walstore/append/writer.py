@@ -21,12 +21,12 @@ from typing import Protocol, TypeVar
 from walstore.append.channel import Channel
 from walstore.append.commit import Commit, Reached, TailError
 from walstore.append.tail import Tail
-from walstore.batches.batch_builder import Draft
+from walstore.batches.batch_builder import BatchBuilder
 from walstore.errors import FencedError, Outcome, WalClosedError, WalError
 from walstore.files.segment_file import Segment
 from walstore.ports import Clock
-from walstore.runtime.error_mapping import describe, fresh
-from walstore.runtime.observer import UNOBSERVED, Observer
+from walstore.runtime.error_mapping import copy_error, to_wal_error
+from walstore.runtime.observer import UNOBSERVED, LogObserver
 from walstore.runtime.threads import Lane
 from walstore.settings import Settings
 
@@ -102,7 +102,7 @@ class Writer:
         self._has_records = asyncio.Event()
         if not tail.is_empty:
             self._has_records.set()
-        self.observer: Observer = UNOBSERVED
+        self.observer: LogObserver = UNOBSERVED
         """Told how long commits and syncs take; set before the first append."""
         self.unsynced_since: float | None = None
         """When the oldest record that was written and not synced was accepted; monotonic."""
@@ -237,7 +237,7 @@ class Writer:
         """Run a call on the tail to its end, whoever cancels this task."""
         return self._worker.run_through(call, *args, then=then, on_cancel=self.on_cancel)
 
-    async def _commit(self, drafts: list[Draft]) -> None:
+    async def _commit(self, drafts: list[BatchBuilder]) -> None:
         sync = self._syncs_always or self._listener.wants_disk
         began = self._clock.monotonic()
         commit = await self._run(
@@ -247,7 +247,7 @@ class Writer:
         if self._tail.wants_checkpoint or commit.sealed:
             await self._checkpoint()
 
-    def _committed(self, drafts: list[Draft], began: float, commit: Commit) -> None:
+    def _committed(self, drafts: list[BatchBuilder], began: float, commit: Commit) -> None:
         """Publish a commit. Callers who wait for it go on when this returns."""
         self.commits += 1
         self.rotations += len(commit.sealed)
@@ -268,7 +268,7 @@ class Writer:
             if self.unsynced_since is None:
                 self.unsynced_since = drafts[0].accepted_at
 
-    def _observe(self, drafts: list[Draft], commit: Commit, began: float) -> None:
+    def _observe(self, drafts: list[BatchBuilder], commit: Commit, began: float) -> None:
         now, accepted_at = self._clock.monotonic(), drafts[0].accepted_at
         assert accepted_at is not None
         self.observer.on_commit(
@@ -310,7 +310,7 @@ class Writer:
         """Hand an action to the writer task and wait for it; cancelling does not undo it."""
         self._channel.check_loop()
         if self._ended:
-            raise fresh(self.failure or WalClosedError("the log is closed"))
+            raise copy_error(self.failure or WalClosedError("the log is closed"))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._requests.append((action, future))
         self._channel.poke()
@@ -331,7 +331,7 @@ class Writer:
     async def _guarded(self, action: Callable[[], Awaitable[None]]) -> WalError | None:
         """Run an action on the tail; whatever it raises fails the log. Return why it was not done."""
         if self.failure is not None:
-            return fresh(self.failure)
+            return copy_error(self.failure)
         cause: BaseException
         try:
             await action()
@@ -342,12 +342,14 @@ class Writer:
         else:
             return None
         self._fail(cause, reached)
-        return describe(cause, "unknown")
+        return to_wal_error(cause, "unknown")
 
     def _refuse_requests(self) -> None:
         for _, future in self._requests:
             if not future.done():
-                future.set_exception(fresh(self.failure or WalClosedError("the log is closed")))
+                future.set_exception(
+                    copy_error(self.failure or WalClosedError("the log is closed"))
+                )
                 future.exception()
         self._requests.clear()
 
@@ -357,8 +359,8 @@ class Writer:
 
         def tell(outcome: Outcome) -> WalError:
             if not isinstance(cause, FencedError):
-                return describe(cause, outcome)
-            error = fresh(cause)
+                return to_wal_error(cause, outcome)
+            error = copy_error(cause)
             # On this disk; whether it is in the log that goes on elsewhere, only that can tell.
             error.outcome = "unknown" if outcome == "durable" else outcome
             return error

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 import msgpack
 
-from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, Group
-from walstore.batches.conditions import Terms, check_name
+from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, AppendRequest
+from walstore.batches.conditions import AppendConditions, check_name
 from walstore.validation.arguments import MAX_TIMESTAMP_US, as_bytes, as_int, as_mapping, as_text
 
 MAX_GROUP_RECORDS: Final = 1 << 26
@@ -42,7 +42,7 @@ def make_record(
     stream: str | None,
     headers: Mapping[str, bytes] | None,
     timestamp_us: int | None,
-) -> Group:
+) -> AppendRequest:
     """Return a group of one record; TypeError or ValueError for bad arguments."""
     checked = as_bytes(value, "a value")
     return _group([checked], len(checked), _options(key, stream, headers, timestamp_us), None)
@@ -54,8 +54,8 @@ def make_group(
     stream: str | None,
     headers: Mapping[str, bytes] | None,
     timestamp_us: int | None,
-    terms: Terms | None = None,
-) -> Group:
+    terms: AppendConditions | None = None,
+) -> AppendRequest:
     """Return a group whose records share key, stream, headers and timestamp."""
     options = _options(key, stream, headers, timestamp_us)
     checked: list[bytes] = []
@@ -69,10 +69,10 @@ async def gather_group(
     stream: str | None,
     headers: Mapping[str, bytes] | None,
     timestamp_us: int | None,
-    terms: Terms | None = None,
+    terms: AppendConditions | None = None,
     *,
     most_bytes: int,
-) -> Group:
+) -> AppendRequest:
     """As :func:`make_group`, but let other tasks run between the slices of a large group.
 
     A group of up to 32 768 values is checked without giving way, so that appends keep the order of their
@@ -157,13 +157,15 @@ def _check_slice(part: list[bytes], checked: list[bytes]) -> int:
     return sum(map(len, part))
 
 
-def _group(values: list[bytes], value_bytes: int, options: _Options, terms: Terms | None) -> Group:
+def _group(
+    values: list[bytes], value_bytes: int, options: _Options, terms: AppendConditions | None
+) -> AppendRequest:
     rows = len(values)
     if not rows:
         raise ValueError("an atomic group needs at least one value")
 
     key, stream, headers, timestamp_us, size = options
-    return Group(
+    return AppendRequest(
         values,
         None if key is None else [key] * rows,
         None if stream is None else [stream] * rows,

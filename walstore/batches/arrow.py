@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from walstore.format.frame import Kind
+from walstore.format.frame import ColumnKind
 from walstore.runtime.extras import needs_extra
 
 with needs_extra("cloud", "Arrow"):
@@ -51,15 +51,17 @@ def _from_frame(batch: Batch, source: FrameBatch, values: pa.BinaryArray) -> pa.
     columns = [
         offsets_of(batch),
         pa.array(batch.timestamps_us, pa.uint64())
-        if source.has(Kind.TIMESTAMP_DELTAS)
+        if source.has(ColumnKind.TIMESTAMP_DELTAS)
         else pa.repeat(pa.scalar(source.header.base_timestamp_us, pa.uint64()), rows),
         values,
-        pa.array(batch.keys, pa.binary()) if source.has(Kind.KEYS) else pa.nulls(rows, pa.binary()),
+        pa.array(batch.keys, pa.binary())
+        if source.has(ColumnKind.KEYS)
+        else pa.nulls(rows, pa.binary()),
         pa.array(batch.streams, pa.string())
-        if source.has(Kind.STREAM_IDS)
+        if source.has(ColumnKind.STREAM_IDS)
         else pa.nulls(rows, pa.string()),
         pa.array([list(item.items()) or None for item in batch.headers], HEADERS_TYPE)
-        if source.has(Kind.HEADERS)
+        if source.has(ColumnKind.HEADERS)
         else pa.nulls(rows, HEADERS_TYPE),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

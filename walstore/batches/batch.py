@@ -19,7 +19,7 @@ from walstore.batches.batch_builder import BATCH_RECORDS
 from walstore.batches.column_select import rows_of, split_even
 from walstore.errors import CorruptionError
 from walstore.format import frame
-from walstore.format.frame import FrameHeader, Kind
+from walstore.format.frame import ColumnKind, FrameHeader
 from walstore.format.packed import MalformedError, unpack_headers, unpack_names
 from walstore.records import NO_HEADERS, Record
 
@@ -233,37 +233,41 @@ class FrameBatch(Batch):
     @property
     def keys(self) -> Sequence[bytes | None]:
         """The keys; None where a record has none."""
-        return self._optional(Kind.KEY_LENGTHS, Kind.KEYS)
+        return self._optional(ColumnKind.KEY_LENGTHS, ColumnKind.KEYS)
 
     @property
     def streams(self) -> Sequence[str | None]:
         """The stream names; None where a record has none."""
-        if not self.has(Kind.STREAM_IDS):
+        if not self.has(ColumnKind.STREAM_IDS):
             return [None] * len(self)
         names: list[str | None] = [None, *self.stream_names]
         try:
-            return [names[at] for at in self._uints_of(Kind.STREAM_IDS, self._low, self._high)]
+            return [
+                names[at] for at in self._uints_of(ColumnKind.STREAM_IDS, self._low, self._high)
+            ]
         except IndexError:
             self.refuse("a stream that has no name")
 
     @property
     def headers(self) -> Sequence[Mapping[str, bytes]]:
         """The headers; an empty mapping where a record has none."""
-        if not self.has(Kind.HEADERS):
+        if not self.has(ColumnKind.HEADERS):
             return [NO_HEADERS] * len(self)
         if len(self) == self.header.count:
-            return self.unpack_headers(self._blob(Kind.HEADERS), self.uints(Kind.HEADER_LENGTHS))
-        begin, sizes = self._place(Kind.HEADER_LENGTHS, _optional_bytes)
-        data = self._bytes_at(Kind.HEADERS, begin, _optional_bytes(sizes))
+            return self.unpack_headers(
+                self._blob(ColumnKind.HEADERS), self.uints(ColumnKind.HEADER_LENGTHS)
+            )
+        begin, sizes = self._place(ColumnKind.HEADER_LENGTHS, _optional_bytes)
+        data = self._bytes_at(ColumnKind.HEADERS, begin, _optional_bytes(sizes))
         return self.unpack_headers(data, sizes)
 
     @property
     def timestamps_us(self) -> Sequence[int]:
         """Microseconds since 1970 UTC, never decreasing."""
         base = self.header.base_timestamp_us
-        if not self.has(Kind.TIMESTAMP_DELTAS):
+        if not self.has(ColumnKind.TIMESTAMP_DELTAS):
             return [base] * len(self)
-        deltas = self._uints_of(Kind.TIMESTAMP_DELTAS, self._low, self._high)
+        deltas = self._uints_of(ColumnKind.TIMESTAMP_DELTAS, self._low, self._high)
         times = [base + delta for delta in deltas]
         if times and max(times) > self.header.max_timestamp_us:
             self.refuse("a record that is newer than the last one")
@@ -286,7 +290,7 @@ class FrameBatch(Batch):
         wanted = self.stream_names.get(name)
         rows: Sequence[int] = range(0)
         if wanted is not None:
-            encoding, ids = self.column(Kind.STREAM_IDS)
+            encoding, ids = self.column(ColumnKind.STREAM_IDS)
             rows = rows_of(wanted, ids, encoding, self.header.count)
             low, high = bisect_left(rows, self._low), bisect_left(rows, self._high)
             if high - low == len(self):
@@ -305,9 +309,9 @@ class FrameBatch(Batch):
         names = self._names
         if not names:
             found: Sequence[str] = ()
-            if self.has(Kind.STREAM_NAMES):
+            if self.has(ColumnKind.STREAM_NAMES):
                 try:
-                    found = unpack_names(self._blob(Kind.STREAM_NAMES))
+                    found = unpack_names(self._blob(ColumnKind.STREAM_NAMES))
                 except MalformedError as error:
                     self.refuse(str(error))
             names.append({name: number for number, name in enumerate(found, 1)})
@@ -324,7 +328,7 @@ class FrameBatch(Batch):
 
     def value_buffer(self) -> tuple[memoryview, Sequence[int]]:
         """Return the values of the whole frame back to back, and their lengths."""
-        values, lengths = self._blob(Kind.VALUES), self.uints(Kind.VALUE_LENGTHS)
+        values, lengths = self._blob(ColumnKind.VALUES), self.uints(ColumnKind.VALUE_LENGTHS)
         if sum(lengths) != len(values):
             self.refuse("lengths that are not those of its items")
         return values, lengths
@@ -332,7 +336,10 @@ class FrameBatch(Batch):
     def check(self) -> None:
         """Decode all columns once; CorruptionError if no writer makes one of them."""
         self.value_buffer()
-        for pair in ((Kind.KEY_LENGTHS, Kind.KEYS), (Kind.HEADER_LENGTHS, Kind.HEADERS)):
+        for pair in (
+            (ColumnKind.KEY_LENGTHS, ColumnKind.KEYS),
+            (ColumnKind.HEADER_LENGTHS, ColumnKind.HEADERS),
+        ):
             if self.has(pair[0]):
                 self.sizes(*pair)
         _ = self.streams, self.headers, self.timestamps_us
@@ -350,22 +357,22 @@ class FrameBatch(Batch):
         """Return which rows of the frame this batch covers, half-open."""
         return self._low, self._high
 
-    def has(self, kind: Kind) -> bool:
+    def has(self, kind: ColumnKind) -> bool:
         """Return whether the frame stores a column of that kind."""
         return kind in self._columns
 
-    def column(self, kind: Kind) -> tuple[int, memoryview]:
+    def column(self, kind: ColumnKind) -> tuple[int, memoryview]:
         """Return the encoding and the bytes of a column that the frame has."""
         return self._columns[kind]
 
-    def uints(self, kind: Kind) -> Sequence[int]:
+    def uints(self, kind: ColumnKind) -> Sequence[int]:
         """Return an integer column that the frame has, decoded, one entry for each of its records."""
         if not self.header.count:
             return ()
         encoding, data = self._columns[kind]
         return frame.decode_uints(data, encoding, self.header.count)
 
-    def sizes(self, lengths: Kind, blob: Kind) -> Sequence[int]:
+    def sizes(self, lengths: ColumnKind, blob: ColumnKind) -> Sequence[int]:
         """Return the column of lengths n + 1, and 0 for None; they are those of the column of bytes."""
         sizes = self.uints(lengths)
         if _optional_bytes(sizes) != len(self._blob(blob)):
@@ -380,11 +387,11 @@ class FrameBatch(Batch):
     def _split_values(self) -> list[bytes]:
         if not self.header.count:
             return []
-        encoding, lengths = self._columns[Kind.VALUE_LENGTHS]
-        blob = self._blob(Kind.VALUES)
+        encoding, lengths = self._columns[ColumnKind.VALUE_LENGTHS]
+        blob = self._blob(ColumnKind.VALUES)
         if encoding == frame.CONSTANT and blob:
             return split_even(blob, int.from_bytes(lengths, "little"))
-        return self._split_all(blob, self.uints(Kind.VALUE_LENGTHS))
+        return self._split_all(blob, self.uints(ColumnKind.VALUE_LENGTHS))
 
     @property
     def _is_large(self) -> bool:
@@ -392,10 +399,10 @@ class FrameBatch(Batch):
         return self.header.count > BATCH_RECORDS
 
     def _split_some_values(self) -> list[bytes]:
-        begin, lengths = self._place(Kind.VALUE_LENGTHS, sum)
-        return _split(self._bytes_at(Kind.VALUES, begin, sum(lengths)), lengths)
+        begin, lengths = self._place(ColumnKind.VALUE_LENGTHS, sum)
+        return _split(self._bytes_at(ColumnKind.VALUES, begin, sum(lengths)), lengths)
 
-    def _bytes_at(self, kind: Kind, begin: int, size: int) -> bytes:
+    def _bytes_at(self, kind: ColumnKind, begin: int, size: int) -> bytes:
         """Return some bytes of a column; the whole of it if the batch is all of a frame."""
         blob = self._blob(kind)
         is_all = len(self) == self.header.count
@@ -403,7 +410,7 @@ class FrameBatch(Batch):
             self.refuse("lengths that are not those of the column")
         return bytes(blob[begin : begin + size])
 
-    def _optional(self, lengths: Kind, blob: Kind) -> Sequence[bytes | None]:
+    def _optional(self, lengths: ColumnKind, blob: ColumnKind) -> Sequence[bytes | None]:
         """Decode a column in which length 0 means None and length n + 1 means n bytes."""
         if not self.has(blob):
             return [None] * len(self)
@@ -425,7 +432,7 @@ class FrameBatch(Batch):
         return [data[low:high] for low, high in pairwise(ends)]
 
     def _place(
-        self, lengths: Kind, total: Callable[[Sequence[int]], int]
+        self, lengths: ColumnKind, total: Callable[[Sequence[int]], int]
     ) -> tuple[int, Sequence[int]]:
         """Return where in a column of bytes the rows of this batch begin, and the entries of their lengths.
 
@@ -443,7 +450,7 @@ class FrameBatch(Batch):
         begin = places[at] + total(self._uints_of(lengths, at * BATCH_RECORDS, low))
         return begin, self._uints_of(lengths, low, self._high)
 
-    def _uints_of(self, kind: Kind, low: int, high: int) -> Sequence[int]:
+    def _uints_of(self, kind: ColumnKind, low: int, high: int) -> Sequence[int]:
         """Return the entries of some of the frame's rows in an integer column that it has."""
         encoding, data = self._columns[kind]
         high = max(low, min(high, self.header.count))
@@ -451,7 +458,7 @@ class FrameBatch(Batch):
             data = data[encoding * low : encoding * high]
         return frame.decode_uints(data, encoding, high - low)
 
-    def _blob(self, kind: Kind) -> memoryview:
+    def _blob(self, kind: ColumnKind) -> memoryview:
         return self._columns[kind][1]
 
 

@@ -1,4 +1,4 @@
-"""Draft: records accepted but not yet written, gathered column by column. Pure."""
+"""BatchBuilder: records accepted but not yet written, gathered column by column. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgpack
 
-from walstore.batches.conditions import Terms
+from walstore.batches.conditions import AppendConditions
 from walstore.format import frame
-from walstore.format.frame import Column, Kind
+from walstore.format.frame import Column, ColumnKind
 from walstore.format.ledger import Marks
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ records would otherwise make that a long stop of the event loop."""
 
 
 @dataclass(slots=True)
-class Draft:
+class BatchBuilder:
     """A batch in the making. Optional columns exist only once some record needs them."""
 
     start: int
@@ -73,7 +73,7 @@ class Draft:
             return values[0]
         return None
 
-    def extend(self, group: Group) -> None:
+    def extend(self, group: AppendRequest) -> None:
         """Add the records of a group behind the others."""
         before = len(self.values)
         self.values += group.values
@@ -91,7 +91,7 @@ class Draft:
             if column is not None and len(column) < rows:
                 column.extend([None] * (rows - len(column)))
 
-    def part(self, low: int, high: int) -> Draft:
+    def part(self, low: int, high: int) -> BatchBuilder:
         """Return a draft of its own of the records ``[low, high)``, counted from 0, padded.
 
         Of what else a draft has, nothing is taken over.
@@ -100,7 +100,7 @@ class Draft:
         def cut(column: list[_T] | None) -> list[_T] | None:
             return None if column is None else column[low:high]
 
-        part = Draft(
+        part = BatchBuilder(
             self.start + low,
             self.values[low:high],
             cut(self.keys),
@@ -138,21 +138,21 @@ class Draft:
         if not values:
             return found
         lengths = list(map(len, values))
-        found.append(frame.uint_column(Kind.VALUE_LENGTHS, lengths))
+        found.append(frame.uint_column(ColumnKind.VALUE_LENGTHS, lengths))
         if deltas is not None:
-            found.append(frame.uint_column(Kind.TIMESTAMP_DELTAS, deltas))
+            found.append(frame.uint_column(ColumnKind.TIMESTAMP_DELTAS, deltas))
         if self.streams is not None:
             found += _stream_columns(self.streams)
         if self.keys is not None:
-            found += _optional_columns(Kind.KEY_LENGTHS, Kind.KEYS, self.keys)
+            found += _optional_columns(ColumnKind.KEY_LENGTHS, ColumnKind.KEYS, self.keys)
         if self.headers is not None:
-            found += _optional_columns(Kind.HEADER_LENGTHS, Kind.HEADERS, self.headers)
-        found.append(frame.blob_column(Kind.VALUES, values, sum(lengths)))
+            found += _optional_columns(ColumnKind.HEADER_LENGTHS, ColumnKind.HEADERS, self.headers)
+        found.append(frame.blob_column(ColumnKind.VALUES, values, sum(lengths)))
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class AppendRequest:
     """Records that enter the log together, as columns; optional ones may be None."""
 
     values: Sequence[bytes]
@@ -161,7 +161,7 @@ class Group:
     headers: Sequence[bytes | None] | None
     timestamps_us: Sequence[int | None] | None
     size_bytes: int
-    terms: Terms | None = None
+    terms: AppendConditions | None = None
     spill: Spill | None = None
     """The records, if they wait in a file of their own; ``values`` is empty then."""
 
@@ -171,7 +171,7 @@ class Group:
         return len(self.values) if self.spill is None else self.spill.count
 
 
-def split(draft: Draft, part_bytes: int) -> Iterator[Draft]:
+def split(draft: BatchBuilder, part_bytes: int) -> Iterator[BatchBuilder]:
     """Yield the records of a padded draft in parts of at least one record, about ``part_bytes`` and
     :data:`BATCH_RECORDS` at most."""
     first = size = 0
@@ -190,7 +190,7 @@ def split(draft: Draft, part_bytes: int) -> Iterator[Draft]:
 def marks_column(marks: Marks) -> Column:
     """Return the column that carries marks."""
     data = marks.encode()
-    return frame.blob_column(Kind.MARKS, (data,), len(data))
+    return frame.blob_column(ColumnKind.MARKS, (data,), len(data))
 
 
 def _join(
@@ -209,12 +209,14 @@ def _stream_columns(streams: Sequence[str | None]) -> list[Column]:
     ids = [numbers.setdefault(name, len(numbers)) for name in streams]
     names = msgpack.packb(list(numbers)[1:])
     return [
-        frame.uint_column(Kind.STREAM_IDS, ids),
-        frame.blob_column(Kind.STREAM_NAMES, (names,), len(names)),
+        frame.uint_column(ColumnKind.STREAM_IDS, ids),
+        frame.blob_column(ColumnKind.STREAM_NAMES, (names,), len(names)),
     ]
 
 
-def _optional_columns(lengths: Kind, blob: Kind, items: Sequence[bytes | None]) -> list[Column]:
+def _optional_columns(
+    lengths: ColumnKind, blob: ColumnKind, items: Sequence[bytes | None]
+) -> list[Column]:
     sizes = [0 if item is None else len(item) + 1 for item in items]
     pieces = [item for item in items if item]
     return [

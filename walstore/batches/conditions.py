@@ -1,4 +1,4 @@
-"""Terms: under which conditions a group is accepted, and what it changes beside adding records. Pure.
+"""AppendConditions: when a group is accepted, and what it changes apart from adding records. Pure.
 
 They are checked when the group enters the log, against the channel's ledger and before it takes an offset:
 that is the moment at which appends are ordered, so nothing can come between the check and the records. What
@@ -19,7 +19,7 @@ from walstore.errors import (
     SequenceMismatchError,
     StreamClosedError,
 )
-from walstore.format.ledger import Ledger, Marks, Run, StreamInfo
+from walstore.format.ledger import Ledger, Marks, ProducerRun, StreamInfo
 from walstore.validation.arguments import as_int, as_mapping, as_text
 
 MAX_NAME_CHARS: Final = 256
@@ -37,7 +37,7 @@ _NO_METADATA: Mapping[str, str] = {}
 
 
 @dataclass(slots=True, kw_only=True)
-class Terms:
+class AppendConditions:
     """Conditions and changes of one append. ``span`` is filled in when it is accepted."""
 
     expect_offset: int | None = None
@@ -109,7 +109,7 @@ class Terms:
         marks = Marks(registers=dict(self.update or {}), streams=streams)
         if self.producer is not None:
             assert self.sequence is not None
-            marks.producers.append((self.producer, Run(self.sequence, start, count, 1)))
+            marks.producers.append((self.producer, ProducerRun(self.sequence, start, count, 1)))
         has_any = marks.registers or marks.streams or marks.producers
         return marks if has_any else None
 
@@ -173,9 +173,9 @@ def check_stream_count(count: int) -> None:
         )
 
 
-def make_terms(expect_offset: object, expect: object, update: object) -> Terms:
+def make_conditions(expect_offset: object, expect: object, update: object) -> AppendConditions:
     """Return terms with copies of what a caller passed; TypeError or ValueError."""
-    return Terms(
+    return AppendConditions(
         expect_offset=None if expect_offset is None else as_int(expect_offset, "expect_offset"),
         expect=check_registers(expect, "expect"),
         update=check_registers(update, "update"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from walstore.batches import column_select
 from walstore.batches.batch import Batch, FrameBatch
 from walstore.format import frame
-from walstore.format.frame import Kind
+from walstore.format.frame import ColumnKind
 from walstore.records import NO_HEADERS
 
 if TYPE_CHECKING:
@@ -116,18 +116,19 @@ class FrameSelection(SelectedBatch):
     @property
     def keys(self) -> Sequence[bytes | None]:
         """The keys; None where a record has none."""
-        return self._pick_optional(Kind.KEY_LENGTHS, Kind.KEYS)
+        return self._pick_optional(ColumnKind.KEY_LENGTHS, ColumnKind.KEYS)
 
     @property
     def streams(self) -> Sequence[str | None]:
         """The stream names; None where a record has none."""
         source = self._source
-        if not source.has(Kind.STREAM_IDS):
+        if not source.has(ColumnKind.STREAM_IDS):
             return [None] * len(self)
         names: list[str | None] = [None, *source.stream_names]
         try:
             return [
-                names[at] for at in column_select.pick(source.uints(Kind.STREAM_IDS), self._rows)
+                names[at]
+                for at in column_select.pick(source.uints(ColumnKind.STREAM_IDS), self._rows)
             ]
         except IndexError:
             source.refuse("a stream that has no name")
@@ -135,9 +136,9 @@ class FrameSelection(SelectedBatch):
     @property
     def headers(self) -> Sequence[Mapping[str, bytes]]:
         """The headers; an empty mapping where a record has none."""
-        if not self._source.has(Kind.HEADERS):
+        if not self._source.has(ColumnKind.HEADERS):
             return [NO_HEADERS] * len(self)
-        packed = self._pick_optional(Kind.HEADER_LENGTHS, Kind.HEADERS)
+        packed = self._pick_optional(ColumnKind.HEADER_LENGTHS, ColumnKind.HEADERS)
         data = b"".join(item for item in packed if item is not None)
         return self._source.unpack_headers(data, [item is not None for item in packed])
 
@@ -146,9 +147,9 @@ class FrameSelection(SelectedBatch):
         """Microseconds since 1970 UTC, never decreasing."""
         source = self._source
         base = source.header.base_timestamp_us
-        if not source.has(Kind.TIMESTAMP_DELTAS):
+        if not source.has(ColumnKind.TIMESTAMP_DELTAS):
             return [base] * len(self)
-        deltas = source.uints(Kind.TIMESTAMP_DELTAS)
+        deltas = source.uints(ColumnKind.TIMESTAMP_DELTAS)
         times = [base + delta for delta in column_select.pick(deltas, self._rows)]
         if times and max(times) > source.header.max_timestamp_us:
             source.refuse("a record that is newer than the last one")
@@ -164,13 +165,15 @@ class FrameSelection(SelectedBatch):
         source = self._source
         if source.has_decoded_values:
             return column_select.pick(source.values, self._rows)
-        encoding, lengths = source.column(Kind.VALUE_LENGTHS)
+        encoding, lengths = source.column(ColumnKind.VALUE_LENGTHS)
         if encoding == frame.CONSTANT:
             size = frame.decode_uints(lengths, encoding, 1)[0]
-            return column_select.pick_even_blobs(source.column(Kind.VALUES)[1], size, self._rows)
+            return column_select.pick_even_blobs(
+                source.column(ColumnKind.VALUES)[1], size, self._rows
+            )
         return column_select.pick_blobs(*source.value_buffer(), self._rows)
 
-    def _pick_optional(self, lengths: Kind, blob: Kind) -> Sequence[bytes | None]:
+    def _pick_optional(self, lengths: ColumnKind, blob: ColumnKind) -> Sequence[bytes | None]:
         if not self._source.has(blob):
             return [None] * len(self)
         data = self._source.column(blob)[1]

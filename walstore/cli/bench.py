@@ -11,7 +11,7 @@ import typer
 
 from walstore.cli.errors import UsageError
 from walstore.cli.location import to_directory
-from walstore.cli.measure import Measured, Plan, measure_all
+from walstore.cli.measure import Measured, MeasurePlan, measure_all
 from walstore.cli.options import AsJson
 from walstore.cli.output import format_count, print_json, print_table, terminal
 from walstore.cli.running import run_async
@@ -55,7 +55,7 @@ def bench(
     _check(path)
     place = path / f"walstore-bench-{os.getpid()}"
     place.mkdir()
-    plan = Plan(place=place, seconds=seconds, producers=producers, record_bytes=record_bytes)
+    plan = MeasurePlan(place=place, seconds=seconds, producers=producers, record_bytes=record_bytes)
     try:
         with terminal().status("") as status:
             results = run_async(measure_all(plan, lambda name: status.update(f"measuring: {name}")))

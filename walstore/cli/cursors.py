@@ -20,7 +20,7 @@ from walstore.cursors.file import TAG_BYTES, CursorState, check_name
 from walstore.cursors.queue import patiently
 from walstore.errors import LogNotFoundError, OffsetNotWrittenError, OffsetTrimmedError
 from walstore.files.locks import this_process
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 from walstore.records import from_timestamp_us
 from walstore.runtime.clock import SystemClock
 
@@ -97,7 +97,7 @@ async def _change_stored(
 def _change_local(
     path: Path, move: tuple[str, int] | None, delete: str | None, *, is_confirmed: bool
 ) -> dict[str, Any]:
-    view = LogView.open(path)
+    view = LogSnapshot.open(path)
     if move is not None or delete is not None:
         name = _checked(move[0] if move else delete or "")
         if move is not None:
@@ -132,7 +132,7 @@ def _checked(name: str) -> str:
         raise UsageError(str(error)) from None
 
 
-def _check_offset(view: LogView, offset: int) -> None:
+def _check_offset(view: LogSnapshot, offset: int) -> None:
     """Refuse a position that is not in the log (any more, or yet)."""
     if offset > view.durable_limit:
         raise OffsetNotWrittenError(
@@ -150,12 +150,12 @@ def _check_offset(view: LogView, offset: int) -> None:
         )
 
 
-def _find(view: LogView, name: str) -> CursorInfo | None:
+def _find(view: LogSnapshot, name: str) -> CursorInfo | None:
     found = list_cursors(view.fs, view.path, SystemClock().now_us())
     return next((one for one in found if one.name == name), None)
 
 
-async def _change_patiently(view: LogView, name: str, offset: int | None) -> None:
+async def _change_patiently(view: LogSnapshot, name: str, offset: int | None) -> None:
     """Change a cursor; wait for others, who hold the cursors for milliseconds."""
     await patiently(
         SystemClock(),
@@ -164,7 +164,7 @@ async def _change_patiently(view: LogView, name: str, offset: int | None) -> Non
     )
 
 
-def _change(view: LogView, name: str, offset: int | None) -> None:
+def _change(view: LogSnapshot, name: str, offset: int | None) -> None:
     """Move a cursor, or remove it if ``offset`` is None. Damaged ones are replaced."""
     owner = f"walstore cursors, {this_process()}"
     with hold_cursors(view.fs, view.path, owner=owner) as held:
@@ -172,7 +172,7 @@ def _change(view: LogView, name: str, offset: int | None) -> None:
             held.remove(name)
         else:
             if offset < held.head():
-                _check_offset(LogView.open(view.path, fs=view.fs), offset)
+                _check_offset(LogSnapshot.open(view.path, fs=view.fs), offset)
             now_us = SystemClock().now_us()
             info = _find(view, name)
             state = info.state if info is not None else None
@@ -205,7 +205,7 @@ def _print(found: dict[str, Any]) -> None:
     )
 
 
-def _entry(view: LogView, info: CursorInfo) -> dict[str, Any]:
+def _entry(view: LogSnapshot, info: CursorInfo) -> dict[str, Any]:
     state = info.state
     return {
         "name": info.name,

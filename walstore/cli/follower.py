@@ -11,7 +11,7 @@ from pathlib import Path
 from walstore.batches.batch import Batch
 from walstore.errors import OffsetTrimmedError
 from walstore.files.directory import read_cell
-from walstore.files.log_bounds import measure
+from walstore.files.log_bounds import read_bounds
 from walstore.files.log_files import LogFiles
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import CHUNK_BYTES
@@ -62,7 +62,7 @@ class DirectoryFollower:
         if cell is not None:
             self._note(cell.head, cell.visible_limit, cell.tail_start)
         if cell is None or self._files is None:
-            extent = measure(self._fs, self._path)
+            extent = read_bounds(self._fs, self._path)
             self._note(extent.head, extent.limit, extent.starts[-1])
             if self._files is None:
                 self._files = LogFiles(self._fs, self._path, extent)

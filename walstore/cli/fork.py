@@ -13,7 +13,7 @@ from walstore.cli.output import format_bytes, format_count, print_fields, print_
 from walstore.cli.progress import progress_bar
 from walstore.cli.running import run_async
 from walstore.cli.source import StoredLog
-from walstore.cli.start import Place, parse_place
+from walstore.cli.start import StartPlace, parse_place
 
 if TYPE_CHECKING:
     from uploader.admin.fork import Forked
@@ -70,7 +70,9 @@ def fork(
     )
 
 
-async def _fork(source: str, target: str, from_: Place | None, to: Place | None) -> dict[str, Any]:
+async def _fork(
+    source: str, target: str, from_: StartPlace | None, to: StartPlace | None
+) -> dict[str, Any]:
     from uploader.admin.fork import fork
     from uploader.read.cloud_log import CloudLog
     from uploader.stores import open_store

@@ -12,7 +12,7 @@ from walstore.cli.options import AsJson, StoredAt
 from walstore.cli.output import print_json, writing
 from walstore.cli.running import run_async
 from walstore.cli.source import StoredLog
-from walstore.cli.start import Place, parse_place
+from walstore.cli.start import StartPlace, parse_place
 from walstore.records import from_timestamp_us
 from walstore.runtime.threads import Worker
 
@@ -53,7 +53,9 @@ def fragments(
     run_async(_list(to_url(url, "fragments"), start, stop, with_times=times, as_json=as_json))
 
 
-async def _list(url: str, start: Place, stop: Place, *, with_times: bool, as_json: bool) -> None:
+async def _list(
+    url: str, start: StartPlace, stop: StartPlace, *, with_times: bool, as_json: bool
+) -> None:
     from uploader.read.cloud_log import CloudLog
     from uploader.read.fragment_reader import FragmentReader
     from uploader.root.tree import ManifestTree

@@ -10,7 +10,7 @@ from walstore.cli.location import is_url, to_directory
 from walstore.cli.options import AsJson, Location
 from walstore.cli.output import format_bytes, format_count, print_fields, print_json
 from walstore.cli.running import run_async
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 from walstore.files.lost_tail import find_missing
 from walstore.records import from_timestamp_us
 
@@ -42,7 +42,7 @@ def inspect(location: Location, *, as_json: AsJson = False) -> None:
 
 
 def _inspect_directory(path: Path) -> dict[str, Any]:
-    view = LogView.open(path)
+    view = LogSnapshot.open(path)
     holder = find_holder(path)
     segments = []
     for segment in view.segments:

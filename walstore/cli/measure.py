@@ -20,7 +20,7 @@ _RAW_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MeasurePlan:
     """How to measure."""
 
     place: Path
@@ -53,7 +53,7 @@ class Measured:
         return self.records / self.seconds if self.seconds else 0.0
 
 
-async def measure_all(plan: Plan, on_part: Callable[[str], None]) -> list[Measured]:
+async def measure_all(plan: MeasurePlan, on_part: Callable[[str], None]) -> list[Measured]:
     """Run all parts one after another. ``on_part`` is called with the name of each before it begins."""
     clock = SystemClock()
     on_part("write + fdatasync")
@@ -85,7 +85,7 @@ def _appender(wal: Wal, value: bytes) -> Callable[[], Awaitable[int]]:
     return append
 
 
-def _raw(plan: Plan, clock: Clock) -> Measured:
+def _raw(plan: MeasurePlan, clock: Clock) -> Measured:
     """Write and sync so many bytes again and again, without a log: what the disk itself takes."""
     file = PosixFileSystem().open(plan.place / "raw", "x")
     samples: list[float] = []
@@ -106,7 +106,7 @@ def _raw(plan: Plan, clock: Clock) -> Measured:
 
 
 async def _produce(
-    plan: Plan, clock: Clock, name: str, producers: int, append: Callable[[], Awaitable[int]]
+    plan: MeasurePlan, clock: Clock, name: str, producers: int, append: Callable[[], Awaitable[int]]
 ) -> Measured:
     """Let tasks append until the time is over, each waiting for every append."""
     begin = clock.monotonic()
@@ -129,7 +129,7 @@ async def _produce(
     return _measured(name, records, clock.monotonic() - begin, samples)
 
 
-async def _catch_up(plan: Plan, clock: Clock, value: bytes) -> Measured:
+async def _catch_up(plan: MeasurePlan, clock: Clock, value: bytes) -> Measured:
     """Read a log from its beginning after it was opened anew, so that nothing is in memory."""
     path = plan.place / "log-read"
     async with Wal.open(path) as wal:

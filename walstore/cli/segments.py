@@ -9,7 +9,7 @@ from walstore.cli.location import to_directory
 from walstore.cli.options import AsJson, Directory
 from walstore.cli.output import format_bytes, print_json, print_table
 from walstore.errors import CorruptionError
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 from walstore.files.segment_file import Segment
 from walstore.format import frame, segment
 from walstore.ports import File
@@ -32,7 +32,7 @@ def segments(directory: Directory, *, as_json: AsJson = False) -> None:
     segment only what is durable is shown. Times are UTC.
     """
     path = to_directory(directory, "segments")
-    view = LogView.open(path)
+    view = LogSnapshot.open(path)
     found = [entry for one in view.segments if (entry := _describe(view, one)) is not None]
     if as_json:
         print_json(
@@ -62,7 +62,7 @@ def segments(directory: Directory, *, as_json: AsJson = False) -> None:
     )
 
 
-def _describe(view: LogView, source: Segment) -> dict[str, Any] | None:
+def _describe(view: LogSnapshot, source: Segment) -> dict[str, Any] | None:
     """Return what is known of a segment; None if retention deleted it just now."""
     try:
         file = view.fs.open(source.path, "r")

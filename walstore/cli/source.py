@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from uploader.read.cloud_log import CloudLog
 
 
-class ReadableLog(Protocol):
+class OpenedLog(Protocol):
     """A log at the moment it was opened."""
 
     @property
@@ -38,7 +38,7 @@ class ReadableLog(Protocol):
         """
 
 
-class DirectoryLog:
+class LocalLog:
     """A log directory, read through its files, beside a live writer or without one."""
 
     def __init__(self, log: ReadonlyWal) -> None:
@@ -56,13 +56,13 @@ class DirectoryLog:
         return self._limit
 
     async def offset_at(self, timestamp_us: int) -> int:
-        """Return the first offset at or after a time; see :class:`ReadableLog`."""
+        """Return the first offset at or after a time; see :class:`OpenedLog`."""
         return min(await self._log.offset_at(timestamp_us), self._limit)
 
     async def batches(
         self, start: int, stop: int | None, *, stream: str | None = None
     ) -> AsyncIterator[Batch]:
-        """Yield records; see :class:`ReadableLog`. Follows as :meth:`ReadonlyWal.reader` does."""
+        """Yield records; see :class:`OpenedLog`. Follows as :meth:`ReadonlyWal.reader` does."""
         _check(start, self)
         follow = stop is None
         async with self._log.reader(start, stop=stop, stream=stream, follow=follow) as reader:
@@ -88,13 +88,13 @@ class StoredLog:
         return self._limit
 
     async def offset_at(self, timestamp_us: int) -> int:
-        """Return the first offset at or after a time; see :class:`ReadableLog`."""
+        """Return the first offset at or after a time; see :class:`OpenedLog`."""
         return await self._log.offset_at(timestamp_us)
 
     async def batches(
         self, start: int, stop: int | None, *, stream: str | None = None
     ) -> AsyncIterator[Batch]:
-        """Yield records; see :class:`ReadableLog`. Follows as :meth:`CloudLog.reader` does."""
+        """Yield records; see :class:`OpenedLog`. Follows as :meth:`CloudLog.reader` does."""
         _check(start, self)
         follow = stop is None
         async with self._log.reader(start, stop=stop, stream=stream, follow=follow) as reader:
@@ -103,7 +103,7 @@ class StoredLog:
 
 
 @asynccontextmanager
-async def open_location(location: str) -> AsyncIterator[ReadableLog]:
+async def open_location(location: str) -> AsyncIterator[OpenedLog]:
     """Open the log at a directory or store URL for reading; raises the typed errors of both."""
     if is_url(location):
         from uploader.read.cloud_log import CloudLog
@@ -112,10 +112,10 @@ async def open_location(location: str) -> AsyncIterator[ReadableLog]:
             yield StoredLog(log)
     else:
         async with ReadonlyWal.open(to_directory(location, "this")) as readonly:
-            yield DirectoryLog(readonly)
+            yield LocalLog(readonly)
 
 
-def _check(start: int, log: ReadableLog) -> None:
+def _check(start: int, log: OpenedLog) -> None:
     """Refuse to start where nothing is, instead of silently starting elsewhere."""
     if start < log.head:
         raise OffsetTrimmedError(

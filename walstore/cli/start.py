@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from walstore.cli.errors import UsageError
-from walstore.cli.source import ReadableLog
+from walstore.cli.source import OpenedLog
 from walstore.records import to_timestamp_us
 
 _FIRST_STEP = 4096
@@ -15,7 +15,7 @@ _FIRST_STEP = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StartPlace:
     """A place in a log, not yet resolved to an offset. Exactly one field is set."""
 
     word: str | None = None
@@ -25,7 +25,7 @@ class Place:
     """So many records before the end."""
     timestamp_us: int | None = None
 
-    async def resolve(self, log: ReadableLog, stream: str | None = None) -> int:
+    async def resolve(self, log: OpenedLog, stream: str | None = None) -> int:
         """Return the offset in ``log``; the last N records are those of the stream, if one is named."""
         if self.offset is not None:
             return self.offset
@@ -45,7 +45,7 @@ def check_stream(name: str | None) -> str | None:
     return name
 
 
-async def _last_of_stream(log: ReadableLog, stream: str, count: int) -> int:
+async def _last_of_stream(log: OpenedLog, stream: str, count: int) -> int:
     """Return the offset of the last record but ``count`` of a stream, or that of its first one.
 
     Looks backwards, at four times as many records each time, at none twice.
@@ -63,15 +63,15 @@ async def _last_of_stream(log: ReadableLog, stream: str, count: int) -> int:
     return log.limit if count == 0 else log.head
 
 
-def parse_place(text: str) -> Place:
+def parse_place(text: str) -> StartPlace:
     """Parse what was given with ``--from`` or ``--to``; UsageError if it is nothing of the kind."""
     word = text.strip().lower()
     if word in ("earliest", "latest"):
-        return Place(word=word)
+        return StartPlace(word=word)
     if re.fullmatch(r"\d{1,19}", word):
-        return Place(offset=int(word))
+        return StartPlace(offset=int(word))
     if re.fullmatch(r"-\d{1,19}", word):
-        return Place(last=-int(word))
+        return StartPlace(last=-int(word))
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -81,4 +81,4 @@ def parse_place(text: str) -> Place:
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return Place(timestamp_us=max(to_timestamp_us(moment), 0))
+    return StartPlace(timestamp_us=max(to_timestamp_us(moment), 0))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from uploader.cursors.cloud_cursors import CloudCursors
     from uploader.format.cloud_cursor import CloudCursor
     from uploader.format.manifest import Manifest
-    from uploader.layouts.log_session import Errand
+    from uploader.layouts.log_session import LogSession
 
 
 async def show(url: str) -> dict[str, Any]:
@@ -86,7 +86,7 @@ async def _remove_damaged(
 
 
 @asynccontextmanager
-async def _open(url: str) -> AsyncIterator[tuple[Errand, CloudCursors]]:
+async def _open(url: str) -> AsyncIterator[tuple[LogSession, CloudCursors]]:
     from uploader.cursors.cloud_cursors import CloudCursors
     from uploader.layouts.log_session import errand
 
@@ -109,7 +109,7 @@ async def _open(url: str) -> AsyncIterator[tuple[Errand, CloudCursors]]:
         )
 
 
-async def _to_json(found: Errand, cursors: CloudCursors) -> dict[str, Any]:
+async def _to_json(found: LogSession, cursors: CloudCursors) -> dict[str, Any]:
     manifest, now_us = found.root.manifest, found.clock.now_us()
     entries = [_entry(one, manifest.next_offset, now_us) for one in await cursors.list()]
     return {

@@ -16,7 +16,7 @@ from walstore.cli.running import run_async
 from walstore.cli.source import open_location
 from walstore.cli.start import parse_place
 from walstore.cursors.directory import list_cursors
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 from walstore.log.retention_plan import Pin, plan_trim
 from walstore.log.wal import Wal
 from walstore.runtime.clock import SystemClock
@@ -61,7 +61,7 @@ def trim(
 
 async def _trim(path: Path, before: str, *, is_confirmed: bool) -> dict[str, Any]:
     place = parse_place(before)
-    view = await asyncio.to_thread(LogView.open, path)
+    view = await asyncio.to_thread(LogSnapshot.open, path)
     async with open_location(str(path)) as log:
         offset = await place.resolve(log)
     done = await asyncio.to_thread(_plan, view, offset)
@@ -72,7 +72,7 @@ async def _trim(path: Path, before: str, *, is_confirmed: bool) -> dict[str, Any
     return done
 
 
-def _plan(view: LogView, before: int) -> dict[str, Any]:
+def _plan(view: LogSnapshot, before: int) -> dict[str, Any]:
     if view.tier_url is not None and before > max(view.uploaded_limit, view.head):
         raise UsageError(
             f"{view.tier_url} held offsets below {view.uploaded_limit} at the last checkpoint; "

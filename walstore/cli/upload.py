@@ -12,7 +12,7 @@ from walstore.cli.location import to_directory, to_url
 from walstore.cli.options import AsJson, Directory, StoreUrl, TakeOver
 from walstore.cli.output import format_bytes, print_fields, print_json, terminal
 from walstore.cli.running import run_async
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 from walstore.log.wal import Wal
 from walstore.runtime.clock import SystemClock
 
@@ -63,7 +63,7 @@ def upload(
 async def _upload(path: Path, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     from uploader.write.cloud_tier import CloudTier
 
-    await asyncio.to_thread(LogView.open, path)  # refuses to create a log by mistake
+    await asyncio.to_thread(LogSnapshot.open, path)  # refuses to create a log by mistake
     tier = CloudTier(url, **options)
     async with Wal.open(path, tier=tier) as wal:
         start, limit = wal.uploaded_limit, wal.durable_limit

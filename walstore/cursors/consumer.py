@@ -1,6 +1,6 @@
 """Consumer: reads a log from a cursor and moves the cursor on.
 
-Knows what is processed; its :class:`Keeper` commits that. At least once: what was handed out and not
+Knows what is processed; its :class:`CursorKeeper` commits that. At least once: what was handed out and not
 committed is handed out again. Exactly once if the output goes to a log: then the position is a register
 of that log and changes with the output, and the cursor only follows it.
 """
@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, Self
 
 from walstore.batches.batch import Batch
-from walstore.cursors.consumer_keeper import Keeper
+from walstore.cursors.consumer_keeper import CursorKeeper
 from walstore.cursors.consumer_register import ConsumerRegister, OutputLog, OutputT
 from walstore.cursors.consumer_transaction import ConsumerTransaction
 from walstore.cursors.store import CursorStore
@@ -99,7 +99,7 @@ class Consumer(Generic[OutputT]):
         self._output = output
         self._register = None if output is None else ConsumerRegister(output, log.log_id, name)
         # There once the consumer is entered.
-        self._keeper: Keeper | None = None
+        self._keeper: CursorKeeper | None = None
         self._open_reader: Reader | None = None
         # Offset of what was handed out last and is not processed yet.
         self._held: int | None = None
@@ -119,7 +119,7 @@ class Consumer(Generic[OutputT]):
                 # The register is the truth. Pin it, or learn that it is too late for that.
                 await cursor.rewind(position)
         self._open_reader = self._log.reader(position, **self._options)
-        self._keeper = Keeper(
+        self._keeper = CursorKeeper(
             cursor,
             clock=self._clock,
             auto_commit_seconds=self._auto_commit_seconds,
@@ -182,7 +182,7 @@ class Consumer(Generic[OutputT]):
 
     def batches(self) -> AsyncIterator[Batch]:
         """Iterate over batches as they lie in the log, the cheapest way to read much."""
-        return _Batches(self._next_batch, self._reader.batches())
+        return _ConsumerBatches(self._next_batch, self._reader.batches())
 
     async def fetch(
         self,
@@ -276,7 +276,7 @@ class Consumer(Generic[OutputT]):
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _entered(self) -> Keeper:
+    def _entered(self) -> CursorKeeper:
         if self._keeper is None:
             raise WalClosedError("the consumer is not open; use it within 'async with'")
         return self._keeper
@@ -301,7 +301,7 @@ class Consumer(Generic[OutputT]):
         return batch
 
 
-class _Batches:
+class _ConsumerBatches:
     """Iterates over a consumer's batches. Not a generator, so that abandoning it leaves nothing behind."""
 
     def __init__(

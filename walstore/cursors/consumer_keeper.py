@@ -1,4 +1,4 @@
-"""Keeper: moves the cursor of an open consumer, now and then and when told to.
+"""CursorKeeper: moves the cursor of an open consumer, now and then and when told to.
 
 Owns the one task that a consumer has. Decides nothing about what is processed: it asks.
 """
@@ -14,14 +14,14 @@ from walstore.cursors.consumer_register import ConsumerRegister
 from walstore.cursors.cursor import Cursor
 from walstore.errors import CursorMovedError, WalError
 from walstore.ports import Clock
-from walstore.runtime.error_mapping import fresh
+from walstore.runtime.error_mapping import copy_error
 
 logger = logging.getLogger("walstore")
 
 _RENEWALS_PER_LEASE: Final = 3
 
 
-class Keeper:
+class CursorKeeper:
     """The cursor of one open consumer. Belongs to the event loop."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Keeper:
     def check(self) -> None:
         """Raise what keeps the consumer from going on."""
         if self.failure is not None:
-            raise fresh(self.failure)
+            raise copy_error(self.failure)
 
     async def save(self) -> None:
         """Move the cursor to where the consumer is; return when it is there durably."""

@@ -12,7 +12,7 @@ from walstore.errors import RegisterMismatchError, WalError
 from walstore.records import AnyDurability
 
 
-class Place(Protocol):
+class TransactionContext(Protocol):
     """What a transaction asks of its consumer."""
 
     @property
@@ -37,7 +37,7 @@ class ConsumerTransaction(Generic[OutputT]):
 
     def __init__(
         self,
-        place: Place,
+        place: TransactionContext,
         output: OutputLog[OutputT],
         register: ConsumerRegister,
         durability: AnyDurability | None,

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from walstore.cursors.directory import HeldCursors
 from walstore.cursors.file import CursorState
-from walstore.cursors.queue import Act, CursorQueue, Request
+from walstore.cursors.queue import Act, CursorQueue, CursorRequest
 from walstore.errors import CursorMovedError, OffsetNotWrittenError, OffsetTrimmedError, WalError
 from walstore.ports import Clock
 from walstore.validation.arguments import as_int
@@ -42,7 +42,7 @@ class CursorLimits(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class CursorContext:
     """What all cursors of a log share in one process."""
 
     limits: CursorLimits
@@ -58,7 +58,7 @@ class Desk:
 class _Move:
     """A move that no round has taken yet."""
 
-    request: Request[CursorState]
+    request: CursorRequest[CursorState]
     position: int
     is_checked: bool
     """Whether the position may lie below the head, by being a rewind."""
@@ -73,7 +73,9 @@ class Cursor:
     event loop they raise WrongLoopError. The properties may be read on any thread.
     """
 
-    def __init__(self, *, name: str, state: CursorState, desk: Desk, writer: bytes) -> None:
+    def __init__(
+        self, *, name: str, state: CursorState, desk: CursorContext, writer: bytes
+    ) -> None:
         """Not for callers; see :meth:`walstore.Wal.cursor`."""
         # Set once; the acts below read them on the worker's thread.
         self.name = name
@@ -191,7 +193,7 @@ class Cursor:
 
     async def _move(self, offset: int, *, is_checked: bool) -> None:
         if self._waiting is None:
-            request = Request(self, self._begin_move, self._end)
+            request = CursorRequest(self, self._begin_move, self._end)
             self._desk.queue.put(request)
             self._waiting = _Move(request, offset, is_checked)
         else:
@@ -207,7 +209,7 @@ class Cursor:
         return lambda held: self._write(held, move, tier_head)
 
     async def _perform(self, act: Act[CursorState]) -> None:
-        request = Request(self, lambda: act, self._end)
+        request = CursorRequest(self, lambda: act, self._end)
         self._desk.queue.put(request)
         await self._desk.queue.wait(request)
 

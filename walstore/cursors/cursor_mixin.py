@@ -1,4 +1,4 @@
-"""Cursored: the methods of a log, open for writing or for reading, that have to do with cursors."""
+"""CursorMixin: the methods of a log, open for writing or for reading, that have to do with cursors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from walstore.ports import Clock
 from walstore.records import Start
 
 
-class Cursored:
+class CursorMixin:
     """Named cursors, and consumers that keep their place in one. For logs that have ``log_id`` and
     ``reader()``."""
 

@@ -17,7 +17,7 @@ from walstore.cursors.directory import HeldCursors, describe_cursor, hold_cursor
 from walstore.cursors.file import CursorState
 from walstore.errors import OutcomeUnknownError, WalClosedError, WalError, WalLockedError
 from walstore.ports import Clock, FileSystem
-from walstore.runtime.error_mapping import fresh
+from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.forks import abandon_in_children
 from walstore.runtime.threads import Lane
 
@@ -34,7 +34,7 @@ _FIRST_PAUSE_SECONDS: Final = 0.0005
 _LONGEST_PAUSE_SECONDS: Final = 0.005
 
 
-class Request(Generic[_T]):
+class CursorRequest(Generic[_T]):
     """Something to be done with the cursors of a log: begun and ended on the loop, done on a thread."""
 
     __slots__ = ("_begin", "_end", "done", "key")
@@ -90,7 +90,7 @@ class CursorQueue:
         self._worker = worker
         self._directory = directory
         self._owner = owner
-        self._requests: list[Request[object]] = []
+        self._requests: list[CursorRequest[object]] = []
         # What is known to be durable. Belongs to the round under way, on its thread.
         self._synced: dict[str, CursorState] = {}
         # Its task, while there is something to do; waited for by aclose().
@@ -101,10 +101,10 @@ class CursorQueue:
         self.rounds = 0
         """How often the files were locked."""
 
-    def put(self, request: Request[_T]) -> None:
+    def put(self, request: CursorRequest[_T]) -> None:
         """Take a request; WalClosedError if the queue is closed."""
         if self._abandoned is not None:
-            raise fresh(self._abandoned)
+            raise copy_error(self._abandoned)
         if self._is_closed:
             raise WalClosedError("the log is closed")
         self._requests.append(request)  # type: ignore[arg-type]
@@ -113,19 +113,19 @@ class CursorQueue:
                 self._drain(), name=f"walstore cursors {self._directory}"
             )
 
-    async def wait(self, request: Request[_T]) -> _T:
+    async def wait(self, request: CursorRequest[_T]) -> _T:
         """Return the outcome of a request, or raise it. Cancelling changes nothing for the request."""
         try:
             return await asyncio.shield(request.done)
         except WalError as error:
-            raise fresh(error) from error.__cause__
+            raise copy_error(error) from error.__cause__
 
     async def perform(self, act: Act[_T], *, key: Hashable = None) -> _T:
         """Do something in the next round and return its result; as :meth:`put` and :meth:`wait`.
 
         Without a ``key`` it is in a round with anything.
         """
-        request: Request[_T] = Request(object() if key is None else key, lambda: act)
+        request: CursorRequest[_T] = CursorRequest(object() if key is None else key, lambda: act)
         self.put(request)
         return await self.wait(request)
 
@@ -151,10 +151,10 @@ class CursorQueue:
                 request.begin()
                 request.end(WalClosedError("the event loop is stopping"))
 
-    def _take(self) -> list[Request[object]]:
+    def _take(self) -> list[CursorRequest[object]]:
         """Take what may go together, in order; the first request of each key."""
-        taken: dict[Hashable, Request[object]] = {}
-        left: list[Request[object]] = []
+        taken: dict[Hashable, CursorRequest[object]] = {}
+        left: list[CursorRequest[object]] = []
         for request in self._requests:
             if request.key in taken:
                 left.append(request)
@@ -163,7 +163,7 @@ class CursorQueue:
         self._requests = left
         return list(taken.values())
 
-    async def _round(self, requests: Sequence[Request[object]]) -> None:
+    async def _round(self, requests: Sequence[CursorRequest[object]]) -> None:
         self.rounds += 1
         acts = [request.begin() for request in requests]
         outcomes: Sequence[object | BaseException]

@@ -12,7 +12,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from walstore.cursors.cursor import Cursor, CursorLimits, Desk, check_retained, first_retained
+from walstore.cursors.cursor import (
+    Cursor,
+    CursorContext,
+    CursorLimits,
+    check_retained,
+    first_retained,
+)
 from walstore.cursors.directory import CursorInfo, HeldCursors, describe_cursor, list_cursors
 from walstore.cursors.file import TAG_BYTES, CursorState, check_name
 from walstore.cursors.queue import CursorQueue
@@ -76,7 +82,7 @@ class CursorStore:
         self._queue = CursorQueue(
             fs=fs, clock=clock, worker=self._blocking, directory=log.path, owner=owner
         )
-        self._desk = Desk(log, self._queue, clock, owner, check_home)
+        self._desk = CursorContext(log, self._queue, clock, owner, check_home)
         self._handles: Followers[Cursor] = Followers()
 
     async def open(

@@ -22,7 +22,7 @@ from walstore.ports import File, FileSystem
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ScannedLog:
     """What lies in the directory, before anything is changed."""
 
     log_id: bytes
@@ -49,7 +49,7 @@ def find_log(
     hint: Checkpoint | None,
     cell: DurableCell | None,
     ledger: Ledger,
-) -> Found | None:
+) -> ScannedLog | None:
     """Return what lies in ``directory``; None if there is no log.
 
     ``names`` are those of the files in it, ``hint`` is the checkpoint and ``cell`` the durable cell, if there
@@ -128,7 +128,7 @@ def _find_tail(
     head: int,
     log_id: bytes | None,
     ledger: Ledger,
-) -> Found:
+) -> ScannedLog:
     path = directory / segment.file_name(last)
     file = fs.open(path, "r")
     try:
@@ -147,7 +147,7 @@ def _find_tail(
             chain = Chain(last, header.previous_crc, timestamp_us, header.epoch, ledger)
             index, position = SegmentIndex(), segment.HEADER_BYTES
         if footer is None:
-            return Found(
+            return ScannedLog(
                 header.log_id, head, sealed, chain, index, position, header, is_sealed=False
             )
         # For the ledger that the next segment begins with.
@@ -169,7 +169,9 @@ def _find_tail(
             found=end,
         )
     chain.epoch = max(chain.epoch, hint.epoch if hint else 0)
-    return Found(header.log_id, head, [*sealed, summary], chain, index, end, header, is_sealed=True)
+    return ScannedLog(
+        header.log_id, head, [*sealed, summary], chain, index, end, header, is_sealed=True
+    )
 
 
 def _ends_as_checkpointed(file: File, last: SegmentHeader, hint: Checkpoint) -> bool:

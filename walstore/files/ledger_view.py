@@ -19,7 +19,7 @@ from walstore.files.directory import (
     read_cell,
     walk_file,
 )
-from walstore.files.log_bounds import Testimony, measure
+from walstore.files.log_bounds import Testimony, read_bounds
 from walstore.files.log_files import cut_at
 from walstore.files.segment_file import read_footer, read_header, read_last_footer
 from walstore.format import frame, segment
@@ -53,14 +53,14 @@ class LedgerView:
             cell = read_cell(self._fs, self._directory)
             try:
                 if cell is None:
-                    found = self._follow(measure(self._fs, self._directory).starts[-1], None)
+                    found = self._follow(read_bounds(self._fs, self._directory).starts[-1], None)
                 elif self._is_last(cell):
                     found = self._follow(cell.tail_start, cell.tail_position)
                 else:
                     place = _durable_place(self._fs, self._directory, cell)
                     found = self._follow(*place) if place is not None else None
             except FileNotFoundError:
-                measure(self._fs, self._directory)  # says so if the log is gone
+                read_bounds(self._fs, self._directory)  # says so if the log is gone
                 continue
             if found is not None:
                 return found

@@ -1,4 +1,4 @@
-"""Extent: how far a log directory reaches, as one look from outside finds it. Reads only; blocking.
+"""LogBounds: how far a log directory reaches, as one look from outside finds it. Reads only; blocking.
 
 For whoever reads a log without its lock, beside a live writer or after it is gone. What readers may see:
 
@@ -39,7 +39,7 @@ _ATTEMPTS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class LogBounds:
     """What one look found. All of it was true at one moment between its begin and its end."""
 
     log_id: bytes
@@ -74,7 +74,7 @@ class Testimony(Chain):
         self.synced_position = max(self.synced_position, header.synced_position)
 
 
-def measure(fs: FileSystem, directory: Path) -> Extent:
+def read_bounds(fs: FileSystem, directory: Path) -> LogBounds:
     """Look at the log in a directory.
 
     Raises LogNotFoundError if there is none, CorruptionError or FormatVersionError if its headers cannot
@@ -124,7 +124,7 @@ def _measure_by_cell(
     cell: DurableCell,
     hint: Checkpoint | None,
     starts: list[int],
-) -> Extent:
+) -> LogBounds:
     """Take the cell's word, and what the files behind its place testify to."""
     header = read_segment_header(fs, directory, cell.tail_start)
     chain = Testimony(cell.durable_limit, 0, 0, cell.epoch)
@@ -141,7 +141,7 @@ def _measure_by_cell(
         hint.next_offset if hint is not None else 0,
         min(max(cell.visible_limit, chain.synced_limit), chain.next_offset),
     )
-    return Extent(
+    return LogBounds(
         log_id=header.log_id,
         epoch=max(cell.epoch, chain.epoch),
         head=_head(cell, hint, starts),
@@ -174,7 +174,7 @@ def _measure_by_walk(
     cell: DurableCell | None,
     hint: Checkpoint | None,
     starts: list[int],
-) -> Extent:
+) -> LogBounds:
     """Do as recovery does: the log ends where its frames end."""
     path = directory / segment.file_name(starts[-1])
     file = fs.open(path, "r")
@@ -183,7 +183,7 @@ def _measure_by_walk(
         limit, index = _walk_last(file, path, hint, header)
     finally:
         file.close()
-    return Extent(
+    return LogBounds(
         log_id=header.log_id,
         epoch=max(header.epoch, hint.epoch if hint is not None else 0),
         head=_head(None, hint, starts),

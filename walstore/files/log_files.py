@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, cast
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
 from walstore.files.directory import list_segments, read_cell
-from walstore.files.log_bounds import Extent
+from walstore.files.log_bounds import LogBounds
 from walstore.files.segment_file import CHUNK_BYTES, Segment, iter_chunks, load_index, load_streams
 from walstore.files.time_index import find_offset
 from walstore.format import segment
@@ -28,7 +28,7 @@ INDEX_BYTES: Final = 8 << 20
 _PLACES: Final = 64
 
 
-class Place(NamedTuple):
+class BatchPlace(NamedTuple):
     """Where a batch begins."""
 
     start: int
@@ -59,7 +59,7 @@ class _Cut:
 class LogFiles:
     """The files of one log. Make it from a first look, and tell it what later looks find."""
 
-    def __init__(self, fs: FileSystem, directory: Path, extent: Extent) -> None:
+    def __init__(self, fs: FileSystem, directory: Path, extent: LogBounds) -> None:
         self._fs = fs
         self._directory = directory
         self._starts: list[int] = []
@@ -69,10 +69,10 @@ class LogFiles:
         self._indexed: OrderedDict[int, int] = OrderedDict()
         self._indexed_bytes = 0
         # Offset → where its batch begins, for the ends of the last reads.
-        self._places: OrderedDict[int, Place] = OrderedDict()
+        self._places: OrderedDict[int, BatchPlace] = OrderedDict()
         self.update(extent)
 
-    def update(self, extent: Extent) -> None:
+    def update(self, extent: LogBounds) -> None:
         """Take over what a look found."""
         self._take(extent.starts)
         last = self._ordered[-1]
@@ -90,8 +90,8 @@ class LogFiles:
         limit: int,
         max_bytes: int,
         tail_start: int,
-        place: Place | None = None,
-        end_place: Place | None = None,
+        place: BatchPlace | None = None,
+        end_place: BatchPlace | None = None,
     ) -> list[Batch]:
         """Return consecutive batches from exactly ``position``; at least one record.
 
@@ -231,7 +231,7 @@ class LogFiles:
                         found.append(batch.slice(max(position, batch.start), batch.limit))
                 if found and found[0].start == position:
                     if found[-1].limit > source.start:
-                        self._note(found[-1].limit, Place(source.start, at))
+                        self._note(found[-1].limit, BatchPlace(source.start, at))
                     return found
                 if found:
                     break
@@ -273,7 +273,7 @@ class LogFiles:
         finally:
             file.close()
 
-    def _note(self, offset: int, place: Place) -> None:
+    def _note(self, offset: int, place: BatchPlace) -> None:
         self._places[offset] = place
         self._places.move_to_end(offset)
         if len(self._places) > _PLACES:

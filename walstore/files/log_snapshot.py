@@ -1,4 +1,4 @@
-"""LogView: a log directory as it lies on disk, read without its lock. Synchronous.
+"""LogSnapshot: a log directory as it lies on disk, read without its lock. Synchronous.
 
 For the command line and for Spark's executors, beside a live writer or after it is gone. It sees only
 what is durable (``extent.py`` says how that is known). Nothing is ever changed. Segments may vanish
@@ -17,7 +17,7 @@ from pathlib import Path
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError, OffsetNotWrittenError, OffsetTrimmedError
 from walstore.files.directory import anchor_log
-from walstore.files.log_bounds import measure
+from walstore.files.log_bounds import read_bounds
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import (
     CHUNK_BYTES,
@@ -34,7 +34,7 @@ from walstore.ports import FileSystem
 
 
 @dataclass(frozen=True, slots=True)
-class LogView:
+class LogSnapshot:
     """A moment of a log directory. Make a new one to see more."""
 
     path: Path
@@ -56,7 +56,7 @@ class LogView:
     """Bound to the directory that was looked at, wherever it is moved."""
 
     @classmethod
-    def open(cls, path: str | Path, *, fs: FileSystem | None = None) -> LogView:
+    def open(cls, path: str | Path, *, fs: FileSystem | None = None) -> LogSnapshot:
         """Look at the log in directory ``path``.
 
         Raises LogNotFoundError if there is none, CorruptionError or FormatVersionError if its
@@ -154,8 +154,8 @@ class LogView:
         )
 
 
-def _look(path: Path, fs: FileSystem) -> LogView:
-    extent = measure(fs, path)
+def _look(path: Path, fs: FileSystem) -> LogSnapshot:
+    extent = read_bounds(fs, path)
     segments = [Segment(path / segment.file_name(start), start) for start in extent.starts]
     for found in segments[:-1]:
         _load_footer(fs, found, is_sealed=True)
@@ -163,7 +163,7 @@ def _look(path: Path, fs: FileSystem) -> LogView:
     if segments[-1].summary is None:
         segments[-1].index = extent.tail_index
     hint = extent.hint
-    return LogView(
+    return LogSnapshot(
         path=path,
         log_id=extent.log_id.hex(),
         head=extent.head,

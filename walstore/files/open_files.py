@@ -4,7 +4,7 @@ A log that needs its files while the most are in use has them closed for the log
 ago. No timer is involved: an idle log keeps its files until another one needs the room. The bound is
 strict but for logs that are in use at this moment, hence for the number of threads.
 
-A log's files are touched only by whoever holds its :class:`Slot`: its own writer thread, or another log's
+A log's files are touched only by whoever holds its :class:`FileSlot`: its own writer thread, or another log's
 while it parks it.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 
-class Slot:
+class FileSlot:
     """One log's right to touch its files; a context manager. Not reentrant."""
 
     __slots__ = ("_files", "_lock", "park")
@@ -63,18 +63,18 @@ class OpenFiles:
         self._limit = limit
         self._guard = threading.Lock()
         # Logs whose files are open, the one used longest ago first.
-        self._open: OrderedDict[Slot, None] = OrderedDict()
+        self._open: OrderedDict[FileSlot, None] = OrderedDict()
         self.parkings = 0
         """How often a log was parked."""
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def slot(self, park: Callable[[], None]) -> Slot:
+    def slot(self, park: Callable[[], None]) -> FileSlot:
         """Return the slot of one more log, parked for now."""
-        return Slot(self, park)
+        return FileSlot(self, park)
 
-    def make_room(self, slot: Slot) -> None:
+    def make_room(self, slot: FileSlot) -> None:
         """Note that a log is used now, and park others if there are too many."""
         with self._guard:
             self._open[slot] = None
@@ -86,14 +86,14 @@ class OpenFiles:
             finally:
                 victim.release()
 
-    def forget(self, slot: Slot) -> None:
+    def forget(self, slot: FileSlot) -> None:
         """Note that a log has no files open any more."""
         with self._guard:
             self._open.pop(slot, None)
 
-    def _pick(self, count: int, user: Slot) -> list[Slot]:
+    def _pick(self, count: int, user: FileSlot) -> list[FileSlot]:
         """Remove and hold up to ``count`` logs that nobody uses, the one used longest ago first."""
-        picked: list[Slot] = []
+        picked: list[FileSlot] = []
         if count <= 0:
             return picked
         for candidate in self._open:

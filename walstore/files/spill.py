@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from walstore.batches.batch_builder import Draft, marks_column
+from walstore.batches.batch_builder import BatchBuilder, marks_column
 from walstore.errors import Outcome, WalClosedError
 from walstore.files.segment_file import Segment
 from walstore.format import frame, segment
@@ -70,7 +70,7 @@ class Spill:
         """Bytes of the file so far."""
         return self._position
 
-    def add(self, draft: Draft, now_us: int) -> None:
+    def add(self, draft: BatchBuilder, now_us: int) -> None:
         """Write a batch of the transaction; OSError, after which only ``discard`` is allowed.
 
         WalClosedError if it was discarded, because the log closed.

@@ -72,7 +72,7 @@ class LookalikesError(ValueError):
     """A search for frames met too many bytes that only look like some."""
 
 
-class Kind(IntEnum):
+class ColumnKind(IntEnum):
     """Columns of a batch. Numbers are part of the format and never re-used."""
 
     VALUE_LENGTHS = 1
@@ -87,14 +87,14 @@ class Kind(IntEnum):
     VALUES = 15
 
 
-KNOWN_KINDS: Final = frozenset(Kind)
+KNOWN_KINDS: Final = frozenset(ColumnKind)
 _PAIRS: Final = (
-    (Kind.STREAM_IDS, Kind.STREAM_NAMES),
-    (Kind.KEY_LENGTHS, Kind.KEYS),
-    (Kind.HEADER_LENGTHS, Kind.HEADERS),
+    (ColumnKind.STREAM_IDS, ColumnKind.STREAM_NAMES),
+    (ColumnKind.KEY_LENGTHS, ColumnKind.KEYS),
+    (ColumnKind.HEADER_LENGTHS, ColumnKind.HEADERS),
 )
 _INTEGERS: Final = frozenset(
-    (Kind.VALUE_LENGTHS, Kind.TIMESTAMP_DELTAS, *(lengths for lengths, _ in _PAIRS))
+    (ColumnKind.VALUE_LENGTHS, ColumnKind.TIMESTAMP_DELTAS, *(lengths for lengths, _ in _PAIRS))
 )
 MOST_RECORDS: Final = 1 << 24
 """Records of a frame. Those without a value take no bytes, so nothing else would bound them."""
@@ -165,7 +165,7 @@ class FrameHeader:
         return self.position + self.length
 
 
-def uint_column(kind: Kind, values: Sequence[int]) -> Column:
+def uint_column(kind: ColumnKind, values: Sequence[int]) -> Column:
     """Encode integers in the narrowest width that holds them, or once if they are all alike."""
     highest = max(values)
     if highest < 1 << 32 and (len(values) == 1 or min(values) == highest):
@@ -178,7 +178,7 @@ def uint_column(kind: Kind, values: Sequence[int]) -> Column:
     return Column(kind, width, (data,), len(data))
 
 
-def blob_column(kind: Kind, pieces: Sequence[bytes | memoryview], size_bytes: int) -> Column:
+def blob_column(kind: ColumnKind, pieces: Sequence[bytes | memoryview], size_bytes: int) -> Column:
     """Wrap plain bytes, given in pieces of ``size_bytes`` together, without joining them."""
     return Column(kind, BLOB, pieces, size_bytes)
 
@@ -233,7 +233,7 @@ def encode_body(columns: Sequence[Column], *, count: int, compress: bool) -> tup
     length = unpadded + padding + TRAILER.size
     if length > MAX_FRAME_BYTES or body_bytes > MAX_FRAME_BYTES:
         raise ValueError(f"a batch of {length} bytes does not fit a frame")
-    flags = HAS_MARKS if columns and columns[0].kind == Kind.MARKS else 0
+    flags = HAS_MARKS if columns and columns[0].kind == ColumnKind.MARKS else 0
     directory_pieces = [
         DIRECTORY_ENTRY.pack(kind, encoding, 0, size_bytes)
         for kind, encoding, _, size_bytes in columns
@@ -356,7 +356,7 @@ def encode_value(
     if length > MAX_FRAME_BYTES:
         raise ValueError(f"a batch of {length} bytes does not fit a frame")
     directory_and_length = _ONE_VALUE.pack(
-        Kind.VALUE_LENGTHS, CONSTANT, 0, 4, Kind.VALUES, BLOB, 0, size, size
+        ColumnKind.VALUE_LENGTHS, CONSTANT, 0, 4, ColumnKind.VALUES, BLOB, 0, size, size
     )
     ending = bytes(length - unpadded - TRAILER.size) + TRAILER.pack(length, TRAILER_MAGIC)
     frame = bytearray().join((_BLANK_HEADER, directory_and_length, value, ending))
@@ -389,8 +389,8 @@ def value_columns(buffer: memoryview) -> dict[int, tuple[int, memoryview]]:
     """Return the columns of what :func:`encode_value` made, as :func:`directory` would."""
     size = int.from_bytes(buffer[_VALUE_AT - 4 : _VALUE_AT], "little")
     return {
-        Kind.VALUE_LENGTHS: (CONSTANT, buffer[_VALUE_AT - 4 : _VALUE_AT]),
-        Kind.VALUES: (BLOB, buffer[_VALUE_AT : _VALUE_AT + size]),
+        ColumnKind.VALUE_LENGTHS: (CONSTANT, buffer[_VALUE_AT - 4 : _VALUE_AT]),
+        ColumnKind.VALUES: (BLOB, buffer[_VALUE_AT : _VALUE_AT + size]),
     }
 
 
@@ -510,8 +510,8 @@ def _plain_columns(
     kind, encoding, _, size, other, blob, _, values = _TWO_ENTRIES.unpack_from(buffer, entry)
     count, data, stored = header.count, entry + _TWO_ENTRIES.size, header.stored_bytes
     if (
-        kind != Kind.VALUE_LENGTHS
-        or other != Kind.VALUES
+        kind != ColumnKind.VALUE_LENGTHS
+        or other != ColumnKind.VALUES
         or blob != BLOB
         or encoding not in _ENCODINGS
         or size != (encoding * count or 4)
@@ -526,8 +526,8 @@ def _plain_columns(
     if not encoding and _U32.unpack(lengths)[0] * count != values:
         return None
     return {
-        Kind.VALUE_LENGTHS: (encoding, lengths),
-        Kind.VALUES: (BLOB, buffer[limit : limit + values]),
+        ColumnKind.VALUE_LENGTHS: (encoding, lengths),
+        ColumnKind.VALUES: (BLOB, buffer[limit : limit + values]),
     }
 
 
@@ -548,15 +548,15 @@ def _body(buffer: memoryview, header: FrameHeader, at: int) -> tuple[memoryview,
 
 def _check_columns(columns: dict[int, tuple[int, memoryview]], header: FrameHeader) -> None:
     """Check that the columns that belong together are there: BodyError."""
-    values = columns.get(Kind.VALUES)
+    values = columns.get(ColumnKind.VALUES)
     if values is not None:
-        encoding, lengths = columns.get(Kind.VALUE_LENGTHS, _NO_COLUMN)
+        encoding, lengths = columns.get(ColumnKind.VALUE_LENGTHS, _NO_COLUMN)
         if encoding == CONSTANT:
             if _U32.unpack(lengths)[0] * header.count != len(values[1]):
                 raise BodyError("lengths that are not those of the values")
         elif encoding == BLOB:
             raise BodyError("values without lengths")
-    elif header.count or Kind.VALUE_LENGTHS in columns:
+    elif header.count or ColumnKind.VALUE_LENGTHS in columns:
         raise BodyError("records without values")
     if len(columns) > 2:
         for one, other in _PAIRS:
@@ -566,7 +566,7 @@ def _check_columns(columns: dict[int, tuple[int, memoryview]], header: FrameHead
 
 def stream_names(buffer: memoryview, header: FrameHeader) -> list[str]:
     """Return the streams of which a verified frame has records; ValueError as :func:`directory`."""
-    found = directory(buffer, header).get(Kind.STREAM_NAMES)
+    found = directory(buffer, header).get(ColumnKind.STREAM_NAMES)
     return [] if found is None else unpack_names(found[1])
 
 
@@ -574,7 +574,7 @@ def marks_of(buffer: memoryview, header: FrameHeader) -> memoryview | None:
     """Return the marks of a verified frame, if it has any; ValueError as :func:`directory`."""
     if not header.flags & HAS_MARKS:
         return None
-    found = directory(buffer, header).get(Kind.MARKS)
+    found = directory(buffer, header).get(ColumnKind.MARKS)
     if found is None:
         raise BodyError("no marks, although the header says so")
     return found[1]

@@ -33,7 +33,7 @@ _STREAM_BYTES: Final = 1 + 1 + 3 + 9
 """What msgpack needs at most for the headers of texts, and for the numbers of a run or a stream."""
 
 
-class Run(NamedTuple):
+class ProducerRun(NamedTuple):
     """Consecutive appends of one producer, alike in size, whose records abut."""
 
     sequence: int
@@ -63,7 +63,7 @@ class Marks:
 
     registers: dict[str, str | None] = field(default_factory=dict)
     """New values; None removes a register."""
-    producers: list[tuple[str, Run]] = field(default_factory=list)
+    producers: list[tuple[str, ProducerRun]] = field(default_factory=list)
     streams: dict[str, StreamInfo] = field(default_factory=dict)
     head: int = 0
     """New head, if it is higher than the one before."""
@@ -108,7 +108,7 @@ class Marks:
 
         ValueError naming a field of a newer version; MalformedError for what no version writes.
         """
-        packed = Packed(data, "marks", longest_row=len(Run._fields) + 1)
+        packed = Packed(data, "marks", longest_row=len(ProducerRun._fields) + 1)
         marks = cls()
         for name in packed.fields():
             if name == _REGISTERS:
@@ -136,12 +136,12 @@ def _registers(found: object) -> dict[str, str | None]:
     return registers
 
 
-def _run(row: object) -> tuple[str, Run]:
+def _run(row: object) -> tuple[str, ProducerRun]:
     fields = require(row, list, "a producer's run")
-    if len(fields) != len(Run._fields) + 1:
+    if len(fields) != len(ProducerRun._fields) + 1:
         raise MalformedError(f"a producer's run of {len(fields)} fields")
     sequence, start, records, repeat = fields[1:]
-    run = Run(
+    run = ProducerRun(
         require_number(sequence, "a sequence number", least=1, most=MOST_SEQUENCE),
         require_number(start, "a producer's offset"),
         require_number(records, "a producer's records"),
@@ -170,7 +170,7 @@ def _streams(found: object) -> dict[str, StreamInfo]:
     return streams
 
 
-class Window:
+class ProducerWindow:
     """The last appends of one producer: which sequence number went where."""
 
     __slots__ = ("last", "runs")
@@ -178,14 +178,14 @@ class Window:
     def __init__(self) -> None:
         self.last = 0
         """Sequence number of the newest append; 0 before the first."""
-        self.runs: deque[Run] = deque()
+        self.runs: deque[ProducerRun] = deque()
 
     @property
     def first(self) -> int:
         """Oldest sequence number that is remembered."""
         return self.runs[0].sequence if self.runs else self.last + 1
 
-    def add(self, run: Run, size: int) -> None:
+    def add(self, run: ProducerRun, size: int) -> None:
         """Remember appends, and forget those more than ``size`` behind.
 
         Numbers that do not follow the last one begin again: what was before is forgotten.
@@ -204,7 +204,7 @@ class Window:
             cut = min(excess, oldest.repeat)
             if cut < oldest.repeat:
                 self.runs.appendleft(
-                    Run(
+                    ProducerRun(
                         oldest.sequence + cut,
                         oldest.start + cut * oldest.records,
                         oldest.records,
@@ -213,7 +213,7 @@ class Window:
                 )
             excess -= cut
 
-    def growth(self, run: Run, size: int) -> int:
+    def growth(self, run: ProducerRun, size: int) -> int:
         """Return how many runs more there would be after :meth:`add`; less than 0 for fewer."""
         is_joined = bool(self.runs) and _join(self.runs[-1], run) is not None
         grown = 0 if is_joined else 1
@@ -253,7 +253,7 @@ class Ledger:
         self._window = window
         self._max_producers = max_producers
         self.registers: dict[str, str] = {}
-        self.producers: OrderedDict[str, Window] = OrderedDict()
+        self.producers: OrderedDict[str, ProducerWindow] = OrderedDict()
         """The one that appended last is last."""
         self.streams: dict[str, StreamInfo] = {}
         self.head = 0
@@ -296,7 +296,7 @@ class Ledger:
         for name, run in marks.producers:
             found = self.producers.get(name)
             if found is None:
-                found = self.producers[name] = Window()
+                found = self.producers[name] = ProducerWindow()
                 if len(self.producers) > self._max_producers:
                     oldest, forgotten = self.producers.popitem(last=False)
                     self.size_bytes -= len(forgotten.runs) * _run_bytes(oldest)
@@ -352,7 +352,7 @@ def _stream_bytes(name: str, info: StreamInfo | None) -> int:
     return _text_bytes(name) + metadata + _STREAM_BYTES
 
 
-def _join(before: Run, after: Run) -> Run | None:
+def _join(before: ProducerRun, after: ProducerRun) -> ProducerRun | None:
     """Return two runs as one if the second continues the first."""
     follows = (
         before.sequence + before.repeat == after.sequence
@@ -361,4 +361,4 @@ def _join(before: Run, after: Run) -> Run | None:
     )
     if not follows:
         return None
-    return Run(before.sequence, before.start, before.records, before.repeat + after.repeat)
+    return ProducerRun(before.sequence, before.start, before.records, before.repeat + after.repeat)

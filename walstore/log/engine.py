@@ -22,8 +22,8 @@ from walstore.append.state import LogState
 from walstore.append.tail import Tail
 from walstore.append.writer import Writer
 from walstore.batches.append_request import gather_group
-from walstore.batches.batch_builder import Group
-from walstore.batches.conditions import Terms
+from walstore.batches.batch_builder import AppendRequest
+from walstore.batches.conditions import AppendConditions
 from walstore.cursors.store import CursorStore
 from walstore.errors import (
     CorruptionError,
@@ -42,7 +42,7 @@ from walstore.files.locks import this_process
 from walstore.files.spill import Spill
 from walstore.format import codec
 from walstore.format.claims import Claims
-from walstore.log.log_resources import Host
+from walstore.log.log_resources import LogResources
 from walstore.log.opening import Entered, Opened, close_log, enter_log, recover_log
 from walstore.log.pins import LogPins, ReaderPins
 from walstore.log.retention_task import Retention
@@ -50,7 +50,7 @@ from walstore.log.tier_source import RecoveredRecords, Shipping
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.read.tiered import TieredSource
 from walstore.records import Durability
-from walstore.runtime.error_mapping import describe_open, fresh
+from walstore.runtime.error_mapping import copy_error, describe_open
 from walstore.runtime.forks import abandon_in_children
 from walstore.runtime.resource import warn_unclosed
 from walstore.runtime.threads import Lane
@@ -74,7 +74,7 @@ class Engine:
         fs: FileSystem,
         clock: Clock,
         opened: Opened,
-        host: Host,
+        host: LogResources,
         tier: Tier | None,
     ) -> None:
         """Compose the parts and start the supervisor; see :func:`open_engine`."""
@@ -174,7 +174,7 @@ class Engine:
         headers: Mapping[str, bytes] | None,
         timestamp_us: int | None,
         durability: Durability | str | None,
-        terms: Terms | None,
+        terms: AppendConditions | None,
     ) -> range:
         """Check what a caller passed, and append it as one atomic group."""
         if get_ident() != self.channel.thread:  # the channel looks at the event loop, too
@@ -187,7 +187,7 @@ class Engine:
         )
         return await self.submit(group, level)
 
-    async def submit(self, group: Group, level: Durability) -> range:
+    async def submit(self, group: AppendRequest, level: Durability) -> range:
         """Accept a group, wait until it is as safe as ``level`` says, and return its offsets.
 
         What the group's terms say against it is raised once what they were compared with is durable,
@@ -335,7 +335,7 @@ class Engine:
     def check_process(self) -> None:
         """Raise WalClosedError in a child process of the one that opened the log."""
         if self._abandoned is not None:
-            raise fresh(self._abandoned)
+            raise copy_error(self._abandoned)
 
     def check_home(self) -> None:
         """Raise WalClosedError in a child process, WrongLoopError in another thread or event loop."""
@@ -536,7 +536,7 @@ class Engine:
         self.state.errors.count(error)
 
         def make_error(_: int) -> WalError:
-            twin = fresh(error)
+            twin = copy_error(error)
             twin.outcome = "durable"
             return twin
 
@@ -559,12 +559,12 @@ async def open_engine(
     tier: Tier | None,
     fs: FileSystem,
     clock: Clock,
-    host: Host | None = None,
+    host: LogResources | None = None,
 ) -> Engine:
     """Lock and recover the log at ``path``, or create it, and start its tasks."""
     if settings.durability is Durability.CLOUD and tier is None:
         raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
-    host = host or Host.alone()
+    host = host or LogResources.alone()
     try:
         path = await absolute(path, host.writing)
         if tier is not None:
@@ -591,7 +591,12 @@ async def open_engine(
 
 
 async def _enter_and_recover(
-    path: Path, settings: Settings, tier: Tier | None, fs: FileSystem, clock: Clock, host: Host
+    path: Path,
+    settings: Settings,
+    tier: Tier | None,
+    fs: FileSystem,
+    clock: Clock,
+    host: LogResources,
 ) -> Opened:
     """Lock the log's directory, claim the tier, and recover the log or create it.
 

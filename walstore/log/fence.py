@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from walstore.batches.batch_builder import Group
-from walstore.batches.conditions import Terms, check_name, make_terms
+from walstore.batches.batch_builder import AppendRequest
+from walstore.batches.conditions import AppendConditions, check_name, make_conditions
 from walstore.errors import RegisterMismatchError
 from walstore.log.transaction import Transaction
 from walstore.records import AnyDurability, Durability
@@ -96,8 +96,8 @@ class Fence:
         self,
         expect: Mapping[str, str | None] | None,
         update: Mapping[str, str | None] | None,
-    ) -> Terms:
-        terms = make_terms(None, expect, update)
+    ) -> AppendConditions:
+        terms = make_conditions(None, expect, update)
         terms.expect = {**(terms.expect or {}), self.register: self.token}
         terms.fence = self.register
         return terms
@@ -111,9 +111,11 @@ async def take_fence(engine: Engine, owner: str, register: str) -> Fence:
         held = engine.channel.ledger.registers.get(register)
         number = held.partition(" ")[0] if held else "0"
         token = f"{int(number) + 1 if number.isdecimal() else 1} {owner}"
-        terms = Terms(expect={register: held}, update={register: token})
+        terms = AppendConditions(expect={register: held}, update={register: token})
         try:
-            await engine.submit(Group((), None, None, None, None, 0, terms), Durability.DISK)
+            await engine.submit(
+                AppendRequest((), None, None, None, None, 0, terms), Durability.DISK
+            )
         except RegisterMismatchError:
             continue  # somebody else took it while this one waited; take it from them
         return Fence(engine, owner, register, token)

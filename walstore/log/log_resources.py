@@ -1,4 +1,4 @@
-"""Host: what an open log gets from where it lives. By itself it has threads of its own; in a store it
+"""LogResources: what an open log gets from where it lives. By itself it has threads of its own; in a store it
 shares threads, budgets and descriptors with the others."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class LogResources:
     """Everything a log shares, or has for itself."""
 
     writing: Lane
@@ -40,7 +40,7 @@ class Host:
     """Called once the log is closed, on the event loop."""
 
     @classmethod
-    def alone(cls) -> Host:
+    def alone(cls) -> LogResources:
         """Return the host of a log that lives by itself."""
         return cls(
             writing=Worker("writer"),

@@ -38,7 +38,7 @@ from walstore.files.directory import (
     used_limit,
     walk_file,
 )
-from walstore.files.directory_scan import Found, find_log
+from walstore.files.directory_scan import ScannedLog, find_log
 from walstore.files.durable_file import sync_entry, write_durably, write_hint
 from walstore.files.locks import lock_log
 from walstore.files.segment_file import Segment
@@ -331,7 +331,7 @@ def _with_room(
     fs: FileSystem,
     directory: Path,
     start: _Start,
-    found: Found | None,
+    found: ScannedLog | None,
 ) -> Tail:
     """Make the tail. If a full disk has no room for a new segment, go on in the last one, unsealed."""
     try:
@@ -377,7 +377,7 @@ def _is_as_checkpointed(
 def _recover(
     fs: FileSystem,
     directory: Path,
-    found: Found,
+    found: ScannedLog,
     hint: Checkpoint | None,
     cell: DurableCell | None,
 ) -> _Start:
@@ -423,7 +423,7 @@ def _cut_torn_tail(
     fs: FileSystem,
     path: Path,
     file: File,
-    found: Found,
+    found: ScannedLog,
     evidence: Evidence,
     *,
     is_closed: bool,

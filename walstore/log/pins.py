@@ -20,7 +20,7 @@ from typing import Self
 
 from walstore.cursors import directory as cursor_directory
 from walstore.errors import WalLockedError
-from walstore.log.retention_plan import Pin, Plan
+from walstore.log.retention_plan import Pin, RetentionPlan
 from walstore.ports import FileSystem
 from walstore.runtime.error_mapping import describe_read, describe_upkeep, is_full
 
@@ -46,7 +46,9 @@ class ReaderPins:
             self._pins[number] = pin = Pin(max(offset, self._floor), holder)
             return ReaderPin(self, number, pin.offset)
 
-    def settle(self, cursors: Sequence[Pin], decide: Callable[[Sequence[Pin]], Plan]) -> Plan:
+    def settle(
+        self, cursors: Sequence[Pin], decide: Callable[[Sequence[Pin]], RetentionPlan]
+    ) -> RetentionPlan:
         """Return what ``decide`` makes of all pins. From then on no pin can be had below its head."""
         with self._lock:
             plan = decide([*cursors, *self._pins.values()])
@@ -150,7 +152,7 @@ class HeldPins:
         """Why the cursors are not locked: there are none, and a full disk has no room for their directory.
         Else a disk could not be trimmed because it is full. None if they are."""
 
-    def settle(self, decide: Callable[[Sequence[Pin]], Plan]) -> Plan:
+    def settle(self, decide: Callable[[Sequence[Pin]], RetentionPlan]) -> RetentionPlan:
         """Return what ``decide`` makes of all pins; see :meth:`ReaderPins.settle`."""
         return self._readers.settle(self._cursors, decide)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from walstore.batches.conditions import Terms
+from walstore.batches.conditions import AppendConditions
 from walstore.format.packed import MOST_SEQUENCE
 from walstore.log.transaction import Transaction
 from walstore.records import AnyDurability
@@ -100,9 +100,9 @@ class Producer:
     def __repr__(self) -> str:
         return f"<Producer {self.id!r} at {self.last_sequence}>"
 
-    def _terms(self, sequence: int | None) -> Terms:
+    def _terms(self, sequence: int | None) -> AppendConditions:
         if sequence is not None:
             sequence = as_int(sequence, "sequence")
             if not 1 <= sequence <= MOST_SEQUENCE:
                 raise ValueError(f"sequence must be 1 to 2**63 - 1, not {sequence}")
-        return Terms(producer=self.id, sequence=sequence)
+        return AppendConditions(producer=self.id, sequence=sequence)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from walstore.batches.batch import Batch
-from walstore.cursors.cursor_mixin import Cursored
+from walstore.cursors.cursor_mixin import CursorMixin
 from walstore.cursors.store import CursorStore
 from walstore.errors import (
     InvalidSettingsError,
@@ -34,14 +34,14 @@ from walstore.ports import CellView, Clock, FileSystem
 from walstore.read.log_watch import (
     LONGEST_POLL_SECONDS,
     SHORTEST_POLL_SECONDS,
+    LogLook,
     LogWatch,
-    Look,
     look_at,
 )
 from walstore.read.reader import Reader, ReadGuard
 from walstore.records import Start
 from walstore.runtime.clock import SystemClock
-from walstore.runtime.error_mapping import describe_read, fresh
+from walstore.runtime.error_mapping import copy_error, describe_read
 from walstore.runtime.forks import abandon_in_children
 from walstore.runtime.resource import Opening, warn_unclosed
 from walstore.runtime.threads import Worker
@@ -50,7 +50,7 @@ from walstore.validation.arguments import as_directory, as_int, as_moment_us
 _T = TypeVar("_T")
 
 
-class ReadonlyWal(Cursored):
+class ReadonlyWal(CursorMixin):
     """A log in a directory of this machine, open for reading beside its writer, or without one.
 
     Make one with :meth:`open`. All methods and the offsets belong to the event loop that opened it: from
@@ -110,7 +110,7 @@ class ReadonlyWal(Cursored):
         fs: FileSystem,
         clock: Clock,
         worker: Worker,
-        look: Look,
+        look: LogLook,
         poll_seconds: tuple[float, float],
     ) -> None:
         """Not for callers; see :meth:`open`."""
@@ -198,13 +198,13 @@ class ReadonlyWal(Cursored):
         watch.check()
         opened = watch.view
 
-        def look() -> Look:
+        def look() -> LogLook:
             found = look_at(self._fs, self.path, opened)
             self._files.update(found.extent)
             return found
 
         try:
-            found = await self._worker.run_owned(look, Look.discard)
+            found = await self._worker.run_owned(look, LogLook.discard)
         except OSError as error:
             watch.check()  # closed meanwhile, and the directory with it
             raise describe_read(error, self.path) from error
@@ -342,7 +342,7 @@ class ReadonlyWal(Cursored):
 
     def _check_home(self) -> None:
         if self._abandoned is not None:
-            raise fresh(self._abandoned)
+            raise copy_error(self._abandoned)
         self._watch.guard.check()
 
     def _cursor_store(self) -> tuple[CursorStore, Clock]:
@@ -389,7 +389,7 @@ class ReadonlyWal(Cursored):
             raise describe_read(error, self.path) from error
 
 
-def _look_first(fs: FileSystem, directory: Path) -> tuple[FileSystem, Look]:
+def _look_first(fs: FileSystem, directory: Path) -> tuple[FileSystem, LogLook]:
     """Anchor the file system to the directory and look at it."""
     anchored = anchor_log(fs, directory)
     try:
@@ -399,6 +399,6 @@ def _look_first(fs: FileSystem, directory: Path) -> tuple[FileSystem, Look]:
         raise
 
 
-def _discard(found: tuple[FileSystem, Look]) -> None:
+def _discard(found: tuple[FileSystem, LogLook]) -> None:
     found[1].discard()
     found[0].close()

@@ -35,7 +35,7 @@ class Reason(StrEnum):
     """It lies beyond ``retention_bytes``, counted from the newest sealed segment back."""
 
 
-class Hold(StrEnum):
+class RetentionHold(StrEnum):
     """Why a segment that is wanted gone stays."""
 
     NOT_UPLOADED = "not uploaded"
@@ -62,7 +62,7 @@ class Decision(NamedTuple):
     limit: int
     data_bytes: int
     reason: Reason
-    hold: Hold | None = None
+    hold: RetentionHold | None = None
     """None if it goes."""
     holder: str | None = None
     """The pin's holder, if a pin holds it."""
@@ -76,7 +76,7 @@ class Decision(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RetentionPlan:
     """What retention does now, and when to ask again."""
 
     head: int
@@ -115,7 +115,7 @@ def plan_retention(
     retention_bytes: int | None,
     uploaded_limit: int | None,
     pins: Iterable[Pin] = (),
-) -> Plan:
+) -> RetentionPlan:
     """Decide what becomes of each segment.
 
     ``sealed`` is in offset order, ``active`` is what sealing would now record of the active segment,
@@ -150,9 +150,9 @@ def plan_retention(
                 decisions.append(decision)
     held = next((found for found in decisions if found.hold is not None), None)
     if held is not None:  # those behind it wait for it, whatever their age
-        due_us = pin.expires_us if pin is not None and held.hold is Hold.PINNED else None
+        due_us = pin.expires_us if pin is not None and held.hold is RetentionHold.PINNED else None
     limits = [found.limit for found in decisions if found.hold is None]
-    return Plan(max([head, *limits]), tuple(decisions), seals_active, due_us, active.limit)
+    return RetentionPlan(max([head, *limits]), tuple(decisions), seals_active, due_us, active.limit)
 
 
 def plan_trim(
@@ -201,9 +201,9 @@ def _decide(
     hold, holder = None, None
     if reason is not Reason.TRIMMED:  # what is trimmed cannot be read any more by anybody
         if uploaded_limit is not None and summary.limit > uploaded_limit:
-            hold = Hold.NOT_UPLOADED
+            hold = RetentionHold.NOT_UPLOADED
         elif pin is not None and summary.limit > pin.offset:
-            hold, holder = Hold.PINNED, pin.holder
+            hold, holder = RetentionHold.PINNED, pin.holder
     return Decision(
         summary.start, summary.limit, summary.data_bytes, reason, hold=hold, holder=holder
     )

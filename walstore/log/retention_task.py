@@ -1,7 +1,7 @@
 """Retention: the task that deletes what may go, and ``trim``. On the event loop; plans in ``retention.py``.
 
 What is decided is decided on the writer's thread, between two commits and under the locks of the pins, by
-:class:`_Decision`, and made durable there before a file goes. The task sleeps until something was
+:class:`_RetentionDecision`, and made durable there before a file goes. The task sleeps until something was
 sealed, uploaded or unpinned, and with an age limit until exactly the moment at which the oldest segment
 expires. Without an age limit it never sets a timer.
 
@@ -27,7 +27,7 @@ from walstore.append.state import LogState
 from walstore.errors import WalClosedError, WalError, WalLockedError
 from walstore.format.segment import SegmentSummary
 from walstore.log.pins import HeldPins, LogPins
-from walstore.log.retention_plan import Hold, Pin, Plan, plan_retention, plan_trim
+from walstore.log.retention_plan import Pin, RetentionHold, RetentionPlan, plan_retention, plan_trim
 from walstore.ports import Clock
 from walstore.runtime.error_mapping import describe_upkeep
 from walstore.settings import Settings
@@ -100,7 +100,7 @@ class Retention:
         self._bytes = settings.retention_bytes
         self._pins = pins
         self._is_tiered = is_tiered
-        self.plan: Plan | None = None
+        self.plan: RetentionPlan | None = None
         """The latest plan, which says what is held and by whom; None before the first."""
         self.dropped_segments = 0
         """Segments deleted since the log was opened."""
@@ -140,7 +140,7 @@ class Retention:
         """
         uploaded_limit = self._uploaded_limit()
 
-        def plan(tail: HeadKeeper, now_us: int, pins: Sequence[Pin]) -> Plan:
+        def plan(tail: HeadKeeper, now_us: int, pins: Sequence[Pin]) -> RetentionPlan:
             head = plan_trim(
                 before,
                 head=tail.head,
@@ -149,7 +149,7 @@ class Retention:
                 uploaded_limit=uploaded_limit,
                 pins=pins,
             )
-            return Plan(head)
+            return RetentionPlan(head)
 
         head = (await self._decide(plan)).head
         logger.info("%d is the new head; trimming below %d was asked for", head, before)
@@ -165,11 +165,11 @@ class Retention:
     def _uploaded_limit(self) -> int | None:
         return self._state.uploaded.value if self._is_tiered else None
 
-    async def _shrink(self) -> Plan | None:
+    async def _shrink(self) -> RetentionPlan | None:
         """Drop what may go. None if the pins could not be learned: then nothing was dropped."""
         uploaded_limit = self._uploaded_limit()
 
-        def plan(tail: HeadKeeper, now_us: int, pins: Sequence[Pin]) -> Plan:
+        def plan(tail: HeadKeeper, now_us: int, pins: Sequence[Pin]) -> RetentionPlan:
             *sealed, active = tail.summaries()
             return plan_retention(
                 sealed,
@@ -196,11 +196,11 @@ class Retention:
         self.plan = found
         return found
 
-    async def _decide(self, plan: _Planner) -> Plan:
+    async def _decide(self, plan: _Planner) -> RetentionPlan:
         """Plan and carry it out on the writer's thread; try again while the cursors are locked."""
         pause = _LEAST_PAUSE_SECONDS
         for attempt in count(1):
-            decision = _Decision(self._pins, self._clock.now_us(), plan)
+            decision = _RetentionDecision(self._pins, self._clock.now_us(), plan)
             await self._writer.advance_head(decision)
             if decision.error is None:
                 self.dropped_segments += decision.dropped_segments
@@ -213,7 +213,7 @@ class Retention:
             pause = min(2 * pause, _MOST_PAUSE_SECONDS)
         raise AssertionError("unreachable")
 
-    async def _wait(self, plan: Plan | None) -> None:
+    async def _wait(self, plan: RetentionPlan | None) -> None:
         """Return when the plan may be another."""
         shrinkable = self._state.shrinkable
         seconds = self._seconds_left(plan)
@@ -233,7 +233,7 @@ class Retention:
         await self._clock.sleep(seconds)
         self._state.shrinkable.set()
 
-    def _seconds_left(self, plan: Plan | None) -> float | None:
+    def _seconds_left(self, plan: RetentionPlan | None) -> float | None:
         """Return how long nothing changes by time alone; None for ever. Always, without an age limit."""
         if self._seconds is None:
             return None
@@ -242,7 +242,7 @@ class Retention:
         if plan is None:
             return recheck
         left = None if plan.due_us is None else max((plan.due_us - now_us) / 1e6, _LEAST_SECONDS)
-        if plan.held is None or plan.held.hold is not Hold.PINNED:
+        if plan.held is None or plan.held.hold is not RetentionHold.PINNED:
             return left
         # A cursor may be moved by another process, of which we do not hear.
         return recheck if left is None else min(left, recheck)
@@ -251,17 +251,17 @@ class Retention:
 class _Planner(Protocol):
     """Makes a plan from what the tail says; called on the writer's thread."""
 
-    def __call__(self, tail: HeadKeeper, now_us: int, pins: Sequence[Pin], /) -> Plan: ...
+    def __call__(self, tail: HeadKeeper, now_us: int, pins: Sequence[Pin], /) -> RetentionPlan: ...
 
 
 @dataclass(slots=True)
-class _Decision:
+class _RetentionDecision:
     """One look at the log on the writer's thread. Raises only what the tail does, which fails the log."""
 
     pins: LogPins
     now_us: int
     plan: _Planner
-    result: Plan | None = None
+    result: RetentionPlan | None = None
     error: Exception | None = None
     """Why there is no result."""
     dropped_segments: int = 0

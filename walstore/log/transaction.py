@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from walstore.batches.append_request import make_record
-from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, Draft, Group, split
-from walstore.batches.conditions import Terms, check_registers
+from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, AppendRequest, BatchBuilder, split
+from walstore.batches.conditions import AppendConditions, check_registers
 from walstore.errors import RecordTooLargeError, WalClosedError, WalError
 from walstore.files.spill import Spill
 from walstore.records import Durability
-from walstore.runtime.error_mapping import describe_spill, fresh
+from walstore.runtime.error_mapping import copy_error, describe_spill
 
 if TYPE_CHECKING:
     from walstore.log.engine import Engine
@@ -37,7 +37,7 @@ class Transaction:
     commit itself is cancelled, it may have happened all the same: ``span`` is set then.
     """
 
-    def __init__(self, engine: Engine, terms: Terms, level: Durability) -> None:
+    def __init__(self, engine: Engine, terms: AppendConditions, level: Durability) -> None:
         """Not for callers; see :meth:`walstore.Wal.transaction`."""
         # Set once.
         self._engine = engine
@@ -48,7 +48,7 @@ class Transaction:
         batch_bytes = min(settings.batch_bytes, settings.segment_bytes // 4)
         self._frame_bytes = max(batch_bytes, _LEAST_FRAME_BYTES)
         # Owned by the task that uses it.
-        self._draft = Draft(0)
+        self._draft = BatchBuilder(0)
         self._spill: Spill | None = None
         self._names: dict[str | None, None] = {}  # streams of records in the file, in order
         self._count = 0
@@ -145,7 +145,7 @@ class Transaction:
         if self._is_open or self._count or self._failure is not None or self.span is not None:
             raise RuntimeError("a transaction can be entered once; make another")
         if self._engine.is_closing:
-            raise fresh(self._engine.writer.failure or WalClosedError("the log is closed"))
+            raise copy_error(self._engine.writer.failure or WalClosedError("the log is closed"))
         self._is_open = True
         return self
 
@@ -159,7 +159,7 @@ class Transaction:
         if not self._is_open:
             if error is None and self._has_failed:
                 assert self._failure is not None
-                raise fresh(
+                raise copy_error(
                     self._failure
                 )  # else whoever caught it inside would believe it committed
             return
@@ -185,11 +185,11 @@ class Transaction:
             spill = self._spill
             await self._blocking(spill.finish)
             names = list(self._names) or None
-            group = Group((), None, names, None, None, 0, self._terms, spill)
+            group = AppendRequest((), None, names, None, None, 0, self._terms, spill)
         else:
             draft = self._draft
             draft.pad()
-            group = Group(
+            group = AppendRequest(
                 draft.values,
                 draft.keys,
                 draft.streams,
@@ -204,9 +204,9 @@ class Transaction:
         """Move what is in memory to the file, in batches of a size that readers can hold."""
         refusal = self._engine.disk_watch.refusal
         if refusal is not None:
-            await self._roll_back_for(fresh(refusal))
-            raise fresh(refusal)
-        draft, self._draft = self._draft, Draft(0)
+            await self._roll_back_for(copy_error(refusal))
+            raise copy_error(refusal)
+        draft, self._draft = self._draft, BatchBuilder(0)
         draft.pad()
         self._names.update(dict.fromkeys(draft.streams or ()))
         if self._spill is None:
@@ -239,7 +239,7 @@ class Transaction:
         """Roll back because the disk refused; the log itself is not affected."""
         failure = describe_spill(cause)
         await self._roll_back_for(failure)
-        raise fresh(failure) from cause
+        raise copy_error(failure) from cause
 
     async def _roll_back_for(self, failure: WalError) -> None:
         """Roll back because of a failure, which every later use is told, leaving the block included."""
@@ -249,7 +249,7 @@ class Transaction:
 
     async def _discard(self) -> None:
         """Delete the file; one left behind is deleted when the log closes or is opened again."""
-        self._draft = Draft(0)
+        self._draft = BatchBuilder(0)
         spill, self._spill = self._spill, None
         if spill is not None:
             with contextlib.suppress(WalClosedError, OSError):
@@ -257,6 +257,6 @@ class Transaction:
 
     def _check_open(self) -> None:
         if self._failure is not None:
-            raise fresh(self._failure)
+            raise copy_error(self._failure)
         if not self._is_open:
             raise RuntimeError("use a transaction inside its own 'async with' block")

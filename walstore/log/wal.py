@@ -10,16 +10,21 @@ from threading import get_ident
 from typing import Final, Literal, Self
 
 from walstore.batches.append_request import make_record
-from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, Group
-from walstore.batches.conditions import Terms, check_metadata, check_name, make_terms
-from walstore.cursors.cursor_mixin import Cursored
+from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, AppendRequest
+from walstore.batches.conditions import (
+    AppendConditions,
+    check_metadata,
+    check_name,
+    make_conditions,
+)
+from walstore.cursors.cursor_mixin import CursorMixin
 from walstore.cursors.store import CursorStore
 from walstore.errors import StreamClosedError, WouldBlock
 from walstore.files.posix import PosixFileSystem
 from walstore.format.ledger import StreamInfo
 from walstore.log.engine import Engine, open_engine
 from walstore.log.fence import Fence, take_fence
-from walstore.log.log_resources import Host
+from walstore.log.log_resources import LogResources
 from walstore.log.opening import Recovery
 from walstore.log.producer import Producer
 from walstore.log.readonly import ReadonlyWal
@@ -38,7 +43,7 @@ from walstore.settings import Settings
 from walstore.validation.arguments import as_directory, as_int, as_moment_us, as_text
 
 
-class Wal(Cursored):
+class Wal(CursorMixin):
     """A write-ahead log in one directory, for one writing process.
 
     Make one with :meth:`open`. All methods belong to the event loop that opened it: from another thread or
@@ -126,7 +131,7 @@ class Wal(Cursored):
         tier: Tier | None,
         fs: FileSystem,
         clock: Clock,
-        host: Host,
+        host: LogResources,
         metrics: Metrics | None = None,
         name: str = "",
     ) -> Wal:
@@ -232,7 +237,7 @@ class Wal(Cursored):
         """
         terms = None
         if expect_offset is not None or expect is not None or update is not None:
-            terms = make_terms(expect_offset, expect, update)
+            terms = make_conditions(expect_offset, expect, update)
         return await self._engine.append_group(
             values, key, stream, headers, timestamp_us, durability, terms
         )
@@ -289,7 +294,7 @@ class Wal(Cursored):
         of :meth:`append_many`, checked at the commit. A transaction without records changes only
         registers, or nothing: then it is a barrier behind which all that was accepted is durable.
         """
-        terms = make_terms(expect_offset, expect, update)
+        terms = make_conditions(expect_offset, expect, update)
         return Transaction(self._engine, terms, self._engine.level(durability))
 
     def producer(self, producer_id: str) -> Producer:
@@ -330,7 +335,8 @@ class Wal(Cursored):
         checked = check_metadata({} if metadata is None else metadata)
         opened = {check_name(name, "stream"): checked}
         await self._engine.submit(
-            Group((), None, None, None, None, 0, Terms(open_streams=opened)), Durability.DISK
+            AppendRequest((), None, None, None, None, 0, AppendConditions(open_streams=opened)),
+            Durability.DISK,
         )
 
     async def close_stream(self, name: str) -> None:
@@ -340,7 +346,8 @@ class Wal(Cursored):
         """
         closed = (as_text(name, "a stream name"),)
         await self._engine.submit(
-            Group((), None, None, None, None, 0, Terms(close_streams=closed)), Durability.DISK
+            AppendRequest((), None, None, None, None, 0, AppendConditions(close_streams=closed)),
+            Durability.DISK,
         )
 
     def streams(self) -> dict[str, StreamInfo]:

@@ -22,7 +22,7 @@ from walstore.messages.stamp import new_producer_id
 from walstore.ports import Clock
 from walstore.records import AnyDurability, Durability
 from walstore.runtime.clock import SystemClock
-from walstore.runtime.error_mapping import fresh
+from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import Opening
 
 
@@ -119,7 +119,7 @@ class Coordinator:
 
     def _begin(self) -> CoordinatedTransaction:
         if self._ended is not None:
-            raise fresh(self._ended)
+            raise copy_error(self._ended)
         if self._is_busy:
             raise ExpectationError(
                 "another transaction of this coordinator is open; end it first",

@@ -17,7 +17,15 @@ import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from walstore.metrics.definitions import HISTOGRAMS, METRICS, Kind, Labels, Merge, Metric, Scope
+from walstore.metrics.definitions import (
+    HISTOGRAMS,
+    METRICS,
+    Labels,
+    Merge,
+    Metric,
+    MetricKind,
+    Scope,
+)
 from walstore.metrics.histogram import Histogram
 from walstore.runtime.observer import ObservedLog
 
@@ -25,7 +33,7 @@ Values = dict[Metric, dict[Labels, float]]
 """Values of each metric by its own labels."""
 
 
-class Reading(NamedTuple):
+class MetricsReading(NamedTuple):
     """What one log, or several taken together, looked like at one moment."""
 
     values: Values
@@ -33,12 +41,12 @@ class Reading(NamedTuple):
     """One for each of ``HISTOGRAMS``, in the same order."""
 
 
-class Look(NamedTuple):
+class MetricsLook(NamedTuple):
     """What a collection looked like at one moment."""
 
     process: Values
     """Metrics about all logs."""
-    logs: dict[str, Reading]
+    logs: dict[str, MetricsReading]
     """The others, by label."""
 
 
@@ -46,7 +54,7 @@ class _Group(NamedTuple):
     """The logs with one label. Replaced as a whole, so that a look may go on with an old one."""
 
     live: tuple[Observation, ...]
-    retired: tuple[Reading, ...]
+    retired: tuple[MetricsReading, ...]
     """Sum of the counters of those that were closed: one reading, or none yet."""
 
 
@@ -65,7 +73,7 @@ class Observation:
     def on_commit(
         self, records: int, size_bytes: int, append_seconds: float, commit_seconds: float
     ) -> None:
-        """Count a commit; see :class:`walstore.runtime.observer.Observer`."""
+        """Count a commit; see :class:`walstore.runtime.observer.LogObserver`."""
         append, commit, _, count, size = self._samples
         append.observe(append_seconds)
         commit.observe(commit_seconds)
@@ -80,10 +88,10 @@ class Observation:
         """Keep nothing of the log but its part in the counters about the process."""
         self._collection.detach(self)
 
-    def read(self) -> Reading:
+    def read(self) -> MetricsReading:
         """Look at the log. May be called on any thread."""
         statistics = self._log.statistics()
-        return Reading(
+        return MetricsReading(
             {metric: dict(metric.read(statistics)) for metric in METRICS},
             [histogram.copy() for histogram in self._samples],
         )
@@ -95,7 +103,7 @@ class Collection:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._groups: dict[str, _Group] = {}
-        self._retired: tuple[Reading, ...] = ()
+        self._retired: tuple[MetricsReading, ...] = ()
 
     def attach(self, label: str, log: ObservedLog) -> Observation:
         """Begin to observe a log. Several may have the same label; then their values are merged."""
@@ -120,22 +128,22 @@ class Collection:
                 del self._groups[label]
             self._retired = (_retire(_merge((*self._retired, last))),)
 
-    def look(self) -> Look:
+    def look(self) -> MetricsLook:
         """Read all logs. May be called on any thread; stops none of them."""
         with self._lock:
             groups = list(self._groups.items())
             retired = self._retired
-        logs: dict[str, Reading] = {}
-        live: list[Reading] = []
+        logs: dict[str, MetricsReading] = {}
+        live: list[MetricsReading] = []
         for label, group in groups:
             readings = [observation.read() for observation in group.live]
             live += readings
             together = (*group.retired, *readings)
             logs[label] = readings[0] if len(together) == 1 else _merge(together)
-        return Look(_sum_process(live, retired), logs)
+        return MetricsLook(_sum_process(live, retired), logs)
 
 
-def _merge(readings: Sequence[Reading]) -> Reading:
+def _merge(readings: Sequence[MetricsReading]) -> MetricsReading:
     """Take several readings together, as each metric says."""
     histograms = [Histogram(metric.bounds) for metric in HISTOGRAMS]
     for at, histogram in enumerate(histograms):
@@ -144,7 +152,7 @@ def _merge(readings: Sequence[Reading]) -> Reading:
         metric: _merge_values(metric, [reading.values.get(metric, {}) for reading in readings])
         for metric in METRICS
     }
-    return Reading(values, histograms)
+    return MetricsReading(values, histograms)
 
 
 def _merge_values(metric: Metric, many: Sequence[dict[Labels, float]]) -> dict[Labels, float]:
@@ -162,13 +170,13 @@ def _merge_values(metric: Metric, many: Sequence[dict[Labels, float]]) -> dict[L
     return merged
 
 
-def _retire(reading: Reading) -> Reading:
+def _retire(reading: MetricsReading) -> MetricsReading:
     """Return what outlives a log: its counters and histograms."""
-    counters = {m: values for m, values in reading.values.items() if m.kind is Kind.COUNTER}
-    return Reading(counters, reading.histograms)
+    counters = {m: values for m, values in reading.values.items() if m.kind is MetricKind.COUNTER}
+    return MetricsReading(counters, reading.histograms)
 
 
-def _sum_process(live: list[Reading], retired: Sequence[Reading]) -> Values:
+def _sum_process(live: list[MetricsReading], retired: Sequence[MetricsReading]) -> Values:
     return {
         metric: _merge_values(metric, [found.values.get(metric, {}) for found in (*retired, *live)])
         for metric in METRICS

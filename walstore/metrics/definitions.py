@@ -19,7 +19,7 @@ Labels = tuple[str, ...]
 Reader = Callable[[Statistics], Mapping[Labels, float]]
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """How a value behaves over time."""
 
     COUNTER = "counter"
@@ -53,7 +53,7 @@ class Metric:
     """A counter or gauge that is read from a log's statistics when somebody looks."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     read: Reader
     labels: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Metric:
     @property
     def full_name(self) -> str:
         """The name of its samples."""
-        return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
+        return f"{self.name}_total" if self.kind is MetricKind.COUNTER else self.name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,11 +92,11 @@ def _errors(statistics: Statistics) -> Mapping[Labels, float]:
 
 
 def _counter(name: str, text: str, field: str) -> Metric:
-    return Metric(f"walstore_{name}", Kind.COUNTER, text, _field(field))
+    return Metric(f"walstore_{name}", MetricKind.COUNTER, text, _field(field))
 
 
 def _gauge(name: str, text: str, field: str, merge: Merge = Merge.SUM) -> Metric:
-    return Metric(f"walstore_{name}", Kind.GAUGE, text, _field(field), merge=merge)
+    return Metric(f"walstore_{name}", MetricKind.GAUGE, text, _field(field), merge=merge)
 
 
 HISTOGRAMS: Final = (
@@ -123,35 +123,35 @@ HISTOGRAMS: Final = (
 _PROCESS: Final = (
     Metric(
         "walstore_logs",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "Logs open now.",
         lambda _: {(): 1},
         scope=Scope.PROCESS,
     ),
     Metric(
         "walstore_openings",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "Logs opened.",
         lambda _: {(): 1},
         scope=Scope.PROCESS,
     ),
     Metric(
         "walstore_recovery_truncations",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "Openings that cut an unfinished batch off.",
         lambda statistics: {(): int(statistics.recovery_truncated_bytes > 0)},
         scope=Scope.PROCESS,
     ),
     Metric(
         "walstore_recovery_truncated_bytes",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "Bytes of unfinished batches cut off by openings.",
         _field("recovery_truncated_bytes"),
         scope=Scope.PROCESS,
     ),
     Metric(
         "walstore_errors",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "Errors by type: failures of logs and tiers, refused records, failed reads.",
         _errors,
         labels=("type",),
@@ -162,13 +162,13 @@ _PROCESS: Final = (
 _LOG: Final = (
     Metric(
         "walstore_failed",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "1 if the log has failed and must be opened again, else 0.",
         lambda statistics: {(): int(statistics.failure is not None)},
     ),
     Metric(
         "walstore_tier_failed",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "1 if shipping to the cloud has ended while the log goes on, else 0.",
         lambda statistics: {(): int(statistics.tier_failure is not None)},
     ),
@@ -183,7 +183,7 @@ _LOG: Final = (
     _gauge("waiting_records", "Records accepted and not yet written.", "waiting_records"),
     Metric(
         "walstore_durable_lag_records",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "Records accepted and not yet synced.",
         lambda statistics: {(): max(statistics.tail - statistics.durable_limit, 0)},
     ),
@@ -215,14 +215,14 @@ _LOG: Final = (
     _counter("cache_evictions", "Batches that left memory.", "cache_evictions"),
     Metric(
         "walstore_reads",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "Reads by readers and by the uploader, by where the bytes were; `cache` counts its hits.",
         _by_tier("cache_hits", "file_reads", "tier_reads"),
         labels=("tier",),
     ),
     Metric(
         "walstore_read_bytes",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "Bytes of batches that reads returned, by where they were.",
         _by_tier("cache_read_bytes", "file_read_bytes", "tier_read_bytes"),
         labels=("tier",),
@@ -241,7 +241,7 @@ _LOG: Final = (
     ),
     Metric(
         "walstore_cursor_lag_records",
-        Kind.GAUGE,
+        MetricKind.GAUGE,
         "Records that readers see and a cursor has not passed; for cursors with a handle in this process.",
         lambda statistics: {(name,): lag for name, lag in statistics.cursor_lag_records.items()},
         labels=("cursor",),
@@ -249,7 +249,7 @@ _LOG: Final = (
     ),
     Metric(
         "walstore_transactions",
-        Kind.COUNTER,
+        MetricKind.COUNTER,
         "Transactions by how they ended: `committed` or `rolled_back`.",
         lambda statistics: {
             ("committed",): statistics.transactions_committed,

@@ -12,12 +12,12 @@ from walstore.metrics.definitions import (
     HISTOGRAMS,
     METRICS,
     HistogramMetric,
-    Kind,
     Metric,
+    MetricKind,
     Scope,
 )
 from walstore.runtime.extras import needs_extra
-from walstore.runtime.observer import ObservedLog, Observer
+from walstore.runtime.observer import LogObserver, ObservedLog
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -64,7 +64,7 @@ class PrometheusMetrics:
                 _collectors[self._registry] = found
         self._collection = found.collection
 
-    def attach(self, log: ObservedLog, name: str) -> Observer:
+    def attach(self, log: ObservedLog, name: str) -> LogObserver:
         """Show a log from now on until its observer is closed."""
         label = name if self._log is None else self._log
         # A directory's name need not be text; what cannot be written would spoil the whole answer.
@@ -108,7 +108,7 @@ class _Collector:
 def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
-    make = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    make = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
     labels = metric.labels if metric.scope is Scope.PROCESS else ("log", *metric.labels)
     return make(metric.name, metric.help, labels=labels)
 

@@ -10,8 +10,8 @@ from walstore.metrics.definitions import (
     HISTOGRAMS,
     METRICS,
     HistogramMetric,
-    Kind,
     Metric,
+    MetricKind,
     Scope,
 )
 
@@ -52,7 +52,7 @@ def replace(page: str) -> str:
 def _histogram_row(metric: HistogramMetric) -> Row:
     bounds = ", ".join(_number(bound) for bound in metric.bounds)
     text = f"{metric.help} Bounds: {bounds}."
-    return f"`{metric.name}`", str(Kind.HISTOGRAM), "`log`", text
+    return f"`{metric.name}`", str(MetricKind.HISTOGRAM), "`log`", text
 
 
 def _number(bound: float) -> str:

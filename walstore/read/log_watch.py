@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Final
 
 from walstore.errors import CorruptionError, StorageUnavailableError, WalError
-from walstore.files.log_bounds import Extent, measure
-from walstore.files.log_files import Place
+from walstore.files.log_bounds import LogBounds, read_bounds
+from walstore.files.log_files import BatchPlace
 from walstore.format.checkpoint import CELL_BYTES, CELL_FILE_NAME, DurableCell, decode_cell
 from walstore.ports import CellView, Clock, FileSystem
-from walstore.runtime.error_mapping import fresh
+from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.loop_guard import LoopGuard
-from walstore.runtime.watermark import Limit
+from walstore.runtime.watermark import Watermark
 
 SHORTEST_POLL_SECONDS: Final = 0.0005
 LONGEST_POLL_SECONDS: Final = 0.05
@@ -34,10 +34,10 @@ _CHECK_SHARE: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LogLook:
     """What a look at the directory found. The cell belongs to whoever takes it."""
 
-    extent: Extent
+    extent: LogBounds
     cell: CellView | None
     """The log's cell, newly opened; None if there is none, or if it is open already."""
     keeps_cell: bool
@@ -49,20 +49,20 @@ class Look:
             self.cell.close()
 
 
-def look_at(fs: FileSystem, directory: Path, opened: CellView | None = None) -> Look:
+def look_at(fs: FileSystem, directory: Path, opened: CellView | None = None) -> LogLook:
     """Look at a directory and open its cell, unless ``opened`` is that. Blocking.
 
-    Raises as :func:`walstore.files.log_bounds.measure`, and OSError.
+    Raises as :func:`walstore.files.log_bounds.read_bounds`, and OSError.
     """
     if opened is not None and opened.is_current():
-        return Look(measure(fs, directory), None, keeps_cell=True)
+        return LogLook(read_bounds(fs, directory), None, keeps_cell=True)
     cell: CellView | None = None
     try:
         cell = fs.view_cell(directory / CELL_FILE_NAME, CELL_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         cell = None
     try:
-        return Look(measure(fs, directory), cell, keeps_cell=False)
+        return LogLook(read_bounds(fs, directory), cell, keeps_cell=False)
     except BaseException:
         if cell is not None:
             cell.close()
@@ -73,7 +73,7 @@ class LogWatch:
     """Limits of a log as seen from outside. All of it belongs to one event loop; none goes back."""
 
     def __init__(
-        self, *, path: Path, clock: Clock, look: Look, poll_seconds: tuple[float, float]
+        self, *, path: Path, clock: Clock, look: LogLook, poll_seconds: tuple[float, float]
     ) -> None:
         # Set once.
         self._path = path
@@ -99,8 +99,8 @@ class LogWatch:
         self._cell: DurableCell | None = None
         self._outdated: DurableCell | None = None
         """What the cell says of records that a crash of the machine has lost."""
-        self._next: tuple[int, Place | None] = (0, None)
-        self._limit = Limit(0, self._loop)
+        self._next: tuple[int, BatchPlace | None] = (0, None)
+        self._limit = Watermark(0, self._loop)
         self._moved_at = clock.monotonic()
         # Who waits, and who polls for them.
         self.waiting = 0
@@ -146,7 +146,7 @@ class LogWatch:
         self.tail_start = max(self.tail_start, cell.tail_start)
         self._advance(cell.visible_limit)
 
-    def take(self, look: Look) -> None:
+    def take(self, look: LogLook) -> None:
         """Take over what a look found."""
         extent = look.extent
         if not look.keeps_cell:
@@ -176,14 +176,14 @@ class LogWatch:
         self.observe()
 
     @property
-    def end_place(self) -> Place | None:
+    def end_place(self) -> BatchPlace | None:
         """Where the durable frames end, if that is where :attr:`limit` lies."""
         cell = self._cell
         if cell is None or not self.limit == cell.durable_limit == cell.visible_limit:
             return None
-        return Place(cell.tail_start, cell.tail_position)
+        return BatchPlace(cell.tail_start, cell.tail_position)
 
-    def place_of(self, offset: int) -> Place | None:
+    def place_of(self, offset: int) -> BatchPlace | None:
         """Return where a record lies that somebody has waited for, if that is known."""
         waited, place = self._next
         return place if waited == offset else None
@@ -201,7 +201,7 @@ class LogWatch:
         cell = self._cell
         if cell is not None and cell.durable_limit > cell.tail_start:
             # Where the next record comes to lie: who waits for it reads on there.
-            self._next = (cell.durable_limit, Place(cell.tail_start, cell.tail_position))
+            self._next = (cell.durable_limit, BatchPlace(cell.tail_start, cell.tail_position))
         if self.poller is None:
             self.poller = self._loop.create_task(
                 self._poll(check), name=f"walstore poll {self._path}"
@@ -217,7 +217,7 @@ class LogWatch:
     def check(self) -> None:
         """Raise what ended the watching for good, or WrongLoopError."""
         if self.failure is not None:
-            raise fresh(self.failure)
+            raise copy_error(self.failure)
         self.guard.check()
 
     def fail(self, error: WalError) -> None:
@@ -286,5 +286,5 @@ class LogWatch:
 
     def _fail_waiters(self, error: WalError) -> None:
         """Tell those who wait now; later ones begin anew."""
-        failed, self._limit = self._limit, Limit(self.limit, self._loop)
-        failed.fail(lambda _: fresh(error))
+        failed, self._limit = self._limit, Watermark(self.limit, self._loop)
+        failed.fail(lambda _: copy_error(error))

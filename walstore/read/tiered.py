@@ -25,7 +25,7 @@ from walstore.files.time_index import find_offset
 from walstore.ports import FileSystem, Tier
 from walstore.read.healing import DamagedSegments, is_damage, not_shipped
 from walstore.read.reader import ReadGuard
-from walstore.runtime.error_mapping import describe_read, fresh
+from walstore.runtime.error_mapping import copy_error, describe_read
 from walstore.runtime.threads import Lane
 
 
@@ -282,7 +282,7 @@ class TieredSource:
     def check_open(self) -> None:
         """Raise what reading ended by, or WrongLoopError for another thread or event loop."""
         if self._closed is not None:
-            raise fresh(self._closed)
+            raise copy_error(self._closed)
         self._channel.check_loop()
 
     async def _read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:

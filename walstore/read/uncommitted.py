@@ -13,7 +13,7 @@ import msgpack
 
 from walstore.append.channel import Channel
 from walstore.batches.batch import Batch
-from walstore.batches.batch_builder import Draft
+from walstore.batches.batch_builder import BatchBuilder
 from walstore.ports import Clock
 from walstore.read.tiered import TieredSource
 from walstore.records import NO_HEADERS
@@ -113,7 +113,7 @@ class DraftBatch(Batch):
         self._now_us = now_us
 
     @classmethod
-    def of(cls, draft: Draft, start: int, limit: int, now_us: int) -> DraftBatch:
+    def of(cls, draft: BatchBuilder, start: int, limit: int, now_us: int) -> DraftBatch:
         """Take ``[start, limit)``, or the first few thousand records of it."""
         limit = min(limit, start + _MOST_RECORDS)
         low, rows = start - draft.start, limit - start

@@ -26,7 +26,7 @@ from walstore.files.durable_file import write_durably
 from walstore.files.segment_file import read_footer, read_header
 from walstore.format import checkpoint, frame, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
-from walstore.format.frame import Kind
+from walstore.format.frame import ColumnKind
 from walstore.format.recovery import Chain
 from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.format.segment_streams import SegmentStreams
@@ -200,7 +200,7 @@ def _patched(data: bytes, position: int, value: int) -> bytes:
 
 def _ledger_frame(output: Output, actions: Actions, position: int) -> bytearray:
     """Return a frame without records that holds what the log remembers."""
-    column = frame.blob_column(Kind.MARKS, [actions.ledger], len(actions.ledger))
+    column = frame.blob_column(ColumnKind.MARKS, [actions.ledger], len(actions.ledger))
     data, _ = frame.encode(
         [column],
         start=output.limit,

@@ -10,7 +10,7 @@ from walstore.format import checkpoint, segment
 from walstore.format.segment import SegmentSummary
 from walstore.repair.plan import JOURNAL_NAME, Damage
 from walstore.repair.runs import Situation, summary_of
-from walstore.repair.survey_types import Run, SegmentSurvey, Survey
+from walstore.repair.survey_types import FrameRun, LogSurvey, SegmentSurvey
 
 _FOREIGN: Final = {
     JOURNAL_NAME: "the plan of an interrupted repair is damaged",
@@ -18,7 +18,7 @@ _FOREIGN: Final = {
 }
 
 
-def find_damages(survey: Survey, situation: Situation) -> list[Damage]:
+def find_damages(survey: LogSurvey, situation: Situation) -> list[Damage]:
     """Return what is not as it was written, in the order of the log."""
     damages = list(situation.damages)
     if situation.forgotten:
@@ -122,7 +122,7 @@ def _at_the_end(
         yield end, f"{one.torn_bytes} bytes that hold no acknowledged record"
 
 
-def _fits(footer: SegmentSummary, last: Run) -> bool:
+def _fits(footer: SegmentSummary, last: FrameRun) -> bool:
     """Return whether a footer describes the end of the last run; batches before it may be damaged."""
     return footer == replace(summary_of(last), start=footer.start)
 
@@ -141,7 +141,7 @@ def _damaged(offset: int) -> str:
     return f"the batch at offset {offset} is damaged"
 
 
-def _missing(survey: Survey, start: int, limit: int) -> Damage:
+def _missing(survey: LogSurvey, start: int, limit: int) -> Damage:
     return Damage(
         str(survey.path), None, f"the offsets [{start}, {limit}) are missing: a segment is gone"
     )

@@ -17,15 +17,15 @@ from walstore.format import segment
 from walstore.format.segment import SegmentHeader, SegmentSummary
 from walstore.ports import File, FileSystem
 from walstore.repair.copy import Copy
-from walstore.repair.overlay import Extent, ExtentList, Overlay, Staging
+from walstore.repair.overlay import ExtentList, Overlay, OverlayBytes, Staging
 from walstore.repair.plan import Interval
 from walstore.repair.rebuild import Gap, Rebuilder
 from walstore.repair.runs import Situation, understand
 from walstore.repair.survey import survey_file
-from walstore.repair.survey_types import Healed, Run, SegmentSurvey, Survey
+from walstore.repair.survey_types import FrameRun, Healed, LogSurvey, SegmentSurvey
 
 
-def heal(fs: FileSystem, survey: Survey, copy: Copy, staging: Staging) -> Survey:
+def heal(fs: FileSystem, survey: LogSurvey, copy: Copy, staging: Staging) -> LogSurvey:
     """Return the survey of the log with its gaps filled, as far as the copy goes.
 
     WalError if the copy is of another log.
@@ -51,7 +51,7 @@ class _Before:
     ledger: bytes
 
     @classmethod
-    def after(cls, run: Run) -> _Before:
+    def after(cls, run: FrameRun) -> _Before:
         return cls(run.limit, run.last_crc, run.epoch, run.timestamp_us, run.ledger)
 
 
@@ -59,7 +59,7 @@ class _Healing:
     """One log while it is healed."""
 
     def __init__(
-        self, fs: FileSystem, survey: Survey, situation: Situation, copy: Copy, staging: Staging
+        self, fs: FileSystem, survey: LogSurvey, situation: Situation, copy: Copy, staging: Staging
     ) -> None:
         self._fs = fs
         self._survey = survey
@@ -72,7 +72,7 @@ class _Healing:
         self._before = _Before(situation.head, None, first_epoch, 0, b"")
         self._made: list[SegmentSurvey] = []
 
-    def run(self) -> Survey:
+    def run(self) -> LogSurvey:
         """Walk over the log in order."""
         segments = self._situation.segments
         for at, one in enumerate(segments):
@@ -149,7 +149,7 @@ class _Healing:
         start: int,
         limit: int,
         wanted_crc: int | None,
-        following: Run | None,
+        following: FrameRun | None,
     ) -> Gap:
         return Gap(
             position=position,
@@ -273,7 +273,7 @@ class _Healing:
         if runs:
             self._before = _Before.after(runs[-1])
 
-    def _link(self, run: Run) -> None:
+    def _link(self, run: FrameRun) -> None:
         """End the segment before with a batch without records that ``run`` continues."""
         previous = self._made[-1] if self._made else None
         if previous is None or not previous.runs or previous.runs[-1].limit != run.start:
@@ -281,7 +281,7 @@ class _Healing:
         self._made.pop()
         last = previous.runs[-1]
         made = ExtentList(self._staging)
-        made.add(previous.extents or (Extent(0, last.end, is_staged=False, at=0),), last.end)
+        made.add(previous.extents or (OverlayBytes(0, last.end, is_staged=False, at=0),), last.end)
         gap = Gap(
             position=last.end,
             data=b"",

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from walstore.repair.plan import Interval
 from walstore.repair.runs import Situation, Stretch, summary_of
-from walstore.repair.survey_types import Survey
+from walstore.repair.survey_types import LogSurvey
 
 
-def general_notes(survey: Survey, situation: Situation) -> Iterator[str]:
+def general_notes(survey: LogSurvey, situation: Situation) -> Iterator[str]:
     """Yield what holds whatever is kept."""
     if situation.log_id is None:
         yield "the log's identity is lost; it gets a new one, which its cloud tier refuses"
@@ -28,7 +28,7 @@ def general_notes(survey: Survey, situation: Situation) -> Iterator[str]:
 
 
 def loss_notes(
-    survey: Survey,
+    survey: LogSurvey,
     situation: Situation,
     chosen: Stretch | None,
     kept: Interval,

@@ -15,7 +15,7 @@ _MEMORY_BYTES: Final = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class OverlayBytes:
     """Bytes of a segment that is to be made."""
 
     position: int
@@ -56,7 +56,7 @@ class Overlay:
     """The file that some extents make; implements :class:`walstore.ports.File` for reading."""
 
     def __init__(
-        self, extents: Sequence[Extent], source: File | None, staged: File | Staging | None
+        self, extents: Sequence[OverlayBytes], source: File | None, staged: File | Staging | None
     ) -> None:
         """``extents`` follow each other without a gap, from byte 0 on."""
         self._extents = extents
@@ -111,7 +111,7 @@ class ExtentList:
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
-        self.extents: list[Extent] = []
+        self.extents: list[OverlayBytes] = []
         self.size_bytes = 0
 
     @property
@@ -124,7 +124,7 @@ class ExtentList:
         if limit > at:
             self._add(at, limit - at, is_staged=False)
 
-    def add(self, extents: Iterable[Extent], limit: int) -> None:
+    def add(self, extents: Iterable[OverlayBytes], limit: int) -> None:
         """Add what other extents are, up to byte ``limit`` of the segment that they make."""
         for one in extents:
             size = min(one.size, limit - one.position)
@@ -141,5 +141,5 @@ class ExtentList:
         if last is not None and (last.is_staged, last.at + last.size) == (is_staged, at):
             self.extents[-1] = replace(last, size=last.size + size)
         else:
-            self.extents.append(Extent(self.size_bytes, size, is_staged, at))
+            self.extents.append(OverlayBytes(self.size_bytes, size, is_staged, at))
         self.size_bytes += size

@@ -18,7 +18,7 @@ from crc32c import crc32c
 
 from walstore.errors import FormatVersionError
 from walstore.files.directory import REPAIR_NAME
-from walstore.repair.overlay import Extent
+from walstore.repair.overlay import OverlayBytes
 
 VERSION: Final = 2
 """Version 1 is read, too: it knows no copies."""
@@ -142,7 +142,7 @@ class Output:
     timestamp_us: int
     patches: tuple[Patch, ...]
     """Bytes of the source to be put right on the way."""
-    extents: tuple[Extent, ...] = ()
+    extents: tuple[OverlayBytes, ...] = ()
     """What the source is made of, if a copy's records are in it: then positions are of that."""
     is_sealed: bool
     needs_ledger: bool
@@ -324,7 +324,7 @@ def _decode_actions(fields: dict[str, Any]) -> Actions:
 def _decode_output(fields: dict[str, Any]) -> Output:
     return Output(
         patches=tuple(Patch(**one) for one in fields.pop("patches")),
-        extents=tuple(Extent(**one) for one in fields.pop("extents", ())),
+        extents=tuple(OverlayBytes(**one) for one in fields.pop("extents", ())),
         **fields,
     )
 

@@ -26,15 +26,15 @@ from walstore.repair.plan import (
     Step,
 )
 from walstore.repair.runs import Keep, Stretch, summary_of, understand
-from walstore.repair.survey_types import Healed, Run, SegmentSurvey, Survey
+from walstore.repair.survey_types import FrameRun, Healed, LogSurvey, SegmentSurvey
 
 
 def decide(
-    survey: Survey,
+    survey: LogSurvey,
     keep: Keep | None,
     kept_names: Iterable[str],
     *,
-    healed: Survey | None = None,
+    healed: LogSurvey | None = None,
     source: str | None = None,
 ) -> RepairPlan:
     """Return the plan for a survey. ``kept_names`` are taken in the directory of what was set aside.
@@ -50,10 +50,10 @@ class _Decision:
 
     def __init__(
         self,
-        found: Survey,
+        found: LogSurvey,
         keep: Keep | None,
         kept_names: Iterable[str],
-        survey: Survey,
+        survey: LogSurvey,
         source: str | None,
     ) -> None:
         self._found = found
@@ -202,7 +202,9 @@ class _Decision:
             record_name=self._free_name(lambda number: f"repair-{number}.json"),
         )
 
-    def _place(self, source: SegmentSurvey, run: Run, timestamp_us: int, *, is_last: bool) -> None:
+    def _place(
+        self, source: SegmentSurvey, run: FrameRun, timestamp_us: int, *, is_last: bool
+    ) -> None:
         """Leave a segment as it is, or write it anew from the run, whose last record has that time."""
         header, footer = source.header, source.footer
         is_cut_short = is_last and self._limit < self._situation.limit
@@ -360,12 +362,12 @@ class _Decision:
             )
 
 
-def _before(pieces: list[tuple[SegmentSurvey, Run]]) -> Run:
+def _before(pieces: list[tuple[SegmentSurvey, FrameRun]]) -> FrameRun:
     """Return the last run that has frames, which say how the log stands; if none has, the last one."""
     return next((run for _, run in reversed(pieces) if not run.is_empty), pieces[-1][1])
 
 
-def _is_behind(hint: Checkpoint, source: SegmentSurvey, run: Run) -> bool:
+def _is_behind(hint: Checkpoint, source: SegmentSurvey, run: FrameRun) -> bool:
     """Return whether the checkpoint was written at the end of a run or behind it, with no record between."""
     return (
         (hint.tail_start, hint.tail_salt) == (source.start, source.salt)
@@ -382,7 +384,7 @@ def _is_newest(hint: Checkpoint, cell: DurableCell | None) -> bool:
     return is_same and cell.tail_position <= hint.tail_position
 
 
-def _healed_in(source: SegmentSurvey, run: Run) -> list[Healed]:
+def _healed_in(source: SegmentSurvey, run: FrameRun) -> list[Healed]:
     """Return the gaps filled from a copy that a run holds."""
     return [
         one

@@ -22,9 +22,9 @@ import msgpack
 from crc32c import crc32c
 
 from walstore.batches.batch import Batch
-from walstore.batches.batch_builder import Draft, marks_column, split
+from walstore.batches.batch_builder import BatchBuilder, marks_column, split
 from walstore.format import codec, frame
-from walstore.format.frame import Column, Kind
+from walstore.format.frame import Column, ColumnKind
 from walstore.format.ledger import Ledger, Marks, StreamInfo
 
 BATCH_BYTES: Final = 1 << 20
@@ -199,7 +199,9 @@ class Rebuilder:
         for marks in self._marks(draft, len(columns)):
             if marks is None and not columns:
                 continue
-            first = [] if marks is None else [frame.blob_column(Kind.MARKS, (marks,), len(marks))]
+            first = (
+                [] if marks is None else [frame.blob_column(ColumnKind.MARKS, (marks,), len(marks))]
+            )
             for data, body in _bodies([*first, *columns], limit - self.next_offset, length):
                 for epoch, synced_limit, synced_position in product(epochs, limits, positions):
                     header, crc = frame.encode_header(
@@ -218,13 +220,13 @@ class Rebuilder:
                         return bytes(data)
         return None
 
-    def _marks(self, draft: Draft, columns: int) -> Iterator[bytes | None]:
+    def _marks(self, draft: BatchBuilder, columns: int) -> Iterator[bytes | None]:
         """Yield what the batch may have said of the ledger: what is left there, or what follows."""
         data, at = self.gap.data, self.size_bytes + frame.HEADER_BYTES
         if len(data) >= at + frame.DIRECTORY_ENTRY.size:
             kind, _, _, size = frame.DIRECTORY_ENTRY.unpack_from(data, at)
             begin = at + frame.DIRECTORY_ENTRY.size * (columns + 1)
-            if kind == Kind.MARKS and begin + size <= len(data):
+            if kind == ColumnKind.MARKS and begin + size <= len(data):
                 yield data[begin : begin + size]
         opened = self._opened(draft)
         if opened:
@@ -233,7 +235,7 @@ class Rebuilder:
             yield self._ledger.whole().encode()
         yield None
 
-    def _opened(self, draft: Draft) -> dict[str, StreamInfo]:
+    def _opened(self, draft: BatchBuilder) -> dict[str, StreamInfo]:
         """Return the streams that the records open."""
         found: dict[str, StreamInfo] = {}
         for row, name in enumerate(draft.streams or ()):
@@ -241,9 +243,9 @@ class Rebuilder:
                 found[name] = StreamInfo(is_open=True, metadata={}, opened_at=draft.start + row)
         return found
 
-    def _draft(self, limit: int) -> Draft | None:
+    def _draft(self, limit: int) -> BatchBuilder | None:
         """Return the records up to an offset."""
-        draft = Draft(self.next_offset)
+        draft = BatchBuilder(self.next_offset)
         for batch in self.read(self.next_offset, limit) if limit > self.next_offset else ():
             draft = _joined(draft, _to_draft(batch))
         return draft if draft.limit == limit else None
@@ -254,13 +256,13 @@ class Rebuilder:
         """Yield new batches of the records that are left, the last of which fits what follows."""
         if self.next_offset == self.gap.limit and self.gap.wanted_crc in (None, self._previous_crc):
             return
-        waiting: Draft | None = None
+        waiting: BatchBuilder | None = None
         for batch in self._left():
             for part in split(_to_draft(batch), BATCH_BYTES):
                 if waiting is not None:
                     yield self._frame(waiting, None)
                 waiting = part
-        yield self._frame(waiting or Draft(self.next_offset), self.gap.wanted_crc)
+        yield self._frame(waiting or BatchBuilder(self.next_offset), self.gap.wanted_crc)
 
     def remember(self, ledger: bytes) -> Iterator[bytes]:
         """Yield a batch without records that holds what the log remembers; nothing if that is nothing."""
@@ -280,7 +282,7 @@ class Rebuilder:
         if self.next_offset < self.gap.limit:
             yield from self.read(self.next_offset, self.gap.limit)
 
-    def _frame(self, draft: Draft, wanted_crc: int | None) -> bytes:
+    def _frame(self, draft: BatchBuilder, wanted_crc: int | None) -> bytes:
         base_us, last_us, deltas = draft.times(0, self._timestamp_us)
         marks = Marks(streams=self._opened(draft))
         columns = draft.columns(deltas)
@@ -374,11 +376,11 @@ def _bodies(
                 yield data, body
 
 
-def _to_draft(batch: Batch) -> Draft:
+def _to_draft(batch: Batch) -> BatchBuilder:
     """Return stored records as a draft."""
     keys, streams = list(batch.keys), list(batch.streams)
     headers = [msgpack.packb(dict(item)) if item else None for item in batch.headers]
-    return Draft(
+    return BatchBuilder(
         batch.offsets[0],
         list(batch.values),
         keys if any(key is not None for key in keys) else None,
@@ -388,7 +390,7 @@ def _to_draft(batch: Batch) -> Draft:
     )
 
 
-def _joined(first: Draft, second: Draft) -> Draft:
+def _joined(first: BatchBuilder, second: BatchBuilder) -> BatchBuilder:
     """Return the records of both; ``second`` follows directly."""
     if not first.values:
         return second
@@ -399,7 +401,7 @@ def _joined(first: Draft, second: Draft) -> Draft:
             return None
         return list(chained(before or [None] * rows, after or [None] * more))
 
-    return Draft(
+    return BatchBuilder(
         first.start,
         first.values + second.values,
         join(first.keys, second.keys),

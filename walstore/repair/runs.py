@@ -12,7 +12,7 @@ from walstore.format import checkpoint
 from walstore.format.ledger import Marks
 from walstore.format.segment import SegmentSummary
 from walstore.repair.plan import Damage, Interval
-from walstore.repair.survey_types import Run, SegmentSurvey, Survey
+from walstore.repair.survey_types import FrameRun, LogSurvey, SegmentSurvey
 
 Keep = Literal["before", "after"] | int
 
@@ -21,7 +21,7 @@ Keep = Literal["before", "after"] | int
 class Stretch:
     """Runs of one or more segments, each of which continues the one before."""
 
-    pieces: list[tuple[SegmentSurvey, Run]]
+    pieces: list[tuple[SegmentSurvey, FrameRun]]
 
     @property
     def start(self) -> int:
@@ -33,7 +33,7 @@ class Stretch:
         """Offset after the last record."""
         return self.pieces[-1][1].limit
 
-    def continues_with(self, source: SegmentSurvey, run: Run) -> bool:
+    def continues_with(self, source: SegmentSurvey, run: FrameRun) -> bool:
         """Return whether a run follows directly, in another file."""
         last_source, last = self.pieces[-1]
         return (
@@ -109,7 +109,7 @@ class Situation:
         return self.readable[-1].limit < self.limit
 
 
-def understand(survey: Survey) -> Situation:
+def understand(survey: LogSurvey) -> Situation:
     """Say what the files of a survey are."""
     log_id = _identify(survey)
     strangers = [
@@ -148,17 +148,17 @@ def understand(survey: Survey) -> Situation:
     )
 
 
-def _trimmed(run: Run) -> int:
+def _trimmed(run: FrameRun) -> int:
     """Return the head that trimming asked for, as the batches remember it; 0 if it never did."""
     return Marks.decode(run.ledger).head if run.ledger else 0
 
 
-def summary_of(run: Run) -> SegmentSummary:
+def summary_of(run: FrameRun) -> SegmentSummary:
     """Return what the footer of a segment must say that consists of a run."""
     return SegmentSummary(run.start, run.limit, run.end, run.last_crc, run.timestamp_us)
 
 
-def _identify(survey: Survey) -> bytes | None:
+def _identify(survey: LogSurvey) -> bytes | None:
     """Return the log's identity: the checkpoint's, unless no segment has it; else that of most."""
     counts = Counter(one.header.log_id for one in survey.segments if one.header is not None)
     if survey.hint is not None and (survey.hint.log_id in counts or not counts):
@@ -167,7 +167,7 @@ def _identify(survey: Survey) -> bytes | None:
 
 
 def _judge_hints(
-    survey: Survey, segments: Iterable[SegmentSurvey], log_id: bytes | None
+    survey: LogSurvey, segments: Iterable[SegmentSurvey], log_id: bytes | None
 ) -> tuple[list[Damage], bool]:
     path = str(survey.path / checkpoint.FILE_NAME)
     damages = []

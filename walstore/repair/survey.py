@@ -18,11 +18,11 @@ from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.segment import SegmentHeader
 from walstore.ports import File, FileSystem
 from walstore.repair.links import Mark
-from walstore.repair.survey_types import SegmentSurvey, Survey
+from walstore.repair.survey_types import LogSurvey, SegmentSurvey
 from walstore.repair.walk import SegmentWalk
 
 
-def survey_log(fs: FileSystem, directory: Path) -> Survey:
+def survey_log(fs: FileSystem, directory: Path) -> LogSurvey:
     """Read all of the log in ``directory``.
 
     Raises LogNotFoundError, CorruptionError if it is an interrupted restore, FormatVersionError if a file was
@@ -50,7 +50,7 @@ def survey_log(fs: FileSystem, directory: Path) -> Survey:
         )
         segments.append(one)
         following = one.header
-    return Survey(
+    return LogSurvey(
         path=directory,
         segments=sorted(segments, key=lambda one: (one.first_offset, one.name)),
         foreign=sorted(

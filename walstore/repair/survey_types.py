@@ -8,12 +8,12 @@ from pathlib import Path
 
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.segment import SegmentHeader, SegmentSummary
-from walstore.repair.overlay import Extent
+from walstore.repair.overlay import OverlayBytes
 from walstore.repair.plan import Interval, Patch
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FrameRun:
     """Whole frames of one segment, each of which continues the one before."""
 
     position: int
@@ -45,7 +45,7 @@ class Run:
         """Whether there is no frame in it: it is the place where the segment's frames would begin."""
         return self.position == self.end
 
-    def joined(self, later: Run) -> Run:
+    def joined(self, later: FrameRun) -> FrameRun:
         """Return both runs as one; ``later`` must follow directly in the same file."""
         return dataclasses.replace(
             later,
@@ -83,7 +83,7 @@ class SegmentSurvey:
     """What is wrong with the footer, if there seems to be one."""
     salt: int | None = None
     """Of its header, or found by its frames; None for a segment of version 1."""
-    runs: list[Run] = field(default_factory=list)
+    runs: list[FrameRun] = field(default_factory=list)
     torn_bytes: int = 0
     """Bytes behind the last frame that were never acknowledged."""
     rest_bytes: int = 0
@@ -92,7 +92,7 @@ class SegmentSurvey:
     """Bytes below it had been synced, as checkpoint or durable cell say of the last segment; 0 if unknown."""
     contradicts: str = ""
     """How the checkpoint contradicts these frames; empty if it does not."""
-    extents: tuple[Extent, ...] = ()
+    extents: tuple[OverlayBytes, ...] = ()
     """What it will be made of, if a copy's records fill its gaps; all positions are of that."""
     healed: tuple[Healed, ...] = ()
 
@@ -123,7 +123,7 @@ class SegmentSurvey:
 
 
 @dataclass(slots=True, kw_only=True)
-class Survey:
+class LogSurvey:
     """What lies in a log's directory."""
 
     path: Path

@@ -17,7 +17,7 @@ from walstore.ports import File
 from walstore.repair.bit_flip import mend
 from walstore.repair.links import Links, Mark
 from walstore.repair.plan import Patch
-from walstore.repair.survey_types import Run, SegmentSurvey
+from walstore.repair.survey_types import FrameRun, SegmentSurvey
 from walstore.verify.frames import FrameScan, find_salt
 
 _CHUNK_BYTES: Final = 8 << 20
@@ -134,7 +134,7 @@ class SegmentWalk:
         patches: tuple[Patch, ...] = (),
     ) -> None:
         """Note the frames in ``[at, end)``, behind which the log stands at ``chain``."""
-        run = Run(
+        run = FrameRun(
             position=at,
             end=end,
             start=first.start,
@@ -259,9 +259,9 @@ class SegmentWalk:
         return None if is_later and self._links.is_linked(at, later, headers) else end
 
 
-def _empty_run(start: int, previous_crc: int, epoch: int) -> Run:
+def _empty_run(start: int, previous_crc: int, epoch: int) -> FrameRun:
     at = segment.HEADER_BYTES
-    return Run(
+    return FrameRun(
         position=at,
         end=at,
         start=start,

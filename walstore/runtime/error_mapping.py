@@ -22,7 +22,7 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _FULL
 
 
-def describe(cause: BaseException, outcome: Outcome) -> WalError:
+def to_wal_error(cause: BaseException, outcome: Outcome) -> WalError:
     """Return the error for a failed call, chained to its cause."""
     error: WalError
     if is_full(cause):
@@ -70,7 +70,7 @@ def describe_spill(cause: OSError) -> WalError:
     return error
 
 
-def fresh(error: WalError) -> WalError:
+def copy_error(error: WalError) -> WalError:
     """Return a copy with the same cause, for an error that is raised to more than one caller.
 
     One instance raised again and again collects the tracebacks, and so the locals, of all of them.

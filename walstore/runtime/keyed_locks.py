@@ -1,4 +1,4 @@
-"""Gates: one caller at a time for each of many names, and few at a time for costly work."""
+"""KeyedLocks: one caller at a time for each of many names, and few at a time for costly work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 
-class Gates:
+class KeyedLocks:
     """Locks by name that exist only while somebody uses them. Belongs to the event loop."""
 
     def __init__(self, few: int) -> None:

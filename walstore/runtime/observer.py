@@ -19,7 +19,7 @@ class ObservedLog(Protocol):
         """Return the log's counters now. May be called on any thread, also after closing."""
 
 
-class Observer(Protocol):
+class LogObserver(Protocol):
     """Listens to one log. All calls come on the log's event loop; they must not block or raise."""
 
     def on_commit(
@@ -42,7 +42,7 @@ class Observer(Protocol):
 class Metrics(Protocol):
     """Makes an observer for each log; what ``Wal.open(..., metrics=...)`` takes."""
 
-    def attach(self, log: ObservedLog, name: str) -> Observer:
+    def attach(self, log: ObservedLog, name: str) -> LogObserver:
         """Begin to observe a log that was just opened, and return what it shall call.
 
         ``name`` is the last part of the log's directory, or its name in its store. Called on the log's
@@ -65,5 +65,5 @@ class Unobserved:
         """Do nothing."""
 
 
-UNOBSERVED: Final[Observer] = Unobserved()
+UNOBSERVED: Final[LogObserver] = Unobserved()
 """Shared by all logs without metrics."""

@@ -24,7 +24,7 @@ from typing import Any, Final, TypeVar
 from weakref import WeakSet, finalize
 
 from walstore.errors import WalClosedError
-from walstore.runtime.error_mapping import fresh
+from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.forks import abandon_in_children
 
 _T = TypeVar("_T")
@@ -257,7 +257,7 @@ class Lane:
         make_future: Callable[..., asyncio.Future[_T]] = asyncio.Future,
     ) -> asyncio.Future[_T]:
         if self._pool.refusal is not None:
-            raise fresh(self._pool.refusal)
+            raise copy_error(self._pool.refusal)
         if self._closed:  # under a reader that was between two calls, for one
             raise WalClosedError("the log is closed")
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Limit: an offset that only grows, and the futures that wait for it."""
+"""Watermark: an offset that only grows, and the futures that wait for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NOBODY: Final[deque[tuple[int, asyncio.Future[None]]]] = deque(maxlen=0)
 """Queue of a limit for which nobody has waited yet: an own one has 0.7 KiB."""
 
 
-class Limit:
+class Watermark:
     """A growing offset with waiters. Belongs to one event loop.
 
     Every waiter has a future of its own: cancelling one caller never touches another's.

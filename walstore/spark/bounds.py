@@ -24,13 +24,13 @@ class Edge(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TimeBound:
     """The first record that is not older than a time."""
 
     timestamp_us: int
 
 
-Bound = Edge | Moment | int
+Bound = Edge | TimeBound | int
 """Where a read of one log starts or ends: an end of it, a time, or an offset (the end is exclusive)."""
 
 LogName = tuple[str, int]
@@ -108,7 +108,7 @@ def parse_bounds(given: Options, names: BoundNames, *, default: Edge) -> Bounds:
         return Bounds(default, None, names.offsets)
     ((name, value),) = found
     if name == names.time:
-        return Bounds(Moment(number(name, value, low=0) * 1000), None, name)
+        return Bounds(TimeBound(number(name, value, low=0) * 1000), None, name)
     if name == names.times:
         return Bounds(default, _parse_json(name, value, _to_moment), name)
     text = value.strip()
@@ -169,7 +169,7 @@ def _to_bound(value: int) -> Bound | None:
 
 
 def _to_moment(value: int) -> Bound | None:
-    return Moment(value * 1000) if value >= 0 else None
+    return TimeBound(value * 1000) if value >= 0 else None
 
 
 def _some(logs: list[LogName]) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 
 from walstore.errors import LogNotFoundError, OffsetTrimmedError, WalError
 from walstore.files.directory import read_cell, walk_file
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 from walstore.files.segment_file import Segment, read_header
 from walstore.format import segment
 from walstore.format.recovery import Chain
@@ -32,7 +32,7 @@ class DirectoryLog:
     """A moment of a log directory, with its tier behind it. Close it after planning."""
 
     def __init__(self, location: Location, *, partition: int = 0, use_tier: bool = True) -> None:
-        """Look at the log; see :meth:`walstore.files.log_snapshot.LogView.open` for the errors.
+        """Look at the log; see :meth:`walstore.files.log_snapshot.LogSnapshot.open` for the errors.
 
         ``partition`` is its number if it is one of a partitioned log.
         """
@@ -40,7 +40,7 @@ class DirectoryLog:
         self._topic = location.topic
         self._partition = partition
         try:
-            self._view = LogView.open(self._directory)
+            self._view = LogSnapshot.open(self._directory)
         except LogNotFoundError as error:
             if (self._directory / "manifest").is_dir():
                 error.add_note(f"a log's store lies there: load it as file://{self._directory}")

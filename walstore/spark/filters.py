@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from walstore.records import to_timestamp_us
-from walstore.spark.plan import Interval, Log
+from walstore.spark.plan import Log, ReadInterval
 
 _TEXTS: Final = {"topic": "topics", "stream": "streams"}
 _NUMBERS: Final = {"offset": "offsets", "timestamp": "times_us", "partition": "partitions"}
@@ -52,7 +52,7 @@ class Narrowed:
         is_topic = self.topics is None or topic in self.topics
         return is_topic and self.streams != frozenset() and partition in self.partitions
 
-    def interval(self, log: Log, interval: Interval) -> Interval:
+    def interval(self, log: Log, interval: ReadInterval) -> ReadInterval:
         """Return the part of an interval of a log that is worth reading; may look up times in the log."""
         start = max(interval.start, self.offsets.low)
         limit = _least(interval.limit, self.offsets.limit)

@@ -48,7 +48,7 @@ Counts = Mapping[str, tuple[int, ...] | None]
 """The partitions of each name; None for one log by itself."""
 
 
-class Shelf(Protocol):
+class LogCatalog(Protocol):
     """A place where logs lie, each under a name."""
 
     def counts(self, names: Iterable[str]) -> Counts:
@@ -67,7 +67,7 @@ class Shelf(Protocol):
         """Release what it holds."""
 
 
-def shelf_at(location: Location) -> Shelf:
+def shelf_at(location: Location) -> LogCatalog:
     """Return the place at a location."""
     return StoreShelf(location) if location.is_store else DirectoryShelf(location)
 

@@ -17,7 +17,7 @@ from typing import Final
 from walstore.errors import CorruptionError, InvalidSettingsError, LogNotFoundError, WalError
 from walstore.spark.directory import DirectoryLog
 from walstore.spark.location import Location
-from walstore.spark.log_catalog import Counts, Shelf, StoreShelf, shelf_at, split_partition
+from walstore.spark.log_catalog import Counts, LogCatalog, StoreShelf, shelf_at, split_partition
 from walstore.spark.options import Selection
 from walstore.spark.plan import EmptyLog
 from walstore.spark.store import StoreLog
@@ -109,7 +109,7 @@ def _hint(error: LogNotFoundError, location: Location) -> None:
             error.add_note(f"there are logs below it, for the option subscribe: {_some(names)}")
 
 
-def _whole(location: Location, shelf: Shelf) -> list[NamedLog]:
+def _whole(location: Location, shelf: LogCatalog) -> list[NamedLog]:
     """Return the log at the location of a store, or its partitions."""
     partitions = shelf.counts([""])[""]
     if partitions is None:
@@ -117,7 +117,7 @@ def _whole(location: Location, shelf: Shelf) -> list[NamedLog]:
     return [_part(location.topic, at, shelf.place(str(at)), is_part=True) for at in partitions]
 
 
-def _named(location: Location, shelf: Shelf, names: Iterable[str]) -> list[NamedLog]:
+def _named(location: Location, shelf: LogCatalog, names: Iterable[str]) -> list[NamedLog]:
     """Return the logs named: each alone, all partitions of one, or one partition."""
     parts = {name: split_partition(name) for name in names}
     counts = shelf.counts({*parts, *(part[0] for part in parts.values() if part)})
@@ -130,7 +130,7 @@ def _named(location: Location, shelf: Shelf, names: Iterable[str]) -> list[Named
     return found
 
 
-def _assigned(location: Location, shelf: Shelf, selection: Selection) -> list[NamedLog]:
+def _assigned(location: Location, shelf: LogCatalog, selection: Selection) -> list[NamedLog]:
     wanted = dict(selection.assigned)
     counts = shelf.counts(wanted)
     return [
@@ -140,7 +140,7 @@ def _assigned(location: Location, shelf: Shelf, selection: Selection) -> list[Na
     ]
 
 
-def _matching(location: Location, shelf: Shelf, pattern: str) -> list[NamedLog]:
+def _matching(location: Location, shelf: LogCatalog, pattern: str) -> list[NamedLog]:
     names = shelf.names()
     matching = [name for name in names if re.fullmatch(pattern, name)]
     if not matching:
@@ -154,7 +154,7 @@ def _matching(location: Location, shelf: Shelf, pattern: str) -> list[NamedLog]:
 
 def _of_topic(
     location: Location,
-    shelf: Shelf,
+    shelf: LogCatalog,
     counts: Counts,
     topic: str,
     wanted: Iterable[int] | None = None,

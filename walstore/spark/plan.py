@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, OffsetTrimmedError
 from walstore.format.segment import SegmentIndex
-from walstore.spark.bounds import Bound, Edge, Moment
+from walstore.spark.bounds import Bound, Edge, TimeBound
 from walstore.spark.partition import FilePart, LogPartition
 
 PARTITION_BYTES: Final = 32 << 20
@@ -50,7 +50,7 @@ _P = TypeVar("_P", bound=_Sized)
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ReadInterval:
     """Offsets to read."""
 
     start: int
@@ -88,7 +88,7 @@ def resolve(
     *,
     needs_record: bool = True,
     fail_on_data_loss: bool = True,
-) -> Interval:
+) -> ReadInterval:
     """Turn the bounds of one log into offsets.
 
     Raises OffsetTrimmedError or OffsetNotWrittenError for offsets that are not there (without
@@ -123,7 +123,7 @@ def resolve(
             )
         lost.append(f"offsets [{start}, {min(log.head, limit)}) were removed from the log")
         start = min(log.head, limit)
-    return Interval(start, limit, "; ".join(lost) or None)
+    return ReadInterval(start, limit, "; ".join(lost) or None)
 
 
 def start_offset(log: Log, bound: Bound, *, needs_record: bool = True) -> int:
@@ -134,7 +134,7 @@ def start_offset(log: Log, bound: Bound, *, needs_record: bool = True) -> int:
     """
     if bound is Edge.EARLIEST:
         return log.head
-    if isinstance(bound, Moment):
+    if isinstance(bound, TimeBound):
         found = log.offset_at(bound.timestamp_us)
         if found is None and needs_record:
             raise InvalidSettingsError(
@@ -148,13 +148,13 @@ def start_offset(log: Log, bound: Bound, *, needs_record: bool = True) -> int:
 
 def limit_offset(log: Log, bound: Bound) -> int:
     """Return where a read ends; it may lie beyond the tail."""
-    if isinstance(bound, Moment):
+    if isinstance(bound, TimeBound):
         found = log.offset_at(bound.timestamp_us)
         return log.limit if found is None else found
     return log.limit if isinstance(bound, Edge) else max(1, bound)
 
 
-def divide(reads: Sequence[tuple[Log, Interval]], min_partitions: int) -> list[LogPartition]:
+def divide(reads: Sequence[tuple[Log, ReadInterval]], min_partitions: int) -> list[LogPartition]:
     """Return what each task reads, log by log.
 
     More and smaller tasks if ``min_partitions`` asks for them, for the larger logs more than for the others.
@@ -166,7 +166,7 @@ def divide(reads: Sequence[tuple[Log, Interval]], min_partitions: int) -> list[L
     return found
 
 
-def _cut(reads: Sequence[tuple[Log, Interval]], most_bytes: int) -> list[LogPartition]:
+def _cut(reads: Sequence[tuple[Log, ReadInterval]], most_bytes: int) -> list[LogPartition]:
     return [
         partition
         for log, interval in reads

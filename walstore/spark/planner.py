@@ -19,14 +19,14 @@ from walstore.spark.filters import Narrowed
 from walstore.spark.logs import NamedLog, find_logs, open_log
 from walstore.spark.options import ReadOptions
 from walstore.spark.partition import LogPartition
-from walstore.spark.plan import Interval, Log, divide, resolve
+from walstore.spark.plan import Log, ReadInterval, divide, resolve
 
 logger = logging.getLogger("walstore.spark")
 
 PARALLEL: Final = 8
 """Logs that are opened at the same time."""
 
-_Read = tuple[Log, Interval]
+_Read = tuple[Log, ReadInterval]
 
 
 def plan_read(options: ReadOptions, narrowed: Narrowed) -> list[LogPartition]:

@@ -27,13 +27,13 @@ from walstore.files.anchor import absolute
 from walstore.files.locks import lock_in_store
 from walstore.files.open_files import OpenFiles
 from walstore.files.posix import PosixFileSystem
-from walstore.log.log_resources import FileLane, Host
+from walstore.log.log_resources import FileLane, LogResources
 from walstore.log.wal import Wal
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.runtime.clock import SystemClock
-from walstore.runtime.error_mapping import describe_open, fresh
+from walstore.runtime.error_mapping import copy_error, describe_open
 from walstore.runtime.forks import abandon_in_children
-from walstore.runtime.keyed_locks import Gates
+from walstore.runtime.keyed_locks import KeyedLocks
 from walstore.runtime.loop_guard import LoopGuard
 from walstore.runtime.observer import Metrics
 from walstore.runtime.resource import Opening, warn_unclosed
@@ -140,7 +140,7 @@ class WalStore:
         self._disk_watch.judge(opened.free_bytes)
         # Owned by the event loop. Logs and gates by the names of their directories.
         self._logs: dict[str, Wal] = {}
-        self._gates = Gates(store_settings.max_concurrent_opens)
+        self._gates = KeyedLocks(store_settings.max_concurrent_opens)
         self._opened_logs = 0
         self._closing: asyncio.Task[None] | None = None
         self._abandoned: WalClosedError | None = None
@@ -266,7 +266,7 @@ class WalStore:
 
     def _check_home(self) -> None:
         if self._abandoned is not None:
-            raise fresh(self._abandoned)
+            raise copy_error(self._abandoned)
         self._guard.check()
 
     def _check_open(self) -> None:
@@ -282,7 +282,7 @@ class WalStore:
                 tier=self._tier(name) if self._tier is not None else None,
                 fs=self._fs,
                 clock=self._clock,
-                host=Host(
+                host=LogResources(
                     writing=FileLane(self._writing, self._files),
                     reading=self._reading.lane(_READS_OF_ONE_LOG),
                     make_spilling=self._writing.lane,

@@ -32,7 +32,7 @@ from typing import Final, Self
 
 from walstore.ports import Buffer, Cell, CellView, File, FileSystem, Lock
 from walstore.testing.script import failure
-from walstore.testing.unsynced import Content, Keep
+from walstore.testing.unsynced import FileContent, Keep
 
 LOSE_ALL: Final = 0
 """The seed of a crash that keeps nothing but what was synced."""
@@ -47,14 +47,14 @@ class _NameChange:
 
     source: Path | None
     target: Path | None
-    content: Content
+    content: FileContent
 
     def touches(self, directory: Path) -> bool:
         return any(
             path is not None and path.parent == directory for path in (self.source, self.target)
         )
 
-    def apply(self, names: dict[Path, Content]) -> None:
+    def apply(self, names: dict[Path, FileContent]) -> None:
         if self.source is not None:
             names.pop(self.source, None)
         if self.target is not None:
@@ -75,8 +75,8 @@ class PowerLossFileSystem:
         # Guards all below, and is held while files and names change.
         self._lock = threading.Lock()
         self._is_off = False
-        self._names: dict[Path, Content] = {}
-        self._durable_names: dict[Path, Content] = {}
+        self._names: dict[Path, FileContent] = {}
+        self._durable_names: dict[Path, FileContent] = {}
         self._pending: list[_NameChange] = []
         self._new_directories: list[Path] = []
 
@@ -124,7 +124,7 @@ class PowerLossFileSystem:
         with self.powered(path):
             if mode == "r":
                 return _PowerLossFile(self, self._inner.open(path, mode), path, None)
-            content = self._know(path) if mode == "r+" else Content(b"")
+            content = self._know(path) if mode == "r+" else FileContent(b"")
             file = self._inner.open(path, mode)
             if mode == "x":
                 self._change_name(None, path, content)
@@ -210,7 +210,7 @@ class PowerLossFileSystem:
             cell = self._inner.cell(path, size)
             content = self._names.get(path)
             if content is None:
-                content = Content(self._inner.read(path), most_pending=_CELL_STORES)
+                content = FileContent(self._inner.read(path), most_pending=_CELL_STORES)
                 self._names[path] = content
                 if is_new:
                     self._change_name(None, path, content)
@@ -243,15 +243,15 @@ class PowerLossFileSystem:
     def _is_there(self, path: Path) -> bool:
         return path in self._names or path.name in self._inner.list(path.parent)
 
-    def _know(self, path: Path) -> Content:
+    def _know(self, path: Path) -> FileContent:
         """Return the content of a file, taking what nobody wrote through here as durable."""
         content = self._names.get(path)
         if content is None:
-            content = Content(self._inner.read(path))
+            content = FileContent(self._inner.read(path))
             self._names[path] = self._durable_names[path] = content
         return content
 
-    def _change_name(self, source: Path | None, target: Path | None, content: Content) -> None:
+    def _change_name(self, source: Path | None, target: Path | None, content: FileContent) -> None:
         change = _NameChange(source, target, content)
         change.apply(self._names)
         self._pending.append(change)
@@ -261,7 +261,7 @@ class _PowerLossFile:
     """An open file of a PowerLossFileSystem; without a content it is read-only."""
 
     def __init__(
-        self, system: PowerLossFileSystem, inner: File, path: Path, content: Content | None
+        self, system: PowerLossFileSystem, inner: File, path: Path, content: FileContent | None
     ) -> None:
         self._system = system
         self._inner = inner
@@ -317,7 +317,7 @@ class _PowerLossCell:
     """A cell of a PowerLossFileSystem."""
 
     def __init__(
-        self, system: PowerLossFileSystem, inner: Cell, path: Path, content: Content
+        self, system: PowerLossFileSystem, inner: Cell, path: Path, content: FileContent
     ) -> None:
         self._system = system
         self._inner = inner

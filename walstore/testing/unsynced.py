@@ -1,6 +1,6 @@
 """What was done to a file since its last sync, and what a crash may leave of that. Pure.
 
-``power.py`` keeps one :class:`Content` for each file.
+``power.py`` keeps one :class:`FileContent` for each file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Resize:
     size_bytes: int
 
 
-class Content:
+class FileContent:
     """A file's bytes: what is durable, and the changes since, in order."""
 
     def __init__(self, durable: bytes, *, most_pending: int | None = None) -> None:

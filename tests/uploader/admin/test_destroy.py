@@ -18,7 +18,7 @@ from uploader.admin.seal import seal
 from uploader.format import layout
 from uploader.format.manifest import Manifest
 from uploader.layouts.open_root import Layout
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.read.fragment_reader import FragmentReader
 from uploader.root.orphan_recovery import VOID
 from uploader.stores import MemoryStore, PreconditionFailedError
@@ -52,9 +52,9 @@ def worker():
     found.close()
 
 
-async def begin(store: ObjectStore, worker: Worker) -> ManifestLog:
+async def begin(store: ObjectStore, worker: Worker) -> SwappedRoot:
     """Write a log with a snapshot, a cursor, garbage and an orphan."""
-    log = ManifestLog(store, FAST, worker)
+    log = SwappedRoot(store, FAST, worker)
     await log.load_or_create("writer")
     for _ in range(4):
         end = log.manifest.next_seq_no, log.manifest.next_offset
@@ -199,7 +199,7 @@ async def test_a_reader_is_not_told_of_damage(store, worker) -> None:
 
 async def test_a_manifest_whose_creation_was_on_its_way_is_of_no_use(store, worker) -> None:
     """The request is sent before the log is there, and arrives when it is destroyed."""
-    late = ManifestLog(store, FAST, worker)
+    late = SwappedRoot(store, FAST, worker)
     store.on("put_if_absent", hang(release := asyncio.Event(), reached := asyncio.Event()))
     async with asyncio.TaskGroup() as group:
         creating = group.create_task(_error(late.load_or_create("late")))
@@ -210,7 +210,7 @@ async def test_a_manifest_whose_creation_was_on_its_way_is_of_no_use(store, work
         assert isinstance(await creating, LogNotFoundError)
     assert sorted(await keys(store)) == [layout.MANIFEST, layout.TOMBSTONE]
     with pytest.raises(LogNotFoundError, match="destroyed"):
-        await ManifestLog(store, FAST, worker).load_or_create("another")
+        await SwappedRoot(store, FAST, worker).load_or_create("another")
     await destroy(URL, store=store)
     assert await keys(store) == [layout.TOMBSTONE]
 

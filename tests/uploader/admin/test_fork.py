@@ -29,7 +29,7 @@ from uploader.format.document import position, serialise
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import RollUpSettings
 from uploader.layouts.growing_manifest import Forked
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, StoreKilled, faults
@@ -107,7 +107,7 @@ async def test_81_what_is_appended_afterwards_stays_with_either(source, target, 
     await copy(source, target)
     await extend(log, source)
     assert await cloud_values(target.inner) == numbers(1, 9)
-    forked = ManifestLog(target, FAST, worker)
+    forked = SwappedRoot(target, FAST, worker)
     await forked.load()
     await extend(forked, target, 2)
     assert await cloud_values(target.inner) == numbers(1, 13)
@@ -129,7 +129,7 @@ async def test_82_a_log_of_which_all_was_collected_goes_on_where_it_was(
     assert (await copy(source, target)).next_seq_no == 5
     found = await manifest_in(target)
     assert (found.oldest_offset, found.next_offset, found.next_seq_no) == (9, 9, 5)
-    forked = ManifestLog(target, FAST, worker)
+    forked = SwappedRoot(target, FAST, worker)
     await forked.load()
     await extend(forked, target)
     assert await cloud_values(target.inner) == numbers(9, 11)
@@ -159,7 +159,7 @@ async def test_it_ends_exactly_where_it_is_told_to(source, target, worker, stop)
     done = await copy(source, target, stop=stop)
     assert (done.start, done.limit) == (1, stop)
     assert await cloud_values(target.inner) == numbers(1, stop)
-    forked = ManifestLog(target, FAST, worker)
+    forked = SwappedRoot(target, FAST, worker)
     await forked.load()
     await extend(forked, target)
     assert await cloud_values(target.inner) == numbers(1, stop + 2)
@@ -240,7 +240,7 @@ async def test_a_fork_of_a_sealed_log_can_be_written(source, target, worker) -> 
     await begin(source, worker)
     await seal(URL, store=source)
     await copy(source, target)
-    forked = ManifestLog(target, FAST, worker)
+    forked = SwappedRoot(target, FAST, worker)
     await forked.load()
     await extend(forked, target)
     assert await cloud_values(target.inner) == numbers(1, 11)
@@ -462,7 +462,7 @@ async def test_the_source_is_pinned_meanwhile(source, target, worker) -> None:
 async def test_a_collector_that_did_not_see_the_pin(source, target, worker, nth) -> None:
     """It had read the cursors before, and takes away what was to be copied: the rest is a log, too."""
     log = await begin(source, worker, fragments=6)
-    behind = ManifestLog(source.inner, FAST, worker)
+    behind = SwappedRoot(source.inner, FAST, worker)
     await behind.load()
     assert behind.manifest == log.manifest
 

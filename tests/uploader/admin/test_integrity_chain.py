@@ -13,7 +13,7 @@ from uploader.admin.destroy import destroy
 from uploader.admin.fork import fork
 from uploader.admin.scrubber import Scrubber
 from uploader.admin.seal import seal
-from uploader.chain.chain_root import ChainLog
+from uploader.chain.chain_root import ChainRoot
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.findings import Severity
@@ -34,15 +34,15 @@ def worker():
     found.close()
 
 
-async def begin(store: ObjectStore, worker: Worker, fragments: int = 4) -> ChainLog:
-    log = ChainLog(store, FAST, worker)
+async def begin(store: ObjectStore, worker: Worker, fragments: int = 4) -> ChainRoot:
+    log = ChainRoot(store, FAST, worker)
     await log.load_or_create("writer")
     for _ in range(fragments):
         await log.publish([await put_next(log, store)], "writer")
     return log
 
 
-async def put_next(log: ChainLog, store: ObjectStore, ahead: int = 0) -> Fragment:
+async def put_next(log: ChainRoot, store: ObjectStore, ahead: int = 0) -> Fragment:
     """Put the fragment with the log's next number, or one further ahead, of two records each."""
     seq_no = log.manifest.next_seq_no + ahead
     start = log.manifest.next_offset + 2 * ahead
@@ -77,7 +77,7 @@ async def test_sealed_at_each_call_of_a_writer(worker, at_once) -> None:
         inner = MemoryStore()
         await begin(inner, worker, 1)
         store = FaultyStore(inner)
-        log = ChainLog(store, FAST, worker)
+        log = ChainRoot(store, FAST, worker)
         await log.load()
         ends: list[int] = []
 
@@ -106,7 +106,7 @@ async def test_sealed_at_each_call_of_a_writer(worker, at_once) -> None:
             return
         assert ends == [end]
         with pytest.raises(LogSealedError):
-            again = ChainLog(inner, FAST, worker)
+            again = ChainRoot(inner, FAST, worker)
             await again.load()
             await again.publish([await put_next(again, inner)], "writer")
         assert await tail(inner) == end
@@ -118,7 +118,7 @@ async def test_a_manifest_that_comes_late_is_of_no_use(worker) -> None:
     inner = MemoryStore()
     await begin(inner, worker)
     store = FaultyStore(inner)
-    log = ChainLog(store, FAST, worker)
+    log = ChainRoot(store, FAST, worker)
     await log.load()
     entry = await put_next(log, inner)
     release, reached = asyncio.Event(), asyncio.Event()
@@ -148,7 +148,7 @@ async def test_destroyed_and_killed_at_every_call(worker, fault: type[Fault]) ->
         assert all(key.startswith(MANIFEST_PREFIX) for key in left)
         assert len(left) < 6
         with pytest.raises(LogNotFoundError, match="destroyed"):
-            await ChainLog(store.inner, FAST, worker).load_or_create("another")
+            await ChainRoot(store.inner, FAST, worker).load_or_create("another")
         await destroy(URL, store=store.inner)
         with pytest.raises(LogNotFoundError):
             await cloud_values(store.inner)

@@ -25,7 +25,7 @@ from uploader.format.setsum import Setsum
 from uploader.fragments.bloom import StreamSet
 from uploader.fragments.fragment import inspect_fragment
 from uploader.fragments.fragment_file import FILE_SCHEMA, STREAMS_KEY
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.orphan_recovery import VOID
 from uploader.stores import MemoryStore
 from uploader.stores.port import ObjectStore
@@ -302,7 +302,7 @@ def forge(start: int, times_us: list[int], *, stream: str | None, said: str | No
     return sink.getvalue().to_pybytes()
 
 
-async def publish(log: ManifestLog, store: ObjectStore, data: bytes) -> None:
+async def publish(log: SwappedRoot, store: ObjectStore, data: bytes) -> None:
     key = layout.fragment_path(log.manifest.next_seq_no)
     await store.put_if_absent(key, data)
     await log.publish([inspect_fragment(data, key)], "writer")
@@ -529,7 +529,7 @@ async def test_collected_while_it_reads(store, worker) -> None:
         log = await begin(inner, worker, 8)
         scrubbed = FaultyStore(inner)
 
-        async def take_away(log: ManifestLog = log, inner: ObjectStore = inner) -> None:
+        async def take_away(log: SwappedRoot = log, inner: ObjectStore = inner) -> None:
             await collect(log, inner, 5)
 
         scrubbed.on("any", faults.call(take_away), nth=nth)
@@ -548,7 +548,7 @@ async def test_rolled_up_and_appended_to_while_it_reads(store, worker) -> None:
         log = await begin(inner, worker, 9)
         scrubbed = FaultyStore(inner)
 
-        async def change(log: ManifestLog = log, inner: ObjectStore = inner) -> None:
+        async def change(log: SwappedRoot = log, inner: ObjectStore = inner) -> None:
             await roll_up(log, inner)
             await extend(log, inner, 2)
             await put_fragment(inner, log.manifest.next_seq_no, log.manifest.next_offset, [b"next"])

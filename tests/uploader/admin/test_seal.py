@@ -29,7 +29,7 @@ from uploader.format.manifest import Manifest
 from uploader.format.sealing import blocker, is_blocker
 from uploader.fragments.fragment import inspect_fragment
 from uploader.layouts.open_root import Layout
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.read.cloud_log import CloudLog
 from uploader.root.orphan_recovery import VOID
 from uploader.stores import MemoryStore, PreconditionFailedError
@@ -61,16 +61,16 @@ def worker():
     found.close()
 
 
-async def begin(store: FaultyStore, worker: Worker, fragments: int = 2) -> ManifestLog:
+async def begin(store: FaultyStore, worker: Worker, fragments: int = 2) -> SwappedRoot:
     """Write a log of a few fragments, two records each, and return it as its writer sees it."""
-    log = ManifestLog(store, FAST, worker)
+    log = SwappedRoot(store, FAST, worker)
     await log.load_or_create("writer")
     for _ in range(fragments):
         await extend(log, store)
     return log
 
 
-async def extend(log: ManifestLog, store: FaultyStore) -> None:
+async def extend(log: SwappedRoot, store: FaultyStore) -> None:
     """Append a fragment to the log."""
     end = log.manifest.next_seq_no, log.manifest.next_offset
     await log.publish([await put_fragment(store, *end, [b"a", b"b"])], "writer")
@@ -168,7 +168,7 @@ async def test_a_swap_under_way_whose_fragment_is_there_is_not_needed_any_more(
 
 async def test_no_manifest_of_before_can_come_back(store, worker) -> None:
     """Every swap that any writer may have sent names a manifest that is there no more."""
-    log = ManifestLog(store, FAST, worker)
+    log = SwappedRoot(store, FAST, worker)
     await log.load_or_create("writer")
     known = [await store.inner.get(layout.MANIFEST)]
     for _ in range(3):
@@ -226,7 +226,7 @@ async def test_sealed_at_each_call_that_a_writer_makes(worker) -> None:
 async def test_it_can_be_read_and_collected_and_stays_sealed(store, worker) -> None:
     await begin(store, worker)
     await seal(URL, store=store)
-    log = ManifestLog(store, FAST, worker)
+    log = SwappedRoot(store, FAST, worker)
     await log.load()
 
     def drop_first(manifest: Manifest) -> Manifest:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.uploader.chain.chains import InlineWorker, stored_links, true_head
-from uploader.chain import ChainLog
+from uploader.chain import ChainRoot
 from uploader.format.link import Link
 from uploader.stores import RetryPolicy
 from uploader.testing import FaultyStore
 
-Opened = Callable[..., ChainLog]
+Opened = Callable[..., ChainRoot]
 
 
 async def head_of(store: FaultyStore) -> Link:
@@ -18,7 +18,7 @@ async def head_of(store: FaultyStore) -> Link:
     links = await stored_links(store.inner)
     head = true_head(links)
     head.manifest.scrub()
-    fresh = ChainLog(store.inner, RetryPolicy(), InlineWorker())
+    fresh = ChainRoot(store.inner, RetryPolicy(), InlineWorker())
     assert await fresh.load()
     assert fresh.head == head
     return head

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.uploader.chain.chains import InlineWorker
-from uploader.chain import ChainLog, ChainSettings
+from uploader.chain import ChainRoot, ChainSettings
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore
 from walstore.testing.clock import ManualClock
@@ -24,14 +24,14 @@ def clock() -> ManualClock:
 @pytest.fixture
 async def opened(store: FaultyStore, clock: ManualClock):
     """Make chain logs over the store; they retry without waiting."""
-    logs: list[ChainLog] = []
+    logs: list[ChainRoot] = []
 
-    def make(inner=None, *, alpha: int = 4, shards: int = 1, at: ManualClock = clock) -> ChainLog:
+    def make(inner=None, *, alpha: int = 4, shards: int = 1, at: ManualClock = clock) -> ChainRoot:
         retry = RetryPolicy(
             clock=at, jitter=lambda: 0.0, first_wait_seconds=0, longest_wait_seconds=0
         )
         settings = ChainSettings(alpha=alpha, shards=shards)
-        logs.append(ChainLog(inner or store, retry, InlineWorker(), settings=settings))
+        logs.append(ChainRoot(inner or store, retry, InlineWorker(), settings=settings))
         return logs[-1]
 
     yield make

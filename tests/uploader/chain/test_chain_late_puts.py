@@ -10,7 +10,7 @@ import pytest
 from tests.uploader.chain.chain_logs import head_of, keys
 from tests.uploader.chain.chains import run, stored_links
 from tests.waiting import until
-from uploader.chain import ChainLog
+from uploader.chain import ChainRoot
 from uploader.format.link import MOST_ALPHA, Link
 from uploader.format.manifest import Manifest
 from uploader.format.names import manifest_key
@@ -23,7 +23,7 @@ from walstore.errors import (
 # -- late puts ---------------------------------------------------------------------------------
 
 
-async def stall(store: FaultyStore, log: ChainLog, expected, slots: list[int]):
+async def stall(store: FaultyStore, log: ChainRoot, expected, slots: list[int]):
     """Let a writer publish, each put being held back; return its tasks and how to let the puts go."""
     release = asyncio.Event()
     events = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.uploader.chain.chains import run
-from uploader.chain import ChainLog, ChainSettings
+from uploader.chain import ChainRoot, ChainSettings
 from uploader.stores import RetryPolicy, open_store
 from walstore.errors import ContentionError
 from walstore.runtime.threads import Worker
@@ -28,7 +28,7 @@ async def test_two_writers_and_a_reader(url: str) -> None:
     worker = Worker("test")
     async with contextlib.aclosing(open_store(url)) as store:
         logs = [
-            ChainLog(store, RetryPolicy(), worker, settings=ChainSettings(alpha=alpha))
+            ChainRoot(store, RetryPolicy(), worker, settings=ChainSettings(alpha=alpha))
             for alpha in (3, 5)
         ]
         for log in logs:
@@ -42,7 +42,7 @@ async def test_two_writers_and_a_reader(url: str) -> None:
             await log.settle()
         with pytest.raises(ContentionError):
             await logs[1].publish(run(2, seq_no=9, start=17, salt="x"), "w")
-        reader = ChainLog(store, RetryPolicy(), worker)
+        reader = ChainRoot(store, RetryPolicy(), worker)
         await reader.load()
         assert reader.manifest.fragments == tuple(expected)
         for log in logs:

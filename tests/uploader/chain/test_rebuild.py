@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.uploader.chain.chains import InlineWorker, run
-from uploader.chain import ChainLog, ChainSettings, rebuild
+from uploader.chain import ChainRoot, ChainSettings, rebuild
 from uploader.chain.rebuild import assemble
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
@@ -35,9 +35,9 @@ async def put(store: MemoryStore, items: list[Fragment]) -> None:
         await store.put_if_absent(item.path, bytes(item.num_bytes))
 
 
-def opened(store: MemoryStore, alpha: int = 4) -> ChainLog:
+def opened(store: MemoryStore, alpha: int = 4) -> ChainRoot:
     settings = ChainSettings(alpha=alpha, shards=3)
-    return ChainLog(store, RetryPolicy(), InlineWorker(), settings=settings)
+    return ChainRoot(store, RetryPolicy(), InlineWorker(), settings=settings)
 
 
 @given(

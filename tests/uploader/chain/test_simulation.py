@@ -19,7 +19,7 @@ import pytest
 from tests.uploader.chain.chains import InlineWorker, run
 from tests.uploader.chain.virtual import NetworkStore, VirtualClock, VirtualLoop, Weather, World
 from uploader.admin.destroy import destroy
-from uploader.chain import ChainLog, ChainSettings, pruner, pruning
+from uploader.chain import ChainRoot, ChainSettings, pruner, pruning
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.link import Link
@@ -58,13 +58,13 @@ class Simulation:
         self.contentions = 0
         self.heads: dict[int, Link] = {}
 
-    def log(self, alpha: int) -> ChainLog:
+    def log(self, alpha: int) -> ChainRoot:
         """Return a root as a program on some machine would have it."""
         number = self.random.getrandbits(64)
         clock = VirtualClock(self.random.uniform(-300, 300))
         retry = RetryPolicy(clock=clock, attempts=3, jitter=lambda: 0.0)
         ids = (f"{number:016x}-{count}" for count in range(10**9))
-        return ChainLog(
+        return ChainRoot(
             NetworkStore(self.world),
             retry,
             InlineWorker(),
@@ -81,7 +81,7 @@ class Simulation:
             assert seq_no < oldest or held.get(seq_no) == item, f"fragment {seq_no} is lost"
         manifest.scrub()
 
-    def note_head(self, log: ChainLog) -> None:
+    def note_head(self, log: ChainRoot) -> None:
         head = log.head
         assert head is not None
         assert self.heads.setdefault(head.slot, head) == head, "two links for one slot"
@@ -119,7 +119,7 @@ class Simulation:
         finally:
             await log.aclose()
 
-    async def _publish(self, log: ChainLog, item: Fragment) -> None:
+    async def _publish(self, log: ChainRoot, item: Fragment) -> None:
         while True:
             try:
                 await log.publish([item], "w")
@@ -221,7 +221,7 @@ class Simulation:
                 await asyncio.sleep(random.choice([0, 0.2, 1, 5, 100, 4000, 9000]))
         await asyncio.sleep(20_000)  # all that was sent has arrived
 
-    def check_chain(self, log: ChainLog) -> None:
+    def check_chain(self, log: ChainRoot) -> None:
         """Every head that was seen lies on the chain."""
         chain = self.chain()
         assert chain[-1] == log.head

@@ -7,22 +7,22 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uploader.chain.window import Window
+from uploader.chain.window import PendingWindow
 from uploader.format.link import Link
 from uploader.format.manifest import Manifest
-from uploader.format.pending_link import Ground, Step
-from uploader.format.two_clock_time import Moment
+from uploader.format.pending_link import LinkBase, PendingLink
+from uploader.format.two_clock_time import TwoClockTime
 
 EMPTY = Manifest.initial("w")
-NOW = Moment(0.0, 0)
+NOW = TwoClockTime(0.0, 0)
 
 
-async def _nothing(ground: Ground) -> Manifest | None:
+async def _nothing(ground: LinkBase) -> Manifest | None:
     return ground.manifest
 
 
-def step(*, is_append: bool = True) -> Step:
-    return Step(_nothing, is_append=is_append)
+def step(*, is_append: bool = True) -> PendingLink:
+    return PendingLink(_nothing, is_append=is_append)
 
 
 class Model:
@@ -31,15 +31,15 @@ class Model:
     def __init__(self, alpha: int) -> None:
         self.alpha = alpha
         self.ids = iter(range(10**6))
-        self.window = Window(alpha=alpha, make_id=lambda: f"id {next(self.ids)}")
+        self.window = PendingWindow(alpha=alpha, make_id=lambda: f"id {next(self.ids)}")
         root = Link.root(EMPTY, author="somebody", alpha=3)
         self.window.set_head(root, NOW)
         self.chain = [root]
-        self.steps: list[Step] = []
+        self.steps: list[PendingLink] = []
         self.slots: dict[tuple[str, int], Link] = {}
 
     @property
-    def planned(self) -> list[Step]:
+    def planned(self) -> list[PendingLink]:
         return [item for item in self.steps if item.link is not None]
 
     def plan(self) -> None:
@@ -146,9 +146,9 @@ async def test_turns_come_in_the_order_of_entry() -> None:
     link = window.tip.successor(EMPTY, author=window.author, alpha=2, base=0, now_us=0)
     window.plan(first, link, NOW)
     async with asyncio.TaskGroup() as group:
-        turns: list[Step] = []
+        turns: list[PendingLink] = []
 
-        async def turn(item: Step) -> None:
+        async def turn(item: PendingLink) -> None:
             await window.wait_turn(item)
             turns.append(item)
             window.leave(item)

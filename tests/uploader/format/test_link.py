@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.uploader.chain.chains import run
 from tests.uploader.documents import SETSUMS, TEXT, U64
 from uploader.format.layout import MAX_U64
-from uploader.format.link import KEPT_SECONDS, MOST_ALPHA, MOST_RANGES, Kept, Link, Place
+from uploader.format.link import KEPT_SECONDS, MOST_ALPHA, MOST_RANGES, Kept, Link, PreviousLink
 from uploader.format.manifest import Manifest
 from walstore.errors import CorruptionError, FormatVersionError
 
@@ -55,7 +55,7 @@ def test_a_link_is_read_as_it_was_written(slot, gap, setsum, author, alpha, kept
         manifest=EMPTY,
         slot=slot,
         next=slot + gap,
-        prev=Place(slot, author, setsum),
+        prev=PreviousLink(slot, author, setsum),
         base=slot // 2,
         author=author,
         alpha=alpha,

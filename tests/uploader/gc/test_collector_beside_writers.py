@@ -15,7 +15,7 @@ from uploader.layouts.open_root import find_root
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import LatencyStore
 from uploader.testing.latency import fixed
-from uploader.write.stall_guard import Patience
+from uploader.write.stall_guard import StallGuard
 
 WRITTEN_SECONDS = 5.0
 SETTINGS = CollectorSettings(interval_seconds=1.0, max_drop_fraction=1)
@@ -44,7 +44,7 @@ async def race(
         return await find_root(slow, retry=retry, worker=worker, layout=layout)
 
     settings = WriterSettings(parallel_puts=is_parallel)
-    patience = Patience(url=slow.url, retry=retry, clock=clock, silent_seconds=60)
+    patience = StallGuard(url=slow.url, retry=retry, clock=clock, silent_seconds=60)
     writer = CloudWriter(slow, await root(), worker, settings, retry, clock, patience)
     await writer._start()
     appends: list[asyncio.Task[int]] = []

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.uploader.chain.chains import InlineWorker, run
-from uploader.chain import ChainLog, ChainSettings
+from uploader.chain import ChainRoot, ChainSettings
 from uploader.layouts.open_root import find_root
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.root import Root
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore
@@ -33,23 +33,23 @@ def find(store: FaultyStore) -> Find:
 
 async def test_a_new_log_gets_the_default_layout(find) -> None:
     root = await find()
-    assert isinstance(root, ManifestLog)
+    assert isinstance(root, SwappedRoot)
     assert not root.is_known
     await root.load_or_create("w")
-    assert isinstance(await find(), ManifestLog)
-    assert isinstance(await find(layout="swap"), ManifestLog)
+    assert isinstance(await find(), SwappedRoot)
+    assert isinstance(await find(layout="swap"), SwappedRoot)
 
 
 async def test_a_new_log_gets_the_layout_asked_for(find) -> None:
     root = await find(layout="chain", chain=ChainSettings(alpha=3, shards=2))
-    assert isinstance(root, ChainLog)
+    assert isinstance(root, ChainRoot)
     assert not root.is_known
     assert root.max_publishing == 3
     await root.load_or_create("w")
     await root.publish(run(3, shards=2), "w")
     for layout in (None, "chain"):
         again = await find(layout=layout)
-        assert isinstance(again, ChainLog)
+        assert isinstance(again, ChainRoot)
         assert again.manifest == root.manifest
 
 

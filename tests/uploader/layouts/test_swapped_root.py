@@ -14,7 +14,7 @@ from tests.uploader.documents import fragment, fragments, manifest_of, rolled_up
 from uploader.format import layout
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import StoreKilled, fail, happen_then_fail, timeout
@@ -40,9 +40,9 @@ def opened(store: FaultyStore, impatient: RetryPolicy):
     """Make manifest logs over the store."""
     workers: list[Worker] = []
 
-    def make(inner=None) -> ManifestLog:
+    def make(inner=None) -> SwappedRoot:
         workers.append(Worker("test"))
-        return ManifestLog(inner or store, impatient, workers[-1])
+        return SwappedRoot(inner or store, impatient, workers[-1])
 
     yield make
     for worker in workers:
@@ -369,7 +369,7 @@ async def test_publishing_where_no_log_is(opened) -> None:
 # -- after a lost answer ---------------------------------------------------------------------
 
 
-async def lose(log: ManifestLog, store: FaultyStore) -> None:
+async def lose(log: SwappedRoot, store: FaultyStore) -> None:
     """Publish two fragments, and be told nothing about it, though it happened."""
     store.on("put_if_match", happen_then_fail(timeout()))
     store.on("get", fail(timeout("not_written")))
@@ -440,7 +440,7 @@ def drop_first(manifest: Manifest) -> Manifest | None:
     return without(manifest, 1) if manifest.oldest_offset == 1 else None
 
 
-async def with_two(opened) -> ManifestLog:
+async def with_two(opened) -> SwappedRoot:
     log = opened()
     await log.load_or_create("w")
     await log.publish(fragments(3, 4), "w")
@@ -456,7 +456,7 @@ async def test_a_change_is_one_swap(store, opened) -> None:
     assert store.count("put_if_match").requests == 2
 
 
-def manifest_by(log: ManifestLog) -> Manifest:
+def manifest_by(log: SwappedRoot) -> Manifest:
     """Return the manifest that :func:`with_two` left."""
     return dataclasses.replace(manifest_of(3, 4), writer=log.manifest.writer)
 
@@ -585,7 +585,7 @@ async def test_a_cancelled_change_frees_the_way(store, opened) -> None:
     assert (found.oldest_offset, found.next_offset) == (4, 13)
 
 
-async def with_eight(opened) -> ManifestLog:
+async def with_eight(opened) -> SwappedRoot:
     log = opened()
     await log.load_or_create("w")
     await log.publish(fragments(*[1] * 8), "w")

@@ -23,7 +23,7 @@ from tests.uploader.partitioned.writes import (
 )
 from uploader import CloudLog, CollectorSettings, GarbageCollector
 from uploader.format import layout
-from uploader.garbage.holds import Hold, Holds, Keepers
+from uploader.garbage.holds import GarbageHold, Holds, Keepers
 from uploader.partitioned import WriteId, finish_commits, sweep_staging
 from uploader.partitioned.sub_store import SubStore
 from uploader.partitioned.write_id import HOLD_SECONDS
@@ -255,7 +255,7 @@ async def test_only_the_announcement_of_the_log_itself_counts(store):
 async def test_a_hold_never_moves_on_while_its_job_lives(store):
     """A record with the earlier place may still arrive."""
     holds = Holds(store, retry=FAST)
-    first = Hold(name=new_job(), position=4, epoch_us=1, writer="w", expires_us=9)
+    first = GarbageHold(name=new_job(), position=4, epoch_us=1, writer="w", expires_us=9)
     await holds.put(first)
     await holds.put(dataclasses.replace(first, position=6))
     assert await Keepers(store).list() == [first]

@@ -10,7 +10,7 @@ import pytest
 from tests.uploader.partitioned.writes import NOW_US, new_job
 from uploader.format.setsum import Setsum
 from uploader.partitioned import WriteId, job_name
-from uploader.partitioned.commit_record import CommitRecord, LogPlan, Place
+from uploader.partitioned.commit_record import CommitRecord, LogPlan, PublishPlace
 from uploader.partitioned.staged import StagedFragment
 from uploader.partitioned.write_id import job_time_us, parse_staged
 from walstore.errors import CorruptionError, FormatVersionError, InvalidSettingsError
@@ -24,8 +24,8 @@ RECORD = CommitRecord(
     committed_us=NOW_US,
     is_done=False,
     logs={
-        2: LogPlan((FRAGMENT, FRAGMENT), Place(1, 7, 9)),
-        0: LogPlan((FRAGMENT,), Place(0, 1, 1)),
+        2: LogPlan((FRAGMENT, FRAGMENT), PublishPlace(1, 7, 9)),
+        0: LogPlan((FRAGMENT,), PublishPlace(0, 1, 1)),
     },
 )
 
@@ -38,9 +38,9 @@ def test_a_record_comes_back():
 
 
 def test_no_two_versions_have_the_same_bytes():
-    versions = [RECORD, RECORD.fenced(), RECORD.moved(0, Place(0, 2, 3)), RECORD.done()]
+    versions = [RECORD, RECORD.fenced(), RECORD.moved(0, PublishPlace(0, 2, 3)), RECORD.done()]
     assert len({version.serialise() for version in versions}) == 4
-    assert RECORD.moved(0, Place(0, 2, 3)).logs[2] == RECORD.logs[2]
+    assert RECORD.moved(0, PublishPlace(0, 2, 3)).logs[2] == RECORD.logs[2]
 
 
 def test_which_epochs_a_record_has():

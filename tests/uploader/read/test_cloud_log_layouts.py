@@ -10,9 +10,9 @@ import pytest
 from tests.cloud import FAST, cloud_log
 from tests.frames import batch_of, build
 from tests.waiting import until
-from uploader.chain.chain_root import ChainLog
+from uploader.chain.chain_root import ChainRoot
 from uploader.fragments.fragment_builder import encode_fragment
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.root import Root
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
@@ -36,7 +36,7 @@ async def append(root: Root, store: MemoryStore, count: int = 1) -> None:
         await root.publish([entry], "w")
 
 
-@pytest.fixture(params=[ManifestLog, ChainLog])
+@pytest.fixture(params=[SwappedRoot, ChainRoot])
 async def written(request):
     """Return a root of either layout with twenty fragments, and its store."""
     store = FaultyStore(MemoryStore())

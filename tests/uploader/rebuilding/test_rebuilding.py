@@ -25,7 +25,7 @@ from uploader.format.inventory import Part, part_of
 from uploader.format.manifest import Manifest
 from uploader.format.setsum import Setsum
 from uploader.fragments.fragment_builder import encode_fragment
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.rebuilding.note import Note, Void
 from uploader.rebuilding.rebuilding import apply_rebuild, plan_rebuild
 from uploader.restoring.restore import restore
@@ -63,7 +63,7 @@ def worker():
     found.close()
 
 
-async def make(store: ObjectStore, worker: Worker, fragments: int = FRAGMENTS) -> ManifestLog:
+async def make(store: ObjectStore, worker: Worker, fragments: int = FRAGMENTS) -> SwappedRoot:
     """Write a log and roll it up."""
     log = await begin(store, worker, fragments)
     await roll_up(log, store)
@@ -639,7 +639,7 @@ async def test_a_writer_that_is_open_publishes_nothing_more(store, worker) -> No
 async def test_a_directory_has_to_claim_what_lost_its_manifest(store, worker) -> None:
     """A newer directory may have claimed it, and put nothing yet."""
     claim = Claim(bytes.fromhex(LOG_ID), 3, "0123456789abcdef")
-    log = ManifestLog(store, FAST, worker)
+    log = SwappedRoot(store, FAST, worker)
     await log.load_or_create(claim.name)
     await _put_as(store, log, claim)
     await _no_manifest(store)
@@ -657,7 +657,7 @@ async def test_what_a_directory_put_that_had_lost_the_prefix_is_no_part_of_it(
 ) -> None:
     identity = bytes.fromhex(LOG_ID)
     newer = Claim(identity, 2, "0123456789abcdef")
-    log = ManifestLog(store, FAST, worker)
+    log = SwappedRoot(store, FAST, worker)
     await log.load_or_create(newer.name)
     await _put_as(store, log, newer)
     await _no_manifest(store)
@@ -683,7 +683,7 @@ async def test_the_writer_that_the_caller_names(store, worker) -> None:
     assert not any("take_over" in note for note in found.notes)
 
 
-async def _put_as(store: MemoryStore, log: ManifestLog, claim: Claim) -> None:
+async def _put_as(store: MemoryStore, log: SwappedRoot, claim: Claim) -> None:
     """Append a fragment as a directory would."""
     end = log.manifest.next_seq_no, log.manifest.next_offset
     await log.publish([await _put(store, claim.name, *end)], claim.name)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from uploader.restoring.framing import Framed, frame_records
+from uploader.restoring.framing import FramedRecords, frame_records
 from walstore.batches.arrow import SCHEMA
 from walstore.batches.batch import FrameBatch
-from walstore.batches.batch_builder import BATCH_RECORDS, Draft
+from walstore.batches.batch_builder import BATCH_RECORDS, BatchBuilder
 from walstore.format import frame
 
 Row = tuple[bytes, bytes | None, str | None, dict[str, bytes], int]
@@ -49,7 +49,7 @@ def table(rows: list[Row], *, start: int = 1) -> pa.RecordBatch:
 def drafted(rows: list[Row], floor_us: int) -> tuple[list[tuple[int, int, bytes]], int, int]:
     """Return the columns that the log's writer makes of the rows."""
     values, keys, streams, headers, times = (list(column) for column in zip(*rows, strict=True))
-    draft = Draft(
+    draft = BatchBuilder(
         1,
         values,
         keys if any(key is not None for key in keys) else None,
@@ -69,7 +69,7 @@ def plain(columns: Any) -> list[tuple[int, int, bytes]]:
 
 def framed(
     rows: list[Row], floor_us: int = 0, batch_bytes: int = 1 << 20, **options
-) -> list[Framed]:
+) -> list[FramedRecords]:
     options = {"known_streams": (), **options}
     found = frame_records(table(rows), floor_us=floor_us, batch_bytes=batch_bytes, **options)
     return list(found)

@@ -10,7 +10,7 @@ import os
 import pytest
 
 from tests.uploader.answers import refusal
-from uploader.root.cas import TRUSTED_SECONDS, Outcome, create, swap
+from uploader.root.cas import TRUSTED_SECONDS, PutOutcome, create, swap
 from uploader.stores import LocalStore, MemoryStore, PreconditionFailedError, RetryPolicy
 from uploader.testing import FaultyStore, StoreKilled, faults
 from walstore.errors import (
@@ -103,7 +103,7 @@ async def test_one_bad_attempt_without_a_rival_ends_in_commit(put, store, happen
     if fault := attempt(happens, answer):
         store.on(put.kind, fault)
     result = await put.run()
-    assert result.outcome is Outcome.COMMITTED
+    assert result.outcome is PutOutcome.COMMITTED
     assert result.etag == (await store.inner.get(KEY)).etag
     assert result.data is None
     assert result.cause is None
@@ -116,7 +116,7 @@ async def test_one_bad_attempt_with_a_rival_before_it_is_lost(put, store, happen
     if fault := attempt(happens, answer):
         store.on(put.kind, fault)
     result = await put.run()
-    assert result.outcome is Outcome.LOST
+    assert result.outcome is PutOutcome.LOST
     theirs = await store.inner.get(KEY)
     assert (result.etag, result.data) == (theirs.etag, THEIRS)
     assert await content(store) == THEIRS
@@ -128,7 +128,7 @@ async def test_any_two_attempts_in_a_row_tell_the_truth(put, store, attempts):
         if fault := attempt(happens, answer):
             store.on(put.kind, fault)
     result = await put.run()
-    assert result.outcome is Outcome.COMMITTED
+    assert result.outcome is PutOutcome.COMMITTED
     assert result.etag == (await store.inner.get(KEY)).etag
     assert await content(store) == OURS
 
@@ -152,10 +152,10 @@ async def test_a_rival_between_two_attempts_is_never_overwritten(put, store, att
         store.on(put.kind, fault)
     result = await put.run()
     if rivals:
-        assert result.outcome is Outcome.LOST
+        assert result.outcome is PutOutcome.LOST
         assert result.data == THEIRS == await content(store)
     else:
-        assert result.outcome is Outcome.COMMITTED
+        assert result.outcome is PutOutcome.COMMITTED
         assert await content(store) == OURS
 
 
@@ -164,7 +164,7 @@ async def test_an_unreadable_answer_is_unknown(put, store):
     store.on(put.kind, faults.happen_then_fail(faults.timeout()), times=100)
     store.on("get", faults.fail(faults.timeout("not_written")), times=100)
     result = await put.run()
-    assert result.outcome is Outcome.UNKNOWN
+    assert result.outcome is PutOutcome.UNKNOWN
     assert result.etag is None
     assert isinstance(result.cause, StorageUnavailableError)
     assert store.count(put.kind).requests == 5
@@ -173,22 +173,22 @@ async def test_an_unreadable_answer_is_unknown(put, store):
 async def test_unknown_is_resolved_by_asking_again(put, store):
     store.on(put.kind, faults.happen_then_fail(faults.timeout()), times=5)
     store.on("get", faults.fail(faults.timeout("not_written")), times=5)
-    assert (await put.run()).outcome is Outcome.UNKNOWN
-    assert (await put.run()).outcome is Outcome.COMMITTED
+    assert (await put.run()).outcome is PutOutcome.UNKNOWN
+    assert (await put.run()).outcome is PutOutcome.COMMITTED
 
 
 async def test_a_refusal_that_cannot_be_looked_into_is_unknown(put, store):
     """It may have been about a put of ours before this call."""
     store.on(put.kind, faults.fail(refusal()), times=5)
     store.on("get", faults.fail(faults.timeout("not_written")), times=5)
-    assert (await put.run()).outcome is Outcome.UNKNOWN
+    assert (await put.run()).outcome is PutOutcome.UNKNOWN
 
 
 async def test_timeouts_that_never_happen_stay_unknown(put, store):
     """The last of them may still be under way."""
     store.on(put.kind, faults.fail(faults.timeout()), times=5)
     result = await put.run()
-    assert result.outcome is Outcome.UNKNOWN
+    assert result.outcome is PutOutcome.UNKNOWN
     assert await content(store) in {None, OLD}
 
 
@@ -233,13 +233,13 @@ async def test_what_repeating_cannot_help_after_a_lost_answer_is_unknown(put, st
     store.on(put.kind, faults.fail(faults.timeout()))
     store.on(put.kind, faults.fail(final))
     result = await put.run()
-    assert result.outcome is Outcome.UNKNOWN
+    assert result.outcome is PutOutcome.UNKNOWN
     assert result.cause is final
 
 
 async def test_a_full_disk_behind_a_link_is_unknown(put, store):
     store.on(put.kind, faults.happen_then_fail(DiskFullError("full", outcome="unknown")))
-    assert (await put.run()).outcome is Outcome.UNKNOWN
+    assert (await put.run()).outcome is PutOutcome.UNKNOWN
 
 
 async def test_the_same_bytes_from_somebody_else_count_as_ours(put, store):
@@ -248,14 +248,14 @@ async def test_the_same_bytes_from_somebody_else_count_as_ours(put, store):
         await store.inner.put_if_absent(KEY, OURS)
     else:
         await store.inner.put_if_match(KEY, OURS, put.etag)
-    assert (await put.run()).outcome is Outcome.COMMITTED
+    assert (await put.run()).outcome is PutOutcome.COMMITTED
 
 
 async def test_a_swap_of_what_was_deleted_is_lost_to_nobody(store, impatient):
     etag = await store.put_if_absent(KEY, OLD)
     await store.delete([KEY])
     result = await swap(store, KEY, OURS, etag, retry=impatient)
-    assert result.outcome is Outcome.LOST
+    assert result.outcome is PutOutcome.LOST
     assert (result.etag, result.data) == (None, None)
     assert await content(store) is None
 
@@ -267,11 +267,11 @@ async def test_a_create_over_what_is_deleted_meanwhile_is_repeated(store, impati
         await store.inner.delete([KEY])
 
     store.on("get", faults.call(delete))
-    assert (await create(store, KEY, OURS, retry=impatient)).outcome is Outcome.COMMITTED
+    assert (await create(store, KEY, OURS, retry=impatient)).outcome is PutOutcome.COMMITTED
 
 
 async def test_good_weather_costs_one_request(put, store):
-    assert (await put.run()).outcome is Outcome.COMMITTED
+    assert (await put.run()).outcome is PutOutcome.COMMITTED
     assert store.requests == 1
 
 
@@ -285,7 +285,7 @@ async def test_a_cancelled_put_can_be_asked_for_again(put, store):
         task.cancel()
     assert task.cancelled()
     assert await content(store) == OURS
-    assert (await put.run()).outcome is Outcome.COMMITTED
+    assert (await put.run()).outcome is PutOutcome.COMMITTED
 
 
 @pytest.mark.parametrize("fault", [faults.kill, faults.happen_then_kill])
@@ -310,7 +310,7 @@ async def test_an_unsynced_directory_is_unknown_although_the_object_can_be_seen(
 
     monkeypatch.setattr(os, "fsync", fail_for_the_folder)
     result = await create(store, "folder/key", OURS, retry=impatient)
-    assert result.outcome is Outcome.UNKNOWN
+    assert result.outcome is PutOutcome.UNKNOWN
     assert (tmp_path / "root/folder/key").read_bytes() == OURS
     await store.aclose()
 
@@ -325,7 +325,7 @@ async def left_open(store: FaultyStore, retry: RetryPolicy):
     store.on("put_if_absent", faults.happen_then_fail(faults.timeout()), times=5)
     store.on("get", faults.fail(faults.timeout("not_written")), times=5)
     result = await create(store, KEY, OURS, retry=retry)
-    assert result.outcome is Outcome.UNKNOWN
+    assert result.outcome is PutOutcome.UNKNOWN
     return result
 
 
@@ -342,7 +342,7 @@ async def test_a_key_that_was_collected_before_it_was_asked_for_again(
     if arrives_late:
         await store.inner.put_if_absent(KEY, OURS)
     result = await create(store, KEY, OURS, retry=impatient, again=open_result)
-    assert (result.outcome, result.is_late) == (Outcome.COMMITTED, True)
+    assert (result.outcome, result.is_late) == (PutOutcome.COMMITTED, True)
     with pytest.raises(OutcomeUnknownError, match="whether it was put"):
         result.decided(store.url, "it was put")
 
@@ -352,7 +352,7 @@ async def test_a_key_of_another_is_lost_however_late(store, impatient):
     await store.inner.delete([KEY])
     await store.inner.put_if_absent(KEY, THEIRS)
     result = await create(store, KEY, OURS, retry=impatient, again=open_result)
-    assert (result.outcome, result.is_late) == (Outcome.LOST, False)
+    assert (result.outcome, result.is_late) == (PutOutcome.LOST, False)
 
 
 async def test_an_attempt_that_hung_for_long_makes_a_create_late(store, instant_clock, impatient):
@@ -364,7 +364,7 @@ async def test_an_attempt_that_hung_for_long_makes_a_create_late(store, instant_
 
     store.on("put_if_absent", stop)
     result = await create(store, KEY, OURS, retry=impatient)
-    assert (result.outcome, result.is_late) == (Outcome.COMMITTED, True)
+    assert (result.outcome, result.is_late) == (PutOutcome.COMMITTED, True)
 
 
 async def test_one_attempt_is_never_late(store, instant_clock, impatient):
@@ -374,5 +374,5 @@ async def test_one_attempt_is_never_late(store, instant_clock, impatient):
 
     store.on("put_if_absent", stop)
     result = await create(store, KEY, OURS, retry=impatient)
-    assert (result.outcome, result.is_late) == (Outcome.COMMITTED, False)
+    assert (result.outcome, result.is_late) == (PutOutcome.COMMITTED, False)
     assert result.decided(store.url, "it was put") is result

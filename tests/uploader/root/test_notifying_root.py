@@ -7,8 +7,8 @@ import pytest
 from tests.cloud import FAST, put_fragment
 from tests.uploader.logs import begin
 from uploader.format.setsum import Setsum
-from uploader.layouts.swapped_root import ManifestLog
-from uploader.root.notifying_root import NotingRoot, noting
+from uploader.layouts.swapped_root import SwappedRoot
+from uploader.root.notifying_root import NotifyingRoot, noting
 from uploader.stores import MemoryStore
 from walstore.errors import StorageUnavailableError
 from walstore.runtime.threads import Worker
@@ -45,7 +45,7 @@ async def test_what_could_not_be_told_is_not_published(worker) -> None:
 
     entry = await put_fragment(store, 2, 3, [b"v"])
     with pytest.raises(StorageUnavailableError):
-        await NotingRoot(log, note).publish([entry], "writer")
+        await NotifyingRoot(log, note).publish([entry], "writer")
     assert log.manifest.next_offset == 3
 
 
@@ -55,8 +55,8 @@ async def test_all_else_is_as_inside(worker) -> None:
     async def note(_fragments) -> None:
         pytest.fail("nothing is published")
 
-    inner = ManifestLog(store, FAST, worker)
-    root = NotingRoot(inner, note)
+    inner = SwappedRoot(store, FAST, worker)
+    root = NotifyingRoot(inner, note)
     assert not root.is_known
     assert not await root.load()
     await root.load_or_create("writer")
@@ -72,5 +72,5 @@ async def test_all_else_is_as_inside(worker) -> None:
 
 
 async def test_without_anybody_to_tell_there_is_nothing_between(worker) -> None:
-    log = ManifestLog(MemoryStore(), FAST, worker)
+    log = SwappedRoot(MemoryStore(), FAST, worker)
     assert noting(log, None) is log

@@ -7,14 +7,14 @@ from itertools import pairwise
 import pytest
 
 from tests.uploader.documents import fragment
-from uploader.root.orphan_recovery import Orphan, Slot, plan
+from uploader.root.orphan_recovery import FragmentSlot, Orphan, plan
 
 
 def orphan(seq_no: int, start: int, limit: int) -> Orphan:
     return Orphan(fragment(seq_no, start, limit), timestamp_us=seq_no)
 
 
-def shape(slots: list[Slot]) -> list[tuple[int, int, int, bool]]:
+def shape(slots: list[FragmentSlot]) -> list[tuple[int, int, int, bool]]:
     return [(slot.seq_no, slot.start, slot.limit, slot.orphan is not None) for slot in slots]
 
 

@@ -14,7 +14,7 @@ from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.rollup import RollUpSettings
 from uploader.format.snapshot import Snapshot
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.tree import ManifestTree
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
@@ -33,15 +33,15 @@ def store() -> FaultyStore:
 @pytest.fixture
 async def opened(store: FaultyStore, impatient: RetryPolicy):
     """Make manifest logs that roll up two by two, unless told otherwise."""
-    logs: list[ManifestLog] = []
+    logs: list[SwappedRoot] = []
     workers: list[Worker] = []
 
-    def make(fragments: int = 2, snapshots: int = 2, *, inner=None) -> ManifestLog:
+    def make(fragments: int = 2, snapshots: int = 2, *, inner=None) -> SwappedRoot:
         settings = RollUpSettings(
             fragments_per_snapshot=fragments, snapshots_per_snapshot=snapshots
         )
         workers.append(Worker("test"))
-        logs.append(ManifestLog(inner or store, impatient, workers[-1], roll_up=settings))
+        logs.append(SwappedRoot(inner or store, impatient, workers[-1], roll_up=settings))
         return logs[-1]
 
     yield make
@@ -55,7 +55,7 @@ def entry(seq_no: int) -> Fragment:
     return fragment(seq_no, 1 + (seq_no - 1) * 10, 1 + seq_no * 10)
 
 
-async def publish(log: ManifestLog, *seq_nos: int) -> None:
+async def publish(log: SwappedRoot, *seq_nos: int) -> None:
     """Publish fragments one by one, each after the roll-up that the one before began."""
     for seq_no in seq_nos:
         await log.publish([entry(seq_no)], "w")

@@ -116,7 +116,7 @@ async def test_what_was_put_can_be_read_back_however_long_it_is() -> None:
     store = FaultyStore(MemoryStore())
     store.on("put_if_absent", happen_then_fail(timeout()))
     data = bytes(MOST_BYTES + 1)
-    assert (await cas.create(store, "a", data, retry=FAST)).outcome is cas.Outcome.COMMITTED
+    assert (await cas.create(store, "a", data, retry=FAST)).outcome is cas.PutOutcome.COMMITTED
     with pytest.raises(CorruptionError):
         await read_object(store, "a")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from uploader.runtime.background_task import Beside
+from uploader.runtime.background_task import BackgroundTask
 
 
 async def test_what_it_returned_is_taken_once() -> None:
-    beside = Beside[int]()
+    beside = BackgroundTask[int]()
     assert not beside.has_task
     assert beside.take() is None
     gate = asyncio.Event()
@@ -31,7 +31,7 @@ async def test_what_it_returned_is_taken_once() -> None:
 
 
 async def test_closing_gives_up_what_is_under_way() -> None:
-    beside = Beside[None]()
+    beside = BackgroundTask[None]()
     ended = asyncio.Event()
 
     async def work() -> None:
@@ -48,7 +48,7 @@ async def test_closing_gives_up_what_is_under_way() -> None:
 
 
 async def test_closing_after_a_failure_says_nothing() -> None:
-    beside = Beside[None]()
+    beside = BackgroundTask[None]()
 
     async def work() -> None:
         raise ValueError

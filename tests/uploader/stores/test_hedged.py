@@ -382,7 +382,7 @@ async def test_a_twin_that_never_answers_makes_the_outcome_unknown(race, silent)
     assert isinstance(answer, StorageUnavailableError)
     assert answer.outcome == "unknown"
     result = await cas.create(race.store, "new", b"x")
-    assert result.outcome is cas.Outcome.COMMITTED
+    assert result.outcome is cas.PutOutcome.COMMITTED
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from uploader.format.layout import MAX_U64
-from uploader.write.append_queue import EARLY_BYTES, Intake
+from uploader.write.append_queue import EARLY_BYTES, AppendQueue
 from uploader.write.writer_settings import WriterSettings
 from walstore.batches.append_request import make_group
 from walstore.errors import (
@@ -25,7 +25,7 @@ SETTINGS = WriterSettings(
 class Bench:
     def __init__(self, settings: WriterSettings = SETTINGS) -> None:
         self.notified = 0
-        self.intake = Intake(settings, asyncio.get_running_loop(), tail=1, notify=self.note)
+        self.intake = AppendQueue(settings, asyncio.get_running_loop(), tail=1, notify=self.note)
 
     def note(self) -> None:
         self.notified += 1

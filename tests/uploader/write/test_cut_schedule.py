@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from uploader.write.cut_schedule import Pace
+from uploader.write.cut_schedule import CutSchedule
 
 
-def pace(put: float = 100, publish: float = 100, *, interval: float = 20, most: int = 1) -> Pace:
+def pace(
+    put: float = 100, publish: float = 100, *, interval: float = 20, most: int = 1
+) -> CutSchedule:
     """Return a pace that has seen requests of these times."""
-    found = Pace(interval_seconds=interval, max_publishing=most)
+    found = CutSchedule(interval_seconds=interval, max_publishing=most)
     for _ in range(3):
         found.note_put(put)
         found.note_publish(publish)
@@ -17,12 +19,12 @@ def pace(put: float = 100, publish: float = 100, *, interval: float = 20, most: 
 
 
 def test_the_first_is_cut_at_once() -> None:
-    assert Pace(interval_seconds=20, max_publishing=1).due(1000, [], []) <= 1000
+    assert CutSchedule(interval_seconds=20, max_publishing=1).due(1000, [], []) <= 1000
     assert pace().due(1000, [], []) <= 1000
 
 
 def test_before_anything_is_known_only_the_interval_counts() -> None:
-    assert Pace(interval_seconds=20, max_publishing=1).due(1000, [1000], []) == 1020
+    assert CutSchedule(interval_seconds=20, max_publishing=1).due(1000, [1000], []) == 1020
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_what_is_worth_a_little_waiting() -> None:
 
 def test_a_head_start_before_any_was_seen() -> None:
     """Neither puts nor changes of the root say anything of it."""
-    fresh = Pace(interval_seconds=20, max_publishing=1).head_start_seconds
+    fresh = CutSchedule(interval_seconds=20, max_publishing=1).head_start_seconds
     assert fresh == pace().head_start_seconds == 0.02
 
 

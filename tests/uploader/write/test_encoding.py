@@ -14,7 +14,7 @@ from uploader.fragments.fragment import fragment_timestamp, verify_fragment
 from uploader.fragments.fragment_builder import FragmentFile
 from uploader.write.encoding import Encoding
 from walstore.batches.append_request import make_group
-from walstore.batches.batch_builder import Draft
+from walstore.batches.batch_builder import BatchBuilder
 from walstore.records import NO_HEADERS, Record
 from walstore.runtime.threads import Worker
 
@@ -40,11 +40,13 @@ def make_encoding(worker: Worker, *, floor_us: int = FLOOR_US) -> Encoding:
     return Encoding(start=START, timestamp_us=TIME_US, floor_us=floor_us, writer="w", worker=worker)
 
 
-def add(draft: Draft, *values: bytes, key=None, stream=None, headers=None, time_us=None) -> None:
+def add(
+    draft: BatchBuilder, *values: bytes, key=None, stream=None, headers=None, time_us=None
+) -> None:
     draft.extend(make_group(values, key, stream, headers, time_us))
 
 
-def drawn(encoding: Encoding, draft: Draft, now_us: int = NOW_US) -> list[Record]:
+def drawn(encoding: Encoding, draft: BatchBuilder, now_us: int = NOW_US) -> list[Record]:
     """Take what is new and return it as readers see it."""
     return [record for batch in encoding.take(draft, now_us)() for record in batch.records()]
 
@@ -55,7 +57,7 @@ def times(records: Sequence[Record]) -> list[int]:
 
 def test_offsets_go_on(encoding: Encoding) -> None:
     """They are those of the place in the log, whatever the draft counts from."""
-    draft = Draft(7)
+    draft = BatchBuilder(7)
     add(draft, b"a", b"b")
     first = drawn(encoding, draft)
     add(draft, b"c")
@@ -66,7 +68,7 @@ def test_offsets_go_on(encoding: Encoding) -> None:
 
 
 def test_any_number_of_goes(encoding: Encoding) -> None:
-    draft = Draft(1)
+    draft = BatchBuilder(1)
     found: list[Record] = []
     for count in (2, 1, 0, 3, 1):
         draft.values += [b"x"] * count
@@ -76,7 +78,7 @@ def test_any_number_of_goes(encoding: Encoding) -> None:
 
 def test_what_was_taken_is_not_changed_by_what_comes(encoding: Encoding) -> None:
     """It is encoded on a thread, while the draft goes on growing."""
-    draft = Draft(1)
+    draft = BatchBuilder(1)
     add(draft, b"a", key=b"k", time_us=NOW_US + 1)
     taken = encoding.take(draft, NOW_US)
     add(draft, b"b", key=b"l", stream="s", time_us=NOW_US + 2)
@@ -85,7 +87,7 @@ def test_what_was_taken_is_not_changed_by_what_comes(encoding: Encoding) -> None
 
 
 def test_records_without_a_time_are_of_the_moment_they_were_taken(encoding: Encoding) -> None:
-    draft = Draft(1)
+    draft = BatchBuilder(1)
     add(draft, b"a", b"b")
     assert times(drawn(encoding, draft, NOW_US)) == [NOW_US] * 2
     assert encoding.latest_us == NOW_US
@@ -95,7 +97,7 @@ def test_records_without_a_time_are_of_the_moment_they_were_taken(encoding: Enco
 
 
 def test_times_are_held_at_the_floor(encoding: Encoding) -> None:
-    draft = Draft(1)
+    draft = BatchBuilder(1)
     add(draft, b"a")
     add(draft, b"b", time_us=7)
     assert times(drawn(encoding, draft, 5)) == [FLOOR_US] * 2
@@ -104,7 +106,7 @@ def test_times_are_held_at_the_floor(encoding: Encoding) -> None:
 
 
 def test_a_clock_that_goes_back_is_held_at_the_part_before(encoding: Encoding) -> None:
-    draft = Draft(1)
+    draft = BatchBuilder(1)
     add(draft, b"a")
     drawn(encoding, draft, NOW_US)
     add(draft, b"b")
@@ -114,7 +116,7 @@ def test_a_clock_that_goes_back_is_held_at_the_part_before(encoding: Encoding) -
 
 def test_callers_times_are_kept(encoding: Encoding) -> None:
     """Unless they are below one before, also below the last one of the part before."""
-    draft = Draft(1)
+    draft = BatchBuilder(1)
     add(draft, b"a", time_us=FLOOR_US + 1)
     add(draft, b"b", time_us=NOW_US + 10)
     assert times(drawn(encoding, draft)) == [FLOOR_US + 1, NOW_US + 10]
@@ -126,7 +128,7 @@ def test_callers_times_are_kept(encoding: Encoding) -> None:
 
 
 def test_optional_columns_that_appear_in_the_second_part_only(encoding: Encoding) -> None:
-    draft = Draft(1)
+    draft = BatchBuilder(1)
     add(draft, b"a")
     assert drawn(encoding, draft) == [Record(100, b"a", timestamp_us=NOW_US)]
     add(draft, b"b")
@@ -139,7 +141,7 @@ def test_optional_columns_that_appear_in_the_second_part_only(encoding: Encoding
 
 def test_optional_columns_that_end_with_the_first_part(encoding: Encoding) -> None:
     """Plain values are added without padding the columns there are."""
-    draft = Draft(1)
+    draft = BatchBuilder(1)
     add(draft, b"a", key=b"k", stream="s", headers={"h": b"1"}, time_us=NOW_US)
     draft.values.append(b"b")
     assert drawn(encoding, draft) == [
@@ -151,7 +153,7 @@ def test_optional_columns_that_end_with_the_first_part(encoding: Encoding) -> No
 
 
 def test_nothing_new_is_an_empty_second_part(encoding: Encoding) -> None:
-    draft = Draft(1)
+    draft = BatchBuilder(1)
     assert list(encoding.take(draft, NOW_US)()) == []
     assert encoding.latest_us == FLOOR_US
     add(draft, b"a")
@@ -176,7 +178,7 @@ STEPS = st.lists(
 @given(STEPS, STEPS, st.integers(0, 2 * NOW_US), st.integers(0, 2 * NOW_US))
 def test_any_records_in_two_goes(first, second, floor_us: int, later_us: int) -> None:
     worker = Worker("test")
-    encoding, draft = make_encoding(worker, floor_us=floor_us), Draft(1)
+    encoding, draft = make_encoding(worker, floor_us=floor_us), BatchBuilder(1)
     expected, found, latest_us = [], [], floor_us
     for steps, now_us in ((first, NOW_US), (second, later_us)):
         for values, key, stream, headers, asked in steps:
@@ -203,7 +205,7 @@ async def records_in(file: FragmentFile, encoding: Encoding) -> list[Record]:
 
 
 async def test_both_parts_are_in_the_fragment(encoding: Encoding) -> None:
-    draft = Draft(1)
+    draft = BatchBuilder(1)
     add(draft, b"a", b"b", stream="s")
     await encoding.building.add(encoding.take(draft, NOW_US))
     add(draft, b"c", key=b"k")
@@ -217,7 +219,7 @@ async def test_both_parts_are_in_the_fragment(encoding: Encoding) -> None:
 
 
 async def test_a_fragment_of_which_all_was_taken_early(encoding: Encoding) -> None:
-    draft = Draft(1)
+    draft = BatchBuilder(1)
     add(draft, b"a")
     await encoding.building.add(encoding.take(draft, NOW_US))
     file = await encoding.building.write(encoding.take(draft, NOW_US + 1))

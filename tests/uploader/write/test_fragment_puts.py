@@ -11,11 +11,11 @@ import pytest
 from tests.cloud import MemorySource, put_fragment, values
 from tests.local import turns
 from tests.waiting import until
-from uploader.chain import ChainLog
+from uploader.chain import ChainRoot
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.fragments.fragment import inspect_fragment, verify_fragment
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.root import Root
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, StoreKilled, faults
@@ -23,7 +23,7 @@ from uploader.testing.faults import fail
 from uploader.write.building import Building
 from uploader.write.fragment_puts import FragmentPuts, Taken
 from uploader.write.fragment_writer import gather
-from uploader.write.stall_guard import Patience
+from uploader.write.stall_guard import StallGuard
 from walstore.batches.batch import Batch
 from walstore.errors import StorageUnavailableError
 from walstore.runtime.threads import Worker
@@ -50,7 +50,7 @@ class Bench:
     """What puts fragments of a source of thirty records."""
 
     def __init__(self, store: FaultyStore, root: Root, worker: Worker, retry: RetryPolicy) -> None:
-        patience = Patience(url=store.url, retry=retry, clock=retry.clock, silent_seconds=10)
+        patience = StallGuard(url=store.url, retry=retry, clock=retry.clock, silent_seconds=10)
         self.root = root
         self.worker = worker
         self.puts = FragmentPuts(
@@ -84,12 +84,12 @@ class Bench:
 
 @pytest.fixture
 def bench(store: FaultyStore, impatient: RetryPolicy, worker: Worker) -> Bench:
-    return Bench(store, ManifestLog(store, impatient, worker), worker, impatient)
+    return Bench(store, SwappedRoot(store, impatient, worker), worker, impatient)
 
 
 @pytest.fixture
 async def chained(store: FaultyStore, impatient: RetryPolicy, worker: Worker) -> Bench:
-    root = ChainLog(store, impatient, worker)
+    root = ChainRoot(store, impatient, worker)
     await root.load_or_create("writer")
     return Bench(store, root, worker, impatient)
 

@@ -11,13 +11,13 @@ from tests.uploader.answers import PUT_FAULTS
 from uploader.format import layout
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment import decode_fragment, verify_fragment
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import MemoryStore, PreconditionFailedError, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, happen_then_fail, timeout
 from uploader.write.fragment_puts import FragmentPuts
 from uploader.write.fragment_writer import FragmentWriter, LateFragmentError, gather
-from uploader.write.stall_guard import Patience
+from uploader.write.stall_guard import StallGuard
 from walstore.errors import ContentionError, CorruptionError, StorageUnavailableError
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker
@@ -41,8 +41,8 @@ def source() -> MemorySource:
 
 
 @pytest.fixture
-def writer(store: FaultyStore, impatient: RetryPolicy, manifests: ManifestLog, worker: Worker):
-    patience = Patience(url=store.url, retry=impatient, clock=impatient.clock, silent_seconds=10)
+def writer(store: FaultyStore, impatient: RetryPolicy, manifests: SwappedRoot, worker: Worker):
+    patience = StallGuard(url=store.url, retry=impatient, clock=impatient.clock, silent_seconds=10)
     puts = FragmentPuts(
         store=store, root=manifests, patience=patience, retry=impatient, worker=worker
     )
@@ -57,9 +57,9 @@ def worker():
 
 
 @pytest.fixture
-def manifests(store: FaultyStore, impatient: RetryPolicy, worker: Worker) -> ManifestLog:
+def manifests(store: FaultyStore, impatient: RetryPolicy, worker: Worker) -> SwappedRoot:
     """A root that nobody created yet."""
-    return ManifestLog(store, impatient, worker)
+    return SwappedRoot(store, impatient, worker)
 
 
 async def no_turn() -> None:

@@ -15,14 +15,14 @@ from tests.cloud import LOG_ID, MemorySource, cloud_values, put_fragment, unrefe
 from tests.local import turns
 from tests.waiting import until
 from uploader.format import layout
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
 from uploader.write.fragment_puts import FragmentPuts
 from uploader.write.fragment_writer import FragmentWriter, LateFragmentError
 from uploader.write.pipeline import Pipeline
-from uploader.write.stall_guard import Patience
+from uploader.write.stall_guard import StallGuard
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -43,7 +43,7 @@ class Bench:
 
     store: FaultyStore
     source: MemorySource
-    manifests: ManifestLog
+    manifests: SwappedRoot
     fragments: FragmentWriter
     pipeline: Pipeline
     worker: Worker
@@ -62,8 +62,8 @@ async def bench(impatient: RetryPolicy) -> AsyncIterator[Bench]:
     source = MemorySource()
     for start in range(0, len(CONTENT), BATCH):
         source.append(CONTENT[start : start + BATCH])
-    patience = Patience(url=store.url, retry=impatient, clock=impatient.clock, silent_seconds=10)
-    manifests = ManifestLog(store, impatient, worker)
+    patience = StallGuard(url=store.url, retry=impatient, clock=impatient.clock, silent_seconds=10)
+    manifests = SwappedRoot(store, impatient, worker)
     await manifests.load_or_create(WRITER)
     puts = FragmentPuts(
         store=store,
@@ -91,7 +91,7 @@ async def bench(impatient: RetryPolicy) -> AsyncIterator[Bench]:
 @pytest.fixture
 def roomy(bench: Bench, impatient: RetryPolicy) -> Bench:
     """The same with fragments of three batches."""
-    patience = Patience(
+    patience = StallGuard(
         url=bench.store.url, retry=impatient, clock=impatient.clock, silent_seconds=10
     )
     pipeline = Pipeline(

@@ -12,9 +12,9 @@ from tests.waiting import until
 from uploader.format.entries import Fragment
 from uploader.format.setsum import Setsum
 from uploader.stores import RetryPolicy
-from uploader.write.cut_schedule import Pace
-from uploader.write.publish_pipeline import Conveyor
-from uploader.write.stall_guard import Patience
+from uploader.write.cut_schedule import CutSchedule
+from uploader.write.publish_pipeline import PublishPipeline
+from uploader.write.stall_guard import StallGuard
 from walstore.errors import ContentionError, CorruptionError, OutcomeUnknownError
 from walstore.runtime.clock import SystemClock
 
@@ -45,21 +45,21 @@ class Bench:
         self.published: list[int] = []
         self.changes = 0
 
-    def on(self, tasks: asyncio.TaskGroup, **options) -> Conveyor:
+    def on(self, tasks: asyncio.TaskGroup, **options) -> PublishPipeline:
         def tell(run: Sequence[Fragment]) -> None:
             self.published += [fragment.seq_no for fragment in run]
 
         def note() -> None:
             self.changes += 1
 
-        patience = Patience(url="x", retry=self.retry, clock=self.retry.clock, silent_seconds=10)
-        return Conveyor(
+        patience = StallGuard(url="x", retry=self.retry, clock=self.retry.clock, silent_seconds=10)
+        return PublishPipeline(
             tasks,
             root=self.root,
             writer="w",
             patience=patience,
             clock=SystemClock(),
-            pace=Pace(interval_seconds=0, max_publishing=self.root.max_publishing),
+            pace=CutSchedule(interval_seconds=0, max_publishing=self.root.max_publishing),
             max_in_flight=self.in_flight,
             on_published=tell,
             notify=note,

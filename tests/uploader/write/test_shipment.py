@@ -14,7 +14,7 @@ from tests.local import turns
 from tests.waiting import until
 from uploader import UploadSettings
 from uploader.format import layout
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.write import cut_schedule
@@ -44,7 +44,7 @@ class Bench:
         self.worker = Worker("test")
         self.release = asyncio.Event()
         retry = RetryPolicy(clock=clock, attempts=2, first_wait_seconds=0, longest_wait_seconds=0)
-        self._root = ManifestLog(self.store, retry, self.worker)
+        self._root = SwappedRoot(self.store, retry, self.worker)
         self.uploader = Uploader(
             store=self.store,
             root=self._root,

@@ -11,7 +11,7 @@ from tests.cloud import MemorySource
 from tests.local import turns
 from uploader.stores.retry import RetryPolicy
 from uploader.testing.faults import timeout
-from uploader.write.stall_guard import Patience
+from uploader.write.stall_guard import StallGuard
 from walstore.errors import (
     ContentionError,
     DiskFullError,
@@ -24,9 +24,9 @@ URL = "s3://bucket/log"
 
 
 @pytest.fixture
-def patience(clock: ManualClock) -> Patience:
+def patience(clock: ManualClock) -> StallGuard:
     retry = RetryPolicy(clock=clock, jitter=lambda: 0.0, longest_wait_seconds=1.0)
-    return Patience(url=URL, retry=retry, clock=clock, silent_seconds=10)
+    return StallGuard(url=URL, retry=retry, clock=clock, silent_seconds=10)
 
 
 class Answers:
@@ -54,7 +54,7 @@ async def sleep_through(clock: ManualClock, task: asyncio.Task[object]) -> list[
     return woke
 
 
-async def test_an_answer_is_passed_on(patience: Patience) -> None:
+async def test_an_answer_is_passed_on(patience: StallGuard) -> None:
     request = Answers()
     assert await patience.call(request) == "done"
     assert request.asked == 1
@@ -62,7 +62,7 @@ async def test_an_answer_is_passed_on(patience: Patience) -> None:
 
 @pytest.mark.parametrize("error", [timeout(), timeout("not_written"), OutcomeUnknownError("?")])
 async def test_what_may_pass_is_waited_out(
-    patience: Patience, clock: ManualClock, error: Exception
+    patience: StallGuard, clock: ManualClock, error: Exception
 ) -> None:
     """With growing pauses, for as long as it takes; an outcome that is unknown is asked for again."""
     request = Answers(*[error] * 30)
@@ -76,7 +76,7 @@ async def test_what_may_pass_is_waited_out(
     "error",
     [StorageUnavailableError("forbidden", retriable=False), ContentionError("!"), ValueError("!")],
 )
-async def test_what_does_not_pass_is_raised_at_once(patience: Patience, error: Exception) -> None:
+async def test_what_does_not_pass_is_raised_at_once(patience: StallGuard, error: Exception) -> None:
     request = Answers(error)
     with pytest.raises(type(error)):
         await patience.call(request)
@@ -89,7 +89,7 @@ async def test_what_somebody_has_to_end_is_asked_for_with_long_pauses(
     """If somebody is there to be told; each time."""
     retry = RetryPolicy(clock=clock, longest_wait_seconds=2.0)
     told: list[Exception] = []
-    patience = Patience(
+    patience = StallGuard(
         url=URL, retry=retry, clock=clock, silent_seconds=10, on_refusal=told.append
     )
     errors = [
@@ -105,7 +105,7 @@ async def test_what_somebody_has_to_end_is_asked_for_with_long_pauses(
     assert "forbidden; trying again (attempt 1)" in caplog.messages
 
 
-async def test_work_is_guarded_against_silence(patience: Patience, clock: ManualClock) -> None:
+async def test_work_is_guarded_against_silence(patience: StallGuard, clock: ManualClock) -> None:
     """It ends as it ends, with its own error; if the store does nothing it is cancelled."""
     assert await patience.guard(Answers()) == "done"
     with pytest.raises(ContentionError):
@@ -122,7 +122,7 @@ async def test_work_is_guarded_against_silence(patience: Patience, clock: Manual
 
 
 async def test_a_long_outage_is_not_told_at_every_attempt(
-    patience: Patience, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    patience: StallGuard, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "walstore"):
         task = asyncio.create_task(patience.call(Answers(*[timeout()] * 100)))
@@ -134,7 +134,7 @@ async def test_a_long_outage_is_not_told_at_every_attempt(
 class Draining:
     """A patience with its watcher running over a source."""
 
-    def __init__(self, patience: Patience, clock: ManualClock) -> None:
+    def __init__(self, patience: StallGuard, clock: ManualClock) -> None:
         self.patience = patience
         self.clock = clock
         self.source = MemorySource()
@@ -148,14 +148,14 @@ class Draining:
 
 
 @pytest.fixture
-async def draining(patience: Patience, clock: ManualClock):
+async def draining(patience: StallGuard, clock: ManualClock):
     found = Draining(patience, clock)
     yield found
     found.watcher.cancel()
     await asyncio.wait((found.watcher,))
 
 
-async def test_an_open_log_never_gives_up(draining: Draining, patience: Patience) -> None:
+async def test_an_open_log_never_gives_up(draining: Draining, patience: StallGuard) -> None:
     hanging = asyncio.create_task(patience.call(asyncio.Event().wait))
     await draining.silence(until=1000)
     assert not draining.watcher.done()
@@ -164,7 +164,7 @@ async def test_an_open_log_never_gives_up(draining: Draining, patience: Patience
 
 @pytest.mark.parametrize("fails", [False, True], ids=["hangs", "fails"])
 async def test_a_closing_log_gives_up_on_a_store_that_does_nothing(
-    draining: Draining, patience: Patience, fails: bool
+    draining: Draining, patience: StallGuard, fails: bool
 ) -> None:
     """A request that hangs is as bad as one that fails, and time before the closing does not count."""
     request = Answers(*[timeout()] * 1000) if fails else asyncio.Event().wait
@@ -184,7 +184,7 @@ async def test_a_closing_log_gives_up_on_a_store_that_does_nothing(
 
 
 async def test_a_closing_log_waits_as_long_as_there_is_progress(
-    draining: Draining, patience: Patience, clock: ManualClock
+    draining: Draining, patience: StallGuard, clock: ManualClock
 ) -> None:
     """Any answer counts, also if other requests wait all the time; so does a pause without requests."""
     draining.source.drain()
@@ -206,7 +206,7 @@ async def test_a_closing_log_waits_as_long_as_there_is_progress(
 
 
 async def test_no_patience_at_all(clock: ManualClock) -> None:
-    patience = Patience(url=URL, retry=RetryPolicy(clock=clock), clock=clock, silent_seconds=0)
+    patience = StallGuard(url=URL, retry=RetryPolicy(clock=clock), clock=clock, silent_seconds=0)
     draining = Draining(patience, clock)
     draining.source.drain()
     hanging = asyncio.create_task(patience.call(asyncio.Event().wait))
@@ -216,7 +216,7 @@ async def test_no_patience_at_all(clock: ManualClock) -> None:
 
 
 async def test_a_cancelled_call_leaves_nothing_behind(
-    draining: Draining, patience: Patience
+    draining: Draining, patience: StallGuard
 ) -> None:
     hanging = asyncio.create_task(patience.call(asyncio.Event().wait))
     await turns()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from uploader.write.pending_fragment import Parcel
+from uploader.write.pending_fragment import PendingFragment
 from uploader.write.teller import Teller
 from uploader.write.telling import AT_ONCE
 from walstore.batches.append_request import make_group
 
 
-def parcel(start: int, count: int) -> tuple[Parcel, list[asyncio.Future[int]]]:
-    found, waiters = Parcel(), []
+def parcel(start: int, count: int) -> tuple[PendingFragment, list[asyncio.Future[int]]]:
+    found, waiters = PendingFragment(), []
     for _ in range(count):
         waiters.append(asyncio.get_running_loop().create_future())
         found.add(make_group([b"1", b"2"], None, None, None, None), waiters[-1], None)

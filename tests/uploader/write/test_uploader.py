@@ -16,7 +16,7 @@ from tests.waiting import until
 from uploader import UploadSettings
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.swapped_root import ManifestLog
+from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.ownership import writer_name
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
@@ -46,7 +46,7 @@ class Bench:
     store: FaultyStore
     source: MemorySource
     clock: ManualClock
-    manifests: ManifestLog
+    manifests: SwappedRoot
     uploader: Uploader
     worker: Worker
 
@@ -73,7 +73,7 @@ class Bench:
 async def bench(clock: ManualClock) -> AsyncIterator[Bench]:
     store, worker = FaultyStore(MemoryStore()), Worker("test")
     retry = RetryPolicy(clock=clock, attempts=2, first_wait_seconds=0, longest_wait_seconds=0)
-    manifests = ManifestLog(store, retry, worker)
+    manifests = SwappedRoot(store, retry, worker)
     uploader = Uploader(
         store=store,
         root=manifests,

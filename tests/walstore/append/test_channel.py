@@ -15,7 +15,7 @@ from tests.channels import Channel
 from tests.local import gather_outcomes, turns
 from walstore import RecordTooLargeError, Settings, WalClosedError, WouldBlock
 from walstore.batches.append_request import make_group, make_record
-from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, Group
+from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, AppendRequest
 from walstore.errors import OffsetNotWrittenError
 from walstore.format.frame import MOST_RECORDS
 from walstore.settings import KIB
@@ -30,11 +30,11 @@ def make(settings: Settings = SETTINGS, start: int = 1) -> Channel:
     return Channel(start, settings, asyncio.get_running_loop())
 
 
-def group_of(*values: bytes) -> Group:
+def group_of(*values: bytes) -> AppendRequest:
     return make_group(values, None, None, None, None)
 
 
-def one(value: bytes) -> Group:
+def one(value: bytes) -> AppendRequest:
     return make_record(value, None, None, None, None)
 
 

@@ -19,7 +19,7 @@ from tests.local import (
 )
 from walstore.append.commit import TailError
 from walstore.append.tail import Tail
-from walstore.batches.batch_builder import Draft
+from walstore.batches.batch_builder import BatchBuilder
 from walstore.files.segment_file import read_batches
 from walstore.format import checkpoint, segment
 from walstore.format.checkpoint import DurableCell
@@ -285,7 +285,7 @@ def outcome_of(error: TailError) -> str:
     return error.reached.outcome(error.reached.attempted_limit)
 
 
-def commit_failing(tail: Tail, *drafts: Draft) -> TailError:
+def commit_failing(tail: Tail, *drafts: BatchBuilder) -> TailError:
     with pytest.raises(TailError) as failed:
         tail.commit(drafts)
     return failed.value

@@ -12,7 +12,7 @@ from tests.frames import batch_of, build, columns_of, record_lists, values_only
 from walstore.batches.batch import FrameBatch
 from walstore.batches.batch_builder import BATCH_RECORDS
 from walstore.format import frame
-from walstore.format.frame import Column, Kind
+from walstore.format.frame import Column, ColumnKind
 from walstore.records import NO_HEADERS, Record
 
 MIXED = [
@@ -102,7 +102,9 @@ def test_optional_columns_cost_nothing_when_absent() -> None:
         [9, 9],
     )
     assert list(batch.headers) == [{}, {}]
-    assert not any(batch.has(kind) for kind in set(Kind) - {Kind.VALUES, Kind.VALUE_LENGTHS})
+    assert not any(
+        batch.has(kind) for kind in set(ColumnKind) - {ColumnKind.VALUES, ColumnKind.VALUE_LENGTHS}
+    )
 
 
 def test_a_slice_shares_the_frame_and_the_decoded_values() -> None:

@@ -1,4 +1,4 @@
-"""Draft: groups and plain values become the columns of one frame, and come back the same."""
+"""BatchBuilder: groups and plain values become the columns of one frame, and come back the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from walstore import Record
 from walstore.batches.append_request import make_group
 from walstore.batches.batch import FrameBatch
-from walstore.batches.batch_builder import Draft
+from walstore.batches.batch_builder import BatchBuilder
 from walstore.format import frame
 from walstore.format.ledger import Marks
 from walstore.records import NO_HEADERS
@@ -18,7 +18,7 @@ from walstore.records import NO_HEADERS
 NOW_US = 1_000_000
 
 
-def encode(draft: Draft, *, now_us: int = NOW_US, floor_us: int = 0) -> FrameBatch:
+def encode(draft: BatchBuilder, *, now_us: int = NOW_US, floor_us: int = 0) -> FrameBatch:
     draft.pad()
     base_us, last_us, deltas = draft.times(now_us, floor_us)
     data, _ = frame.encode(
@@ -39,7 +39,7 @@ def encode(draft: Draft, *, now_us: int = NOW_US, floor_us: int = 0) -> FrameBat
 
 
 def test_plain_values_need_two_columns() -> None:
-    draft = Draft(3, [b"a", b"", b"bcd"])
+    draft = BatchBuilder(3, [b"a", b"", b"bcd"])
     batch = encode(draft)
     assert batch.header.column_count == 2
     assert (batch.start, batch.limit, draft.limit) == (3, 6, 6)
@@ -48,19 +48,19 @@ def test_plain_values_need_two_columns() -> None:
 
 
 def test_a_draft_of_empty_values() -> None:
-    batch = encode(Draft(1, [b""] * 5))
+    batch = encode(BatchBuilder(1, [b""] * 5))
     assert list(batch.values) == [b""] * 5
 
 
 def test_empty_keys_and_no_keys_are_told_apart() -> None:
-    draft = Draft(1)
+    draft = BatchBuilder(1)
     draft.extend(make_group([b"1"], b"", None, None, None))
     draft.extend(make_group([b"2"], None, None, None, None))
     assert list(encode(draft).keys) == [b"", None]
 
 
 def test_timestamps_never_go_back_whatever_callers_ask_for() -> None:
-    draft = Draft(1)
+    draft = BatchBuilder(1)
     for asked in (None, 50, NOW_US + 7, 60, None):
         draft.extend(make_group([b""], None, None, None, asked))
     batch = encode(draft, floor_us=100)
@@ -69,12 +69,12 @@ def test_timestamps_never_go_back_whatever_callers_ask_for() -> None:
 
 
 def test_a_clock_that_went_back_is_held_at_the_last_record() -> None:
-    batch = encode(Draft(1, [b""]), now_us=5, floor_us=NOW_US)
+    batch = encode(BatchBuilder(1, [b""]), now_us=5, floor_us=NOW_US)
     assert list(batch.timestamps_us) == [NOW_US]
 
 
 def test_times_that_are_all_alike_take_no_column() -> None:
-    draft = Draft(1)
+    draft = BatchBuilder(1)
     draft.extend(make_group([b"a", b"b"], None, None, None, 7))
     base_us, last_us, deltas = draft.times(NOW_US, 0)
     assert (base_us, last_us, deltas) == (7, 7, None)
@@ -83,9 +83,9 @@ def test_times_that_are_all_alike_take_no_column() -> None:
 # -- parts -------------------------------------------------------------------------------------
 
 
-def filled() -> Draft:
+def filled() -> BatchBuilder:
     """Return four records: plain, with everything, with a key, plain and not padded."""
-    draft = Draft(10, [b"a"])
+    draft = BatchBuilder(10, [b"a"])
     draft.extend(make_group([b"b"], b"k", "s", {"h": b"1"}, 7))
     draft.extend(make_group([b"c"], b"l", None, None, None))
     draft.values.append(b"d")
@@ -109,8 +109,8 @@ def test_a_part_behind_all_that_a_column_has() -> None:
 
 
 def test_a_part_has_no_columns_that_the_draft_has_not() -> None:
-    part = Draft(1, [b"a", b"b"]).part(1, 2)
-    assert part == Draft(2, [b"b"])
+    part = BatchBuilder(1, [b"a", b"b"]).part(1, 2)
+    assert part == BatchBuilder(2, [b"b"])
     assert part.only_value == b"b"
 
 
@@ -154,7 +154,7 @@ GROUPS = st.tuples(
 
 @given(st.lists(PLAIN | GROUPS, min_size=1, max_size=12), st.integers(0, NOW_US * 2))
 def test_any_mixture_comes_back_as_it_went_in(steps, floor_us) -> None:
-    draft = Draft(10)
+    draft = BatchBuilder(10)
     expected: list[Record] = []
     latest_us = floor_us
     for step in steps:
@@ -177,7 +177,7 @@ def test_any_mixture_comes_back_as_it_went_in(steps, floor_us) -> None:
 @settings(max_examples=25)
 @given(st.lists(PLAIN | GROUPS, min_size=1, max_size=8), st.data())
 def test_parts_together_are_the_whole(steps, data) -> None:
-    draft = Draft(10)
+    draft = BatchBuilder(10)
     for step in steps:
         if step[0] == "plain":
             draft.values.append(step[1])

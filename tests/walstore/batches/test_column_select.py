@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from walstore.batches import column_select
 from walstore.format import frame
-from walstore.format.frame import Kind
+from walstore.format.frame import ColumnKind
 
 CHOICES = st.lists(st.booleans(), max_size=60)
 
@@ -21,7 +21,7 @@ def rows_where(chosen: list[bool]) -> list[int]:
 @pytest.mark.parametrize("count", [1, 7, 100, 2000])
 def test_rows_of_a_value_in_every_encoding(names: int, count: int) -> None:
     values = [row * row % names for row in range(count)]
-    column = frame.uint_column(Kind.STREAM_IDS, values)
+    column = frame.uint_column(ColumnKind.STREAM_IDS, values)
     data = memoryview(b"".join(column.pieces))
     for wanted in {*values[:20], 0, 1, 256, 65_536, 1 << 20}:
         found = column_select.rows_of(wanted, data, column.encoding, count)
@@ -30,7 +30,7 @@ def test_rows_of_a_value_in_every_encoding(names: int, count: int) -> None:
 
 @given(st.lists(st.integers(0, 600), min_size=1, max_size=300), st.data())
 def test_rows_of_any_value(values: list[int], data: st.DataObject) -> None:
-    column = frame.uint_column(Kind.STREAM_IDS, values)
+    column = frame.uint_column(ColumnKind.STREAM_IDS, values)
     wanted = data.draw(st.sampled_from(values) | st.integers(0, 1000))
     packed = memoryview(b"".join(column.pieces))
     found = column_select.rows_of(wanted, packed, column.encoding, len(values))
@@ -38,7 +38,7 @@ def test_rows_of_any_value(values: list[int], data: st.DataObject) -> None:
 
 
 def test_all_and_none_are_ranges() -> None:
-    column = frame.uint_column(Kind.STREAM_IDS, [2] * 50)
+    column = frame.uint_column(ColumnKind.STREAM_IDS, [2] * 50)
     data = memoryview(b"".join(column.pieces))
     assert column_select.rows_of(2, data, column.encoding, 50) == range(50)
     assert column_select.rows_of(1, data, column.encoding, 50) == range(0)

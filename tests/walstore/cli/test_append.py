@@ -15,11 +15,11 @@ import pytest
 
 from tests.walstore.cli.conftest import Cli, make_newer
 from walstore import Record, Settings, Wal
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 
 
 def _records(path: Path) -> list[Record]:
-    return [record for batch in LogView.open(path).batches() for record in batch]
+    return [record for batch in LogSnapshot.open(path).batches() for record in batch]
 
 
 def test_a_line_a_record(cli: Cli, log_directory: Path) -> None:

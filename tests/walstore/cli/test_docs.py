@@ -16,7 +16,7 @@ from walstore.cli import errors
 from walstore.cli.app import app
 from walstore.cli.demo.report import Result
 from walstore.cli.encoding import ValueEncoding
-from walstore.cli.soak.child import Plan
+from walstore.cli.soak.child import SoakJob
 from walstore.cli.soak.run import Soak
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
@@ -108,7 +108,7 @@ def test_json_fields(cli: Cli, log: Path, stored: str, tmp_path: Path) -> None:
     assert {"key", "kind", "reason", "at_us"} <= _quoted(_section("gc"))
     assert {"path", "depth", "start", "limit", "bytes"} <= _quoted(_section("manifest"))
     assert {field.name for field in dataclasses.fields(Result)} <= _quoted(_section("demo"))
-    plan = Plan(
+    plan = SoakJob(
         url="file:///store",
         directory=None,
         layout="swap",

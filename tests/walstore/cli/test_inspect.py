@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.walstore.cli.conftest import SMALL, Cli, fill
 from walstore import Wal
 from walstore.cli.holder import find_holder
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 
 
 def test_a_directory(cli: Cli, log: Path) -> None:
@@ -24,7 +24,7 @@ def test_a_directory(cli: Cli, log: Path) -> None:
 
 def test_a_directory_as_json(cli: Cli, log: Path) -> None:
     found = cli("inspect", log, "--json").json
-    view = LogView.open(log)
+    view = LogSnapshot.open(log)
     assert found["kind"] == "directory"
     assert (found["log_id"], found["head"], found["durable_limit"]) == (view.log_id, 1, 101)
     assert (found["records"], found["epoch"], found["writer"]) == (100, 1, None)
@@ -106,4 +106,4 @@ def test_a_store(cli: Cli, stored: str, log: Path) -> None:
     assert (found["fragments"], found["snapshots"], found["next_fragment"]) == (1, 0, 2)
     assert len(found["setsum"]) == 64
     assert found["bytes"] == found["appended_bytes"] > 0
-    assert found["writer"].endswith(LogView.open(log).log_id)
+    assert found["writer"].endswith(LogSnapshot.open(log).log_id)

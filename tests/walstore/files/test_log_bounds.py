@@ -1,4 +1,4 @@
-"""Extent: what a look from outside finds, whatever state writer, cell and checkpoint are in."""
+"""LogBounds: what a look from outside finds, whatever state writer, cell and checkpoint are in."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from tests.local import SMALL, close_opened, copy_log, draft_of, open_blocking, segments
 from walstore import CorruptionError, LogNotFoundError, StorageUnavailableError, Wal
-from walstore.files.log_bounds import Extent, measure
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_bounds import LogBounds, read_bounds
+from walstore.files.log_snapshot import LogSnapshot
 from walstore.files.posix import PosixFileSystem
 from walstore.format.checkpoint import (
     CELL_BYTES,
@@ -27,19 +27,21 @@ from walstore.testing import FaultyFileSystem
 FS = PosixFileSystem()
 
 
-def look(directory: Path) -> Extent:
-    return measure(FS, directory)
+def look(directory: Path) -> LogBounds:
+    return read_bounds(FS, directory)
 
 
-async def look_aside(directory: Path) -> Extent:
-    return await asyncio.to_thread(measure, FS, directory)
+async def look_aside(directory: Path) -> LogBounds:
+    return await asyncio.to_thread(read_bounds, FS, directory)
 
 
 async def offsets(directory: Path) -> list[int]:
     """Return the offsets that can be read up to the extent's limit."""
 
     def read() -> list[int]:
-        return [record.offset for batch in LogView.open(directory).batches() for record in batch]
+        return [
+            record.offset for batch in LogSnapshot.open(directory).batches() for record in batch
+        ]
 
     return await asyncio.to_thread(read)
 
@@ -118,7 +120,7 @@ async def test_a_cell_that_is_half_updated_is_read_again(
                 cell.write_bytes(whole)
 
     faulty.before_each(finish_the_update)
-    assert (await asyncio.to_thread(measure, faulty, log_directory)).limit == limit
+    assert (await asyncio.to_thread(read_bounds, faulty, log_directory)).limit == limit
     assert reads == 5
 
 
@@ -205,7 +207,7 @@ class Watcher:
         if call.kind == "close":
             return
         try:
-            found = measure(FS, self.directory)
+            found = read_bounds(FS, self.directory)
         except LogNotFoundError:
             assert not self.limits
             return
@@ -271,7 +273,7 @@ async def test_a_segment_that_is_deleted_meanwhile_is_looked_for_no_more(
     (log_directory / CELL_FILE_NAME).unlink()
     gone = segments(log_directory)[-1]
     faulty.before_each(lambda call: gone.unlink(missing_ok=True) if call.kind == "open" else None)
-    found = await asyncio.to_thread(measure, faulty, log_directory)
+    found = await asyncio.to_thread(read_bounds, faulty, log_directory)
     assert found.starts == tuple(int(path.stem) for path in segments(log_directory))
     assert found.limit == int(gone.stem)
 
@@ -280,7 +282,7 @@ async def test_a_log_that_never_stands_still(log_directory: Path, faulty: Faulty
     await fill(log_directory, 1)
     faulty.fail("open", 2, name="*.wal", times=None)
     with pytest.raises(StorageUnavailableError, match="changes too fast"):
-        await asyncio.to_thread(measure, faulty, log_directory)
+        await asyncio.to_thread(read_bounds, faulty, log_directory)
 
 
 async def test_a_damaged_header_is_corruption(log_directory: Path) -> None:
@@ -314,9 +316,9 @@ def test_without_a_cell_a_reader_learns_of_damage_before_the_end(
     data = bytearray(path.read_bytes())
     data[data.index(b"value %d" % (at + 1))] ^= 0x10
     path.write_bytes(data)
-    assert measure(FS, log_directory).limit > at + 1
+    assert read_bounds(FS, log_directory).limit > at + 1
     found = []
     with pytest.raises(CorruptionError):
-        for batch in LogView.open(log_directory).batches():
+        for batch in LogSnapshot.open(log_directory).batches():
             found += [record.offset for record in batch]
     assert found == list(range(1, at + 1))

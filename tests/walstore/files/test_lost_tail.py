@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.local import close_opened, draft_of, open_blocking
-from walstore.batches.batch_builder import Draft
+from walstore.batches.batch_builder import BatchBuilder
 from walstore.errors import LogNotFoundError
 from walstore.files.lost_tail import find_missing
 from walstore.files.posix import PosixFileSystem
@@ -97,7 +97,7 @@ def test_S2_changes_without_records(log_directory: Path, hint: str, lost: str, c
     opened.tail.commit([draft_of(1, b"record")])
     for serial in range(1, 5):
         marks = Marks(registers={"owner": str(serial)})
-        opened.tail.commit([Draft(2, marks=marks, serial=serial)])
+        opened.tail.commit([BatchBuilder(2, marks=marks, serial=serial)])
     close_opened(opened)
     path = _segment(log_directory)
     data = path.read_bytes()

@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from walstore.files.open_files import OpenFiles, Slot
+from walstore.files.open_files import FileSlot, OpenFiles
 
 
 class Log:
     """A log as OpenFiles sees it."""
 
     def __init__(self, files: OpenFiles) -> None:
-        self.slot: Slot = files.slot(self.park)
+        self.slot: FileSlot = files.slot(self.park)
         self.is_open = False
         self.users = 0
 

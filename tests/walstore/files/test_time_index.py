@@ -21,7 +21,7 @@ from walstore import (
     StorageUnavailableError,
     Wal,
 )
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import Segment
 from walstore.files.time_index import find_offset, load_summary, timestamp_of
@@ -79,7 +79,7 @@ class Model:
 async def check(model: Model, wal: Wal, aside: ReadonlyWal, directory: Path) -> None:
     """Ask all three for every time and offset there is, and for some that are not."""
     source = wal._engine.source
-    view = await asyncio.to_thread(LogView.open, directory)
+    view = await asyncio.to_thread(LogSnapshot.open, directory)
     limit = len(model.times) + 1
     assert aside.limit == limit
     for time in sorted({t + d for t in model.times for d in (-1, 0, 1)} | {0, 1 << 50}):
@@ -174,7 +174,7 @@ async def test_a_segment_that_goes_while_it_is_asked(
     async with Wal.open(log_directory, settings=SMALL, fs=faulty) as wal:
         await wal.append_many([b"x"] * 3)
         assert await wal.trim(4) == 4
-        view = await asyncio.to_thread(LogView.open, log_directory)
+        view = await asyncio.to_thread(LogSnapshot.open, log_directory)
         (path,) = segments(log_directory)
         with faulty.hold("open", name=path.name) as hold:
             asked = asyncio.create_task(wal.offset_at(0))
@@ -317,7 +317,7 @@ async def test_segments_that_vanish_during_a_search(
         head = await dropping
         assert await asking in (1, head)
         assert await wal._engine.source.offset_at(times[0]) == head
-        view = await asyncio.to_thread(LogView.open, directory)
+        view = await asyncio.to_thread(LogSnapshot.open, directory)
         async with ReadonlyWal.open(directory) as aside:
             assert await aside.offset_at(0) == head
             head = await drop_before(wal, 800)

@@ -12,8 +12,8 @@ import pytest
 
 from tests.local import close_opened, draft_of, open_blocking, read_opened, segments
 from walstore.append.commit import TailError
-from walstore.files.log_bounds import measure
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_bounds import read_bounds
+from walstore.files.log_snapshot import LogSnapshot
 from walstore.files.lost_tail import find_missing
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import Segment
@@ -66,8 +66,8 @@ def test_any_sector_of_the_footer_may_be_lost(size: int, log_directory: Path) ->
         for name in HINTS:
             (log_directory / name).unlink(missing_ok=True)
 
-        assert measure(FS, log_directory).limit == 2
-        assert LogView.open(log_directory).durable_limit == 2
+        assert read_bounds(FS, log_directory).limit == 2
+        assert LogSnapshot.open(log_directory).durable_limit == 2
         assert find_missing(FS, log_directory) is None
         report = verify_directory(log_directory)
         assert (report.problems, report.limit) == ((), 2)

@@ -15,8 +15,8 @@ from walstore import CorruptionError, Record
 from walstore.batches.batch import FrameBatch
 from walstore.format import checkpoint, codec, frame, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
-from walstore.format.frame import Column, Kind
-from walstore.format.ledger import Ledger, Marks, Run
+from walstore.format.frame import Column, ColumnKind
+from walstore.format.ledger import Ledger, Marks, ProducerRun
 from walstore.format.packed import MOST_OFFSET, MOST_TIMESTAMP_US, MalformedError
 from walstore.format.segment import SegmentIndex, SegmentSummary
 from walstore.format.segment_streams import MOST, SegmentStreams
@@ -46,8 +46,8 @@ def column(kind: int, encoding: int, data: bytes) -> Column:
     return Column(kind, encoding, (data,), len(data))
 
 
-LENGTHS = column(Kind.VALUE_LENGTHS, 1, b"\x01\x02")
-VALUES = column(Kind.VALUES, frame.BLOB, b"abc")
+LENGTHS = column(ColumnKind.VALUE_LENGTHS, 1, b"\x01\x02")
+VALUES = column(ColumnKind.VALUES, frame.BLOB, b"abc")
 
 
 @pytest.mark.parametrize(
@@ -57,15 +57,15 @@ VALUES = column(Kind.VALUES, frame.BLOB, b"abc")
         [LENGTHS],
         [VALUES],
         [LENGTHS, VALUES, VALUES],
-        [column(Kind.VALUE_LENGTHS, 1, b"\x01"), VALUES],
-        [column(Kind.VALUE_LENGTHS, 3, b"\x01" * 6), VALUES],
-        [column(Kind.VALUE_LENGTHS, frame.BLOB, b"\x01\x02"), VALUES],
-        [column(Kind.VALUE_LENGTHS, 0, b"\x01"), VALUES],
-        [column(Kind.VALUE_LENGTHS, 0, b"\x09\0\0\0"), VALUES],
-        [LENGTHS, column(Kind.VALUES, 1, b"ab")],
-        [LENGTHS, column(Kind.STREAM_IDS, 1, b"\0\0"), VALUES],
-        [LENGTHS, column(Kind.KEYS, frame.BLOB, b"k"), VALUES],
-        [LENGTHS, column(Kind.HEADER_LENGTHS, 1, b"\0\0"), VALUES],
+        [column(ColumnKind.VALUE_LENGTHS, 1, b"\x01"), VALUES],
+        [column(ColumnKind.VALUE_LENGTHS, 3, b"\x01" * 6), VALUES],
+        [column(ColumnKind.VALUE_LENGTHS, frame.BLOB, b"\x01\x02"), VALUES],
+        [column(ColumnKind.VALUE_LENGTHS, 0, b"\x01"), VALUES],
+        [column(ColumnKind.VALUE_LENGTHS, 0, b"\x09\0\0\0"), VALUES],
+        [LENGTHS, column(ColumnKind.VALUES, 1, b"ab")],
+        [LENGTHS, column(ColumnKind.STREAM_IDS, 1, b"\0\0"), VALUES],
+        [LENGTHS, column(ColumnKind.KEYS, frame.BLOB, b"k"), VALUES],
+        [LENGTHS, column(ColumnKind.HEADER_LENGTHS, 1, b"\0\0"), VALUES],
     ],
 )
 def test_columns_that_do_not_belong_together_are_refused_at_once(columns: list[Column]) -> None:
@@ -77,7 +77,10 @@ def test_columns_that_do_not_belong_together_are_refused_at_once(columns: list[C
 
 
 def test_records_without_bytes_are_bounded() -> None:
-    columns = [column(Kind.VALUE_LENGTHS, 0, bytes(4)), column(Kind.VALUES, frame.BLOB, b"")]
+    columns = [
+        column(ColumnKind.VALUE_LENGTHS, 0, bytes(4)),
+        column(ColumnKind.VALUES, frame.BLOB, b""),
+    ]
     data = forged(columns, count=frame.MOST_RECORDS + 1)
     header = frame.parse_header(data, 0)
     assert header is not None
@@ -102,14 +105,14 @@ def test_numbers_that_no_log_reaches_begin_no_frame(fields: dict[str, int]) -> N
 @pytest.mark.parametrize(
     ("attribute", "columns"),
     [
-        ("values", [column(Kind.VALUE_LENGTHS, 8, struct.pack("<2Q", 1, 1 << 63)), VALUES]),
-        ("timestamps_us", [LENGTHS, column(Kind.TIMESTAMP_DELTAS, 1, b"\x00\x0b"), VALUES]),
+        ("values", [column(ColumnKind.VALUE_LENGTHS, 8, struct.pack("<2Q", 1, 1 << 63)), VALUES]),
+        ("timestamps_us", [LENGTHS, column(ColumnKind.TIMESTAMP_DELTAS, 1, b"\x00\x0b"), VALUES]),
         (
             "streams",
             [
                 LENGTHS,
-                column(Kind.STREAM_IDS, 1, b"\x01\x02"),
-                column(Kind.STREAM_NAMES, frame.BLOB, msgpack.packb(["eu"])),
+                column(ColumnKind.STREAM_IDS, 1, b"\x01\x02"),
+                column(ColumnKind.STREAM_NAMES, frame.BLOB, msgpack.packb(["eu"])),
                 VALUES,
             ],
         ),
@@ -117,8 +120,8 @@ def test_numbers_that_no_log_reaches_begin_no_frame(fields: dict[str, int]) -> N
             "stream_names",
             [
                 LENGTHS,
-                column(Kind.STREAM_IDS, 1, b"\x01\x01"),
-                column(Kind.STREAM_NAMES, frame.BLOB, msgpack.packb([7])),
+                column(ColumnKind.STREAM_IDS, 1, b"\x01\x01"),
+                column(ColumnKind.STREAM_NAMES, frame.BLOB, msgpack.packb([7])),
                 VALUES,
             ],
         ),
@@ -126,8 +129,8 @@ def test_numbers_that_no_log_reaches_begin_no_frame(fields: dict[str, int]) -> N
             "keys",
             [
                 LENGTHS,
-                column(Kind.KEY_LENGTHS, 1, b"\x03\x03"),
-                column(Kind.KEYS, frame.BLOB, b"k"),
+                column(ColumnKind.KEY_LENGTHS, 1, b"\x03\x03"),
+                column(ColumnKind.KEYS, frame.BLOB, b"k"),
                 VALUES,
             ],
         ),
@@ -135,8 +138,8 @@ def test_numbers_that_no_log_reaches_begin_no_frame(fields: dict[str, int]) -> N
             "headers",
             [
                 LENGTHS,
-                column(Kind.HEADER_LENGTHS, 1, b"\x02\x00"),
-                column(Kind.HEADERS, frame.BLOB, b"\x90"),
+                column(ColumnKind.HEADER_LENGTHS, 1, b"\x02\x00"),
+                column(ColumnKind.HEADERS, frame.BLOB, b"\x90"),
                 VALUES,
             ],
         ),
@@ -208,7 +211,7 @@ def test_a_mark_of_a_newer_version_is_not_malformed() -> None:
 def test_sequence_numbers_that_jump_begin_again() -> None:
     ledger = Ledger(window=4)
     for sequence in (1, 1000, 5):
-        ledger.apply(Marks(producers=[("p", Run(sequence, sequence, 1, 1))]))
+        ledger.apply(Marks(producers=[("p", ProducerRun(sequence, sequence, 1, 1))]))
         assert ledger.producers["p"].find(sequence) == range(sequence, sequence + 1)
     assert ledger.producers["p"].find(1000) is None
 

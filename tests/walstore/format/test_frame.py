@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests import format_tables
 from tests.frames import build, header_of, record_lists, values_only
-from walstore.batches.batch_builder import Draft
+from walstore.batches.batch_builder import BatchBuilder
 from walstore.format import frame
-from walstore.format.frame import Column, FrameHeader, Kind
+from walstore.format.frame import Column, ColumnKind, FrameHeader
 from walstore.format.ledger import Marks
 from walstore.records import Record
 from walstore.repair.rebuild import FILLER_KIND
@@ -54,11 +54,17 @@ def test_the_directory_and_trailer_are_as_documented() -> None:
 def test_the_kinds_are_as_documented() -> None:
     *rows, filler = format_tables.table("Column kinds")
     assert {row["name"].strip("`"): int(row["kind"]) for row in rows} == {
-        kind.name: kind.value for kind in Kind
+        kind.name: kind.value for kind in ColumnKind
     }
     assert int(filler["kind"]) == FILLER_KIND >= frame.IGNORABLE_KINDS_FROM
-    plain = {Kind.STREAM_NAMES, Kind.KEYS, Kind.HEADERS, Kind.MARKS, Kind.VALUES}
-    assert {Kind(int(row["kind"])) for row in rows if row["encoding"] == "bytes"} == plain
+    plain = {
+        ColumnKind.STREAM_NAMES,
+        ColumnKind.KEYS,
+        ColumnKind.HEADERS,
+        ColumnKind.MARKS,
+        ColumnKind.VALUES,
+    }
+    assert {ColumnKind(int(row["kind"])) for row in rows if row["encoding"] == "bytes"} == plain
 
 
 def test_the_encodings_are_as_documented() -> None:
@@ -72,7 +78,7 @@ def test_the_encodings_are_as_documented() -> None:
         frame.BLOB: "bytes",
     }
     for width in (1, 2, 4, 8):
-        column = frame.uint_column(Kind.VALUE_LENGTHS, [0, (1 << (8 * width)) - 1])
+        column = frame.uint_column(ColumnKind.VALUE_LENGTHS, [0, (1 << (8 * width)) - 1])
         assert (column.encoding, column.size_bytes) == (width, 2 * width)
 
 
@@ -121,7 +127,7 @@ def test_headers_go_round(records: list[Record], previous_crc: int, words: int) 
 
 @given(st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=50))
 def test_integers_go_round(values: list[int]) -> None:
-    column = frame.uint_column(Kind.VALUE_LENGTHS, values)
+    column = frame.uint_column(ColumnKind.VALUE_LENGTHS, values)
     data = b"".join(bytes(piece) for piece in column.pieces)
     assert len(data) == column.size_bytes
     assert list(frame.decode_uints(memoryview(data), column.encoding, len(values))) == values
@@ -129,7 +135,7 @@ def test_integers_go_round(values: list[int]) -> None:
 
 @pytest.mark.parametrize("value", [0, 1, 255, 256, (1 << 32) - 1])
 def test_equal_integers_are_stored_once(value: int) -> None:
-    column = frame.uint_column(Kind.VALUE_LENGTHS, [value] * 1000)
+    column = frame.uint_column(ColumnKind.VALUE_LENGTHS, [value] * 1000)
     assert (column.encoding, column.size_bytes) == (frame.CONSTANT, 4)
 
 
@@ -153,7 +159,7 @@ def test_a_record_by_itself_has_the_bytes_of_any_batch(
     value: bytes, number: int, previous_crc: int
 ) -> None:
     """The short way to frame one value makes what the long way makes, header and columns included."""
-    draft = Draft(number, [value])
+    draft = BatchBuilder(number, [value])
     usual, crc = frame.encode(
         draft.columns(None),
         start=number,
@@ -193,7 +199,7 @@ def test_a_record_by_itself_has_the_bytes_of_any_batch(
     ],
 )
 def test_which_drafts_are_a_record_by_itself(changes: dict[str, object], is_alone: bool) -> None:
-    draft = Draft(7, [b"a"])
+    draft = BatchBuilder(7, [b"a"])
     for name, value in changes.items():
         setattr(draft, name, value)
     assert (draft.only_value == b"a") is is_alone
@@ -208,7 +214,7 @@ def test_a_value_that_is_too_large_for_a_frame_is_refused(monkeypatch: pytest.Mo
 
 
 def test_a_batch_that_is_too_large_for_a_frame_is_refused() -> None:
-    huge = Column(Kind.VALUES, frame.BLOB, (), 1 << 32)
+    huge = Column(ColumnKind.VALUES, frame.BLOB, (), 1 << 32)
     with pytest.raises(ValueError, match="does not fit a frame"):
         frame.encode(
             [huge],
@@ -379,16 +385,18 @@ def test_what_must_be_understood_is_refused(
 
 @pytest.mark.parametrize(("position", "value"), [(64, 0x10000), (64, 1 << 31), (76, 5)])
 def test_what_may_be_ignored_is_ignored(position: int, value: int) -> None:
-    assert set(frame.directory(*changed(position, "<I", value))) == set(Kind) - {Kind.MARKS}
+    assert set(frame.directory(*changed(position, "<I", value))) == set(ColumnKind) - {
+        ColumnKind.MARKS
+    }
 
 
 def test_unknown_columns_from_128_are_skipped() -> None:
-    extra = frame.blob_column(Kind.VALUES, [b"from the future"], 15)
+    extra = frame.blob_column(ColumnKind.VALUES, [b"from the future"], 15)
     future = Column(200, extra.encoding, extra.pieces, extra.size_bytes)
     data = build(RICH, extra=[future])
     found = frame.directory(memoryview(data), header_of(data))
-    assert {kind for kind in found if kind < 128} == set(Kind) - {Kind.MARKS}
-    assert bytes(found[Kind.VALUES][1]) == b"firstthird value"
+    assert {kind for kind in found if kind < 128} == set(ColumnKind) - {ColumnKind.MARKS}
+    assert bytes(found[ColumnKind.VALUES][1]) == b"firstthird value"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from walstore.format.ledger import Ledger, Marks, Run, StreamInfo, Window
+from walstore.format.ledger import Ledger, Marks, ProducerRun, ProducerWindow, StreamInfo
 
 names = st.sampled_from(["a", "b", "c"])
 
@@ -28,7 +28,7 @@ def histories(draw: st.DrawFn) -> list[Marks]:
         for _ in range(draw(st.integers(0, 3))):
             name, records = draw(names), draw(st.integers(0, 2))
             last[name] = last.get(name, 0) + 1
-            marks.producers.append((name, Run(last[name], tail, records, 1)))
+            marks.producers.append((name, ProducerRun(last[name], tail, records, 1)))
             tail += records
         found.append(marks)
     return found
@@ -101,7 +101,7 @@ def test_its_size_is_known_without_counting(
 def test_its_size_is_never_less_than_what_is_written(text: str) -> None:
     ledger = Ledger(window=3)
     for sequence in range(1, 9):
-        run = Run(sequence + (1 << 62), sequence * 3 + (1 << 62), sequence % 2, 1)
+        run = ProducerRun(sequence + (1 << 62), sequence * 3 + (1 << 62), sequence % 2, 1)
         ledger.apply(Marks(registers={text: text * 16}, producers=[(text, run)]))
     ledger.apply(Marks(streams={text: StreamInfo(True, {text: text, "b": ""}, 1 << 62)}))
     encoded = len(ledger.whole().encode())
@@ -119,9 +119,9 @@ def test_a_copy_is_independent() -> None:
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 5))
 def test_a_window_remembers_the_newest_appends(counts: list[int], size: int) -> None:
-    window, spans, start = Window(), {}, 1
+    window, spans, start = ProducerWindow(), {}, 1
     for sequence, records in enumerate(counts, 1):
-        window.add(Run(sequence, start, records, 1), size)
+        window.add(ProducerRun(sequence, start, records, 1), size)
         spans[sequence] = range(start, start + records)
         start += records
     assert window.last == len(counts)
@@ -133,16 +133,16 @@ def test_a_window_remembers_the_newest_appends(counts: list[int], size: int) -> 
 
 
 def test_appends_alike_take_the_room_of_one() -> None:
-    window = Window()
+    window = ProducerWindow()
     for sequence in range(1, 1001):
-        window.add(Run(sequence, 10 * sequence, 10, 1), 500)
-    assert list(window.runs) == [Run(501, 5010, 10, 500)]
+        window.add(ProducerRun(sequence, 10 * sequence, 10, 1), 500)
+    assert list(window.runs) == [ProducerRun(501, 5010, 10, 500)]
 
 
 def test_the_producer_idle_longest_is_forgotten_first() -> None:
     ledger = Ledger(max_producers=2)
     for name, sequence in (("a", 1), ("b", 1), ("a", 2), ("c", 1)):
-        ledger.apply(Marks(producers=[(name, Run(sequence, 1, 1, 1))]))
+        ledger.apply(Marks(producers=[(name, ProducerRun(sequence, 1, 1, 1))]))
     assert list(ledger.producers) == ["a", "c"]
 
 

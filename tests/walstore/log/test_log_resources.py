@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from walstore.files.open_files import OpenFiles
-from walstore.log.log_resources import FileLane, Host
+from walstore.log.log_resources import FileLane, LogResources
 from walstore.runtime.threads import Pool
 
 
@@ -38,7 +38,7 @@ async def test_files_are_parked_between_the_calls_of_their_log_only() -> None:
 
 
 async def test_a_log_by_itself_is_never_parked() -> None:
-    host = Host.alone()
+    host = LogResources.alone()
     host.adopt(lambda: 1 // 0)
     assert await host.writing.run(divmod, 7, 2) == (3, 1)
     assert await host.reading.run(divmod, 7, 2) == (3, 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.local import SMALL, read_values
 from walstore import OutcomeUnknownError, SequenceMismatchError, Wal, WalError
-from walstore.batches.conditions import Terms
+from walstore.batches.conditions import AppendConditions
 from walstore.format.ledger import Ledger
 from walstore.testing import FaultyFileSystem
 
@@ -174,7 +174,7 @@ def test_whatever_the_order_each_number_is_accepted_once(attempts: list[tuple[st
     for name, behind in attempts:
         accepted = model[name]
         sequence = max(1, len(accepted) + behind)
-        terms = Terms(producer=name, sequence=sequence)
+        terms = AppendConditions(producer=name, sequence=sequence)
         refused: SequenceMismatchError | None = None
         try:
             terms.check(ledger, tail)

@@ -263,7 +263,7 @@ async def test_what_was_remembered_wrongly_is_forgotten(log_directory: Path) -> 
     async with ReadonlyWal.open(log_directory) as log:
         files = log._files
         sealed, last = files._ordered[0], files._ordered[-1]
-        files._note(50, log_files_module.Place(sealed.start, 777))
+        files._note(50, log_files_module.BatchPlace(sealed.start, 777))
         assert numbers([await anext(log.reader(50))]) == [49]
         assert last.index is not None
         last.index.positions.append(1001)

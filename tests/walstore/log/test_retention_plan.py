@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from walstore import OffsetNotWrittenError
 from walstore.format.segment import SegmentSummary
-from walstore.log.retention_plan import Hold, Pin, Plan, Reason, lowest, plan_retention, plan_trim
+from walstore.log.retention_plan import (
+    Pin,
+    Reason,
+    RetentionHold,
+    RetentionPlan,
+    lowest,
+    plan_retention,
+    plan_trim,
+)
 
 SECOND = 1_000_000
 NOW = 1000 * SECOND
@@ -32,7 +40,7 @@ def active_behind(sealed: list[SegmentSummary], count: int = 0, age: float = 0) 
 
 def plan(
     sealed: list[SegmentSummary], active: SegmentSummary | None = None, **given: object
-) -> Plan:
+) -> RetentionPlan:
     options: dict[str, object] = {
         "head": 1,
         "now_us": NOW,
@@ -43,7 +51,7 @@ def plan(
     return plan_retention(sealed, active=active or active_behind(sealed), **{**options, **given})
 
 
-def why(found: Plan) -> list[tuple[int, Reason, Hold | None]]:
+def why(found: RetentionPlan) -> list[tuple[int, Reason, RetentionHold | None]]:
     return [(decision.limit, decision.reason, decision.hold) for decision in found.decisions]
 
 
@@ -101,7 +109,7 @@ def test_at_the_deadline_it_goes() -> None:
 @pytest.mark.parametrize("seconds", [None, float("inf")])
 def test_without_an_age_limit_nothing_ages(seconds) -> None:
     found = plan(sealed_of(1e6, 1e5), active_behind([], 5, 1e5), retention_seconds=seconds)
-    assert found == Plan(1, limit=6)
+    assert found == RetentionPlan(1, limit=6)
 
 
 def test_each_has_the_reason_that_holds_for_it() -> None:
@@ -141,14 +149,14 @@ def test_an_active_segment_without_records_is_left_alone() -> None:
 
 def test_bytes_never_seal_the_active_segment() -> None:
     active = active_behind([], count=100)
-    assert plan([], active, retention_bytes=0) == Plan(1, limit=101)
+    assert plan([], active, retention_bytes=0) == RetentionPlan(1, limit=101)
 
 
 @pytest.mark.parametrize(
     ("given", "hold"),
     [
-        ({"uploaded_limit": 20}, Hold.NOT_UPLOADED),
-        ({"pins": [Pin(24, "cursor c")]}, Hold.PINNED),
+        ({"uploaded_limit": 20}, RetentionHold.NOT_UPLOADED),
+        ({"pins": [Pin(24, "cursor c")]}, RetentionHold.PINNED),
     ],
 )
 def test_an_expired_active_segment_that_is_held_is_not_sealed(given, hold) -> None:
@@ -171,7 +179,7 @@ def test_with_a_tier_only_what_is_uploaded_wholly_goes(uploaded_limit, head) -> 
         assert found.head == head
         assert len(found.decisions) == 3
         assert all(
-            (decision.hold is Hold.NOT_UPLOADED) == (decision.limit > uploaded_limit)
+            (decision.hold is RetentionHold.NOT_UPLOADED) == (decision.limit > uploaded_limit)
             for decision in found.decisions
         )
         assert found.due_us is None, "the tier will tell"
@@ -191,7 +199,7 @@ def test_nothing_goes_that_a_pin_needs(pinned, head) -> None:
 
 def test_a_pin_below_the_head_holds_all_there_is() -> None:
     found = plan(sealed_of(30, 20), head=11, retention_seconds=1, pins=[Pin(5, "cursor lost")])
-    assert why(found) == [(11, Reason.TRIMMED, None), (21, Reason.AGE, Hold.PINNED)]
+    assert why(found) == [(11, Reason.TRIMMED, None), (21, Reason.AGE, RetentionHold.PINNED)]
     assert found.head == 11
 
 

@@ -33,7 +33,7 @@ from walstore import (
 from walstore.cursors.directory import HeldCursors, hold_cursors
 from walstore.cursors.file import CursorState
 from walstore.files.posix import PosixFileSystem
-from walstore.log.retention_plan import Hold
+from walstore.log.retention_plan import RetentionHold
 from walstore.settings import KIB
 from walstore.testing import ManualClock, PowerLossFileSystem
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
@@ -233,7 +233,11 @@ async def test_a_cursor_holds_what_it_has_not_read(log_directory, clock, caplog)
         await until(lambda: wal.head == second)
         await clock.wait_for_sleepers()
         held = wal._engine.retention.plan.held
-        assert (held.start, held.hold, held.holder) == (second, Hold.PINNED, "cursor billing")
+        assert (held.start, held.hold, held.holder) == (
+            second,
+            RetentionHold.PINNED,
+            "cursor billing",
+        )
         assert "stays: pinned by cursor billing" in caplog.text
         assert third is None or (await read_all(wal))[0].offset == second
         await remove_cursor(log_directory, "billing")

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.observed import NumbersLog
 from walstore.metrics.collection import Collection, Observation
-from walstore.metrics.definitions import METRICS, Kind, Labels, Metric, Scope
+from walstore.metrics.definitions import METRICS, Labels, Metric, MetricKind, Scope
 
 BY_NAME = {metric.full_name: metric for metric in METRICS}
 
@@ -131,7 +131,7 @@ class Counting(RuleBasedStateMachine):
         assert set(look.logs) == {observer.label for _, observer in self.open}
         for label, values in found.items():
             for metric, by_labels in values.items():
-                if metric.kind is not Kind.COUNTER or (
+                if metric.kind is not MetricKind.COUNTER or (
                     label is not None and metric.scope is Scope.PROCESS
                 ):
                     continue

@@ -7,7 +7,7 @@ import re
 
 from tests.observed import NumbersLog
 from walstore import Statistics
-from walstore.metrics.definitions import HISTOGRAMS, METRICS, Kind, Scope
+from walstore.metrics.definitions import HISTOGRAMS, METRICS, MetricKind, Scope
 
 UNITS = ("_seconds", "_bytes", "_records", "_offset")
 
@@ -58,5 +58,5 @@ def test_values_have_as_many_labels_as_names() -> None:
 
 def test_what_survives_a_log_is_counted() -> None:
     """All but the number of open logs."""
-    gauges = [m.name for m in METRICS if m.scope is Scope.PROCESS and m.kind is Kind.GAUGE]
+    gauges = [m.name for m in METRICS if m.scope is Scope.PROCESS and m.kind is MetricKind.GAUGE]
     assert gauges == ["walstore_logs"]

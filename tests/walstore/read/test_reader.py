@@ -24,7 +24,7 @@ from walstore.batches.batch import Batch
 from walstore.errors import InvalidSettingsError
 from walstore.read.reader import Reader
 from walstore.records import Start, from_timestamp_us
-from walstore.runtime.watermark import Limit
+from walstore.runtime.watermark import Watermark
 
 BATCH = 10
 
@@ -38,7 +38,7 @@ class ListSource:
             Record(offset, b"%d" % offset, timestamp_us=offset * 1000)
             for offset in range(head, head + count)
         ]
-        self.visible = Limit(head + count, asyncio.get_running_loop())
+        self.visible = Watermark(head + count, asyncio.get_running_loop())
         self.tail = head + count
         self.reads: list[tuple[int, int]] = []
         self.gate = asyncio.Event()

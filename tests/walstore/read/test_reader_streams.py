@@ -14,7 +14,7 @@ from tests.local import turns
 from walstore import CorruptionError, OffsetNotWrittenError, OffsetTrimmedError, Record, Wal
 from walstore.batches.batch import Batch, FrameBatch
 from walstore.read.reader import Reader
-from walstore.runtime.watermark import Limit
+from walstore.runtime.watermark import Watermark
 
 STREAMS = (None, "a", "b", "c")
 
@@ -26,7 +26,7 @@ class StreamSource:
         self.records = records
         self.head = records[0].offset if records else 1
         self.tail = self.head + len(records)
-        self.visible = Limit(self.tail, asyncio.get_running_loop())
+        self.visible = Watermark(self.tail, asyncio.get_running_loop())
         self.per_read = per_read
         self.reads: list[int] = []
         self.suspends = True

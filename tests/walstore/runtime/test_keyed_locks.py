@@ -1,4 +1,4 @@
-"""Gates: one at a time for each name."""
+"""KeyedLocks: one at a time for each name."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from tests.waiting import until
-from walstore.runtime.keyed_locks import Gates
+from walstore.runtime.keyed_locks import KeyedLocks
 
 
 async def test_one_at_a_time_for_a_name_in_the_order_they_came() -> None:
-    gates = Gates(1)
+    gates = KeyedLocks(1)
     order: list[str] = []
 
     async def visit(name: str, who: str) -> None:
@@ -28,14 +28,14 @@ async def test_one_at_a_time_for_a_name_in_the_order_they_came() -> None:
 
 
 async def test_names_do_not_wait_for_each_other() -> None:
-    gates = Gates(1)
+    gates = KeyedLocks(1)
     async with gates.pass_through("a"), gates.pass_through("b"):
         assert sorted(gates.busy) == ["a", "b"]
     assert gates.busy == []
 
 
 async def test_who_is_cancelled_while_waiting_leaves_the_gate_to_others() -> None:
-    gates = Gates(1)
+    gates = KeyedLocks(1)
 
     async def visit() -> str:
         async with gates.pass_through("a"):
@@ -52,7 +52,7 @@ async def test_who_is_cancelled_while_waiting_leaves_the_gate_to_others() -> Non
 
 
 async def test_an_error_opens_the_gate() -> None:
-    gates = Gates(1)
+    gates = KeyedLocks(1)
     with pytest.raises(ZeroDivisionError):
         async with gates.pass_through("a"):
             raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""Limit: waiters are woken in order, told of failures, and forgotten when they give up."""
+"""Watermark: waiters are woken in order, told of failures, and forgotten when they give up."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.local import turns
-from walstore.runtime.watermark import Limit
+from walstore.runtime.watermark import Watermark
 
 
-def make(value: int = 1) -> Limit:
-    return Limit(value, asyncio.get_running_loop())
+def make(value: int = 1) -> Watermark:
+    return Watermark(value, asyncio.get_running_loop())
 
 
 async def test_a_reached_target_does_not_wait() -> None:

@@ -15,7 +15,7 @@ from walstore.spark.bounds import (
     BoundNames,
     Bounds,
     Edge,
-    Moment,
+    TimeBound,
     offsets_json,
     parse_bounds,
 )
@@ -48,9 +48,9 @@ def test_json_names_each_log():
 
 
 def test_times_are_milliseconds():
-    assert parse(startingTimestamp="1700000000000").every == Moment(1_700_000_000_000_000)
+    assert parse(startingTimestamp="1700000000000").every == TimeBound(1_700_000_000_000_000)
     bounds = parse(ENDING, endingOffsetsByTimestamp='{"a":{"0":5},"b":{"0":0}}')
-    assert bounds.each == {("a", 0): Moment(5000), ("b", 0): Moment(0)}
+    assert bounds.each == {("a", 0): TimeBound(5000), ("b", 0): TimeBound(0)}
     assert bounds.option == "endingOffsetsByTimestamp"
 
 

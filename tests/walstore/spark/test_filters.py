@@ -12,7 +12,7 @@ from pyspark.sql import datasource as spark
 from tests.walstore.spark.test_plan import FakeLog
 from walstore.spark.features import HAS_FILTERS
 from walstore.spark.filters import Narrowed, Range, narrow
-from walstore.spark.plan import Interval
+from walstore.spark.plan import ReadInterval
 
 if not HAS_FILTERS:
     pytest.skip("Spark 4.0 has no filters for sources", allow_module_level=True)
@@ -51,7 +51,7 @@ def filters(draw):
 def test_no_row_that_meets_all_filters_is_lost(given_filters, topic, partition):
     narrowed = narrow(given_filters)
     log = FakeLog(head=10, limit=20)
-    left = narrowed.interval(log, Interval(10, 20))
+    left = narrowed.interval(log, ReadInterval(10, 20))
     assert 10 <= left.start <= left.limit <= 20 or left.start == left.limit
     for offset in range(10, 20):
         for stream in ("eu", "us"):
@@ -78,7 +78,7 @@ def test_what_is_read_is_no_more_than_needed():
             spark.LessThanOrEqual(("partition",), 1),
         ]
     )
-    assert found.interval(FakeLog(head=10, limit=20), Interval(10, 20)) == Interval(12, 17)
+    assert found.interval(FakeLog(head=10, limit=20), ReadInterval(10, 20)) == ReadInterval(12, 17)
     assert found.streams == {"eu"}
     assert [found.admits("orders", at) for at in range(3)] == [True, True, False]
     assert not found.admits("clicks", 0)
@@ -95,7 +95,7 @@ def test_contradictions_leave_nothing():
         [spark.GreaterThan(("timestamp",), moment(30))],
         [spark.LessThan(("timestamp",), moment(10))],
     ):
-        left = narrow(none).interval(log, Interval(10, 20))
+        left = narrow(none).interval(log, ReadInterval(10, 20))
         assert left.start == left.limit
 
 

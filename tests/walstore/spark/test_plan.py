@@ -12,7 +12,7 @@ from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, OffsetT
 from walstore.format.segment import HEADER_BYTES, SegmentIndex
 from walstore.spark.options import parse_options
 from walstore.spark.partition import FilePart, LogPartition
-from walstore.spark.plan import FileExtent, Interval, cut_file, divide, group, resolve
+from walstore.spark.plan import FileExtent, ReadInterval, cut_file, divide, group, resolve
 
 
 @dataclass
@@ -77,11 +77,11 @@ def resolved(log=None, **options):
     ],
 )
 def test_bounds(options, start, limit):
-    assert resolved(**options) == Interval(start, limit)
+    assert resolved(**options) == ReadInterval(start, limit)
 
 
 def test_offset_zero_means_the_beginning():
-    assert resolved(FakeLog(head=1), startingOffsets="0") == Interval(1, 20)
+    assert resolved(FakeLog(head=1), startingOffsets="0") == ReadInterval(1, 20)
 
 
 def test_a_trimmed_start_fails_or_is_clamped():
@@ -89,16 +89,16 @@ def test_a_trimmed_start_fails_or_is_clamped():
         resolved(startingOffsets="5")
     assert "failOnDataLoss" in str(caught.value)
     found = resolved(startingOffsets="5", failOnDataLoss="false")
-    assert found == Interval(10, 20, "offsets [5, 10) were removed from the log")
+    assert found == ReadInterval(10, 20, "offsets [5, 10) were removed from the log")
     found = resolved(startingOffsets="5", endingOffsets="8", failOnDataLoss="false")
-    assert found == Interval(8, 8, "offsets [5, 8) were removed from the log")
+    assert found == ReadInterval(8, 8, "offsets [5, 8) were removed from the log")
 
 
 def test_offsets_beyond_the_tail_fail_or_are_clamped():
     with pytest.raises(OffsetNotWrittenError, match=r"requested=25 head=10 tail=20"):
         resolved(endingOffsets="25")
     found = resolved(endingOffsets="25", failOnDataLoss="false")
-    assert found == Interval(10, 20, "offsets [20, 25) are not written yet")
+    assert found == ReadInterval(10, 20, "offsets [20, 25) are not written yet")
     found = resolved(startingOffsets="22", endingOffsets="25", failOnDataLoss="false")
     assert (found.start, found.limit) == (20, 20)
 
@@ -122,17 +122,21 @@ def test_a_time_that_no_record_meets_is_refused():
 
 def test_min_partitions_makes_smaller_tasks():
     log = FakeLog(head=1, limit=101)
-    assert len(divide([(log, Interval(1, 101))], 1)) == 4
-    found = divide([(log, Interval(1, 101))], 10)
+    assert len(divide([(log, ReadInterval(1, 101))], 1)) == 4
+    found = divide([(log, ReadInterval(1, 101))], 10)
     assert len(found) >= 10
     assert [found[0].start, *(p.limit for p in found)] == [*(p.start for p in found), 101]
-    assert len(divide([(log, Interval(1, 101))], 1000)) == 100
-    assert divide([(log, Interval(7, 7))], 10) == []
+    assert len(divide([(log, ReadInterval(1, 101))], 1000)) == 100
+    assert divide([(log, ReadInterval(7, 7))], 10) == []
 
 
 def test_min_partitions_are_distributed_by_bytes():
     large, small = FakeLog(head=1, limit=91), FakeLog(head=1, limit=11)
-    reads = [(large, Interval(1, 91)), (small, Interval(1, 11)), (small, Interval(11, 11))]
+    reads = [
+        (large, ReadInterval(1, 91)),
+        (small, ReadInterval(1, 11)),
+        (small, ReadInterval(11, 11)),
+    ]
     found = divide(reads, 20)
     assert 20 <= len(found) <= 22
     assert 18 <= sum(p.limit <= 91 for p in found[:-2]) <= 20

@@ -13,7 +13,7 @@ MAX_COMPLAINTS = 20
 
 
 @dataclass(slots=True)
-class Claim:
+class ProducerClaim:
     """What one producer said through the pipe; its newest acknowledgement stands for all before."""
 
     stream: str
@@ -24,7 +24,7 @@ class Claim:
 
 
 @dataclass(slots=True)
-class Found:
+class ProducerFound:
     """What was read of one producer."""
 
     stream: str | None
@@ -39,10 +39,10 @@ class Found:
     checksum_at_target: int = 0
 
 
-class Ledger:
+class ReadTally:
     """Everything that one reader read, checked record by record and kept in a few numbers."""
 
-    def __init__(self, claims: Mapping[int, Claim] | None = None) -> None:
+    def __init__(self, claims: Mapping[int, ProducerClaim] | None = None) -> None:
         """With ``claims``, which must be final then, checksums are compared as well."""
         self._claims = claims or {}
         self.position: int | None = None
@@ -52,7 +52,7 @@ class Ledger:
         self.duplicated = 0
         self.skipped = 0
         """Records that were missing when a later one of the same producer was read."""
-        self.producers: dict[int, Found] = {}
+        self.producers: dict[int, ProducerFound] = {}
         self.complaints: list[str] = []
 
     def take(self, batch: Batch) -> None:
@@ -68,11 +68,11 @@ class Ledger:
             at += rows
         self.records += len(batch)
 
-    def settle(self, claims: Mapping[int, Claim]) -> int:
+    def settle(self, claims: Mapping[int, ProducerClaim]) -> int:
         """Compare with what was acknowledged; return how many records are lost."""
         lost = self.skipped
         for number, claim in claims.items():
-            found = self.producers.get(number) or Found(claim.stream, -1)
+            found = self.producers.get(number) or ProducerFound(claim.stream, -1)
             if found.stream != claim.stream:
                 self.complain(f"producer {number} is of {claim.stream}, not {found.stream}")
             if found.count < claim.acknowledged:
@@ -132,14 +132,14 @@ class Ledger:
         if found.count == found.target:
             found.checksum_at_target = found.checksum
 
-    def _meet(self, number: int, stream: str | None) -> Found:
+    def _meet(self, number: int, stream: str | None) -> ProducerFound:
         claim = self._claims.get(number)
-        found = Found(stream, claim.acknowledged if claim else -1)
+        found = ProducerFound(stream, claim.acknowledged if claim else -1)
         self.producers[number] = found
         return found
 
 
-def compare(one: Ledger, other: Ledger) -> list[str]:
+def compare(one: ReadTally, other: ReadTally) -> list[str]:
     """Return in which producers two readers of the whole log saw something different."""
     numbers = sorted(one.producers.keys() | other.producers.keys())
     return [
@@ -157,6 +157,6 @@ def compare_batches(one: Batch, other: Batch) -> str | None:
     return None
 
 
-def _identity(ledger: Ledger, number: int) -> tuple[int, int] | None:
+def _identity(ledger: ReadTally, number: int) -> tuple[int, int] | None:
     found = ledger.producers.get(number)
     return None if found is None else (found.count, found.checksum)

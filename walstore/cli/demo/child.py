@@ -19,7 +19,7 @@ from walstore.cli.demo import messages
 from walstore.cli.demo.consumer import HistoryConsumer, TailConsumer
 from walstore.cli.demo.identity import producer_number
 from walstore.cli.demo.messages import Pipe, Watch, pack_latencies
-from walstore.cli.demo.plan import SAMPLE_STREAMS, TEXT_STREAM, Plan
+from walstore.cli.demo.plan import SAMPLE_STREAMS, TEXT_STREAM, DemoRun
 from walstore.cli.demo.producers import SampleProducer, TextProducer
 from walstore.cli.demo.texts import Texts
 from walstore.cli.errors import exit_code, explain, is_expected, unwrap
@@ -33,7 +33,7 @@ STATUS_SECONDS = 0.1
 class Child:
     """One life of the writing process."""
 
-    def __init__(self, plan: Plan, pipe: Pipe) -> None:
+    def __init__(self, plan: DemoRun, pipe: Pipe) -> None:
         self._plan = plan
         self._pipe = pipe
         self._append_us = array("I")
@@ -141,7 +141,7 @@ class Child:
         )
 
 
-async def main(plan: Plan, parent: io.RawIOBase) -> None:
+async def main(plan: DemoRun, parent: io.RawIOBase) -> None:
     """Run one life, speaking to ``parent``."""
     task = asyncio.current_task()
     assert task is not None
@@ -157,7 +157,7 @@ async def main(plan: Plan, parent: io.RawIOBase) -> None:
 if __name__ == "__main__":
     send_logs_to_stderr()
     try:
-        asyncio.run(main(Plan.from_json(sys.argv[1]), io.FileIO(sys.stdout.fileno(), "w")))
+        asyncio.run(main(DemoRun.from_json(sys.argv[1]), io.FileIO(sys.stdout.fileno(), "w")))
     except Exception as error:
         cause = unwrap(error)
         if not is_expected(cause):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from walstore.cli.demo.checks import Ledger, compare
-from walstore.cli.demo.latencies import Latencies
-from walstore.cli.demo.plan import Plan
+from walstore.cli.demo.checks import ReadTally, compare
+from walstore.cli.demo.latencies import LatencySamples
+from walstore.cli.demo.plan import DemoRun
 from walstore.cli.demo.reading import ReadBack
 from walstore.cli.demo.report import Result
 from walstore.cli.demo.spark_part import Aggregate
@@ -24,7 +24,13 @@ class SparkPart:
 
 
 def judge(
-    plan: Plan, story: Story, read: ReadBack, outside: Ledger, asked: SparkPart, *, seconds: float
+    plan: DemoRun,
+    story: Story,
+    read: ReadBack,
+    outside: ReadTally,
+    asked: SparkPart,
+    *,
+    seconds: float,
 ) -> Result:
     """Compare all accounts of the log and return the result."""
     ledger = read.ledger
@@ -83,7 +89,7 @@ def _story_problems(story: Story, read: ReadBack) -> list[str]:
     return problems
 
 
-def _outside_problems(story: Story, read: ReadBack, outside: Ledger) -> list[str]:
+def _outside_problems(story: Story, read: ReadBack, outside: ReadTally) -> list[str]:
     """Compare what the consumer outside saw live with what the cloud holds now."""
     outside.settle(story.claims)
     problems = [f"the consumer outside: {text}" for text in outside.complaints]
@@ -122,6 +128,6 @@ def _spark_remark(asked: SparkPart, problems: list[str]) -> str:
     return f"version {asked.found.version}, {len(asked.found.by_stream)} streams"
 
 
-def _milliseconds(latencies: Latencies, percent: float) -> float | None:
+def _milliseconds(latencies: LatencySamples, percent: float) -> float | None:
     found = latencies.percentile(percent)
     return None if found is None else round(found * 1000, 3)

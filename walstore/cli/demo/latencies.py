@@ -1,4 +1,4 @@
-"""Latencies: percentiles over many samples in bounded memory."""
+"""LatencySamples: percentiles over many samples in bounded memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 RESERVOIR: Final = 200_000
 
 
-class Latencies:
+class LatencySamples:
     """Keeps all samples up to a bound, beyond it a uniform choice of them. Microseconds."""
 
     def __init__(self, *, capacity: int = RESERVOIR, seed: int = 1) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 from walstore.cli.demo import messages
-from walstore.cli.demo.plan import Plan
+from walstore.cli.demo.plan import DemoRun
 from walstore.cli.demo.story import Story
 from walstore.cli.errors import ChildFailedError
 from walstore.errors import WalError
@@ -24,7 +24,7 @@ _BUFFER_BYTES = 1 << 20
 class Life:
     """Runs the child once. The child never outlives :meth:`run`."""
 
-    def __init__(self, plan: Plan, story: Story, say: Callable[[str], None]) -> None:
+    def __init__(self, plan: DemoRun, story: Story, say: Callable[[str], None]) -> None:
         """``say`` gets what the child writes to its stderr."""
         self._plan = plan
         self._story = story

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from walstore.batches.batch import Batch
-from walstore.cli.demo.checks import Ledger
+from walstore.cli.demo.checks import ReadTally
 from walstore.cli.follower import DirectoryFollower
 from walstore.errors import LogNotFoundError
 from walstore.read.log_watch import LONGEST_POLL_SECONDS, SHORTEST_POLL_SECONDS
@@ -18,7 +18,7 @@ class OutsideConsumer:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._ending = threading.Event()
-        self.ledger = Ledger()
+        self.ledger = ReadTally()
 
     def run(self) -> None:
         """Follow until :meth:`end` was called and nothing is left to read. Blocking; one thread."""

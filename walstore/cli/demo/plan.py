@@ -14,7 +14,7 @@ TEXT_STREAM = "text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DemoRun:
     """One run."""
 
     directory: str
@@ -51,7 +51,7 @@ class Plan:
             checkpoint_bytes=self.segment_bytes,
         )
 
-    def second_life(self) -> Plan:
+    def second_life(self) -> DemoRun:
         """Return the plan of the restarted process."""
         return dataclasses.replace(self, life=self.life + 1)
 
@@ -60,6 +60,6 @@ class Plan:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str) -> DemoRun:
         """Rebuild from :meth:`to_json`."""
         return cls(**json.loads(text))

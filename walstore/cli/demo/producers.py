@@ -19,7 +19,7 @@ _READ_APPENDS = 8
 """For how many appends text is read at once."""
 
 
-class Producer:
+class NumberedRecords:
     """Numbers and sums up the records of one producer."""
 
     def __init__(self, wal: Wal, number: int, stream: str, acknowledge: Acknowledge) -> None:
@@ -41,7 +41,7 @@ class Producer:
         self._acknowledge(self._number, self._count, self._checksum)
 
 
-class SampleProducer(Producer):
+class SampleProducer(NumberedRecords):
     """Appends samples of one kind, each when the one before is on disk."""
 
     def __init__(
@@ -71,7 +71,7 @@ class SampleProducer(Producer):
             self._tell([value])
 
 
-class TextProducer(Producer):
+class TextProducer(NumberedRecords):
     """Appends lines of source files, many to an append, as fast as the log and the store take them."""
 
     def __init__(

@@ -10,9 +10,9 @@ from pathlib import Path
 from uploader.read.cloud_log import CloudLog
 from walstore.batches.batch import Batch
 from walstore.batches.concat import ConcatBatch
-from walstore.cli.demo.checks import Claim, Ledger, compare_batches
+from walstore.cli.demo.checks import ProducerClaim, ReadTally, compare_batches
 from walstore.errors import CorruptionError
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 from walstore.verify.verifying import verify_directory
 
 
@@ -20,7 +20,7 @@ from walstore.verify.verifying import verify_directory
 class ReadBack:
     """What was found on disk and in the cloud."""
 
-    ledger: Ledger
+    ledger: ReadTally
     """Of all records, as read from the cloud; its complaints include those about the disk."""
     head: int
     limit: int
@@ -33,17 +33,17 @@ class ReadBack:
 
 
 async def read_back(
-    path: Path, url: str, claims: dict[int, Claim], on_progress: Callable[[int], None]
+    path: Path, url: str, claims: dict[int, ProducerClaim], on_progress: Callable[[int], None]
 ) -> ReadBack:
     """Read everything and compare; what does not agree is in the ledger's complaints.
 
     ``on_progress`` is told up to which offset all was read. Raises the errors of the log and the store.
     """
-    ledger = Ledger(claims)
+    ledger = ReadTally(claims)
     report = await asyncio.to_thread(verify_directory, path)
     for problem in report.problems:
         ledger.complain(f"on disk: {problem}")
-    view = await asyncio.to_thread(LogView.open, path)
+    view = await asyncio.to_thread(LogSnapshot.open, path)
     async with CloudLog.open(url) as log:
         verified = await log.verify()
         async with log.reader(start="earliest") as reader:
@@ -68,7 +68,7 @@ async def read_back(
         )
 
 
-def _take(ledger: Ledger, batch: Batch, view: LogView) -> None:
+def _take(ledger: ReadTally, batch: Batch, view: LogSnapshot) -> None:
     """Note a batch from the cloud, and compare it with the disk as far as the disk still has it."""
     ledger.take(batch)
     start = max(batch.start, view.head)

@@ -12,7 +12,7 @@ from walstore import spark
 from walstore.cli.demo.judge import SparkPart, judge
 from walstore.cli.demo.life import Life
 from walstore.cli.demo.outside import OutsideConsumer
-from walstore.cli.demo.plan import Plan
+from walstore.cli.demo.plan import DemoRun
 from walstore.cli.demo.progress import Display
 from walstore.cli.demo.reading import ReadBack, read_back
 from walstore.cli.demo.report import Result
@@ -27,7 +27,7 @@ _NO_END_SECONDS = 1e6
 class Show:
     """One run of the demo."""
 
-    def __init__(self, plan: Plan, console: Console, *, with_spark: bool) -> None:
+    def __init__(self, plan: DemoRun, console: Console, *, with_spark: bool) -> None:
         """``console`` shows the progress."""
         self._plan = plan
         self._with_spark = with_spark

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from walstore.cli.demo import messages
-from walstore.cli.demo.checks import Claim
-from walstore.cli.demo.latencies import Latencies
+from walstore.cli.demo.checks import ProducerClaim
+from walstore.cli.demo.latencies import LatencySamples
 from walstore.cli.demo.messages import unpack_latencies
 
 
@@ -20,10 +20,10 @@ class Story:
         self._monotonic = monotonic
         self._since: float | None = None
         self._seconds = 0.0
-        self.claims: dict[int, Claim] = {}
+        self.claims: dict[int, ProducerClaim] = {}
         """By producer, of all lives."""
-        self.append_latencies = Latencies()
-        self.tail_latencies = Latencies()
+        self.append_latencies = LatencySamples()
+        self.tail_latencies = LatencySamples()
         self.opened: list[dict[str, Any]] = []
         """What each life found when it opened the log."""
         self.stopped: dict[str, Any] | None = None
@@ -69,7 +69,7 @@ class Story:
             self._take_status(*items)
         elif kind == messages.PRODUCER:
             number, stream = items
-            self.claims[number] = Claim(stream)
+            self.claims[number] = ProducerClaim(stream)
         elif kind == messages.OPENED:
             self.opened.append(items[0])
             self._before = {}

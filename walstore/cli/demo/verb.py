@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from walstore.cli.demo import samples
-from walstore.cli.demo.plan import Plan
+from walstore.cli.demo.plan import DemoRun
 from walstore.cli.errors import FAILED, UsageError
 from walstore.cli.location import fresh_prefix, own_directory, to_url
 from walstore.cli.options import AsJson
@@ -68,7 +68,7 @@ def demo(
     url = (place / "store").as_uri()
     if store is not None:
         url = fresh_prefix(to_url(store, "--store"), "demo")
-    plan = Plan(directory=str(place / "log"), store_url=url, life_seconds=seconds / 2)
+    plan = DemoRun(directory=str(place / "log"), store_url=url, life_seconds=seconds / 2)
     is_ok = False
     try:
         is_ok = _run(Show(plan, terminal(), with_spark=not no_spark), as_json=as_json)

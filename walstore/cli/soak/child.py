@@ -72,7 +72,7 @@ Append = Callable[..., Awaitable[range]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SoakJob:
     """What one process does. A value; crosses to it as JSON."""
 
     url: str
@@ -110,7 +110,7 @@ class Plan:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str) -> SoakJob:
         """Rebuild from :meth:`to_json`."""
         return cls(**json.loads(text))
 
@@ -134,7 +134,7 @@ async def advance_to(limit: int, checker: Checker, reader: Reader) -> None:
 class Writing:
     """Appends to the streams of one writer, at rates that differ and vary."""
 
-    def __init__(self, plan: Plan, say: Say) -> None:
+    def __init__(self, plan: SoakJob, say: Say) -> None:
         self._plan = plan
         self._say = say
         self._checker = Checker(plan.seed, plan.position, plan.numbers)
@@ -228,7 +228,7 @@ class Writing:
             return
 
 
-async def read(plan: Plan, say: Say) -> None:
+async def read(plan: SoakJob, say: Say) -> None:
     """Follow the log from the plan's place on, in its directory or in the store."""
     if plan.role == "disk":
         assert plan.directory is not None
@@ -242,7 +242,7 @@ async def read(plan: Plan, say: Say) -> None:
 
 
 async def _follow(
-    plan: Plan, reader: Reader, commit: Callable[[int], Awaitable[object]], say: Say
+    plan: SoakJob, reader: Reader, commit: Callable[[int], Awaitable[object]], say: Say
 ) -> None:
     checker, at = Checker(plan.seed, plan.position, plan.numbers), 0.0
     say(OPENED)
@@ -254,7 +254,7 @@ async def _follow(
             await commit(checker.position)
 
 
-async def collect(plan: Plan, say: Say) -> None:
+async def collect(plan: SoakJob, say: Say) -> None:
     """Remove what no cursor asks for, again and again."""
     settings = CollectorSettings(
         interval_seconds=plan.collect_seconds, delete_pause_seconds=0, max_drop_fraction=1
@@ -279,7 +279,7 @@ def may_pass(error: BaseException) -> bool:
     return isinstance(error, WalError) and (error.retriable or error.outcome == "unknown")
 
 
-async def main(plan: Plan) -> None:
+async def main(plan: SoakJob) -> None:
     """Do what the plan's role does."""
     if plan.role in plan.writers:
         await Writing(plan, say).run()
@@ -290,7 +290,7 @@ async def main(plan: Plan) -> None:
 if __name__ == "__main__":
     send_logs_to_stderr()
     try:
-        asyncio.run(main(Plan.from_json(sys.argv[1])))
+        asyncio.run(main(SoakJob.from_json(sys.argv[1])))
     except Exception as error:
         # One store that fails fails all streams at once.
         cause = first_of(error) if isinstance(error, ExceptionGroup) else error

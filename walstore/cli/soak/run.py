@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from uploader import CloudLog, CloudTier, CloudWriter, Scrubber
-from walstore.cli.demo.latencies import Latencies
+from walstore.cli.demo.latencies import LatencySamples
 from walstore.cli.demo.messages import receive
 from walstore.cli.soak import child
-from walstore.cli.soak.child import Plan
+from walstore.cli.soak.child import SoakJob
 from walstore.cli.soak.records import MOST_PROBLEMS, STREAMS, Checker
 from walstore.errors import OffsetTrimmedError, WalError
 from walstore.log.wal import Wal
@@ -80,7 +80,7 @@ class Actor:
 class Soak:
     """One run."""
 
-    def __init__(self, plan: Plan, place: Path, *, seconds: float, kill_seconds: float) -> None:
+    def __init__(self, plan: SoakJob, place: Path, *, seconds: float, kill_seconds: float) -> None:
         """What the processes say on stderr goes to a file in ``place``; no kills if that time is 0."""
         self._plan = plan
         self._words = place / "processes.log"
@@ -96,7 +96,7 @@ class Soak:
         # By stream: the next number that is in the log for certain, the one behind the append under
         # way, and the one behind all that was ever tried.
         self._known, self._pending, self._tried = list(first), list(first), list(first)
-        self._latencies = Latencies()
+        self._latencies = LatencySamples()
         self._counts: Counter[str] = Counter()
         self._kills: Counter[str] = Counter()
         self._problems: list[str] = []

@@ -21,7 +21,7 @@ from walstore.cli.output import complain, format_count, print_json, terminal
 from walstore.cli.running import run_async, stop_on_signal
 
 if TYPE_CHECKING:
-    from walstore.cli.soak.child import Plan
+    from walstore.cli.soak.child import SoakJob
 
 EXAMPLES = """\b
 Examples:
@@ -69,7 +69,7 @@ def soak(
     At the end everything stored is verified. Exit code 2 if anything is not 1:1, is damaged, or a process
     failed; stderr says what. SIGINT and SIGTERM end the load early; the check follows.
     """
-    from walstore.cli.soak.child import Plan
+    from walstore.cli.soak.child import SoakJob
 
     is_stored = location is not None and is_url(location)
     if is_stored and (tier is not None or durability not in {None, Level.CLOUD}):
@@ -79,7 +79,7 @@ def soak(
     below = to_url(target, "soak" if is_stored else "--tier") if target is not None else None
     place = own_directory(given, "soak")
     url = (place / "store").as_uri() if below is None else fresh_prefix(below, "soak")
-    plan = Plan(
+    plan = SoakJob(
         url=url,
         directory=None if is_stored else str(place / "log"),
         layout=layout.value,
@@ -103,7 +103,7 @@ def soak(
         raise typer.Exit(CORRUPTION)
 
 
-def _run(plan: Plan, place: Path, seconds: float, kill_seconds: float, *, as_json: bool) -> bool:
+def _run(plan: SoakJob, place: Path, seconds: float, kill_seconds: float, *, as_json: bool) -> bool:
     """Run the soak, print what came of it, and return whether all was right."""
     from walstore.cli.soak.run import Soak
 

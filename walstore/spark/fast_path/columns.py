@@ -22,13 +22,13 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from walstore.spark.fast_path.kinds import Kind
+from walstore.spark.fast_path.kinds import FragmentKind
 from walstore.spark.fast_path.scans import Scan
 from walstore.spark.rows import PRODUCER_TIME
 from walstore.spark.schema import HEADERS, spark_schema
 
-_FIELDS: Final[dict[Kind, dict[str, DataType]]] = {
-    Kind.OURS: {
+_FIELDS: Final[dict[FragmentKind, dict[str, DataType]]] = {
+    FragmentKind.OURS: {
         "offset": LongType(),
         "body": BinaryType(),
         "record_timestamp_us": LongType(),
@@ -36,7 +36,7 @@ _FIELDS: Final[dict[Kind, dict[str, DataType]]] = {
         "key": BinaryType(),
         "headers": MapType(StringType(), BinaryType()),
     },
-    Kind.WAL3: {
+    FragmentKind.WAL3: {
         "offset": DecimalType(20, 0),
         "timestamp_us": DecimalType(20, 0),
         "body": BinaryType(),
@@ -44,7 +44,7 @@ _FIELDS: Final[dict[Kind, dict[str, DataType]]] = {
 }
 
 
-def stored_schema(kind: Kind) -> StructType:
+def stored_schema(kind: FragmentKind) -> StructType:
     """Return the columns to read, as Spark is to understand them."""
     return StructType([StructField(name, found) for name, found in _FIELDS[kind].items()])
 
@@ -72,7 +72,7 @@ def constant(value: object, kind: DataType | None = None) -> Column:
 
 
 def _column(field: StructField, scan: Scan) -> Column:
-    is_ours = scan.kind is Kind.OURS
+    is_ours = scan.kind is FragmentKind.OURS
     match field.name:
         case "value":
             return F.col("body")

@@ -14,14 +14,14 @@ from uploader import open_store
 from uploader.read.fragment_reader import FragmentReader
 from uploader.stores.port import ObjectStore
 from walstore.runtime.threads import Worker
-from walstore.spark.fast_path.kinds import Kind, kind_of
+from walstore.spark.fast_path.kinds import FragmentKind, kind_of
 from walstore.spark.partition import FragmentPart
 from walstore.spark.sync_runner import Loop
 
 PARALLEL: Final = 32
 """Footers of one log that are asked for at the same time."""
 
-KnownPart = tuple[FragmentPart, Kind]
+KnownPart = tuple[FragmentPart, FragmentKind]
 
 
 def look_at(url: str, parts: Sequence[FragmentPart], stream: str | None) -> list[KnownPart]:

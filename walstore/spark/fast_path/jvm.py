@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from walstore.spark.fast_path.obstacle import FastPathError
-from walstore.spark.fast_path.places import Place
+from walstore.spark.fast_path.places import HadoopPlace
 
 _THRESHOLD: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _PARALLELISM: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
@@ -40,7 +40,7 @@ def require_jvm(spark: SparkSession) -> None:
         )
 
 
-def require_access(spark: SparkSession, place: Place, *, is_shared: bool) -> None:
+def require_access(spark: SparkSession, place: HadoopPlace, *, is_shared: bool) -> None:
     """Raise FastPathError unless the JVM, and the executors', can open files at a place.
 
     ``is_shared`` says that all machines of a cluster see the same directories.
@@ -68,7 +68,7 @@ def require_access(spark: SparkSession, place: Place, *, is_shared: bool) -> Non
 def scan(
     spark: SparkSession,
     schema: StructType,
-    place: Place,
+    place: HadoopPlace,
     keys: Sequence[str],
     *,
     size_bytes: int,
@@ -107,7 +107,7 @@ def scan(
 
 
 @contextmanager
-def _listing(spark: SparkSession, place: Place) -> Iterator[None]:
+def _listing(spark: SparkSession, place: HadoopPlace) -> Iterator[None]:
     """Let Spark look at files in the driver if they are near, else in not too many tasks.
 
     By itself it starts one task for each of more than 32 files, which takes 5 ms each: for 10 000 files in a

@@ -23,7 +23,7 @@ _WAL3_NAMES: Final = frozenset(field.name for field in WAL3_FIELDS)
 _OUR_NAMES: Final = frozenset(field.name for field in OUR_FIELDS)
 
 
-class Kind(Enum):
+class FragmentKind(Enum):
     """Who made a fragment, and with that how its columns are stored."""
 
     OURS = "ours"
@@ -32,7 +32,7 @@ class Kind(Enum):
     """wal3's columns alone. Offsets and times may be stored through a dictionary."""
 
 
-def kind_of(footer: Footer, entry: Fragment) -> Kind:
+def kind_of(footer: Footer, entry: Fragment) -> FragmentKind:
     """Return what the fragment of a manifest entry is.
 
     Raises CorruptionError if it has not as many records as the entry says, other offsets, or lacks a
@@ -54,14 +54,14 @@ def kind_of(footer: Footer, entry: Fragment) -> Kind:
     if missing:
         raise CorruptionError(f"a fragment lacks the column {missing[0]!r}", path=entry.path)
     if footer.version is not None:
-        return Kind.OURS
+        return FragmentKind.OURS
     strange = sorted(name for name in footer.columns if name in _OUR_NAMES)
     if strange:
         raise FastPathError(
             f"{entry.path} was written by another program and has a column {strange[0]!r}, of which only"
             " the Python source can tell whether it is the log's"
         )
-    return Kind.WAL3
+    return FragmentKind.WAL3
 
 
 def _same(what: str, entry: Fragment, expected: object, found: object) -> None:

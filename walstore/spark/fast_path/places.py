@@ -18,7 +18,7 @@ _DEFAULT_REGION: Final = "us-east-1"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HadoopPlace:
     """A log's store as Hadoop names it."""
 
     scheme: str
@@ -33,7 +33,7 @@ class Place:
         return _GLOB.sub(r"\\\1", self.base + key)
 
 
-def place_of(url: str, environment: Mapping[str, str]) -> Place:
+def place_of(url: str, environment: Mapping[str, str]) -> HadoopPlace:
     """Return the place of a store, given by the URL that the store says of itself.
 
     ``environment`` may name the S3 server and the region where the URL does not, as for the Python client
@@ -43,7 +43,7 @@ def place_of(url: str, environment: Mapping[str, str]) -> Place:
     path = unquote(parts.path).strip("/")
     prefix = f"{path}/" if path else ""
     if parts.scheme == "file":
-        return Place("file", f"file:/{prefix}")
+        return HadoopPlace("file", f"file:/{prefix}")
     given = dict(parse_qsl(parts.query))
     named = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     endpoint = given.get("endpoint_url") or _first(environment, named)
@@ -57,7 +57,7 @@ def place_of(url: str, environment: Mapping[str, str]) -> Place:
     if region:
         options["endpoint.region"] = region
     bucket = parts.netloc
-    return Place(
+    return HadoopPlace(
         "s3a",
         f"s3a://{bucket}/{prefix}",
         {f"fs.s3a.bucket.{bucket}.{name}": value for name, value in options.items()},

@@ -62,7 +62,7 @@ class Fragments:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FastPathPlan:
     """Who reads what."""
 
     fragments: Sequence[Fragments]
@@ -75,7 +75,7 @@ class Plan:
         return [scan for look in looks for scan in look.result()]
 
 
-def plan(options: ReadOptions) -> Plan:
+def plan(options: ReadOptions) -> FastPathPlan:
     """Plan a read; errors as for :func:`walstore.spark.planner.plan_read`."""
     fragments: list[Fragments] = []
     files: list[FileRange] = []
@@ -93,7 +93,7 @@ def plan(options: ReadOptions) -> Plan:
             if start < limit:
                 first = local[0]
                 files.append(FileRange(first.topic, first.partition, first.directory, start, limit))
-    return Plan(fragments, files)
+    return FastPathPlan(fragments, files)
 
 
 def _by_log(partitions: Iterable[LogPartition]) -> list[list[LogPartition]]:

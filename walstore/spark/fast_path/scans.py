@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from walstore.spark.fast_path.footers import KnownPart
-from walstore.spark.fast_path.kinds import Kind
+from walstore.spark.fast_path.kinds import FragmentKind
 from walstore.spark.partition import FragmentPart
 
 MOST_SCANS: Final = 64
@@ -22,7 +22,7 @@ class Scan:
     partition: int
     url: str
     """The log's store."""
-    kind: Kind
+    kind: FragmentKind
     parts: tuple[FragmentPart, ...] = field(repr=False)
     cut: tuple[int, int] | None = None
     """Offsets ``[start, limit)`` that are wanted, if the fragments hold others too."""
@@ -40,8 +40,8 @@ def scans_of(
 
     Rows are compared with the bounds only in fragments that the bounds cut: there are at most two.
     """
-    whole: dict[Kind, list[FragmentPart]] = {}
-    cut: dict[Kind, list[FragmentPart]] = {}
+    whole: dict[FragmentKind, list[FragmentPart]] = {}
+    cut: dict[FragmentKind, list[FragmentPart]] = {}
     for part, kind in found:
         is_whole = (part.start, part.limit) == (part.entry.start, part.entry.limit)
         (whole if is_whole else cut).setdefault(kind, []).append(part)

@@ -24,7 +24,7 @@ _SINK_LOG: Final = "_spark_metadata"
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class LandedBatch:
     """The newest batch that is in the table for good."""
 
     batch: int
@@ -71,7 +71,7 @@ class SparkFolder:
         return self._jvm.org.apache.hadoop.fs.Path(self._path, name) if name else self._path
 
 
-class Checkpoint:
+class QueryCheckpoint:
     """What the checkpoint of a query with one source says."""
 
     def __init__(self, folder: Folder) -> None:
@@ -82,7 +82,7 @@ class Checkpoint:
         """Return whether a query has run with it."""
         return "metadata" in self._folder.names()
 
-    def check_logs(self, commit: Commit, logs: Collection[LogName]) -> None:
+    def check_logs(self, commit: LandedBatch, logs: Collection[LogName]) -> None:
         """Raise InvalidSettingsError if none of the ``logs`` is one that was landed."""
         if logs and not commit.positions.keys() & set(logs):
             there = ", ".join(show(name) for name in sorted(commit.positions))
@@ -90,13 +90,13 @@ class Checkpoint:
                 f"the checkpoint belongs to {there}: name the table of this log, or a new one"
             )
 
-    def commit(self) -> Commit | None:
+    def commit(self) -> LandedBatch | None:
         """Return the newest committed batch, or None if there is none yet."""
         batches = [int(name) for name in self._folder.names("commits") if name.isdigit()]
         if not batches:
             return None
         newest = max(batches)
-        return Commit(newest, parse_offset_log(self._folder.read(f"offsets/{newest}")))
+        return LandedBatch(newest, parse_offset_log(self._folder.read(f"offsets/{newest}")))
 
 
 def parse_offset_log(text: str) -> dict[LogName, int]:
@@ -124,7 +124,7 @@ def parse_offset_log(text: str) -> dict[LogName, int]:
     return from_json(found)
 
 
-def check_parquet_table(table: Folder, place: str, checkpoint: Checkpoint) -> None:
+def check_parquet_table(table: Folder, place: str, checkpoint: QueryCheckpoint) -> None:
     """Raise InvalidSettingsError unless the table is as the checkpoint says.
 
     Spark's file sink leaves out batches whose numbers the table has, whoever wrote them, and readers see

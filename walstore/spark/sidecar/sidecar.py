@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from walstore.spark.bounds import LogName
     from walstore.spark.logs import NamedLog
-    from walstore.spark.sidecar.checkpoint import Checkpoint
+    from walstore.spark.sidecar.checkpoint import QueryCheckpoint
     from walstore.spark.sidecar.holding import HeldLogs
 
 logger = logging.getLogger("walstore.spark")
@@ -117,12 +117,12 @@ class Sidecar:
         return find_logs(parse_location(settings.location, {}), selection)
 
     def _run(self, spark: SparkSession, held: HeldLogs) -> Summary:
-        from walstore.spark.sidecar.checkpoint import Checkpoint, SparkFolder
+        from walstore.spark.sidecar.checkpoint import QueryCheckpoint, SparkFolder
         from walstore.spark.sidecar.job import start_query
         from walstore.spark.sidecar.tables import open_table
 
         settings = self._settings
-        checkpoint = Checkpoint(SparkFolder(spark, settings.checkpoint_place))
+        checkpoint = QueryCheckpoint(SparkFolder(spark, settings.checkpoint_place))
         table = open_table(spark, settings)
         table.check(checkpoint, held.begins)
         self._local_places = table.local_places
@@ -152,7 +152,7 @@ class Sidecar:
             is_stopped=self._stop.is_set(),
         )
 
-    def _watch(self, query: StreamingQuery, checkpoint: Checkpoint, held: HeldLogs) -> None:
+    def _watch(self, query: StreamingQuery, checkpoint: QueryCheckpoint, held: HeldLogs) -> None:
         try:
             with spark_errors():
                 while not _wait(query) and not self._stop.is_set():
@@ -166,7 +166,7 @@ class Sidecar:
             # Whoever stopped us may have stopped the JVM as well, as systemd does; the next run goes on.
             logger.info("stopped in the middle of a batch: %s", error)
 
-    def _finish(self, query: StreamingQuery, checkpoint: Checkpoint, held: HeldLogs) -> None:
+    def _finish(self, query: StreamingQuery, checkpoint: QueryCheckpoint, held: HeldLogs) -> None:
         """Let the batch under way come to its end, unless that takes too long."""
         before, deadline = self._batch, self._clock.monotonic() + FINISH_SECONDS
         while (
@@ -182,7 +182,7 @@ class Sidecar:
     def _look(
         self,
         query: StreamingQuery,
-        checkpoint: Checkpoint,
+        checkpoint: QueryCheckpoint,
         held: HeldLogs,
         *,
         is_last: bool = False,

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 from walstore.errors import InvalidSettingsError
 from walstore.spark.bounds import LogName
 from walstore.spark.schema import spark_schema
-from walstore.spark.sidecar.checkpoint import Checkpoint, Commit, SparkFolder, check_parquet_table
+from walstore.spark.sidecar.checkpoint import (
+    LandedBatch,
+    QueryCheckpoint,
+    SparkFolder,
+    check_parquet_table,
+)
 from walstore.spark.sidecar.settings import SidecarSettings, TableFormat, local_path
 from walstore.spark.streaming.offsets import Offsets, show
 
@@ -28,7 +33,7 @@ _SESSION_CATALOG: Final = "spark_catalog"
 class Table(Protocol):
     """What a sidecar asks of its table, whatever the format. Blocking."""
 
-    def check(self, checkpoint: Checkpoint, begins: Callable[[], Offsets]) -> None:
+    def check(self, checkpoint: QueryCheckpoint, begins: Callable[[], Offsets]) -> None:
         """Raise InvalidSettingsError unless the logs can go into it with this checkpoint.
 
         ``begins`` says where each log begins if nothing has landed.
@@ -56,7 +61,7 @@ class ParquetTable:
         self._folder = SparkFolder(spark, settings.table_place)
         self._settings = settings
 
-    def check(self, checkpoint: Checkpoint, begins: Callable[[], Offsets]) -> None:
+    def check(self, checkpoint: QueryCheckpoint, begins: Callable[[], Offsets]) -> None:
         """Raise InvalidSettingsError unless table and checkpoint have the same batches."""
         check_parquet_table(self._folder, self._settings.table_place, checkpoint)
 
@@ -80,7 +85,7 @@ class LakeTable:
         self._columns: list[str] = []
         self._location: str | None = None
 
-    def check(self, checkpoint: Checkpoint, begins: Callable[[], Offsets]) -> None:
+    def check(self, checkpoint: QueryCheckpoint, begins: Callable[[], Offsets]) -> None:
         """Raise InvalidSettingsError for other columns, other records, or the checkpoint of another table."""
         is_begun, commit = checkpoint.is_begun(), checkpoint.commit()
         rows = self._rows(is_begun=is_begun)
@@ -170,7 +175,7 @@ class LakeTable:
                 + (f"--partition-by {','.join(there)}" if there else "no --partition-by")
             )
 
-    def _check_landed(self, rows: DataFrame, commit: Commit) -> None:
+    def _check_landed(self, rows: DataFrame, commit: LandedBatch) -> None:
         # Only the first batch can be one without records.
         if commit.batch > 0 and not self._of_logs(rows, commit.positions).limit(1).collect():
             raise self._is_another(commit)
@@ -196,7 +201,7 @@ class LakeTable:
 
         return rows.where(f.col("topic").isin(sorted({topic for topic, _ in logs})))
 
-    def _is_another(self, commit: Commit) -> InvalidSettingsError:
+    def _is_another(self, commit: LandedBatch) -> InvalidSettingsError:
         logs = ", ".join(show(name) for name in sorted(commit.positions))
         return InvalidSettingsError(
             f"the checkpoint has landed {commit.batch + 1} batches of {logs}, and {self._place} has none of "

@@ -14,7 +14,7 @@ from walstore.errors import WalError
 from walstore.runtime.clock import SystemClock
 from walstore.spark.sink.message import merge
 from walstore.spark.sink.options import SinkOptions
-from walstore.spark.sink.place import Place, at_place, prepare
+from walstore.spark.sink.place import SinkStore, at_place, prepare
 from walstore.spark.sink.task import Sink
 
 
@@ -48,7 +48,7 @@ class BatchWriter(DataSourceArrowWriter):
             raise WalError("a task did not say what it staged; nothing was written")
         _, staged = merge(messages)
 
-        async def act(place: Place) -> bool:
+        async def act(place: SinkStore) -> bool:
             return await place.committer.commit(self._write, staged)
 
         at_place(self._sink.options, act)
@@ -56,7 +56,7 @@ class BatchWriter(DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove what was staged, unless it is committed: then a later run finishes it."""
 
-        async def act(place: Place) -> bool:
+        async def act(place: SinkStore) -> bool:
             return await place.committer.abort(self._write)
 
         at_place(self._sink.options, act)

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SinkStore:
     """The store that holds the logs, and what work on them needs."""
 
     store: ObjectStore
@@ -41,7 +41,7 @@ class Place:
         )
 
 
-def at_place(options: SinkOptions, act: Callable[[Place], Awaitable[_T]]) -> _T:
+def at_place(options: SinkOptions, act: Callable[[SinkStore], Awaitable[_T]]) -> _T:
     """Return what ``act`` returns; blocks. Connections and threads are released afterwards."""
 
     async def run() -> _T:
@@ -50,7 +50,7 @@ def at_place(options: SinkOptions, act: Callable[[Place], Awaitable[_T]]) -> _T:
         worker = Worker("sink", threads=3)
         try:
             return await act(
-                Place(store, options.settings, RetryPolicy(clock=clock), clock, worker)
+                SinkStore(store, options.settings, RetryPolicy(clock=clock), clock, worker)
             )
         finally:
             worker.close()
@@ -63,7 +63,7 @@ def at_place(options: SinkOptions, act: Callable[[Place], Awaitable[_T]]) -> _T:
 def prepare(options: SinkOptions) -> int:
     """Return how many logs there are, after making the partitioned log if need be; blocks."""
 
-    async def act(place: Place) -> int:
+    async def act(place: SinkStore) -> int:
         return await open_partitions(
             place.store, options.partitions, retry=place.retry, worker=place.worker
         )

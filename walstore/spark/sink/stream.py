@@ -18,7 +18,7 @@ from walstore.spark.features import DataSourceStreamArrowWriter
 from walstore.spark.sink.batch import new_job
 from walstore.spark.sink.message import merge
 from walstore.spark.sink.options import SinkOptions
-from walstore.spark.sink.place import Place, at_place, prepare
+from walstore.spark.sink.place import SinkStore, at_place, prepare
 from walstore.spark.sink.task import Sink
 
 QUERY_ID = "sql.streaming.queryId"
@@ -67,7 +67,7 @@ class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
             raise WalError(f"the tasks staged micro-batch {write.epoch}, not {batchId}")
         found = write
 
-        async def act(place: Place) -> bool:
+        async def act(place: SinkStore) -> bool:
             return await place.committer.commit(found, staged)
 
         at_place(self.sink.options, act)
@@ -83,7 +83,7 @@ class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
             return
         found = write
 
-        async def act(place: Place) -> bool:
+        async def act(place: SinkStore) -> bool:
             return await place.committer.abort(found)
 
         at_place(self.sink.options, act)

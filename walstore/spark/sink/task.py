@@ -12,7 +12,7 @@ from uploader.partitioned import Staged, Stager, WriteId
 from walstore.spark.sink.columns import partition_column, to_records
 from walstore.spark.sink.message import StagedMessage
 from walstore.spark.sink.options import SinkOptions
-from walstore.spark.sink.place import Place, at_place
+from walstore.spark.sink.place import SinkStore, at_place
 from walstore.spark.sink.routing import key_partitions, split
 
 
@@ -39,7 +39,7 @@ class Sink:
         """Put the rows of one attempt of a task; blocks until the store has them."""
         attempt = f"{task}-{secrets.token_hex(4)}"
 
-        async def act(place: Place) -> Staged:
+        async def act(place: SinkStore) -> Staged:
             stager = Stager(
                 place.store,
                 write,

@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from walstore.errors import CorruptionError, LogNotFoundError, OffsetTrimmedError
 from walstore.spark.bounds import LogName
 from walstore.spark.partition import LogPartition
-from walstore.spark.plan import EmptyLog, Interval, Log, divide
+from walstore.spark.plan import EmptyLog, Log, ReadInterval, divide
 from walstore.spark.span import Span
 from walstore.spark.streaming.admission import by_bytes, by_rows
 from walstore.spark.streaming.followed import Followed, PlannedLog
@@ -61,7 +61,7 @@ class MicroBatches:
         """Return what the tasks of a batch read. Raises as :meth:`end`."""
         self._check_all_there(end)
         self._check_none_forgotten(start, end)
-        reads: list[tuple[Log, Interval]] = []
+        reads: list[tuple[Log, ReadInterval]] = []
         with ExitStack() as opened:
             for name, limit in sorted(end.items()):
                 if name not in self._logs or start.get(name) == limit:
@@ -74,7 +74,7 @@ class MicroBatches:
                 else:
                     # Spark 4.0 and 4.1 do not say where a batch begins, so no log can join them first.
                     begin = min(planned.head, limit)
-                reads.append((planned, Interval(begin, limit)))
+                reads.append((planned, ReadInterval(begin, limit)))
             found = divide(reads, self._min_partitions)
         _check_whole(reads, found)
         return found
@@ -176,7 +176,7 @@ def _check_forward(name: LogName, start: int, limit: int) -> None:
         )
 
 
-def _check_whole(reads: list[tuple[Log, Interval]], found: list[LogPartition]) -> None:
+def _check_whole(reads: list[tuple[Log, ReadInterval]], found: list[LogPartition]) -> None:
     """Make sure that every record of a batch is somebody's to read: none is ever asked for again."""
     wanted = sum(interval.limit - interval.start for _, interval in reads)
     planned = sum(partition.limit - partition.start for partition in found)

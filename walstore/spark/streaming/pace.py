@@ -1,4 +1,4 @@
-"""Pace: when a log is asked again how far it reaches. Pure.
+"""PollPace: when a log is asked again how far it reaches. Pure.
 
 Soon while records come, less and less often while nothing does; so that an idle stream asks its store about
 once a second, however often Spark asks the stream.
@@ -11,7 +11,7 @@ from typing import Final
 _SLOWER: Final = 1.5
 
 
-class Pace:
+class PollPace:
     """When to ask one log again. Times are monotonic seconds."""
 
     def __init__(self, *, shortest_seconds: float, longest_seconds: float) -> None:

@@ -1,7 +1,7 @@
 """All logs that a stream follows: which they are, and how far each reaches. Blocking.
 
 Spark asks some fifty times a second. The answer is what is known; the logs themselves are asked by their
-:class:`~walstore.spark.streaming.pace.Pace`, those that are due all at once.
+:class:`~walstore.spark.streaming.pace.PollPace`, those that are due all at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from walstore.spark.bounds import LogName
 from walstore.spark.logs import NamedLog
 from walstore.spark.streaming.followed import Followed
 from walstore.spark.streaming.offsets import show
-from walstore.spark.streaming.pace import Pace
+from walstore.spark.streaming.pace import PollPace
 from walstore.spark.sync_runner import Loop
 
 logger = logging.getLogger("walstore.spark")
@@ -57,7 +57,7 @@ class Following:
         self._discovery_seconds = discovery_seconds
         self._loop = Loop()
         self._logs: dict[LogName, Followed] = {}
-        self._paces: dict[LogName, Pace] = {}
+        self._paces: dict[LogName, PollPace] = {}
         try:
             self._add(find())
         except BaseException:
@@ -146,7 +146,7 @@ class Following:
         idle_seconds = min(MOST_IDLE_SECONDS, IDLE_SECONDS * (len(self._logs) + len(added)))
         for log in added:
             self._logs[log.name] = log
-            self._paces[log.name] = Pace(
+            self._paces[log.name] = PollPace(
                 shortest_seconds=self._poll_seconds, longest_seconds=idle_seconds
             )
         try:

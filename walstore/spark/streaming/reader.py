@@ -32,7 +32,7 @@ from walstore.spark.streaming.micro_batch import MicroBatches
 from walstore.spark.streaming.offsets import Offsets, from_json, show, to_json
 from walstore.spark.streaming.poller import Following
 from walstore.spark.streaming.start import initial_offsets
-from walstore.spark.streaming.stream_cursors import Trail
+from walstore.spark.streaming.stream_cursors import StreamCursors
 from walstore.spark.streaming.stream_options import StreamOptions, moves
 from walstore.spark.task import read_rows
 
@@ -60,7 +60,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._clock = clock or SystemClock()
         self._open_store = open_store
         self._following: Following | None = None
-        self._trail: Trail | None = None
+        self._trail: StreamCursors | None = None
         self._initial: dict[LogName, int] | None = None
         self._target: dict[LogName, int] | None = None
         self._is_resumed = False
@@ -169,7 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 min_partitions=options.min_partitions,
             )
             if options.cursor is not None:
-                self._trail = Trail(options.cursor, self._following.loop)
+                self._trail = StreamCursors(options.cursor, self._following.loop)
         return self._following
 
     def _resolve_first(self) -> None:

@@ -14,14 +14,14 @@ from walstore.spark.bounds import Bound, Edge, LogName
 from walstore.spark.plan import resolve
 from walstore.spark.streaming.followed import Followed
 from walstore.spark.streaming.offsets import show
-from walstore.spark.streaming.stream_cursors import Trail
+from walstore.spark.streaming.stream_cursors import StreamCursors
 from walstore.spark.streaming.stream_options import StreamOptions
 
 logger = logging.getLogger("walstore.spark")
 
 
 def initial_offsets(
-    logs: Mapping[LogName, Followed], options: StreamOptions, trail: Trail | None
+    logs: Mapping[LogName, Followed], options: StreamOptions, trail: StreamCursors | None
 ) -> dict[LogName, int]:
     """Return where each log starts: at its cursor, which is made if there is none.
 

@@ -1,4 +1,4 @@
-"""Trail: the cursors that a stream leaves in its logs, one in each, all of one name. Blocking."""
+"""StreamCursors: the cursors that a stream leaves in its logs, one in each, all of one name. Blocking."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from walstore.spark.sync_runner import Loop
 logger = logging.getLogger("walstore.spark")
 
 
-class Trail:
+class StreamCursors:
     """Cursors of the logs of one stream."""
 
     def __init__(self, name: str, loop: Loop) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from walstore.errors import InvalidSettingsError
-from walstore.spark.bounds import ENDING, STARTING, Bounds, Edge, Moment, parse_bounds
+from walstore.spark.bounds import ENDING, STARTING, Bounds, Edge, TimeBound, parse_bounds
 from walstore.spark.location import Location
 from walstore.spark.options import (
     SELECTORS,
@@ -127,4 +127,4 @@ def _refuse_endings(options: Mapping[str, str]) -> None:
 def moves(starting: Bounds) -> bool:
     """Return whether asking later may give another answer that leaves out records."""
     bounds = [starting.every] if starting.each is None else [*starting.each.values()]
-    return any(bound is Edge.LATEST or isinstance(bound, Moment) for bound in bounds)
+    return any(bound is Edge.LATEST or isinstance(bound, TimeBound) for bound in bounds)

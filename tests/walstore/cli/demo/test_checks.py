@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from walstore import Batch, Wal
-from walstore.cli.demo.checks import Claim, Ledger, compare, compare_batches
+from walstore.cli.demo.checks import ProducerClaim, ReadTally, compare, compare_batches
 from walstore.cli.demo.identity import KEY, digest
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 
 Group = tuple[int, int, list[bytes]]
 """Producer, number of the first record, values."""
@@ -25,11 +25,13 @@ def _batches(path: Path, groups: Sequence[Group], *, stream: str = "s") -> list[
                 await wal.append_many(values, key=key, stream=stream)
 
     asyncio.run(append())
-    return list(LogView.open(path).batches())
+    return list(LogSnapshot.open(path).batches())
 
 
-def _read(path: Path, groups: Sequence[Group], claims: dict[int, Claim] | None = None) -> Ledger:
-    ledger = Ledger(claims)
+def _read(
+    path: Path, groups: Sequence[Group], claims: dict[int, ProducerClaim] | None = None
+) -> ReadTally:
+    ledger = ReadTally(claims)
     for batch in _batches(path, groups):
         ledger.take(batch)
     return ledger
@@ -38,10 +40,10 @@ def _read(path: Path, groups: Sequence[Group], claims: dict[int, Claim] | None =
 GOOD: list[Group] = [(1, 0, [b"a", b"b"]), (2, 0, [b""]), (1, 2, [b"c"]), (2, 1, [b"d", b"e"])]
 
 
-def _claims() -> dict[int, Claim]:
+def _claims() -> dict[int, ProducerClaim]:
     return {
-        1: Claim("s", 3, digest([b"a", b"b", b"c"], 0)),
-        2: Claim("s", 1, digest([b""], 0)),
+        1: ProducerClaim("s", 3, digest([b"a", b"b", b"c"], 0)),
+        2: ProducerClaim("s", 1, digest([b""], 0)),
     }
 
 
@@ -54,7 +56,7 @@ def test_all_is_there(log_directory: Path) -> None:
 
 
 def test_groups_may_be_read_in_parts(log_directory: Path) -> None:
-    ledger = Ledger(_claims())
+    ledger = ReadTally(_claims())
     for batch in _batches(log_directory, GOOD):
         for offset in range(batch.start, batch.limit):
             ledger.take(batch.slice(offset, offset + 1))
@@ -89,21 +91,21 @@ def test_what_is_wrong_is_noticed(
 
 def test_a_torn_group_is_noticed(log_directory: Path) -> None:
     (batch,) = _batches(log_directory, [(1, 0, [b"a", b"b", b"c"])])
-    ledger = Ledger()
+    ledger = ReadTally()
     ledger.take(batch.slice(1, 3))
-    ledger.settle({1: Claim("s", 2)})
+    ledger.settle({1: ProducerClaim("s", 2)})
     assert ledger.complaints == ["a group of producer 1 is not whole"]
 
 
 def test_holes_in_offsets_foreign_keys_and_other_streams_are_noticed(log_directory: Path) -> None:
     batches = _batches(log_directory, [*GOOD[:2], (1, 2, [b"c"])])
-    ledger = Ledger()
+    ledger = ReadTally()
     ledger.take(batches[0])
     ledger.take(batches[2])
     assert "at 3" in ledger.complaints[0]
     foreign = _batches(log_directory / "foreign", [])
     assert foreign == []
-    ledger.settle({1: Claim("other", 3)})
+    ledger.settle({1: ProducerClaim("other", 3)})
     assert "producer 1 is of other, not s" in ledger.complaints
 
 

@@ -13,19 +13,19 @@ from rich.console import Console
 
 from walstore import Wal
 from walstore.cli.demo import messages
-from walstore.cli.demo.checks import Ledger
+from walstore.cli.demo.checks import ReadTally
 from walstore.cli.demo.identity import KEY, digest
 from walstore.cli.demo.judge import SparkPart, judge
 from walstore.cli.demo.messages import pack_latencies
-from walstore.cli.demo.plan import Plan
+from walstore.cli.demo.plan import DemoRun
 from walstore.cli.demo.reading import ReadBack
 from walstore.cli.demo.report import Result, show
 from walstore.cli.demo.spark_part import Aggregate
 from walstore.cli.demo.story import Story
-from walstore.files.log_snapshot import LogView
+from walstore.files.log_snapshot import LogSnapshot
 
 VALUES = [b"one", b"", b"three"]
-PLAN = Plan(directory="/log", store_url="s3://bucket/x?region=r")
+PLAN = DemoRun(directory="/log", store_url="s3://bucket/x?region=r")
 
 
 class Case:
@@ -54,9 +54,9 @@ class Case:
         async with Wal.open(path) as wal:
             await wal.append_many(VALUES, key=KEY.pack(1, 0, 3), stream="cpu")
 
-    def _ledger(self, path: Path, *, final: bool = False) -> Ledger:
-        ledger = Ledger(self.story.claims if final else None)
-        for batch in LogView.open(path).batches():
+    def _ledger(self, path: Path, *, final: bool = False) -> ReadTally:
+        ledger = ReadTally(self.story.claims if final else None)
+        for batch in LogSnapshot.open(path).batches():
             ledger.take(batch)
         return ledger
 

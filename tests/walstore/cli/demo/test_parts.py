@@ -14,9 +14,9 @@ from rich.console import Console
 
 from walstore.cli.demo import messages, samples
 from walstore.cli.demo.identity import producer_number
-from walstore.cli.demo.latencies import Latencies
+from walstore.cli.demo.latencies import LatencySamples
 from walstore.cli.demo.messages import Pipe, Watch, pack_latencies, receive, unpack_latencies
-from walstore.cli.demo.plan import SAMPLE_STREAMS, Plan
+from walstore.cli.demo.plan import SAMPLE_STREAMS, DemoRun
 from walstore.cli.demo.progress import Display
 from walstore.cli.demo.story import Story
 from walstore.cli.demo.texts import Texts
@@ -63,7 +63,7 @@ def test_no_text_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
 
 
 def test_percentiles() -> None:
-    latencies = Latencies()
+    latencies = LatencySamples()
     assert latencies.percentile(50) is None
     latencies.add(range(1000, 0, -1))
     assert latencies.percentile(0) == 1e-6
@@ -73,7 +73,7 @@ def test_percentiles() -> None:
 
 
 def test_beyond_the_bound_a_fair_choice_is_kept() -> None:
-    latencies = Latencies(capacity=2000)
+    latencies = LatencySamples(capacity=2000)
     latencies.add(range(100_000))
     assert latencies.count == 100_000
     found = [latencies.percentile(percent) for percent in range(0, 101, 10)]
@@ -81,7 +81,7 @@ def test_beyond_the_bound_a_fair_choice_is_kept() -> None:
     median = latencies.percentile(50)
     assert median is not None
     assert 0.045 < median < 0.055
-    again = Latencies(capacity=2000)
+    again = LatencySamples(capacity=2000)
     again.add(range(100_000))
     assert again.percentile(50) == median
 
@@ -169,8 +169,8 @@ def test_latencies_travel() -> None:
 
 
 def test_the_plan_travels() -> None:
-    plan = Plan(directory="/d", store_url="file:///s", life_seconds=1.5)
-    assert Plan.from_json(plan.to_json()) == plan
+    plan = DemoRun(directory="/d", store_url="file:///s", life_seconds=1.5)
+    assert DemoRun.from_json(plan.to_json()) == plan
     assert plan.second_life().life == 2
 
 

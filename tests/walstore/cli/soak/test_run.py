@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from walstore.cli.soak import child
-from walstore.cli.soak.child import Plan
+from walstore.cli.soak.child import SoakJob
 from walstore.cli.soak.records import STREAMS
 from walstore.cli.soak.run import Actor, Soak
 
@@ -19,7 +19,7 @@ class Heard:
     """A soak, and what its processes say."""
 
     def __init__(self, place: Path, durability: Any = "disk") -> None:
-        plan = Plan(
+        plan = SoakJob(
             url=place.as_uri(),
             directory=str(place),
             layout="swap",
@@ -98,6 +98,6 @@ def test_a_reader_that_saw_less_or_more_is_named(heard: Heard) -> None:
 
 def test_a_plan_crosses_to_a_process(heard: Heard) -> None:
     plan = heard.soak._plan
-    again = Plan.from_json(plan.to_json())
+    again = SoakJob.from_json(plan.to_json())
     assert again.to_json() == plan.to_json()
     assert list(again.numbers) == FIRST

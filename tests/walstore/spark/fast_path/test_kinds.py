@@ -14,24 +14,24 @@ from uploader.format.layout import fragment_path
 from uploader.fragments.fragment import inspect_fragment, read_footer
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.spark import FastPathError
-from walstore.spark.fast_path.kinds import Kind, kind_of
+from walstore.spark.fast_path.kinds import FragmentKind, kind_of
 
 
-def kind(data: bytes, **footer: Any) -> Kind:
+def kind(data: bytes, **footer: Any) -> FragmentKind:
     entry = inspect_fragment(data, fragment_path(1))
     return kind_of(replace(read_footer(data), **footer), entry)
 
 
 def test_both_kinds():
     found = records(7, 20, 1)
-    assert kind(ours(found)) is Kind.OURS
-    assert kind(wal3(found)) is Kind.WAL3
+    assert kind(ours(found)) is FragmentKind.OURS
+    assert kind(wal3(found)) is FragmentKind.WAL3
 
 
 def test_without_statistics_offsets_are_not_compared():
     data = by_pyarrow(wal3_table(7, 1, [b"a", b"b"]), write_statistics=False)
     assert read_footer(data).offsets is None
-    assert kind(data) is Kind.WAL3
+    assert kind(data) is FragmentKind.WAL3
 
 
 @pytest.mark.parametrize(

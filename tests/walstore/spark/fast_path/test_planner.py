@@ -14,7 +14,7 @@ from tests.walstore.spark.reading import fill
 from uploader import CloudTier, UploadSettings
 from walstore import Wal
 from walstore.errors import CorruptionError
-from walstore.spark.fast_path.kinds import Kind
+from walstore.spark.fast_path.kinds import FragmentKind
 from walstore.spark.fast_path.planner import plan
 from walstore.spark.options import parse_options
 
@@ -42,9 +42,9 @@ def test_fragments_of_a_store(store, log):
     assert found.files == []
     scans = found.scans(None)
     assert [(s.kind, s.cut, len(s.parts)) for s in scans] == [
-        (Kind.OURS, None, 1),
-        (Kind.WAL3, None, 1),
-        (Kind.OURS, (20, 180), 2),
+        (FragmentKind.OURS, None, 1),
+        (FragmentKind.WAL3, None, 1),
+        (FragmentKind.OURS, (20, 180), 2),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uploader.format.entries import Fragment
 from uploader.format.setsum import Setsum
-from walstore.spark.fast_path.kinds import Kind
+from walstore.spark.fast_path.kinds import FragmentKind
 from walstore.spark.fast_path.scans import MOST_SCANS, divide, scans_of
 from walstore.spark.partition import FragmentPart
 
@@ -21,15 +21,24 @@ def scans(found, bounds=(0, 1000)):
 
 
 def test_whole_fragments_are_one_scan():
-    (found,) = scans([(part(at), Kind.OURS) for at in range(5)])
-    assert (found.topic, found.partition, found.kind, found.cut) == ("orders", 3, Kind.OURS, None)
+    (found,) = scans([(part(at), FragmentKind.OURS) for at in range(5)])
+    assert (found.topic, found.partition, found.kind, found.cut) == (
+        "orders",
+        3,
+        FragmentKind.OURS,
+        None,
+    )
     assert [one.start for one in found.parts] == [0, 10, 20, 30, 40]
     assert found.size_bytes == 500
 
 
 def test_only_fragments_at_the_ends_are_cut():
     whole, cut = scans(
-        [(part(0, start=4), Kind.OURS), (part(1), Kind.OURS), (part(2, limit=25), Kind.OURS)],
+        [
+            (part(0, start=4), FragmentKind.OURS),
+            (part(1), FragmentKind.OURS),
+            (part(2, limit=25), FragmentKind.OURS),
+        ],
         (4, 25),
     )
     assert (whole.cut, cut.cut) == (None, (4, 25))
@@ -38,13 +47,16 @@ def test_only_fragments_at_the_ends_are_cut():
 
 
 def test_kinds_are_read_apart():
-    kinds = [Kind.OURS, Kind.WAL3, Kind.OURS]
+    kinds = [FragmentKind.OURS, FragmentKind.WAL3, FragmentKind.OURS]
     found = scans([(part(at), kind) for at, kind in enumerate(kinds)])
-    assert [(one.kind, len(one.parts)) for one in found] == [(Kind.OURS, 2), (Kind.WAL3, 1)]
+    assert [(one.kind, len(one.parts)) for one in found] == [
+        (FragmentKind.OURS, 2),
+        (FragmentKind.WAL3, 1),
+    ]
 
 
 def test_dividing():
-    found = scans([(part(at), Kind.OURS) for at in range(10)])
+    found = scans([(part(at), FragmentKind.OURS) for at in range(10)])
     assert divide(found, 1) == found
     pieces = divide(found, 4)
     assert [len(one.parts) for one in pieces] == [2, 3, 2, 3]
@@ -53,14 +65,22 @@ def test_dividing():
 
 
 def test_larger_scans_are_divided_more():
-    found = scans([(part(0, size=900), Kind.WAL3), *((part(at), Kind.OURS) for at in range(1, 2))])
-    assert [one.kind for one in divide(found, 2)] == [Kind.WAL3, Kind.OURS]
-    many = scans([(part(at, size=1000), Kind.OURS) for at in range(8)] + [(part(8), Kind.WAL3)])
-    assert [one.kind for one in divide(many, 4)] == [Kind.OURS] * 3 + [Kind.WAL3]
+    found = scans(
+        [
+            (part(0, size=900), FragmentKind.WAL3),
+            *((part(at), FragmentKind.OURS) for at in range(1, 2)),
+        ]
+    )
+    assert [one.kind for one in divide(found, 2)] == [FragmentKind.WAL3, FragmentKind.OURS]
+    many = scans(
+        [(part(at, size=1000), FragmentKind.OURS) for at in range(8)]
+        + [(part(8), FragmentKind.WAL3)]
+    )
+    assert [one.kind for one in divide(many, 4)] == [FragmentKind.OURS] * 3 + [FragmentKind.WAL3]
 
 
 def test_there_is_a_limit():
-    found = scans([(part(at), Kind.OURS) for at in range(1000)])
+    found = scans([(part(at), FragmentKind.OURS) for at in range(1000)])
     assert len(divide(found, 1000)) == MOST_SCANS
 
 

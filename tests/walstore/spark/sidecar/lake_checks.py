@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.lakes import Lake
 from tests.walstore.spark.reading import fill
 from walstore.errors import InvalidSettingsError
-from walstore.spark.sidecar.checkpoint import Checkpoint, SparkFolder
+from walstore.spark.sidecar.checkpoint import QueryCheckpoint, SparkFolder
 from walstore.spark.sidecar.job import start_query
 from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
 from walstore.spark.sidecar.tables import open_table
@@ -53,7 +53,7 @@ def main(table_format: str, jars: str, path: str) -> None:
         spark.sql(f"CREATE TABLE {name_of(table)} ({columns}) USING {table_format} {more}")
 
     def check(word: str, settings: SidecarSettings) -> None:
-        checkpoint = Checkpoint(SparkFolder(spark, settings.checkpoint_place))
+        checkpoint = QueryCheckpoint(SparkFolder(spark, settings.checkpoint_place))
         try:
             open_table(spark, settings).check(checkpoint, lambda: {ORDERS: 1})
         except InvalidSettingsError as error:
@@ -63,7 +63,9 @@ def main(table_format: str, jars: str, path: str) -> None:
 
     def land(settings: SidecarSettings) -> None:
         table = open_table(spark, settings)
-        table.check(Checkpoint(SparkFolder(spark, settings.checkpoint_place)), lambda: {ORDERS: 1})
+        table.check(
+            QueryCheckpoint(SparkFolder(spark, settings.checkpoint_place)), lambda: {ORDERS: 1}
+        )
         query = start_query(spark, settings, {ORDERS: 1}, table)
         assert query.awaitTermination(200)
         said["places"] = [found.replace(path, "") for found in table.local_places()]

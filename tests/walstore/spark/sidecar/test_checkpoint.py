@@ -9,8 +9,8 @@ import pytest
 
 from walstore.errors import FormatVersionError, InvalidSettingsError
 from walstore.spark.sidecar.checkpoint import (
-    Checkpoint,
-    Commit,
+    LandedBatch,
+    QueryCheckpoint,
     check_parquet_table,
     parse_offset_log,
 )
@@ -44,8 +44,8 @@ class Place:
         self.table.mkdir()
 
     @property
-    def checkpoint(self) -> Checkpoint:
-        return Checkpoint(LocalFolder(self.folder))
+    def checkpoint(self) -> QueryCheckpoint:
+        return QueryCheckpoint(LocalFolder(self.folder))
 
     def begin(self) -> None:
         (self.folder / "offsets").mkdir(parents=True)
@@ -84,7 +84,7 @@ def test_a_batch_counts_once_it_is_committed(place: Place):
     assert place.checkpoint.commit() is None
     place.commit(0)
     place.plan(1, orders=201)
-    assert place.checkpoint.commit() == Commit(0, {("orders", 0): 101})
+    assert place.checkpoint.commit() == LandedBatch(0, {("orders", 0): 101})
 
 
 def test_batches_are_compared_as_numbers(place: Place):
@@ -93,11 +93,11 @@ def test_batches_are_compared_as_numbers(place: Place):
         place.plan(batch, orders=batch * 100)
         place.commit(batch)
     (place.folder / "commits" / ".11.0f.tmp").write_text("half")
-    assert place.checkpoint.commit() == Commit(10, {("orders", 0): 1000})
+    assert place.checkpoint.commit() == LandedBatch(10, {("orders", 0): 1000})
 
 
 def test_the_checkpoint_of_other_logs(place: Place):
-    commit = Commit(0, {("orders", 0): 5, ("orders", 1): 7})
+    commit = LandedBatch(0, {("orders", 0): 5, ("orders", 1): 7})
     place.checkpoint.check_logs(commit, [("orders", 1), ("new", 0)])
     with pytest.raises(InvalidSettingsError, match="belongs to orders, orders/1"):
         place.checkpoint.check_logs(commit, [("payments", 0)])

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from tests.walstore.spark.reading import fill
 from tests.walstore.spark.versions import limit, sizes
 from walstore.errors import InvalidSettingsError, WalError
-from walstore.spark.sidecar.checkpoint import Checkpoint, SparkFolder, check_parquet_table
+from walstore.spark.sidecar.checkpoint import QueryCheckpoint, SparkFolder, check_parquet_table
 from walstore.spark.sidecar.job import start_query
 from walstore.spark.sidecar.session import require_format
 from walstore.spark.sidecar.settings import DEFAULT_MAX_RECORDS, SidecarSettings, TableFormat
@@ -33,7 +33,7 @@ def test_two_logs_by_a_pattern(spark: SparkSession, tmp_path: Path):
         max_records=limit(60).get("maxOffsetsPerTrigger", DEFAULT_MAX_RECORDS),
         is_once=True,
     )
-    checkpoint = Checkpoint(SparkFolder(spark, settings.checkpoint_place))
+    checkpoint = QueryCheckpoint(SparkFolder(spark, settings.checkpoint_place))
     assert not checkpoint.is_begun()
     assert checkpoint.commit() is None
     table = open_table(spark, settings)
@@ -46,7 +46,7 @@ def test_two_logs_by_a_pattern(spark: SparkSession, tmp_path: Path):
     batches = len(sizes(190, 60))
     assert (commit.batch, commit.positions) == (batches - 1, {ORDERS: 101, PAYMENTS: 101})
     check_parquet_table(SparkFolder(spark, settings.table_place), settings.table_place, checkpoint)
-    elsewhere = Checkpoint(SparkFolder(spark, str(tmp_path / "elsewhere")))
+    elsewhere = QueryCheckpoint(SparkFolder(spark, str(tmp_path / "elsewhere")))
     with pytest.raises(InvalidSettingsError, match=f"has {batches} batches"):
         check_parquet_table(
             SparkFolder(spark, settings.table_place), settings.table_place, elsewhere

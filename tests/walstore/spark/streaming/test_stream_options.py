@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from walstore.errors import InvalidSettingsError
-from walstore.spark.bounds import Edge, Moment
+from walstore.spark.bounds import Edge, TimeBound
 from walstore.spark.streaming.stream_options import parse_stream_options
 
 PATH = "s3://bucket/orders"
@@ -95,7 +95,7 @@ def test_a_start_that_stays_needs_none(value, bound):
 
 def test_times_are_milliseconds():
     found = parse(startingTimestamp="1700000000123", cursorName="c")
-    assert found.starting.every == Moment(1_700_000_000_123_000)
+    assert found.starting.every == TimeBound(1_700_000_000_123_000)
     assert (
         parse(
             startingTimestamp="1", cursorName="c", startingOffsetsByTimestampStrategy="latest"
