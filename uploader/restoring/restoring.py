@@ -23,8 +23,6 @@ from uploader.format.manifest import Manifest
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.layouts.open_root import find_root
 from uploader.read.cloud_log import CloudLog
-from uploader.restoring.log_builder import LogBuilder
-from uploader.restoring.restore_marker import RestoreMarker
 from uploader.restoring.restored import Restored, RestoreProgress
 from uploader.root.ownership import check_shippable, owner
 from uploader.root.stream_file import StreamFile
@@ -34,6 +32,8 @@ from uploader.runtime.task_groups import together
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.write.cloud_tier import CloudTier
+from walstore.building.log_builder import LogBuilder
+from walstore.building.restore_marker import RestoreMarker
 from walstore.errors import (
     ContentionError,
     CorruptionError,

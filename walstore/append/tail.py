@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Final
 
 from walstore.append.commit import Commit, Reached, TailError
-from walstore.append.framer import Framer, Spot
 from walstore.batches.batch import FrameBatch
 from walstore.batches.batch_builder import BatchBuilder
+from walstore.batches.framer import Framer, Spot
 from walstore.errors import WalError
 from walstore.files.active import ActiveCell, ActiveFile
 from walstore.files.durable_file import write_hint

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 from weakref import WeakSet, finalize
 
-from walstore.errors import WalClosedError
+from walstore.errors import StorageUnavailableError, WalClosedError
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.forks import abandon_in_children
 
@@ -63,13 +63,16 @@ class Pool:
         return Lane(self, width)
 
     def submit(self, turn: _Turn, job: Callable[[], None]) -> None:
-        """Queue a lane's turn; RuntimeError after :meth:`close`."""
+        """Queue a lane's turn; RuntimeError after :meth:`close`.
+
+        StorageUnavailableError if the system has no thread for a pool that has none yet.
+        """
         with self.guard:
             if self._is_closed:
                 raise RuntimeError("the pool is closed")
-            self._queue.put((turn, job))
             if len(self._threads) < self._most:
                 self._start_thread()
+            self._queue.put((turn, job))
 
     def close(self) -> None:
         """Let the calls of all lanes finish and end the threads; does not wait for them."""
@@ -101,9 +104,13 @@ class Pool:
                 return
             self._is_closed = True
             self._end.last = last
-            if last is not None and not self._threads:
-                self._start_thread()
             self._queue.put(None)
+            if last is None or self._threads:
+                return
+            with contextlib.suppress(StorageUnavailableError):
+                self._start_thread()
+                return
+        last()  # it blocks the caller, but else it would never happen
 
     def join(self) -> None:
         """Wait for the threads to end, after :meth:`close`."""
@@ -125,9 +132,18 @@ class Pool:
             name=f"{self._name}_{len(self._threads)}",
             daemon=True,
         )
-        self._threads.append(thread)
         self._end.threads += 1
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more
+            self._end.threads -= 1
+            if not self._threads:
+                raise StorageUnavailableError(
+                    f"no thread can be started: {error}; nothing was written, end others or raise the "
+                    "limits of the process (ulimit -u, ulimit -v)"
+                ) from error
+        else:
+            self._threads.append(thread)
 
 
 _pools: WeakSet[Pool] = WeakSet()
@@ -287,9 +303,11 @@ class Lane:
             self._running += 1
         try:
             self._pool.submit(self._turn, job)
-        except RuntimeError:
+        except (RuntimeError, StorageUnavailableError) as error:
             with self._pool.guard:
                 self._running -= 1
+            if isinstance(error, StorageUnavailableError):
+                raise
             raise WalClosedError("the log is closed") from None
         return future
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.local import turns
 from tests.waiting import until
-from walstore.errors import WalClosedError
+from walstore.errors import StorageUnavailableError, WalClosedError
 from walstore.runtime.threads import Lane, Pool, Worker, _tell
 
 
@@ -372,3 +372,35 @@ async def test_an_owned_call_that_fails_under_a_caller_cancelled_twice(pool: Poo
         await calling
     del calling
     gc.collect()
+
+
+async def test_a_system_without_threads_is_told_and_asked_again(monkeypatch) -> None:
+    pool = Pool("test", threads=2)
+    lane, calls = pool.lane(), []
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(StorageUnavailableError, match="no thread can be started"):
+            await lane.run(calls.append, "refused")
+        with pytest.raises(StorageUnavailableError):
+            await lane.run(calls.append, "refused")
+    await lane.run(calls.append, "done")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        await asyncio.gather(*(lane.run(calls.append, "by one thread") for _ in range(3)))
+    assert calls == ["done", *["by one thread"] * 3]
+    await pool.close_with(lambda: None)
+
+
+async def test_a_pool_without_threads_ends_with_its_last_call_all_the_same(monkeypatch) -> None:
+    pool, calls = Pool("test", threads=1), []
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    await pool.close_with(lambda: calls.append("last"))
+    assert calls == ["last"]

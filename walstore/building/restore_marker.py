@@ -12,9 +12,6 @@ from typing import Final
 
 from crc32c import crc32c
 
-from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document
-from walstore.errors import CorruptionError
-
 VERSION: Final = 1
 
 
@@ -38,22 +35,23 @@ class RestoreMarker:
 
     @classmethod
     def decode(cls, data: bytes) -> RestoreMarker | None:
-        """Read :meth:`encode`; None if it is damaged or of another version."""
+        """Read :meth:`encode`; None if it is damaged, forged or of another version."""
         line, _, crc = data.partition(b"\n")
         if crc != b"%08x\n" % crc32c(line):
             return None
         try:
-            return read_document(line, cls._from_fields, path="marker", most_bytes=MOST_SMALL_BYTES)
-        except CorruptionError:
+            fields = json.loads(line)
+        except (ValueError, RecursionError):
             return None
-
-    @classmethod
-    def _from_fields(cls, fields: Fields) -> RestoreMarker:
-        if fields.number("version") != VERSION:
-            raise CorruptionError("a marker of another version", path=fields.path)
-        return cls(
-            url=fields.text("url"),
-            log_id=fields.text("log_id"),
-            head=fields.number("head"),
-            stop=fields.number("stop") if fields.has("stop") else None,
+        if not isinstance(fields, dict) or fields.pop("version", None) != VERSION:
+            return None
+        stop = fields.get("stop")
+        is_right = (
+            set(fields) == {"url", "log_id", "head", "stop"}
+            and isinstance(fields["url"], str)
+            and isinstance(fields["log_id"], str)
+            and all(
+                type(at) is int and at >= 0 for at in (fields["head"], 0 if stop is None else stop)
+            )
         )
+        return cls(**fields) if is_right else None

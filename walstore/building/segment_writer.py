@@ -11,10 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from uploader.restoring.framing import FramedRecords
-from walstore.append.framer import Framer, Spot
 from walstore.batches.batch_builder import marks_column
 from walstore.batches.conditions import MAX_STREAMS
+from walstore.batches.framer import Framer, Spot
+from walstore.building.framing import FramedRecords
 from walstore.format import frame, segment
 from walstore.format.ledger import Ledger, Marks, StreamInfo
 from walstore.format.recovery import Chain

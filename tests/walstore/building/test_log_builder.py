@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from tests.local import SMALL, close_opened, open_blocking, read_opened, segments
-from uploader.restoring import segment_writer
-from uploader.restoring.log_builder import LogBuilder
-from uploader.restoring.restore_marker import RestoreMarker
 from walstore.batches.arrow import SCHEMA
+from walstore.building import segment_writer
+from walstore.building.log_builder import LogBuilder
+from walstore.building.restore_marker import RestoreMarker
 from walstore.files.posix import PosixFileSystem
 from walstore.testing import ManualClock
 from walstore.verify.verifying import verify_directory

@@ -14,10 +14,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from uploader.restoring.framing import FramedRecords, frame_records
-from uploader.restoring.restore_marker import RestoreMarker
-from uploader.restoring.segment_writer import SPARE_NAME, SegmentWriter, encode_frame
 from walstore.batches.batch_builder import BATCH_RECORDS
+from walstore.building.framing import FramedRecords, frame_records
+from walstore.building.restore_marker import RestoreMarker
+from walstore.building.segment_writer import SPARE_NAME, SegmentWriter, encode_frame
 from walstore.errors import CorruptionError, InvalidSettingsError, WalError
 from walstore.files.directory import LOCK_NAME, RESTORE_NAME, walk_file
 from walstore.files.durable_file import write_durably

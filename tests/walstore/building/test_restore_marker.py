@@ -7,7 +7,7 @@ import json
 import pytest
 from crc32c import crc32c
 
-from uploader.restoring.restore_marker import RestoreMarker
+from walstore.building.restore_marker import RestoreMarker
 
 MARKER = RestoreMarker(url="s3://bucket/ørders", log_id="ab" * 16, head=7, stop=None)
 

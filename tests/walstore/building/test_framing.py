@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from uploader.restoring.framing import FramedRecords, frame_records
 from walstore.batches.arrow import SCHEMA
 from walstore.batches.batch import FrameBatch
 from walstore.batches.batch_builder import BATCH_RECORDS, BatchBuilder
+from walstore.building.framing import FramedRecords, frame_records
 from walstore.format import frame
 
 Row = tuple[bytes, bytes | None, str | None, dict[str, bytes], int]
