@@ -48,7 +48,8 @@ class ForkPin:
         Without it, a collection that is under way is let pass: then what it keeps is copied. Afterwards
         the source's manifest is as new as the pin. OffsetTrimmedError if ``start`` is being collected.
         """
-        position = self._source.root.manifest.oldest_offset
+        # A forged manifest may say that the log begins at 0.
+        position = max(layout.FIRST_OFFSET, self._source.root.manifest.oldest_offset)
         while True:
             try:
                 await self._cursors.pin(self._name, position, seconds=_HOLD_SECONDS)
