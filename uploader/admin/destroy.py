@@ -5,7 +5,7 @@ goes on, and what each step rests on still holds then:
 
   1. The log is sealed: from now on no append commits (``seal.py``).
   2. A tombstone is put beside it. From now on no writer begins a log here, not even one whose request
-     to create the manifest is still on its way: it looks for the tombstone afterwards (``writable.py``).
+     to create the manifest is still on its way: it looks for the tombstone afterwards (``write_guard.py``).
   3. The manifest drops all it names, as a collector would do it, and says that the log was destroyed:
      readers do not take what follows for damage.
   4. Fragments, snapshots, cursors and the rest are removed; then the manifest; then what the seal put

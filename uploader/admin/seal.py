@@ -8,7 +8,7 @@ one and finds the mark. There is no flag that could be looked at too early.
 
 wal3's own writers do not know the mark. What keeps them out is an object that is no fragment where their
 next one belongs, the blocker: their put fails, and opening fails on it. It comes first, and only into a
-place that is free, or voided (``adoption.py``). What lies there already may be a fragment that its writer
+place that is free, or voided (``orphan_recovery.py``). An object there may be a fragment that its writer
 is about to publish: it is published, as any other writer would do, and the next place is tried. So once
 the blocker is put nobody publishes anything behind it, whether he knows the mark or not, and the mark
 follows. Only what no manifest can ever name is replaced. A writer that puts several fragments at once may
@@ -146,7 +146,7 @@ async def _make_way(found: LogSession, seen: Manifest, taken: cas.PutResult) -> 
 
 async def _is_admitted(found: LogSession, data: bytes, key: str) -> bool:
     """Return whether no stream of a fragment was closed since it was made; see
-    ``writing/stream_guard.py``."""
+    ``write/stream_guard.py``."""
     bound = await found.worker.run(partial(fragment_closings, data, path=key))
     if bound is None:
         return True

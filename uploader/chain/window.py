@@ -1,7 +1,7 @@
 """PendingWindow: the pending links of a chain, in order; which may be planned, what follows from an answer.
 
 Owns the durable head, the author's id and the order of the steps. Planned steps come first, in the order of
-their slots; those that wait to be planned come behind. Never does I/O: ``chain_log.py`` makes the requests
+their slots; those that wait to be planned come behind. Never does I/O: ``chain_root.py`` makes the requests
 and tells what came of them.
 
 Invariants (tests/uploader/chain/test_window.py)

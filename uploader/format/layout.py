@@ -65,7 +65,7 @@ def parse_fragment_path(path: str) -> int:
     """Return the number in a fragment's key; ValueError if there is none.
 
     As in wal3 only the last part of the key counts, and its digits may be of any number and case. Keys of
-    fragments in shards (``chain/names.py``) have a number, too.
+    fragments in shards (``format/names.py``) have a number, too.
     """
     name = path.rpartition("/")[2]
     found = _FRAGMENT_NAME.fullmatch(name) or _SHARD_FRAGMENT_NAME.fullmatch(name)

@@ -1,7 +1,7 @@
 """The manifest: the root that names every fragment of a log, as a value. Pure.
 
 Owns its JSON form (wal3's, byte for byte), how fragments are added to it, and its invariants. Never does
-I/O: ``manifest_log.py`` swaps it, ``cloud_log.py`` follows its snapshots.
+I/O: ``swapped_root.py`` swaps it, ``cloud_log.py`` follows its snapshots.
 """
 
 from __future__ import annotations

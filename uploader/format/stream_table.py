@@ -1,7 +1,7 @@
 """StreamTable: the streams of a log in object storage, as a value. Pure.
 
 Owns the JSON of ``streams/TABLE``, what opening and closing do to it, and which fragments may still be named
-by a manifest. Never does I/O: ``stream_file.py`` swaps it, ``writer_streams.py`` says when.
+by a manifest. Never does I/O: ``stream_file.py`` swaps it, ``stream_guard.py`` says when.
 
 Closings are counted. A stream remembers the number of its last closing, and a fragment says in its footer how
 many its writer knew when it was made. A fragment that was made before the last closing of one of its streams

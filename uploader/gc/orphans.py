@@ -5,7 +5,7 @@ nothing, a snapshot of an abandoned collection, a fragment of a writer who was t
 named yet: a roll-up is the same for every writer, so a new one may name the snapshot of one that died long
 ago, and a fragment behind the manifest's end is adopted by the next writer. No age tells. So only what lies
 below the log's head counts: records below it are in no later manifest, and a number below its own is never
-given again. Readers of older manifests are waited for by the head's age (``collection_heads.py``).
+given again. Readers of older manifests are waited for by the head's age (``observed_heads.py``).
 """
 
 from __future__ import annotations

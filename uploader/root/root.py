@@ -1,6 +1,6 @@
 """What the rest of the cloud tier asks of a log's root: the object that names every fragment.
 
-Owns the ``Root`` Protocol. Two layouts fulfil it: one manifest that is swapped (``manifest_log.py``,
+Owns the ``Root`` Protocol. Two layouts fulfil it: one manifest that is swapped (``swapped_root.py``,
 wal3's, the default), and a chain of immutable ones (``chain/``). Never does I/O.
 """
 
@@ -61,7 +61,7 @@ class Root(Protocol):
         """Read the newest manifest, creating an empty one if there is none.
 
         Several may try: one creates. A root that has known a log never creates one. LogNotFoundError if
-        that is gone, or a log was destroyed there (``writable.py``). OutcomeUnknownError if the store does
+        that is gone, or a log was destroyed there (``write_guard.py``). OutcomeUnknownError if the store does
         not answer; call again.
         """
 

@@ -1,7 +1,7 @@
 """StreamFile: the table of a log's streams in the store. Every change of it is one compare-and-swap.
 
 Owns the object ``streams/TABLE``. Never looks at manifests or fragments: what a change means for appends that
-are under way is decided by the writers (``uploader/writing/writer_streams.py``).
+are under way is decided by the writers (``write/stream_guard.py``).
 """
 
 from __future__ import annotations

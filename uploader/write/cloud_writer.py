@@ -1,6 +1,6 @@
 """CloudWriter: appends straight to object storage, without a local log.
 
-The public face; what happens to appends is in ``intake.py`` and ``parcel_shipper.py``. Any number of writers,
+The public face; appends go through ``append_queue.py`` and ``commit_loop.py``. Any number of writers,
 in any number of processes, may append to one log: see docs/cloud_writer.md.
 """
 

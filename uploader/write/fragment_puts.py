@@ -6,7 +6,7 @@ but an object that its caller names, and what can never be published. Never touc
 
 Where wal3's programs may write, too, one fragment is put at a time unless the caller wants otherwise: the
 next one only once the one before is known to be there. Then whatever a crash leaves continues the log, and
-may be linked by anybody; see ``adoption.py`` for what else could happen.
+may be linked by anybody; see ``orphan_recovery.py`` for what else could happen.
 """
 
 from __future__ import annotations

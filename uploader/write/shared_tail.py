@@ -2,7 +2,7 @@
 
 Owns the requests about it: reading the root, naming a fragment that is in the store already, looking at
 what others put there, and deciding what became of a fragment of ours. docs/cloud_writer.md tells the rules;
-why they hold is in ``parcel_shipper.py``.
+why they hold is in ``commit_loop.py``.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class SharedTail:
     async def adopt_orphans(self) -> None:
         """Publish what others put behind the end, as far as it continues the log.
 
-        What can never do so is voided, see ``adoption.py``. Meanwhile :meth:`learn_floor` is done for the end
-        as it was.
+        A fragment that can never be published is voided (``orphan_recovery.py``). :meth:`learn_floor` runs
+        meanwhile, for the end as it was.
         """
         async with together() as tasks:
             tasks.create_task(self.learn_floor())

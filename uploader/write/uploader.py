@@ -6,12 +6,12 @@ waits for goes with the first fragment that can still be named by the next chang
 calls to the store the process may die:
 
   * before a put: nothing happened;
-  * after a put, before the manifest names it: an orphan, adopted at the next start (adoption.py);
+  * after a put, before the manifest names it: an orphan, adopted at the next start (orphan_recovery.py);
   * after that: the manifest says so; the local log learns it from there.
 
 So a restart at any point uploads nothing twice and loses nothing (tests/scenarios/test_upload.py). What a
 manifest names that this directory does not know to be its own is compared with the local records before
-the log takes it for shipped. Faults of the store that may pass are waited out (patience.py).
+the log takes it for shipped. Faults of the store that may pass are waited out (stall_guard.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Batches are immutable views; columns are decoded on first use. :class:`FrameBatch` is backed by the
 bytes of a local frame; the uploader has one backed by a Parquet fragment. Batches made of others are in
-``joined.py`` and ``selection.py``.
+``concat.py`` and ``selection.py``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LogSnapshot: a log directory as it lies on disk, read without its lock. Synchronous.
 
 For the command line and for Spark's executors, beside a live writer or after it is gone. It sees only
-what is durable (``extent.py`` says how that is known). Nothing is ever changed. Segments may vanish
+what is durable (``log_bounds.py`` says how that is known). Nothing is ever changed. Segments may vanish
 while it looks, by the writer's retention; that raises OffsetTrimmedError. To follow a log, and from an
 event loop, use :class:`walstore.ReadonlyWal`.
 """

@@ -5,7 +5,7 @@ and readers of this process that asked for it. A pin that is made while retentio
 seen by it or told the new head. For cursors the lock of ``cursors/directory.py`` sees to that, held until the
 new head is durable; for readers a lock in memory, held for the decision only, since the event loop takes it.
 
-Never deletes anything, and decides nothing by itself; see ``retention.py``.
+Never deletes anything, and decides nothing by itself; see ``retention_plan.py``.
 """
 
 from __future__ import annotations

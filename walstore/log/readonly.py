@@ -1,6 +1,6 @@
 """ReadonlyWal: a log that another process writes, followed through its files without its lock.
 
-Sees what is durable and nothing else (``extent.py`` and ``log_watch.py``: how that is known). Records come
+Sees what is durable and nothing else (``log_bounds.py``, ``log_watch.py``: how that is known). Records come
 from the files (``log_files.py``); nothing is cached. The writer may rotate, delete, crash and come back
 meanwhile.
 """

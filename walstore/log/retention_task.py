@@ -1,4 +1,4 @@
-"""Retention: the task that deletes what may go, and ``trim``. On the event loop; plans in ``retention.py``.
+"""Retention: the task that deletes segments, and ``trim``. On the event loop; plans in ``retention_plan.py``.
 
 What is decided is decided on the writer's thread, between two commits and under the locks of the pins, by
 :class:`_RetentionDecision`, and made durable there before a file goes. The task sleeps until something was

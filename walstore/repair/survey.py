@@ -1,6 +1,6 @@
 """Surveying a damaged log: what lies in its directory. Reads every byte and changes nothing. Blocking.
 
-What is found is judged elsewhere (``repair/stretches.py``, ``repair/decide.py``). Memory for one batch and a
+What is found is judged elsewhere (``repair/runs.py``, ``repair/planner.py``). Memory for one batch and a
 few megabytes, and for what lies behind the last batch of an unsealed segment.
 """
 

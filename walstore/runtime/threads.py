@@ -8,7 +8,7 @@ of its own.
 
 Every durable append waits for one call, so its way there and back counts. That is why the threads take
 their work from a plain queue: through ``concurrent.futures`` the round trip of a call that does nothing
-took 87 µs instead of 45 (bench/threads.py).
+took 87 µs instead of 45 (bench/test_latency.py).
 """
 
 from __future__ import annotations
