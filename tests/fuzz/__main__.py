@@ -77,7 +77,7 @@ def _work(totals: Totals, first: int, limit: int, step: int) -> None:
             if child.wait() == 0:
                 return
             errors.seek(0)
-            why = errors.read().decode("utf-8", "replace")[-1500:]
+            why = errors.read().decode("utf-8", "replace")[-6000:]
         totals.fail(first if begun is None else begun, "hangs, or ends the process", [why])
         first = (first if begun is None else begun) + step
 

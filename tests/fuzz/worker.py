@@ -25,9 +25,9 @@ from tests.fuzz import bucket_doors, doors, inputs
 from tests.fuzz.bases import Base, make_bases, read_files, write_files
 from tests.fuzz.buckets import make_buckets
 
-MEMORY_BYTES: Final = 768 << 20
-"""Address space that one input may take beyond what the process had: what any file may become (256 MiB and
-some), its copies while Arrow makes it longer, and what the forger took."""
+MEMORY_BYTES: Final = 2 << 30
+"""Address space that one input may take beyond what the process had. Any file may become 256 MiB and some, twice
+that while Arrow makes it longer, and Arrow's allocator takes address space by the GiB."""
 HANG_SECONDS: Final = 60
 """Time on the clock after which an input counts as hanging; the machine may be busy."""
 _STACK_BYTES: Final = 256 << 10
