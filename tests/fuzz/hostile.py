@@ -182,6 +182,10 @@ def _fragments(files: Files) -> list[str]:
     return sorted(key for key, data in files.items() if data[:4] == b"PAR1")
 
 
+_LONGEST_BYTES: Final = 16 << 20
+"""Of a forged fragment: short ones that become long are the danger, long ones fill the fuzzer's memory."""
+
+
 def _rewritten(rng: Random, files: Files) -> str | None:
     """Write a fragment again with something odd about it."""
     keys = _fragments(files)
@@ -205,6 +209,8 @@ def _rewritten(rng: Random, files: Files) -> str | None:
     try:
         pq.write_table(made, sink, store_schema=rng.random() < 0.8, **options)
     except (pa.ArrowException, OSError, ValueError):
+        return None
+    if sink.tell() > _LONGEST_BYTES:
         return None
     files[key] = sink.getvalue()
     return f"{name} {key}"

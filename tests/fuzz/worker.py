@@ -26,8 +26,8 @@ from tests.fuzz.bases import Base, make_bases, read_files, write_files
 from tests.fuzz.buckets import make_buckets
 
 MEMORY_BYTES: Final = 2 << 30
-"""Address space that one input may take beyond what the process had. Any file may become 256 MiB and some, twice
-that while Arrow makes it longer, and Arrow's allocator takes address space by the GiB."""
+"""Address space that one input may take beyond what the process had. Any file may become 256 MiB and some,
+twice that while Arrow makes it longer, and Arrow's allocator takes address space by the GiB."""
 HANG_SECONDS: Final = 60
 """Time on the clock after which an input counts as hanging; the machine may be busy."""
 _STACK_BYTES: Final = 256 << 10
