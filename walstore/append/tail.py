@@ -324,6 +324,8 @@ class Tail:
         self._sealed.append(placed.summary)
         self._note_written(draft.serial)
         self._note_synced()
+        # Before the next segment, which may fail: other processes see what its caller is told.
+        self._cell.store(self._cell_of(placed.summary, placed.header))
         self._begin_segment()
         self._store_cell()
         has_new_registers = draft.marks is not None and bool(draft.marks.registers)
@@ -641,6 +643,20 @@ class Tail:
             self._file.durable_position,
             written,
             self._header.salt,
+        )
+        return checkpoint.encode_cell(cell)
+
+    def _cell_of(self, sealed: SegmentSummary, header: SegmentHeader | None) -> bytes:
+        """Return what the durable cell says of a log that ends in a sealed segment."""
+        assert header is not None
+        cell = DurableCell(
+            self.head,
+            sealed.limit,
+            self._chain.epoch,
+            sealed.start,
+            sealed.data_bytes,
+            sealed.limit,
+            header.salt,
         )
         return checkpoint.encode_cell(cell)
 

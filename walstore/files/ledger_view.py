@@ -128,8 +128,12 @@ def _durable_place(fs: FileSystem, directory: Path, cell: DurableCell) -> tuple[
         if footer is None:
             evidence = evidence_of(last, header.salt, hint, cell)
             return last, _durable_position(file, path, header, evidence)
+        end = footer[0].data_bytes
+        is_named = (last, header.salt) == (cell.tail_start, cell.tail_salt)
+        if is_named and cell.tail_position >= end:
+            return last, end
         if header.salt is None or not _is_transaction(file):
-            return last, footer[0].data_bytes
+            return last, end
     finally:
         file.close()
     # Its name is perhaps not durable. It may have taken that of the only segment with the ledger before.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import gc
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -259,3 +262,29 @@ async def test_indexes_are_kept_within_bounds(log_directory: Path, monkeypatch) 
                 assert log._files.index_bytes <= 300
         kept = [s for s in log._files._segments.values() if s.index is not None]
         assert 1 < len(kept) <= 5
+
+
+async def test_a_large_transaction_is_seen_though_the_next_segment_could_not_be_made(
+    log_directory: Path, faulty: FaultyFileSystem
+) -> None:
+    """It is durable and acknowledged; then the log fails, with nobody left to say so."""
+    settings = replace(SMALL, transaction_memory_bytes=4096)
+    async with contextlib.AsyncExitStack() as stack:
+        wal = await Wal.open(log_directory, settings=settings, fs=faulty)
+        stack.push_async_callback(close_failed, wal)
+        await wal.append(b"before")
+        async with wal.transaction(update={"owner": "b"}) as transaction:
+            for at in range(20):
+                await transaction.append(b"%d" % at + bytes(1000))
+            faulty.fail("open", errno.ENOSPC, name="next.tmp")
+        assert transaction.span == range(2, 22)
+        async with ReadonlyWal.open(log_directory) as log:
+            assert (log.tail, dict(await log.registers())) == (22, {"owner": "b"})
+            assert len((await log.reader(2).fetch(max_records=100)).values) == 20
+    async with Wal.open(log_directory) as wal:
+        assert (wal.tail, dict(wal.registers)) == (22, {"owner": "b"})
+
+
+async def close_failed(wal: Wal) -> None:
+    with pytest.raises(WalClosedError):
+        await wal.aclose()
