@@ -33,7 +33,7 @@ _LEVEL = Rule(
 
 if TYPE_CHECKING:
 
-    class Level:
+    class DefaultLevel:
         """Type of a field that is given as a member or a word and read as a member."""
 
         def __get__(self, instance: object, owner: type | None = None) -> Durability: ...
@@ -49,7 +49,7 @@ class Settings:
     Values are checked here, by name: InvalidSettingsError, which is a ValueError too.
     """
 
-    durability: Level = choice(Durability.DISK, _LEVEL)  # noqa: RUF009 - it makes a field
+    durability: DefaultLevel = choice(Durability.DISK, _LEVEL)  # noqa: RUF009 - it makes a field
 
     sync: Literal["batch", "os"] | float = choice(
         "batch",
