@@ -15,6 +15,7 @@ from uploader.format import layout
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.memory import MemoryStore
 from uploader.stores.retry import RetryPolicy
+from uploader.stores.wrapper import StoreWrapper
 from uploader.testing import FaultyStore, StoreKilled
 from uploader.testing.faults import (
     Fault,
@@ -316,16 +317,17 @@ async def test_one_reader_through_all_tiers_while_they_change(log_directory: Pat
 async def test_everything_is_cancelled_while_the_store_closes(log_directory: Path) -> None:
     """A store whose closing was cancelled is closed again."""
 
-    class SlowToClose(MemoryStore):
+    class SlowToClose(StoreWrapper):
         began, ended = 0, 0
 
         async def aclose(self) -> None:
             self.began += 1
             if self.began < 3:
                 await asyncio.Event().wait()
+            await super().aclose()
             self.ended += 1
 
-    store = SlowToClose()
+    store = SlowToClose(MemoryStore())
     wal = await Wal.open(log_directory, tier=tier(store))
     await wal.append(b"x", durability="cloud")
     closing = asyncio.create_task(wal.aclose())
