@@ -8,7 +8,7 @@ import pytest
 
 from tests.wal3.ours import AT_ONCE, CURSOR, append, assert_sound, read
 from tests.wal3.wal3 import Wal3, Wal3Error, numbered, pairs
-from uploader import CloudLog, GarbageCollector, RollUpSettings, WriterSettings
+from uploader import CloudLog, CloudWriter, GarbageCollector, RollUpSettings, WriterSettings
 from uploader.format import layout
 from uploader.stores.local import LocalStore
 from uploader.testing import FaultyStore, StoreKilled
@@ -21,6 +21,13 @@ TREES = WriterSettings(
 )
 TINY = {"snapshot_manifest": {"snapshot_rollover_threshold": 2, "fragment_rollover_threshold": 2}}
 NUMBERS = [b"%d" % number for number in range(20)]
+
+
+async def is_rolled_up(url: str) -> bool:
+    """Whether each snapshot is deeper than the one behind it: roll-ups run while publishing goes on."""
+    async with CloudLog.open(url) as log:
+        depths = [snapshot.depth for snapshot in log.manifest.snapshots]
+    return depths == sorted(set(depths), reverse=True)
 
 
 async def assert_both_find(url: str, wal3: Wal3, head: int, values: list[bytes]) -> None:
@@ -126,8 +133,11 @@ async def test_a_low_threshold_of_theirs_stops_their_appends_and_harms_nothing(
     # One of wal3's programs with thresholds as they are by default goes on behind what was put already.
     await wal3.open(create=False)
     await wal3.append(b"theirs")
-    ours = [b"ours %d" % number for number in range(6)]
-    await append(url, *ours, settings=TREES)
+    ours = []
+    async with CloudWriter.open(url, settings=TREES) as log:
+        while len(ours) < 6 or not await is_rolled_up(url):
+            ours.append(b"ours %d" % len(ours))
+            await log.append(ours[-1])
     await wal3.open(create=False, **TINY)
     await wal3.append(b"and theirs")
     await assert_both_find(url, wal3, 13, [*values, b"unknown", b"theirs", *ours, b"and theirs"])
