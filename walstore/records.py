@@ -55,7 +55,7 @@ class Start(StrEnum):
     """Where a reader begins when it is not given an offset or a time."""
 
     EARLIEST = "earliest"
-    """The first retained record, in whichever tier it lies."""
+    """The first retained record, in any tier."""
     LATEST = "latest"
     """The next record to become visible after the reader was made."""
 
