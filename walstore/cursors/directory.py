@@ -1,15 +1,15 @@
-"""Cursor directory: where a log's named cursors lie, and the lock that all who change them take.
+"""Cursor directory: the files of a log's named cursors, and the lock that guards changes to them.
 
-Owns every call on the directory ``cursors``. Knows no handles, no event loop and no log: whoever reads,
-compares and writes under :func:`hold_cursors` does so atomically, in whichever process. Blocking; only
-ever called on a worker's thread.
+Owns every call on the directory ``cursors``. Knows no handles, no event loop and no log. A caller that
+reads, compares and writes under :func:`hold_cursors` does so atomically, also between processes.
+Blocking; only called on a worker's thread.
 
 Invariants (tests/walstore/cursors/test_directory.py)
   C1  A file with a cursor's name is whole: it gets that name only after its content was synced.
   C2  What :func:`pins` returns under the lock is durable, so retention never relies on a position
       that a crash could take back.
-  C3  What was read under the lock is durable, whoever wrote it, before anybody is told of it.
-  C4  A file that cannot be read pins everything, until somebody removes it.
+  C3  What was read under the lock is durable, whoever wrote it, before a caller gets it.
+  C4  A file that cannot be read pins everything until it is removed.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from walstore.runtime.error_mapping import is_full
 DIRECTORY_NAME: Final = "cursors"
 LOCK_NAME: Final = ".lock"
 SPARE_NAME: Final = ".next"
-"""Names with a leading dot are ours: no cursor can have one."""
+"""Names with a leading dot are reserved: no cursor can have one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CursorInfo:
-    """A cursor as retention and listings see it."""
+    """A cursor for retention and listings."""
 
     name: str
     position: int
-    """Nothing at or above it may be removed while it pins. 0 if the file is unreadable."""
+    """Nothing at or above it may be removed while the cursor pins. 0 if the file is unreadable."""
     is_expired: bool
     """Whether the cursor's lease has ended, so that it pins nothing."""
     state: CursorState | None
-    """All that the file says; None if it is unreadable."""
+    """The file's content; None if it is unreadable."""
     problem: WalError | None = None
     """Why the file is unreadable: CorruptionError or FormatVersionError."""
 
@@ -59,13 +59,14 @@ class HeldCursors:
     """The cursors of a log while their lock is held. Made by :func:`hold_cursors`."""
 
     def __init__(self, fs: FileSystem, directory: Path, synced: dict[str, CursorState]) -> None:
-        """``synced`` is what this process knows to be durable; it is kept from one holding to the next."""
+        """``synced`` contains what this process knows to be durable, from one holding of the lock to the
+        next."""
         self._fs = fs
         self._cursors = directory / DIRECTORY_NAME
         self._directory = directory
         self._dirty = False
         self._synced = synced
-        # What the files say, of those that were read or written since the last sync; None for none.
+        # Content of the files that were read or written since the last sync; None for no file.
         self._found: dict[str, CursorState | None] = {}
 
     def read(self, name: str) -> CursorState | None:

@@ -179,7 +179,7 @@ class CursorStore:
         limit = self._log.visible_limit
         if offset > limit:
             raise OffsetNotWrittenError(
-                "no cursor may stand beyond what readers see",
+                "a cursor may not be beyond what readers see",
                 requested=offset,
                 head=self._log.head,
                 tail=limit,

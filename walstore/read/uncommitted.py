@@ -1,7 +1,7 @@
-"""Records that are accepted and not yet synced, for readers that ask for them.
+"""Records that are accepted and not yet synced, for readers that request them.
 
-They are read where they wait: in the channel's drafts, and once written in cache and files as any other. A
-crash may take them back, and another record may get their offset then.
+They are read from the channel's batch builders, and once written from cache and files as any other. A
+crash may lose them, and then other records may get their offsets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _MOST_RECORDS = 4096
-"""Taken from a draft at once: what is read of an open one is copied."""
+"""Records taken from a builder at once: those of an open builder are copied."""
 
 
 class AcceptedSource:
@@ -41,7 +41,7 @@ class AcceptedSource:
 
     @property
     def limit(self) -> int:
-        """The log's tail, or where a large transaction begins that is being committed."""
+        """The log's tail, or the start of a large transaction that is being committed."""
         return self._channel.readable_limit
 
     @property
@@ -52,7 +52,7 @@ class AcceptedSource:
     async def wait_limit(self, limit: int) -> None:
         """Return when records up to ``limit`` are accepted; raises when the log closes."""
         while self.limit < limit:
-            self._channel.check_readable()  # a failed log keeps what was being written
+            self._channel.check_readable()  # a failed log keeps the records that were being written
             if self.limit < self.tail:  # a large transaction is read once it is a segment
                 await self._source.wait_limit(self.limit + 1)
             else:
@@ -76,7 +76,7 @@ class AcceptedSource:
             size += part.nbytes
             position = part.limit
             if position < draft.limit:
-                break  # the rest of this draft comes before the next
+                break  # the rest of this builder comes before the next
         return found
 
     async def offset_at(self, timestamp_us: int) -> int:
@@ -85,9 +85,9 @@ class AcceptedSource:
 
 
 class DraftBatch(Batch):
-    """Records of a draft, copied: what is behind them may still change.
+    """A copy of records in a batch builder, which may still change after them.
 
-    Records that were given no time get that of the commit; here they show the present.
+    Records appended without a time get that of the commit; here they show the current time.
     """
 
     __slots__ = ("_headers", "_keys", "_now_us", "_streams", "_times", "_values")
