@@ -70,7 +70,7 @@ class HeldCursors:
         self._found: dict[str, CursorState | None] = {}
 
     def read(self, name: str) -> CursorState | None:
-        """Return what a cursor's file says, or None if there is no such cursor.
+        """Return the state in a cursor's file, or None if there is no such cursor.
 
         It is durable after :meth:`sync`: another process may have died before it was.
         """
@@ -79,7 +79,7 @@ class HeldCursors:
         return found
 
     def write(self, name: str, state: CursorState) -> None:
-        """Replace a cursor's file. It is durable after :meth:`sync`.
+        """Replace a cursor's file. Durable after :meth:`sync`.
 
         Raises DiskFullError, StorageUnavailableError or OutcomeUnknownError; an ``outcome`` of
         ``"not_written"`` means that the old file is still there.
@@ -119,7 +119,7 @@ class HeldCursors:
         return True
 
     def sync(self) -> None:
-        """Make all that was read, written and removed durable; raises as :meth:`write`."""
+        """Make everything read, written and removed durable; raises as :meth:`write`."""
         if not self._dirty:
             return
         try:
@@ -134,9 +134,9 @@ class HeldCursors:
                 self._synced[name] = state
 
     def head(self) -> int:
-        """Return the first offset on local disk, as it is durable now.
+        """Return the first offset on local disk that is durable now.
 
-        Nobody moves it while the lock is held.
+        It does not move while the lock is held.
         """
         cell = read_cell(self._fs, self._directory)
         hint = load_checkpoint(self._fs, self._directory)
@@ -152,13 +152,13 @@ def hold_cursors(
     owner: str = "retention",
     synced: dict[str, CursorState] | None = None,
 ) -> Iterator[HeldCursors]:
-    """Hold the lock of a log's cursors: none is made, moved or removed by anybody else meanwhile.
+    """Hold the lock of a log's cursors: meanwhile nothing else makes, moves or removes one.
 
     Retention holds it from before it reads the :func:`pins` until its new head is durable. The
-    directory ``cursors`` is made if there is none, since the lock lies in it. Whoever holds it again and
-    again passes the same ``synced``, a dict that is empty at first, and spares syncs by it.
+    directory ``cursors``, which contains the lock, is made if there is none. A caller that holds the
+    lock repeatedly passes the same ``synced``, a dict that is empty at first, which saves syncs.
 
-    Raises WalLockedError at once if somebody else holds it: they do for some milliseconds, so try again
+    Raises WalLockedError at once if another holder has it. It is held for milliseconds, so try again
     (:func:`walstore.cursors.queue.patiently`), but never on a thread that others wait for.
     """
     cursors = directory / DIRECTORY_NAME
@@ -171,9 +171,9 @@ def hold_cursors(
 
 
 def pins(fs: FileSystem, directory: Path, now_us: int) -> list[CursorInfo]:
-    """Return the cursors of a log by name, as retention must heed them. Only under the lock.
+    """Return the cursors of a log by name, for retention. Only under the lock.
 
-    First makes durable what they say: whoever committed may have died before it was.
+    First makes their content durable: the process that committed may have died before it was.
     """
     fs.sync_directory(directory / DIRECTORY_NAME)
     return list_cursors(fs, directory, now_us)
@@ -185,8 +185,8 @@ def lowest_pin(found: Sequence[CursorInfo]) -> int | None:
 
 
 def list_cursors(fs: FileSystem, directory: Path, now_us: int) -> list[CursorInfo]:
-    """Return the cursors of a log by name, without the lock. Each is whole; together they may never
-    have been true at the same moment."""
+    """Return the cursors of a log by name, without the lock. Each is whole, but they may be from different
+    moments."""
     try:
         names = fs.list(directory / DIRECTORY_NAME)
     except (FileNotFoundError, NotADirectoryError):
@@ -204,7 +204,7 @@ def list_cursors(fs: FileSystem, directory: Path, now_us: int) -> list[CursorInf
 
 
 def read_cursor(fs: FileSystem, directory: Path, name: str) -> CursorState | None:
-    """Return what a cursor's file says, or None if there is no such cursor.
+    """Return the state in a cursor's file, or None if there is no such cursor.
 
     Raises CorruptionError and FormatVersionError.
     """
@@ -219,7 +219,7 @@ def read_cursor(fs: FileSystem, directory: Path, name: str) -> CursorState | Non
 def describe_cursor(cause: OSError, path: Path, outcome: Outcome) -> WalError:
     """Return the error for a failed call on a cursor's file.
 
-    Unlike a log, a cursor does not stay failed: each commit writes a new file, so it may be tried again.
+    Unlike a log, a cursor does not stay failed: each commit writes a new file, so it may be retried.
     """
     error: WalError
     if outcome == "unknown":
