@@ -1,8 +1,8 @@
 """Transaction: records of any total size that enter the log together or not at all.
 
-They gather in memory up to a budget and commit as one batch. Beyond it they go to a file of their own
-(:mod:`walstore.files.spill`), which becomes a segment at the commit. Until then they have no offset, nobody
-sees them, and other appends go on.
+They are kept in memory up to a budget and commit as one batch. Above it they are written to a file of
+their own (:mod:`walstore.files.spill`), which becomes a segment at the commit. Until then they have no
+offset and are invisible, and other appends continue.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ if TYPE_CHECKING:
     from walstore.log.engine import Engine
 
 _LEAST_FRAME_BYTES: Final = 256 << 10
-"""Least size of a spilled batch: each costs one small write at the commit."""
+"""Minimum size of a spilled batch: each costs one small write at the commit."""
 
 
 class Transaction:
-    """An append in the making; see :meth:`walstore.Wal.transaction`. One task at a time, on the event loop
-    of the log: from another thread or event loop all methods raise WrongLoopError and change nothing.
+    """An append being built; see :meth:`walstore.Wal.transaction`. One task at a time, on the event
+    loop of the log: from another thread or event loop all methods raise WrongLoopError and change
+    nothing.
 
     Use it with ``async with``. If the block raises or is cancelled, everything is rolled back. If the
-    commit itself is cancelled, it may have happened all the same: ``span`` is set then.
+    commit itself is cancelled, it may still have happened: then ``span`` is set.
     """
 
     def __init__(self, engine: Engine, terms: AppendConditions, level: Durability) -> None:
@@ -54,20 +55,20 @@ class Transaction:
         self._count = 0
         self._is_open = False
         self._failure: WalError | None = None
-        self._has_failed = False  # rather than rolled back by its user
+        self._has_failed = False  # as opposed to rolled back by its user
 
     @property
     def span(self) -> range | None:
         """Offsets of the records once they are committed; None before.
 
-        Without records: an empty range at the log's tail of that moment. Of a producer's repeated
-        transaction: the offsets it got the first time.
+        Without records: an empty range at the log's tail at the commit. For a producer's repeated
+        transaction: the original offsets.
         """
         return self._terms.span
 
     @property
     def is_duplicate(self) -> bool:
-        """Whether the commit found that a producer had committed it before."""
+        """Whether the producer had committed it before."""
         return self._terms.is_duplicate
 
     async def append(
@@ -86,7 +87,7 @@ class Transaction:
         """
         if (
             get_ident() != self._engine.channel.thread
-        ):  # for each record; spilling looks at the loop, too
+        ):  # for each record; spilling also checks the loop
             self._engine.check_home()
         self._check_open()
         times = self._engine.timestamp(timestamp_us)
@@ -111,7 +112,7 @@ class Transaction:
             try:
                 await self._write_out()
             except asyncio.CancelledError:
-                # Part of it may be missing in the file, and the caller may go on.
+                # Part of it may be missing in the file, and the caller may continue.
                 await self._roll_back_for(
                     WalClosedError("adding to the transaction was cancelled, so it was rolled back")
                 )
@@ -119,10 +120,10 @@ class Transaction:
         return place
 
     def set_registers(self, update: Mapping[str, str | None]) -> None:
-        """Set these registers too at the commit, or remove them with None; the last value counts.
+        """Also set these registers at the commit, or remove them with None; the last value counts.
 
-        They are copied. TypeError or ValueError for what cannot be a register, RuntimeError after the
-        commit. A transaction that is rolled back sets none.
+        They are copied. TypeError or ValueError for invalid registers, RuntimeError after the commit. A
+        transaction that is rolled back sets none.
         """
         self._engine.check_home()
         if self.span is not None:
@@ -131,7 +132,7 @@ class Transaction:
         self._terms.update = {**(self._terms.update or {}), **(added or {})} or None
 
     async def rollback(self) -> None:
-        """Forget everything now; leaving the block does nothing more. Twice is allowed."""
+        """Drop everything now; leaving the block then does nothing. Twice is allowed."""
         self._engine.channel.check_loop()
         if not self._is_open:
             return
@@ -161,7 +162,7 @@ class Transaction:
                 assert self._failure is not None
                 raise copy_error(
                     self._failure
-                )  # else whoever caught it inside would believe it committed
+                )  # else code that caught it inside would believe it committed
             return
         if error is not None:
             await self.rollback()
@@ -201,7 +202,7 @@ class Transaction:
         await self._engine.submit(group, self._level)
 
     async def _write_out(self) -> None:
-        """Move what is in memory to the file, in batches of a size that readers can hold."""
+        """Move the records in memory to the file, in batches that fit readers' memory."""
         refusal = self._engine.disk_watch.refusal
         if refusal is not None:
             await self._roll_back_for(copy_error(refusal))
@@ -236,13 +237,13 @@ class Transaction:
             await self._fail(error)
 
     async def _fail(self, cause: OSError) -> None:
-        """Roll back because the disk refused; the log itself is not affected."""
+        """Roll back because a disk call failed; the log itself is not affected."""
         failure = describe_spill(cause)
         await self._roll_back_for(failure)
         raise copy_error(failure) from cause
 
     async def _roll_back_for(self, failure: WalError) -> None:
-        """Roll back because of a failure, which every later use is told, leaving the block included."""
+        """Roll back because of a failure, which every later use raises, including leaving the block."""
         self._failure = failure
         self._has_failed = True
         await self.rollback()
