@@ -1,15 +1,15 @@
-"""Channel: where appends enter the log. Bounded by bytes and records; assigns the offsets.
+"""Channel: the entry of appends into the log. Bounded by bytes and records; assigns the offsets.
 
-Offsets are assigned in the order in which records enter, never before there is room, so a caller that
-is refused or cancelled while it waits burns none. The writer task takes whole drafts from the other end.
-Everything here belongs to the event loop; nothing blocks and nothing is awaited but room.
+Offsets are assigned in the order of acceptance, never before there is room, so a caller that is refused
+or cancelled while it waits uses none. The writer task takes whole batch builders from the other end.
+Everything here belongs to the event loop; nothing blocks, and only room is awaited.
 
 Invariants (tests/walstore/append/test_channel.py)
-  C1  Offsets leave ``take`` in order and without gaps.
-  C2  Accepted and not released bytes stay within the budget, but for one group larger than it.
-  C3  Room is given in the order in which callers asked; ``put`` never overtakes a waiting caller.
-  C4  Terms are checked when a group is accepted, against all that was accepted before it; a group
-      whose terms fail takes no offset and changes nothing.
+  C1  Offsets leave ``take`` in order and without gaps. C2  Accepted and not released bytes stay within
+  the budget, except for one group larger than it. C3  Room is given in the order of the callers'
+  requests; ``put`` never overtakes a waiting caller. C4  Conditions are checked when a request is
+  accepted, against everything accepted before it; a request whose conditions fail takes no offset and
+  changes nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from walstore.settings import Settings
 class Channel:
     """Bounded queue of records between appenders and the writer."""
 
-    # Every append looks several of them up: 4 % of the fast path.
+    # Every append reads several of these: 4 % of the fast path.
     __slots__ = (
         "_admissions",
         "_batch_bytes",
@@ -95,27 +95,27 @@ class Channel:
         """The event loop that opened the log."""
         self._guard = LoopGuard("log", loop)
         self.thread = self._guard.thread
-        """The event loop's, when it was last looked at; no other thread may touch the log."""
+        """Thread of the event loop when last checked; no other thread may use the log."""
         self._monotonic = monotonic or loop.time
         self._errors = errors or ErrorCounts()
         self.ledger = ledger or Ledger()
-        """What the log remembers once everything accepted is written."""
+        """The ledger once everything accepted is written."""
         self.serial = 0
-        """Counts appends that change the ledger; their commit is awaited by this number."""
+        """Counts appends that change the ledger; callers await their commit by this number."""
         self.accepted = Watermark(next_offset, loop)
-        """Follows ``tail`` while somebody waits for it; else it may lag."""
+        """Follows ``tail`` while there are waiters; otherwise it may lag."""
         self._bytes_budget = settings.channel_bytes
         self._records_budget = settings.channel_records
-        # Batches stay well below a segment, so that segments keep near their size.
+        # Batches stay well below a segment, so that segments stay near their size.
         self._batch_bytes = min(settings.batch_bytes, settings.segment_bytes // 4)
         self._max_record_bytes = settings.max_record_bytes
         self.tail = next_offset
         """Next offset to be assigned."""
         self._released = next_offset
-        self._used_bytes = 0  # of closed drafts, waiting or being written
+        self._used_bytes = 0  # of closed builders, waiting or being written
         self._ready: deque[BatchBuilder] = deque()
         self._taken: deque[BatchBuilder] = deque()  # being written
-        # Who waits for room, in order.
+        # Callers waiting for room, in order.
         self._admissions: OrderedDict[asyncio.Future[int], AppendRequest] = OrderedDict()
         self._closed: WalError | None = None
         self._is_dropped = False
@@ -123,19 +123,19 @@ class Channel:
         self._sleeper: asyncio.Future[None] | None = None
         self._filling: asyncio.Future[None] | None = None
         self._poked = False
-        # The fast path: Wal.append_nowait, which spares a call by doing here what put() would do.
+        # For the fast path, Wal.append_nowait, which saves a call by changing these as put() would.
         self.is_alert = True
-        """Whether the next record must be noted."""
+        """Whether the next record has to call note_record()."""
         self.room = self._room_given = 0
-        """What may be taken without looking at any limit; 0 whenever anything at all stands in the way."""
+        """Bytes that may be taken without checking any limit; 0 whenever a check is needed."""
         self._share = None if budget is None else budget.share(self._admit)
-        """Of what all logs of a store may hold."""
+        """This log's share of the store's budget."""
         self._begin_draft()
 
     # -- appenders ---------------------------------------------------------------------------
 
     def put_alert(self, value: bytes) -> int:
-        """As the fast path, for a record that must be noted; and what it does in a wrong thread."""
+        """As the fast path, for a record that has to call note_record(); raises in a wrong thread."""
         self.check_loop()
         room = self.room - len(value) - RECORD_OVERHEAD_BYTES
         if room < 0:
@@ -149,7 +149,7 @@ class Channel:
         return self.tail - 1
 
     def put(self, group: AppendRequest) -> int:
-        """Accept a group whole and return its first offset; raise WouldBlock if there is no room."""
+        """Accept a whole request and return its first offset; raise WouldBlock if there is no room."""
         self._check(group)
         if self._admissions or not self._may_enter(group):
             raise WouldBlock(
@@ -159,9 +159,9 @@ class Channel:
         return self._accept(group)
 
     async def put_wait(self, group: AppendRequest) -> int:
-        """Accept a group whole as soon as there is room, and return its first offset.
+        """Accept a whole request as soon as there is room, and return its first offset.
 
-        Cancelled while it waits, nothing was accepted; cancelled as it is being accepted, the
+        If cancelled while it waits, nothing was accepted; if cancelled while it is being accepted, the
         records are in the log although the caller sees the cancellation.
         """
         self._check(group)
@@ -174,7 +174,7 @@ class Channel:
             return await future
         except asyncio.CancelledError:
             self._admissions.pop(future, None)
-            self._admit()  # those behind may be smaller
+            self._admit()  # later ones may be smaller
             self._serve_others()
             raise
 
@@ -206,7 +206,8 @@ class Channel:
             timer.cancel()
 
     def take(self, max_bytes: int) -> list[BatchBuilder]:
-        """Remove and return the oldest drafts: at least one if any, about ``max_bytes`` at most."""
+        """Remove and return the oldest builders: at least one if there are any, at most about
+        ``max_bytes``."""
         if len(self._ready) * self._batch_bytes < max_bytes and not self._draft.is_empty:
             self._close_draft()
             self._begin_draft()
@@ -223,7 +224,7 @@ class Channel:
         return taken
 
     def release(self, drafts: list[BatchBuilder]) -> None:
-        """Give back the room of drafts that are on disk, and admit who waits for it."""
+        """Release the room of builders that are on disk, and admit the callers waiting for it."""
         released_bytes = sum(draft.size_bytes for draft in drafts)
         self._used_bytes -= released_bytes
         for _ in drafts:
@@ -238,7 +239,7 @@ class Channel:
     def refuse(self, error: WalError | None) -> None:
         """Refuse further records with ``error`` until called with None; the log stays open.
 
-        Who waits for room is refused too; what was accepted is not affected.
+        Callers waiting for room are refused too; accepted records are not affected.
         """
         self._refused = error
         if error is not None:
@@ -246,7 +247,7 @@ class Channel:
         self._set_room()
 
     def poke(self) -> None:
-        """Make ``wait_ready`` return although there may be nothing to take."""
+        """Make ``wait_ready`` return even if there is nothing to take."""
         self._poked = True
         if self._filling is not None:
             _finish(self._filling)
@@ -263,7 +264,7 @@ class Channel:
         self.poke()
 
     def drop(self) -> None:
-        """Forget everything accepted, after a failure: nobody will take it."""
+        """Drop everything accepted, after a failure: it will not be taken."""
         self._is_dropped = True
         self._ready.clear()
         self._begin_draft()
@@ -271,7 +272,8 @@ class Channel:
             self._share.close()
 
     def abandon(self, error: WalError) -> None:
-        """Refuse everything and forget what was accepted, waking nobody; see ``runtime/forks.py``."""
+        """Refuse everything and drop what was accepted, without waking waiters; see
+        ``runtime/forks.py``."""
         self._closed = error
         self._is_dropped = True
         self._ready.clear()
@@ -282,7 +284,7 @@ class Channel:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits to be taken."""
+        """Whether there is nothing to take."""
         return not self._ready and self._draft.is_empty
 
     @property
@@ -292,9 +294,9 @@ class Channel:
 
     @property
     def waiting_since(self) -> float | None:
-        """When the oldest record that is not written yet was accepted; None if there is none.
+        """When the oldest unwritten record was accepted; None if there is none.
 
-        By the monotonic clock. May be asked on any thread.
+        By the monotonic clock. May be read on any thread.
         """
         for drafts in (self._taken, self._ready):
             with contextlib.suppress(IndexError):
@@ -313,30 +315,30 @@ class Channel:
                 "no record has this offset yet", requested=offset, head=1, tail=self.tail
             )
 
-    # -- readers of what is not written yet ----------------------------------------------------
+    # -- readers of unwritten records ------------------------------------------------------------
 
     @property
     def written_limit(self) -> int:
-        """Every record below it was handed to the disk and left the channel."""
+        """Every record below it was written and has left the channel."""
         return self._released
 
     @property
     def readable_limit(self) -> int:
-        """Every record in ``[written_limit, readable_limit)`` is in :meth:`drafts`: all up to the tail, but
-        for those of a large transaction and what is behind them."""
+        """Every record in ``[written_limit, readable_limit)`` is in :meth:`builders`: all up to the tail,
+        except those of a large transaction and the records after them."""
         for draft in (*self._taken, *self._ready):
             if draft.spill is not None:
                 return draft.start
         return self.tail
 
     def check_readable(self) -> None:
-        """Raise why the log failed, if it did: what was accepted and not written is forgotten then."""
+        """Raise the log's failure, if any: then accepted records that were not written are dropped."""
         if self._is_dropped:
             assert self._closed is not None
             raise copy_error(self._closed)
 
     def drafts(self) -> Iterator[BatchBuilder]:
-        """Yield what is accepted and not written, in order; the last one is still growing."""
+        """Yield the accepted and unwritten records, in order; the last builder is still growing."""
         yield from self._taken
         yield from self._ready
         yield self._draft
@@ -345,7 +347,7 @@ class Channel:
         """Return when the tail has reached ``limit``; raises when the log closes."""
         self.accepted.advance(self.tail)
         waiter = self.accepted.waiter(limit)
-        self._set_room()  # off the fast path, which wakes nobody
+        self._set_room()  # leave the fast path, which wakes no waiters
         try:
             await waiter
         finally:
@@ -354,9 +356,9 @@ class Channel:
     # -- inside ------------------------------------------------------------------------------
 
     def check_loop(self) -> None:
-        """Raise WrongLoopError unless the log's own event loop runs the caller."""
+        """Raise WrongLoopError unless the caller runs in the log's event loop."""
         if self._guard.is_home:
-            self.thread = get_ident()  # an event loop may go on in another thread
+            self.thread = get_ident()  # an event loop may continue in another thread
             return
         if self._closed is not None:
             raise copy_error(self._closed)
@@ -400,7 +402,7 @@ class Channel:
         return self._has_room(group) and (share is None or share.has_room(group.size_bytes))
 
     def _accept(self, group: AppendRequest) -> int:
-        """Take a group in, or raise what its terms say against it; then it took no offset."""
+        """Accept a request, or raise the error of a failed condition; then it took no offset."""
         marks = None
         terms = group.terms
         if terms is not None or group.streams is not None:
@@ -443,7 +445,7 @@ class Channel:
         return offset
 
     def _apply_terms(self, group: AppendRequest) -> Marks | None:
-        """Check a group's terms and return the changes it makes; the ledger has them then."""
+        """Check a request's conditions, apply its changes to the ledger and return them."""
         terms, ledger = group.terms, self.ledger
         if terms is not None:
             terms.check(ledger, self.tail)
@@ -509,7 +511,7 @@ class Channel:
             _finish(self._filling)
 
     def _fold_room(self) -> None:
-        """Add what the fast path took from the room to the open draft's size."""
+        """Add the room taken by the fast path to the open builder's size."""
         taken = self._room_given - self.room
         if not taken:
             return
@@ -522,14 +524,14 @@ class Channel:
         self._fold_room()
         share = self._share
         if share is not None and self._draft.is_empty:
-            # Leased only while something is being accepted, so that idle logs hold nothing.
+            # Leased only while records are being accepted, so that idle logs hold nothing.
             share.end_lease()
             self.room = self._room_given = 0
             return
         room = (
             min(self._batch_bytes, self._bytes_budget - self._used_bytes) - self._draft.size_bytes
         )
-        # Within this room no record can be too large, nor can there be too many.
+        # Within this room no record can be too large and there cannot be too many.
         records = min(
             self._records_budget - (self.tail - self._released),
             BATCH_RECORDS - len(self._draft.values),
@@ -564,7 +566,7 @@ class Channel:
         return self._used_bytes + self._draft.size_bytes + self._room_given - self.room
 
     def note_record(self) -> None:
-        """Note when the open draft got its first record, and wake the writer if it sleeps."""
+        """Record when the open builder got its first record, and wake the writer if it sleeps."""
         draft = self._draft
         if draft.accepted_at is None and not draft.is_empty:
             draft.accepted_at = self._monotonic()
@@ -579,7 +581,7 @@ class Channel:
 
 def _refuse(future: asyncio.Future[int], error: WalError) -> None:
     future.set_exception(error)
-    future.exception()  # a caller cancelled at this moment never looks
+    future.exception()  # a caller cancelled at this moment never retrieves it
 
 
 def _finish(future: asyncio.Future[None]) -> None:
