@@ -2,9 +2,10 @@
 
 Invariants (tests/walstore/append/test_budgets.py)
   B1  The caches of all logs together hold at most the budget; the least recently used log evicts first,
-  its oldest batches first. B2  Bytes accepted by all channels and not yet durable stay within the
-  budget, except for one larger group, which is accepted when nothing else is pending. B3  Logs that
-  wait for room are served in turn, one group each, and no log overtakes them.
+      its oldest batches first.
+  B2  Bytes accepted by all channels and not yet durable stay within the budget, except for one larger
+      group, which is accepted when nothing else is pending.
+  B3  Logs that wait for room are served in turn, one group each, and no log overtakes them.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ or cancelled while it waits uses none. The writer task takes whole batch builder
 Everything here belongs to the event loop; nothing blocks, and only room is awaited.
 
 Invariants (tests/walstore/append/test_channel.py)
-  C1  Offsets leave ``take`` in order and without gaps. C2  Accepted and not released bytes stay within
-  the budget, except for one group larger than it. C3  Room is given in the order of the callers'
-  requests; ``put`` never overtakes a waiting caller. C4  Conditions are checked when a request is
-  accepted, against everything accepted before it; a request whose conditions fail takes no offset and
-  changes nothing.
+  C1  Offsets leave ``take`` in order and without gaps.
+  C2  Accepted and not released bytes stay within the budget, except for one group larger than it.
+  C3  Room is given in the order of the callers' requests; ``put`` never overtakes a waiting caller.
+  C4  Conditions are checked when a request is accepted, against everything accepted before it; a
+      request whose conditions fail takes no offset and changes nothing.
 """
 
 from __future__ import annotations

@@ -6,13 +6,15 @@ them with one call, syncs once, and only then reports them; between two commits 
 the files on disk.
 
 Invariants (tests/walstore/append/test_tail.py, tests/scenarios)
-  T1  ``durable_limit`` moves only after the sync that covers it returned. T2  After a failed write or
-  sync nothing more is written; a sync is never called again on the same data. T3  A segment is sealed
-  and synced before the next one gets its name. T4  The head is durable, in a checkpoint and in the
-  cell, before a file below it is removed. T5  Every segment begins with the whole ledger, or the ledger
-  was empty. T6  Any other error of a method than WalError is a TailError, which contains the limits
-  reached by the log. T7  Work that the data does not depend on (checkpoints, the cell, removing files)
-  may fail without failing the log, and is retried.
+  T1  ``durable_limit`` moves only after the sync that covers it returned.
+  T2  After a failed write or sync nothing more is written; a sync is never called again on the same data.
+  T3  A segment is sealed and synced before the next one gets its name.
+  T4  The head is durable, in a checkpoint and in the cell, before a file below it is removed.
+  T5  Every segment begins with the whole ledger, or the ledger was empty.
+  T6  Any other error of a method than WalError is a TailError, which contains the limits reached by the
+      log.
+  T7  Work that the data does not depend on (checkpoints, the cell, removing files) may fail without
+      failing the log, and is retried.
 """
 
 from __future__ import annotations

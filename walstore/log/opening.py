@@ -516,7 +516,7 @@ def _missing(path: Path, chain: Chain, end: int, evidence: Evidence) -> int | No
         return None
     logger.error(
         "%s ends before offset %d although offsets below %d had been synced, at byte %d although bytes below "
-        "%d had been: the disk or somebody removed them",
+        "%d had been: they were lost or removed",
         path,
         chain.next_offset,
         max(evidence.durable_limit, chain.next_offset),

@@ -157,7 +157,7 @@ class LogWatch:
         if extent.log_id != self._log_id:
             self.fail(
                 CorruptionError(
-                    "another log has taken this one's place; open it anew",
+                    "another log has taken this one's place; open it again",
                     path=str(self._path),
                     expected=self._log_id.hex(),
                     found=extent.log_id.hex(),
@@ -250,7 +250,7 @@ class LogWatch:
         self.fail(
             CorruptionError(
                 f"the log ends at {limit} although offsets below {self.limit} had been durable; its "
-                "disk lost records, or somebody put older files in their place",
+                "disk lost records, or older files were put in their place",
                 path=str(self._path),
                 expected=self.limit,
                 found=limit,
