@@ -27,7 +27,7 @@ from walstore.batches.batch_builder import (
     AppendRequest,
     BatchBuilder,
 )
-from walstore.batches.conditions import TERMS_BYTES, check_room, stream_marks
+from walstore.batches.conditions import CONDITIONS_BYTES, check_room, stream_marks
 from walstore.errors import (
     OffsetNotWrittenError,
     RecordTooLargeError,
@@ -50,9 +50,9 @@ class Channel:
     __slots__ = (
         "_admissions",
         "_batch_bytes",
+        "_builder",
         "_bytes_budget",
         "_closed",
-        "_draft",
         "_errors",
         "_filling",
         "_guard",
@@ -130,7 +130,7 @@ class Channel:
         """Bytes that may be taken without checking any limit; 0 whenever a check is needed."""
         self._share = None if budget is None else budget.share(self._admit)
         """This log's share of the store's budget."""
-        self._begin_draft()
+        self._begin_builder()
 
     # -- appenders ---------------------------------------------------------------------------
 
@@ -148,27 +148,27 @@ class Channel:
         self.note_record()
         return self.tail - 1
 
-    def put(self, group: AppendRequest) -> int:
+    def put(self, request: AppendRequest) -> int:
         """Accept a whole request and return its first offset; raise WouldBlock if there is no room."""
-        self._check(group)
-        if self._admissions or not self._may_enter(group):
+        self._check(request)
+        if self._admissions or not self._may_enter(request):
             raise WouldBlock(
                 f"{self._waiting_bytes()} bytes and {self.tail - self._released} records wait for "
                 "the disk; await append(), or try again later"
             )
-        return self._accept(group)
+        return self._accept(request)
 
-    async def put_wait(self, group: AppendRequest) -> int:
+    async def put_wait(self, request: AppendRequest) -> int:
         """Accept a whole request as soon as there is room, and return its first offset.
 
         If cancelled while it waits, nothing was accepted; if cancelled while it is being accepted, the
         records are in the log although the caller sees the cancellation.
         """
-        self._check(group)
-        if not self._admissions and self._may_enter(group):
-            return self._accept(group)
+        self._check(request)
+        if not self._admissions and self._may_enter(request):
+            return self._accept(request)
         future: asyncio.Future[int] = self.loop.create_future()
-        self._admissions[future] = group
+        self._admissions[future] = request
         self._admit()
         try:
             return await future
@@ -208,9 +208,9 @@ class Channel:
     def take(self, max_bytes: int) -> list[BatchBuilder]:
         """Remove and return the oldest builders: at least one if there are any, at most about
         ``max_bytes``."""
-        if len(self._ready) * self._batch_bytes < max_bytes and not self._draft.is_empty:
-            self._close_draft()
-            self._begin_draft()
+        if len(self._ready) * self._batch_bytes < max_bytes and not self._builder.is_empty:
+            self._close_builder()
+            self._begin_builder()
         taken: list[BatchBuilder] = []
         size = 0
         while self._ready and (not taken or size + self._ready[0].size_bytes <= max_bytes):
@@ -223,14 +223,14 @@ class Channel:
         self._taken += taken
         return taken
 
-    def release(self, drafts: list[BatchBuilder]) -> None:
+    def release(self, builders: list[BatchBuilder]) -> None:
         """Release the room of builders that are on disk, and admit the callers waiting for it."""
-        released_bytes = sum(draft.size_bytes for draft in drafts)
+        released_bytes = sum(builder.size_bytes for builder in builders)
         self._used_bytes -= released_bytes
-        for _ in drafts:
+        for _ in builders:
             self._taken.popleft()
-        if drafts:
-            self._released = drafts[-1].limit
+        if builders:
+            self._released = builders[-1].limit
         if self._share is not None:
             self._share.give(released_bytes)
         self._admit()
@@ -267,7 +267,7 @@ class Channel:
         """Drop everything accepted, after a failure: it will not be taken."""
         self._is_dropped = True
         self._ready.clear()
-        self._begin_draft()
+        self._begin_builder()
         if self._share is not None:
             self._share.close()
 
@@ -277,15 +277,15 @@ class Channel:
         self._closed = error
         self._is_dropped = True
         self._ready.clear()
-        self._draft = BatchBuilder(self.tail)
-        self.append_value = self._draft.values.append
+        self._builder = BatchBuilder(self.tail)
+        self.append_value = self._builder.values.append
         self.room = self._room_given = 0
         self.accepted.refuse(lambda _: copy_error(error))
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to take."""
-        return not self._ready and self._draft.is_empty
+        return not self._ready and self._builder.is_empty
 
     @property
     def waiting(self) -> tuple[int, int]:
@@ -298,10 +298,10 @@ class Channel:
 
         By the monotonic clock. May be read on any thread.
         """
-        for drafts in (self._taken, self._ready):
+        for builders in (self._taken, self._ready):
             with contextlib.suppress(IndexError):
-                return drafts[0].accepted_at
-        return self._draft.accepted_at
+                return builders[0].accepted_at
+        return self._builder.accepted_at
 
     @property
     def blocked(self) -> int:
@@ -326,9 +326,9 @@ class Channel:
     def readable_limit(self) -> int:
         """Every record in ``[written_limit, readable_limit)`` is in :meth:`builders`: all up to the tail,
         except those of a large transaction and the records after them."""
-        for draft in (*self._taken, *self._ready):
-            if draft.spill is not None:
-                return draft.start
+        for builder in (*self._taken, *self._ready):
+            if builder.spill is not None:
+                return builder.start
         return self.tail
 
     def check_readable(self) -> None:
@@ -337,11 +337,11 @@ class Channel:
             assert self._closed is not None
             raise copy_error(self._closed)
 
-    def drafts(self) -> Iterator[BatchBuilder]:
+    def builders(self) -> Iterator[BatchBuilder]:
         """Yield the accepted and unwritten records, in order; the last builder is still growing."""
         yield from self._taken
         yield from self._ready
-        yield self._draft
+        yield self._builder
 
     async def wait_accepted(self, limit: int) -> None:
         """Return when the tail has reached ``limit``; raises when the log closes."""
@@ -364,98 +364,100 @@ class Channel:
             raise copy_error(self._closed)
         self._guard.check()
 
-    def _check(self, group: AppendRequest) -> None:
+    def _check(self, request: AppendRequest) -> None:
         if self._closed is not None:
             raise copy_error(self._closed)
         self.check_loop()
         if self._refused is not None:
             raise self._counted(copy_error(self._refused))
-        overhead = RECORD_OVERHEAD_BYTES * len(group.values)
-        if len(group.values) > MOST_RECORDS:
+        overhead = RECORD_OVERHEAD_BYTES * len(request.values)
+        if len(request.values) > MOST_RECORDS:
             error = RecordTooLargeError(
-                f"the atomic group has {len(group.values)} records; {MOST_RECORDS} are the most",
-                size_bytes=group.size_bytes - overhead,
+                f"the atomic group has {len(request.values)} records; {MOST_RECORDS} are the most",
+                size_bytes=request.size_bytes - overhead,
                 limit_bytes=self._bytes_budget,
             )
             raise self._counted(error)
-        is_record = len(group.values) == 1
+        is_record = len(request.values) == 1
         limit = self._max_record_bytes if is_record else self._bytes_budget
-        if group.size_bytes - overhead > limit:
+        if request.size_bytes - overhead > limit:
             what = "record" if is_record else "atomic group"
             name = "max_record_bytes" if is_record else "channel_bytes"
             error = RecordTooLargeError(
-                f"the {what} has {group.size_bytes - overhead} bytes; {name} is {limit}",
-                size_bytes=group.size_bytes - overhead,
+                f"the {what} has {request.size_bytes - overhead} bytes; {name} is {limit}",
+                size_bytes=request.size_bytes - overhead,
                 limit_bytes=limit,
             )
             raise self._counted(error)
 
-    def _has_room(self, group: AppendRequest) -> bool:
+    def _has_room(self, request: AppendRequest) -> bool:
         waiting = self._waiting_bytes()
         if not waiting:
             return True
-        records = self.tail - self._released + group.count
-        return waiting + group.size_bytes <= self._bytes_budget and records <= self._records_budget
+        records = self.tail - self._released + request.count
+        return (
+            waiting + request.size_bytes <= self._bytes_budget and records <= self._records_budget
+        )
 
-    def _may_enter(self, group: AppendRequest) -> bool:
+    def _may_enter(self, request: AppendRequest) -> bool:
         share = self._share
-        return self._has_room(group) and (share is None or share.has_room(group.size_bytes))
+        return self._has_room(request) and (share is None or share.has_room(request.size_bytes))
 
-    def _accept(self, group: AppendRequest) -> int:
+    def _accept(self, request: AppendRequest) -> int:
         """Accept a request, or raise the error of a failed condition; then it took no offset."""
         marks = None
-        terms = group.terms
-        if terms is not None or group.streams is not None:
+        conditions = request.conditions
+        if conditions is not None or request.streams is not None:
             try:
-                marks = self._apply_terms(group)
+                marks = self._apply_conditions(request)
             except WalError as error:
                 raise self._counted(error) from None
-            if terms is not None and terms.is_duplicate:
-                assert terms.span is not None
-                return terms.span.start
+            if conditions is not None and conditions.is_duplicate:
+                assert conditions.span is not None
+                return conditions.span.start
         offset = self.tail
-        open_bytes = self._draft.size_bytes + self._room_given - self.room
+        open_bytes = self._builder.size_bytes + self._room_given - self.room
         is_full = (
-            open_bytes + group.size_bytes > self._batch_bytes
-            or len(self._draft.values) + len(group.values) > BATCH_RECORDS
+            open_bytes + request.size_bytes > self._batch_bytes
+            or len(self._builder.values) + len(request.values) > BATCH_RECORDS
         )
-        if not self._draft.is_empty and (is_full or group.spill is not None):
-            self._close_draft()
-            self._begin_draft()
+        if not self._builder.is_empty and (is_full or request.spill is not None):
+            self._close_builder()
+            self._begin_builder()
         self._fold_room()
-        if self._draft.accepted_at is None:
-            self._draft.accepted_at = self._monotonic()
+        if self._builder.accepted_at is None:
+            self._builder.accepted_at = self._monotonic()
         if marks is not None:
             self._add_marks(marks)
-        if group.spill is not None:
-            self._draft.spill = group.spill
-        elif group.values:
-            self._draft.extend(group)
-        self._draft.size_bytes += group.size_bytes
+        if request.spill is not None:
+            self._builder.spill = request.spill
+        elif request.values:
+            self._builder.extend(request)
+        self._builder.size_bytes += request.size_bytes
         if self._share is not None:
-            self._share.take(group.size_bytes)
-        self.tail = offset + group.count
-        if group.spill is not None:
-            self._close_draft()
-            self._begin_draft()
+            self._share.take(request.size_bytes)
+        self.tail = offset + request.count
+        if request.spill is not None:
+            self._close_builder()
+            self._begin_builder()
         if self.accepted.has_waiters:
             self.accepted.advance(self.tail)
         self._set_room()
         self.note_record()
         return offset
 
-    def _apply_terms(self, group: AppendRequest) -> Marks | None:
+    def _apply_conditions(self, request: AppendRequest) -> Marks | None:
         """Check a request's conditions, apply its changes to the ledger and return them."""
-        terms, ledger = group.terms, self.ledger
-        if terms is not None:
-            terms.check(ledger, self.tail)
-            if terms.is_duplicate:
+        conditions, ledger = request.conditions, self.ledger
+        if conditions is not None:
+            conditions.check(ledger, self.tail)
+            if conditions.is_duplicate:
                 return None
         marks = None
-        if group.streams is not None:
-            marks = stream_marks(ledger, group.streams, self.tail)
-        if terms is not None:
-            more = terms.marks(ledger, self.tail, group.count)
+        if request.streams is not None:
+            marks = stream_marks(ledger, request.streams, self.tail)
+        if conditions is not None:
+            more = conditions.marks(ledger, self.tail, request.count)
             if marks is None:
                 marks = more
             elif more is not None:
@@ -463,31 +465,31 @@ class Channel:
         if marks is not None:
             check_room(ledger, marks)
             ledger.apply(marks)
-        if terms is not None:
-            terms.span = range(self.tail, self.tail + group.count)
+        if conditions is not None:
+            conditions.span = range(self.tail, self.tail + request.count)
         return marks
 
     def _add_marks(self, marks: Marks) -> None:
         self.serial += 1
-        self._draft.serial = self.serial
-        if self._draft.marks is None:
-            self._draft.marks = Marks()
-        self._draft.marks.merge(marks)
-        self._draft.size_bytes += TERMS_BYTES
+        self._builder.serial = self.serial
+        if self._builder.marks is None:
+            self._builder.marks = Marks()
+        self._builder.marks.merge(marks)
+        self._builder.size_bytes += CONDITIONS_BYTES
         if self._share is not None:
-            self._share.take(TERMS_BYTES)
+            self._share.take(CONDITIONS_BYTES)
 
     def _admit(self) -> None:
         while self._admissions:
-            future, group = next(iter(self._admissions.items()))
+            future, request = next(iter(self._admissions.items()))
             if not future.done():
-                if not self._has_room(group):
+                if not self._has_room(request):
                     break
-                if self._share is not None and not self._share.has_room(group.size_bytes):
-                    self._share.wait(group.size_bytes)
+                if self._share is not None and not self._share.has_room(request.size_bytes):
+                    self._share.wait(request.size_bytes)
                     break
                 try:
-                    future.set_result(self._accept(group))
+                    future.set_result(self._accept(request))
                 except WalError as error:
                     _refuse(future, error)
             del self._admissions[future]
@@ -495,18 +497,18 @@ class Channel:
             self._share.leave()
         self._set_room()
 
-    def _begin_draft(self) -> None:
-        self._draft = BatchBuilder(self.tail)
-        self.append_value = self._draft.values.append
+    def _begin_builder(self) -> None:
+        self._builder = BatchBuilder(self.tail)
+        self.append_value = self._builder.values.append
         self.is_alert = True
         self.room = self._room_given = 0
         self._set_room()
 
-    def _close_draft(self) -> None:
+    def _close_builder(self) -> None:
         self._fold_room()
-        self._draft.pad()
-        self._used_bytes += self._draft.size_bytes
-        self._ready.append(self._draft)
+        self._builder.pad()
+        self._used_bytes += self._builder.size_bytes
+        self._ready.append(self._builder)
         if self._filling is not None:
             _finish(self._filling)
 
@@ -515,7 +517,7 @@ class Channel:
         taken = self._room_given - self.room
         if not taken:
             return
-        self._draft.size_bytes += taken
+        self._builder.size_bytes += taken
         self._room_given = self.room
         if self._share is not None:
             self._share.take(taken)
@@ -523,18 +525,18 @@ class Channel:
     def _set_room(self) -> None:
         self._fold_room()
         share = self._share
-        if share is not None and self._draft.is_empty:
+        if share is not None and self._builder.is_empty:
             # Leased only while records are being accepted, so that idle logs hold nothing.
             share.end_lease()
             self.room = self._room_given = 0
             return
         room = (
-            min(self._batch_bytes, self._bytes_budget - self._used_bytes) - self._draft.size_bytes
+            min(self._batch_bytes, self._bytes_budget - self._used_bytes) - self._builder.size_bytes
         )
         # Within this room no record can be too large and there cannot be too many.
         records = min(
             self._records_budget - (self.tail - self._released),
-            BATCH_RECORDS - len(self._draft.values),
+            BATCH_RECORDS - len(self._builder.values),
         )
         largest = self._max_record_bytes + RECORD_OVERHEAD_BYTES
         room = min(room, records * RECORD_OVERHEAD_BYTES, largest)
@@ -563,14 +565,14 @@ class Channel:
         return error
 
     def _waiting_bytes(self) -> int:
-        return self._used_bytes + self._draft.size_bytes + self._room_given - self.room
+        return self._used_bytes + self._builder.size_bytes + self._room_given - self.room
 
     def note_record(self) -> None:
         """Record when the open builder got its first record, and wake the writer if it sleeps."""
-        draft = self._draft
-        if draft.accepted_at is None and not draft.is_empty:
-            draft.accepted_at = self._monotonic()
-        self.is_alert = draft.accepted_at is None
+        builder = self._builder
+        if builder.accepted_at is None and not builder.is_empty:
+            builder.accepted_at = self._monotonic()
+        self.is_alert = builder.accepted_at is None
         self._wake()
 
     def _wake(self) -> None:

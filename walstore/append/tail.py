@@ -158,19 +158,19 @@ class Tail:
         """Whether enough was written since the last checkpoint."""
         return self._since_checkpoint_bytes >= self._settings.checkpoint_bytes
 
-    def commit(self, drafts: Sequence[BatchBuilder], *, sync: bool = True) -> Commit:
+    def commit(self, builders: Sequence[BatchBuilder], *, sync: bool = True) -> Commit:
         """Write the builders and, with ``sync``, make them durable.
 
         A builder with a spill comes alone and is always durable. TailError on any failure, after which
         only close is allowed.
         """
-        serial = max([draft.serial for draft in drafts])
-        self._reached.note_attempt(drafts[-1].limit, serial)
+        serial = max([builder.serial for builder in builders])
+        self._reached.note_attempt(builders[-1].limit, serial)
         with _Failing(self):
             self._announce()
-            if drafts[0].spill is not None:
-                return self._place(drafts[0])
-            return self._append(drafts, serial, sync=sync)
+            if builders[0].spill is not None:
+                return self._place(builders[0])
+            return self._append(builders, serial, sync=sync)
 
     def sync(self) -> float:
         """Make everything written durable and return the seconds it took; TailError if it failed."""
@@ -262,27 +262,27 @@ class Tail:
 
     # -- committing --------------------------------------------------------------------------
 
-    def _append(self, drafts: Sequence[BatchBuilder], last_serial: int, *, sync: bool) -> Commit:
+    def _append(self, builders: Sequence[BatchBuilder], last_serial: int, *, sync: bool) -> Commit:
         frames: list[bytearray] = []
         batches: list[FrameBatch] = []
         sealed: list[Segment] = []
         now_us = self._clock.now_us()
         written = pending = serial = 0
         has_new_registers = False
-        for draft in drafts:
-            if self._is_full(draft, pending):
+        for builder in builders:
+            if self._is_full(builder, pending):
                 written += self._write(frames, serial)
                 if self.is_empty:
                     self._renew_segment()
                 else:
                     sealed.append(self._rotate())
                 frames, pending = [], 0
-            batch = self._frame(draft, now_us, self._file.position + pending, frames)
+            batch = self._frame(builder, now_us, self._file.position + pending, frames)
             pending += len(frames[-1])
-            serial = max(serial, draft.serial)
+            serial = max(serial, builder.serial)
             if batch is not None:
                 batches.append(batch)
-            if draft.marks is not None and draft.marks.registers:
+            if builder.marks is not None and builder.marks.registers:
                 has_new_registers = True
         written += self._write(frames, serial)
         seconds = None
@@ -292,14 +292,14 @@ class Tail:
             self._store_cell()
         return self._commit(last_serial, batches, sealed, written, has_new_registers, seconds)
 
-    def _place(self, draft: BatchBuilder) -> Commit:
+    def _place(self, builder: BatchBuilder) -> Commit:
         """Commit a large transaction: its file becomes the next sealed segment."""
-        spill = draft.spill
+        spill = builder.spill
         assert spill is not None
         if self._file.has_unsynced:
             self._sync()
-        if draft.marks is not None:
-            self.ledger.apply(draft.marks)
+        if builder.marks is not None:
+            self.ledger.apply(builder.marks)
             self.head = max(self.head, self.ledger.head)
         sealed = []
         if self.is_empty:
@@ -318,17 +318,17 @@ class Tail:
             )
         except OSError:
             if spill.outcome == "unknown":
-                self._note_written(draft.serial)
+                self._note_written(builder.serial)
             raise
         assert placed.summary is not None
         sealed.append(placed)
         self._sealed.append(placed.summary)
-        self._note_written(draft.serial)
+        self._note_written(builder.serial)
         self._note_synced()
         self._begin_segment()
         self._store_cell()
-        has_new_registers = draft.marks is not None and bool(draft.marks.registers)
-        return self._commit(draft.serial, [], sealed, spill.size_bytes, has_new_registers, None)
+        has_new_registers = builder.marks is not None and bool(builder.marks.registers)
+        return self._commit(builder.serial, [], sealed, spill.size_bytes, has_new_registers, None)
 
     def _commit(
         self,
@@ -353,23 +353,23 @@ class Tail:
             registers=dict(self.ledger.registers) if has_new_registers else None,
         )
 
-    def _is_full(self, draft: BatchBuilder, pending_bytes: int) -> bool:
+    def _is_full(self, builder: BatchBuilder, pending_bytes: int) -> bool:
         """Whether the builder belongs in the next segment."""
         end = self._file.position + pending_bytes
         most = max(self._settings.segment_bytes, _LEDGER_SHARE * self._first_position)
-        return end + draft.size_bytes > most and end > self._first_position
+        return end + builder.size_bytes > most and end > self._first_position
 
     def _frame(
-        self, draft: BatchBuilder, now_us: int, position: int, frames: list[bytearray]
+        self, builder: BatchBuilder, now_us: int, position: int, frames: list[bytearray]
     ) -> FrameBatch | None:
         """Frame a builder at ``position``; None if it contains only marks."""
         assert self.active.index is not None
-        data, base_us, batch = self._framer.frame(draft, now_us, self._spot(position))
-        self.active.index.add(draft.start, position, base_us)
+        data, base_us, batch = self._framer.frame(builder, now_us, self._spot(position))
+        self.active.index.add(builder.start, position, base_us)
         frames.append(data)
-        if draft.marks is not None:
+        if builder.marks is not None:
             self.head = max(self.head, self.ledger.head)
-        if batch is not None and draft.streams is not None:
+        if batch is not None and builder.streams is not None:
             self.active.index.streams.add(batch.stream_names)
         return batch
 
@@ -518,8 +518,8 @@ class Tail:
         chain, ledger_head = self._chain, self.ledger.head
         before = chain.next_offset, chain.previous_crc, chain.timestamp_us
         frames: list[bytearray] = []
-        draft = BatchBuilder(chain.next_offset, marks=Marks(head=limit))
-        data, _, _ = self._framer.frame(draft, 0, self._spot(self._file.position))
+        builder = BatchBuilder(chain.next_offset, marks=Marks(head=limit))
+        data, _, _ = self._framer.frame(builder, 0, self._spot(self._file.position))
         frames.append(data)
         try:
             self._write(frames, 0)

@@ -144,9 +144,9 @@ class Writer:
             self.on_cancel()
         if self._requests:
             await self._serve_requests()
-        drafts = self._channel.take(COMMIT_BYTES)
-        if drafts:
-            await self._commit(drafts)
+        builders = self._channel.take(COMMIT_BYTES)
+        if builders:
+            await self._commit(builders)
         elif self._tail.has_unsynced and (self._stopping or self._listener.wants_disk):
             await self._sync()
 
@@ -238,23 +238,23 @@ class Writer:
         """Run a call on the tail to its end, even if this task is cancelled."""
         return self._worker.run_through(call, *args, then=then, on_cancel=self.on_cancel)
 
-    async def _commit(self, drafts: list[BatchBuilder]) -> None:
+    async def _commit(self, builders: list[BatchBuilder]) -> None:
         sync = self._syncs_always or self._listener.wants_disk
         began = self._clock.monotonic()
         commit = await self._run(
-            partial(self._tail.commit, drafts, sync=sync),
-            then=partial(self._committed, drafts, began),
+            partial(self._tail.commit, builders, sync=sync),
+            then=partial(self._committed, builders, began),
         )
         if self._tail.wants_checkpoint or commit.sealed:
             await self._checkpoint()
 
-    def _committed(self, drafts: list[BatchBuilder], began: float, commit: Commit) -> None:
+    def _committed(self, builders: list[BatchBuilder], began: float, commit: Commit) -> None:
         """Publish a commit. Its waiters continue when this returns."""
         self.commits += 1
         self.rotations += len(commit.sealed)
         self._listener.on_commit(commit)
-        self._channel.release(drafts)
-        self._observe(drafts, commit, began)
+        self._channel.release(builders)
+        self._observe(builders, commit, began)
         if commit.sealed or not self._has_records.is_set():
             self._aging_from = self._clock.monotonic()
         if self._tail.is_empty:
@@ -267,13 +267,13 @@ class Writer:
         else:
             self._has_unsynced.set()
             if self.unsynced_since is None:
-                self.unsynced_since = drafts[0].accepted_at
+                self.unsynced_since = builders[0].accepted_at
 
-    def _observe(self, drafts: list[BatchBuilder], commit: Commit, began: float) -> None:
-        now, accepted_at = self._clock.monotonic(), drafts[0].accepted_at
+    def _observe(self, builders: list[BatchBuilder], commit: Commit, began: float) -> None:
+        now, accepted_at = self._clock.monotonic(), builders[0].accepted_at
         assert accepted_at is not None
         self.observer.on_commit(
-            commit.limit - drafts[0].start, commit.size_bytes, now - accepted_at, now - began
+            commit.limit - builders[0].start, commit.size_bytes, now - accepted_at, now - began
         )
         if commit.sync_seconds is not None:
             self.observer.on_sync(commit.sync_seconds)
@@ -358,7 +358,7 @@ class Writer:
         """Fail the log permanently, and fail every waiter with the outcome of its records."""
         is_fenced = isinstance(cause, FencedError)
 
-        def tell(outcome: Outcome) -> WalError:
+        def error_of(outcome: Outcome) -> WalError:
             if not isinstance(cause, FencedError):
                 return to_wal_error(cause, outcome)
             error = copy_error(cause)
@@ -367,10 +367,10 @@ class Writer:
             return error
 
         def make_error(target: int) -> WalError:
-            return tell(reached.outcome(target))
+            return error_of(reached.outcome(target))
 
         def make_settled_error(serial: int) -> WalError:
-            return tell(reached.settled_outcome(serial))
+            return error_of(reached.settled_outcome(serial))
 
         self.failure = WalClosedError(
             f"the log was taken over by another directory: {cause}"

@@ -54,13 +54,13 @@ def make_group(
     stream: str | None,
     headers: Mapping[str, bytes] | None,
     timestamp_us: int | None,
-    terms: AppendConditions | None = None,
+    conditions: AppendConditions | None = None,
 ) -> AppendRequest:
     """Return a request whose records share key, stream, headers and timestamp."""
     options = _options(key, stream, headers, timestamp_us)
     checked: list[bytes] = []
     size = sum(_check_slice(part, checked) for part in _slices(values))
-    return _group(checked, size, options, terms)
+    return _group(checked, size, options, conditions)
 
 
 async def gather_group(
@@ -69,7 +69,7 @@ async def gather_group(
     stream: str | None,
     headers: Mapping[str, bytes] | None,
     timestamp_us: int | None,
-    terms: AppendConditions | None = None,
+    conditions: AppendConditions | None = None,
     *,
     most_bytes: int,
 ) -> AppendRequest:
@@ -90,7 +90,7 @@ async def gather_group(
         size += _check_slice(part, checked)
         if size > most_bytes:
             break
-    return _group(checked, size, options, terms)
+    return _group(checked, size, options, conditions)
 
 
 def pack_headers(headers: Mapping[str, bytes]) -> bytes:
@@ -158,7 +158,7 @@ def _check_slice(part: list[bytes], checked: list[bytes]) -> int:
 
 
 def _group(
-    values: list[bytes], value_bytes: int, options: _Options, terms: AppendConditions | None
+    values: list[bytes], value_bytes: int, options: _Options, conditions: AppendConditions | None
 ) -> AppendRequest:
     rows = len(values)
     if not rows:
@@ -172,5 +172,5 @@ def _group(
         None if headers is None else [headers] * rows,
         None if timestamp_us is None else [timestamp_us] * rows,
         value_bytes + size * rows,
-        terms,
+        conditions,
     )

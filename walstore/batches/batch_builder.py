@@ -73,15 +73,15 @@ class BatchBuilder:
             return values[0]
         return None
 
-    def extend(self, group: AppendRequest) -> None:
+    def extend(self, request: AppendRequest) -> None:
         """Append the records of a request."""
         before = len(self.values)
-        self.values += group.values
-        self.keys = _join(self.keys, group.keys, before, len(group.values))
-        self.streams = _join(self.streams, group.streams, before, len(group.values))
-        self.headers = _join(self.headers, group.headers, before, len(group.values))
+        self.values += request.values
+        self.keys = _join(self.keys, request.keys, before, len(request.values))
+        self.streams = _join(self.streams, request.streams, before, len(request.values))
+        self.headers = _join(self.headers, request.headers, before, len(request.values))
         self.timestamps_us = _join(
-            self.timestamps_us, group.timestamps_us, before, len(group.values)
+            self.timestamps_us, request.timestamps_us, before, len(request.values)
         )
 
     def pad(self) -> None:
@@ -161,7 +161,7 @@ class AppendRequest:
     headers: Sequence[bytes | None] | None
     timestamps_us: Sequence[int | None] | None
     size_bytes: int
-    terms: AppendConditions | None = None
+    conditions: AppendConditions | None = None
     spill: Spill | None = None
     """The records, if they are in a file of their own; then ``values`` is empty."""
 
@@ -171,20 +171,22 @@ class AppendRequest:
         return len(self.values) if self.spill is None else self.spill.count
 
 
-def split(draft: BatchBuilder, part_bytes: int) -> Iterator[BatchBuilder]:
+def split(builder: BatchBuilder, part_bytes: int) -> Iterator[BatchBuilder]:
     """Yield the records of a padded builder in parts of at least one record and at most about
     ``part_bytes`` and :data:`BATCH_RECORDS`."""
     first = size = 0
-    for row, value in enumerate(draft.values):
+    for row, value in enumerate(builder.values):
         added = len(value) + sum(
-            len(column[row] or b"") for column in (draft.keys, draft.headers) if column is not None
+            len(column[row] or b"")
+            for column in (builder.keys, builder.headers)
+            if column is not None
         )
         if row > first and (size + added > part_bytes or row - first == BATCH_RECORDS):
-            yield draft.part(first, row)
+            yield builder.part(first, row)
             first, size = row, 0
         size += added
-    if draft.values:
-        yield draft.part(first, len(draft.values))
+    if builder.values:
+        yield builder.part(first, len(builder.values))
 
 
 def marks_column(marks: Marks) -> Column:

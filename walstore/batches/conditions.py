@@ -30,7 +30,7 @@ MAX_REGISTERS: Final = 1024
 MAX_STREAMS: Final = 65_536
 MAX_LEDGER_BYTES: Final = 16 << 20
 """Of registers, streams with their metadata, and producers together: every segment begins with them."""
-TERMS_BYTES: Final = 128
+CONDITIONS_BYTES: Final = 128
 """Approximate cost of conditions in the channel's budget."""
 
 _NO_METADATA: Mapping[str, str] = {}

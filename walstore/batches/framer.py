@@ -43,17 +43,17 @@ class Framer:
         self._ledger = chain.ledger
         self._compress = compress
 
-    def frame(self, draft: BatchBuilder, now_us: int, spot: Spot) -> Framed:
+    def frame(self, builder: BatchBuilder, now_us: int, spot: Spot) -> Framed:
         """Frame a builder after the previous frames."""
-        value = draft.only_value
+        value = builder.only_value
         if value is not None and not (self._compress and len(value) + 4 >= codec.LEAST_BYTES):
-            return self._frame_value(draft.start, value, now_us, spot)
+            return self._frame_value(builder.start, value, now_us, spot)
         chain = self._chain
-        base_us, last_us, deltas = draft.times(now_us, chain.timestamp_us)
+        base_us, last_us, deltas = builder.times(now_us, chain.timestamp_us)
         data, crc = frame.encode(
-            draft.columns(deltas),
-            start=draft.start,
-            count=len(draft.values),
+            builder.columns(deltas),
+            start=builder.start,
+            count=len(builder.values),
             base_timestamp_us=base_us,
             max_timestamp_us=last_us,
             epoch=chain.epoch,
@@ -63,13 +63,13 @@ class Framer:
             at=spot.place,
             compress=self._compress,
         )
-        chain.next_offset = draft.limit
+        chain.next_offset = builder.limit
         chain.previous_crc = crc
         chain.timestamp_us = last_us
-        if draft.marks is not None:
-            self._ledger.apply(draft.marks)
+        if builder.marks is not None:
+            self._ledger.apply(builder.marks)
         batch = None
-        if draft.values:
+        if builder.values:
             view = memoryview(data).toreadonly()
             header = frame.parse_header(view, 0)
             assert header is not None

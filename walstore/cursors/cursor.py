@@ -75,13 +75,13 @@ class Cursor:
     """
 
     def __init__(
-        self, *, name: str, state: CursorState, desk: CursorContext, writer: bytes
+        self, *, name: str, state: CursorState, context: CursorContext, writer: bytes
     ) -> None:
         """Not for callers; see :meth:`walstore.Wal.cursor`."""
         # Set once; the methods below read them on the worker's thread.
         self.name = name
         """Its name; unique in the log."""
-        self._desk = desk
+        self._context = context
         self._writer = writer
         # Content of the file when this handle last read or wrote it. Changes only between rounds.
         self._seen = state
@@ -130,9 +130,9 @@ class Cursor:
                 "to read records again, use Cursor.rewind() or Consumer.seek()"
             )
         if offset > 1:
-            await self._desk.limits.wait_durable(offset - 1)
+            await self._context.limits.wait_durable(offset - 1)
         if offset == self._seen.position == target and not self._is_unsure:
-            tier_head = self._desk.limits.tier_head
+            tier_head = self._context.limits.tier_head
             await self._perform(lambda held: self._renew(held, tier_head))
         else:
             await self._move(offset, is_checked=False)
@@ -142,7 +142,7 @@ class Cursor:
         :meth:`commit`."""
         offset = self._check(offset)
         if offset > 1:
-            await self._desk.limits.wait_durable(offset - 1)
+            await self._context.limits.wait_durable(offset - 1)
         await self._move(offset, is_checked=True)
 
     async def renew(self) -> None:
@@ -151,9 +151,9 @@ class Cursor:
         Raises CursorMovedError if another handle committed since, OffsetTrimmedError if the lease had
         ended and the position was removed meanwhile, and what :meth:`commit` raises for the disk.
         """
-        self._desk.check_home()
+        self._context.check_home()
         if self._seen.lease_us:
-            tier_head = self._desk.limits.tier_head
+            tier_head = self._context.limits.tier_head
             await self._perform(lambda held: self._renew(held, tier_head))
 
     async def refresh(self) -> int:
@@ -163,7 +163,7 @@ class Cursor:
         this. Raises CursorMovedError if the cursor was deleted, and what :meth:`commit` raises for the
         disk.
         """
-        self._desk.check_home()
+        self._context.check_home()
         await self._perform(self._present)
         return self.position
 
@@ -172,7 +172,7 @@ class Cursor:
 
         Raises CursorMovedError if another handle committed since. The handle cannot be used afterwards.
         """
-        self._desk.check_home()
+        self._context.check_home()
         await self._perform(self._remove)
 
     def __repr__(self) -> str:
@@ -181,9 +181,9 @@ class Cursor:
     # -- on the event loop -------------------------------------------------------------------
 
     def _check(self, given: int) -> int:
-        self._desk.check_home()
+        self._context.check_home()
         offset = as_int(given, "the position of a cursor")
-        limits = self._desk.limits
+        limits = self._context.limits
         if offset > limits.visible_limit:
             raise OffsetNotWrittenError(
                 "a cursor may not be beyond what readers see",
@@ -196,24 +196,24 @@ class Cursor:
     async def _move(self, offset: int, *, is_checked: bool) -> None:
         if self._waiting is None:
             request = CursorRequest(self, self._begin_move, self._end)
-            self._desk.queue.put(request)
+            self._context.queue.put(request)
             self._waiting = _Move(request, offset, is_checked)
         else:
             self._waiting.position = offset
             self._waiting.is_checked |= is_checked
-        await self._desk.queue.wait(self._waiting.request)
+        await self._context.queue.wait(self._waiting.request)
 
     def _begin_move(self) -> Act[CursorState]:
         move, self._waiting = self._waiting, None
         assert move is not None
         self._underway = move.position
-        tier_head = self._desk.limits.tier_head
+        tier_head = self._context.limits.tier_head
         return lambda held: self._write(held, move, tier_head)
 
     async def _perform(self, act: Act[CursorState]) -> None:
         request = CursorRequest(self, lambda: act, self._end)
-        self._desk.queue.put(request)
-        await self._desk.queue.wait(request)
+        self._context.queue.put(request)
+        await self._context.queue.wait(request)
 
     def _end(self, outcome: CursorState | BaseException) -> None:
         """Record the outcome of a request, whether or not a caller waits for it."""
@@ -228,13 +228,13 @@ class Cursor:
 
     def _write(self, held: HeldCursors, move: _Move, tier_head: int | None) -> CursorState:
         found = self._known(held)
-        now_us = self._desk.clock.now_us()
+        now_us = self._context.clock.now_us()
         # A commit may also move back, if an earlier one of unknown outcome has moved the cursor.
         goes_back = move.is_checked or move.position < found.position
         if goes_back or found.is_expired(now_us):
             check_retained(held, self.name, move.position, tier_head)
         made = dataclasses.replace(
-            found.renewed(now_us, self._desk.owner),
+            found.renewed(now_us, self._context.owner),
             position=move.position,
             revision=found.revision + 1,
             writer=self._writer,
@@ -246,10 +246,10 @@ class Cursor:
         found = self._known(held)
         if not found.lease_us:
             return found
-        now_us = self._desk.clock.now_us()
+        now_us = self._context.clock.now_us()
         if found.is_expired(now_us):
             check_retained(held, self.name, found.position, tier_head)
-        made = found.renewed(now_us, self._desk.owner)
+        made = found.renewed(now_us, self._context.owner)
         held.write(self.name, made)
         return made
 

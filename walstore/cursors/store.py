@@ -81,7 +81,7 @@ class CursorStore:
         self._queue = CursorQueue(
             fs=fs, clock=clock, worker=self._blocking, directory=log.path, owner=owner
         )
-        self._desk = CursorContext(log, self._queue, clock, owner, check_home)
+        self._context = CursorContext(log, self._queue, clock, owner, check_home)
         self._handles: Followers[Cursor] = Followers()
 
     async def open(
@@ -119,12 +119,12 @@ class CursorStore:
                 check_retained(held, name, found.position, tier_head)
                 return found
             check_retained(held, name, found.position, tier_head)
-            made = found.renewed(self._clock.now_us(), self._desk.owner, lease_us)
+            made = found.renewed(self._clock.now_us(), self._context.owner, lease_us)
             held.write(name, made)
             return made
 
         state = await self._queue.perform(open_it)
-        found = Cursor(name=name, state=state, desk=self._desk, writer=writer)
+        found = Cursor(name=name, state=state, context=self._context, writer=writer)
         self._handles.add(found)
         return found
 

@@ -75,7 +75,7 @@ class Engine:
         fs: FileSystem,
         clock: Clock,
         opened: Opened,
-        host: LogResources,
+        resources: LogResources,
         tier: Tier | None,
     ) -> None:
         """Compose the parts and start the supervisor; see :func:`open_engine`."""
@@ -89,8 +89,8 @@ class Engine:
         self.clock = clock
         self.opened = opened
         self.tier = tier
-        self.host = host
-        self.worker, self.reading = host.writing, host.reading
+        self.resources = resources
+        self.worker, self.reading = resources.writing, resources.reading
         self.state = LogState(
             loop=loop,
             head=tail.head,
@@ -99,7 +99,7 @@ class Engine:
             sealed=opened.sealed,
             active=tail.active,
             cache_bytes=settings.cache_bytes,
-            cache_budget=host.cache,
+            cache_budget=resources.cache,
             registers=tail.ledger.registers,
             shows_written=settings.sync == "os",
         )
@@ -108,7 +108,7 @@ class Engine:
             settings,
             loop,
             tail.ledger.copy(),
-            budget=host.channel,
+            budget=resources.channel,
             monotonic=clock.monotonic,
             errors=self.state.errors,
         )
@@ -132,7 +132,7 @@ class Engine:
             pins=self.pins,
             is_tiered=tier is not None,
         )
-        self.disk_watch = host.disk_watch or DiskWatch(
+        self.disk_watch = resources.disk_watch or DiskWatch(
             fs=fs,
             path=path,
             min_free_bytes=settings.min_free_bytes,
@@ -140,7 +140,7 @@ class Engine:
             clock=clock,
         )
         self.disk_watch.add(self.channel)
-        if host.disk_watch is None:
+        if resources.disk_watch is None:
             self.disk_watch.judge(opened.free_bytes)
         self.state.on_written = self.disk_watch.note_written
         self.syncs_always = settings.sync == "batch"
@@ -175,7 +175,7 @@ class Engine:
         headers: Mapping[str, bytes] | None,
         timestamp_us: int | None,
         durability: Durability | str | None,
-        terms: AppendConditions | None,
+        conditions: AppendConditions | None,
     ) -> range:
         """Check a caller's arguments and append them as one atomic group."""
         if get_ident() != self.channel.thread:  # the channel also checks the event loop
@@ -183,29 +183,29 @@ class Engine:
         level = self.level(durability)
         times = self.timestamp(timestamp_us)
         most_bytes = self.settings.channel_bytes
-        group = await gather_group(
-            values, key, stream, headers, times, terms, most_bytes=most_bytes
+        request = await gather_group(
+            values, key, stream, headers, times, conditions, most_bytes=most_bytes
         )
-        return await self.submit(group, level)
+        return await self.submit(request, level)
 
-    async def submit(self, group: AppendRequest, level: Durability) -> range:
+    async def submit(self, request: AppendRequest, level: Durability) -> range:
         """Accept a request, wait until it is as safe as ``level`` says, and return its offsets.
 
         The error of a failed condition is raised once the state it was compared with is durable, so
         that no error reports a state that a crash undoes.
         """
         try:
-            start = await self.channel.put_wait(group)
+            start = await self.channel.put_wait(request)
         except (ExpectationError, FencedError, StreamClosedError):
             await self.settle()
             raise
-        terms = group.terms
-        span = range(start, start + group.count)
-        if terms is not None and terms.span is not None:
-            span = terms.span
+        conditions = request.conditions
+        span = range(start, start + request.count)
+        if conditions is not None and conditions.span is not None:
+            span = conditions.span
         if level is Durability.MEMORY:
             return span
-        if not span or (terms is not None and terms.is_duplicate):
+        if not span or (conditions is not None and conditions.is_duplicate):
             await self.settle()
         await self.wait(span.stop, level)
         return span
@@ -270,7 +270,7 @@ class Engine:
         if self._spilling is None:
             if self._spills_no_more:
                 raise WalClosedError("the log is closed")
-            self._spilling = self.host.make_spilling()
+            self._spilling = self.resources.make_spilling()
         return self._spilling
 
     def make_spill(self) -> Spill:
@@ -423,7 +423,7 @@ class Engine:
         awaited.
         """
         yield self.retention.run
-        if self.settings.min_free_bytes and self.host.disk_watch is None:
+        if self.settings.min_free_bytes and self.resources.disk_watch is None:
             yield self.disk_watch.run
         if self.settings.segment_age_seconds is not None:
             yield self.writer.run_age_limit
@@ -474,13 +474,13 @@ class Engine:
         self.writer.observer.close()
         self.disk_watch.remove(self.channel)
         self.channel.drop()  # it is empty, unless the log failed
-        self.host.close()
+        self.resources.close()
         self.state.cache.clear()
         if self.tier is not None:
             refused = await self._close_through(self.tier.aclose)
             if refused is not None:
                 logger.warning("closing the tier of the log at %s failed: %s", self.path, refused)
-        self.host.on_closed()
+        self.resources.on_closed()
         if errors:
             # The caller that closed the log may have been cancelled.
             logger.warning("closing the log at %s failed: %s", self.path, errors[0])
@@ -561,19 +561,19 @@ async def open_engine(
     tier: Tier | None,
     fs: FileSystem,
     clock: Clock,
-    host: LogResources | None = None,
+    resources: LogResources | None = None,
 ) -> Engine:
     """Lock and recover the log at ``path``, or create it, and start its tasks."""
     if settings.durability is Durability.CLOUD and tier is None:
         raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
-    host = host or LogResources.alone()
+    resources = resources or LogResources.alone()
     try:
-        path = await absolute(path, host.writing)
+        path = await absolute(path, resources.writing)
         if tier is not None:
-            await tier.open(await host.writing.run(peek_log_id, fs, path))
-        opened = await _enter_and_recover(path, settings, tier, fs, clock, host)
+            await tier.open(await resources.writing.run(peek_log_id, fs, path))
+        opened = await _enter_and_recover(path, settings, tier, fs, clock, resources)
     except BaseException as error:
-        host.close()
+        resources.close()
         if tier is not None:
             await tier.aclose()
         if isinstance(error, OSError):
@@ -585,7 +585,7 @@ async def open_engine(
         fs=opened.fs,
         clock=clock,
         opened=opened,
-        host=host,
+        resources=resources,
         tier=tier,
     )
     await engine.until_started()
@@ -598,7 +598,7 @@ async def _enter_and_recover(
     tier: Tier | None,
     fs: FileSystem,
     clock: Clock,
-    host: LogResources,
+    resources: LogResources,
 ) -> Opened:
     """Lock the log's directory, claim the tier, and recover the log or create it.
 
@@ -612,26 +612,26 @@ async def _enter_and_recover(
     def enter() -> Entered:
         if settings.compression is not None:
             codec.require()
-        return enter_log(path, fs=fs, owner=this_process(), take_lock=host.take_lock)
+        return enter_log(path, fs=fs, owner=this_process(), take_lock=resources.take_lock)
 
     async def remember(claims: Claims) -> None:
-        await host.writing.run(entered.remember, claims)
+        await resources.writing.run(entered.remember, claims)
 
     def recover(entered: Entered) -> Opened:
         opened = recover_log(
             entered,
             clock=clock,
             settings=settings,
-            defers_epoch=host.defers_epoch,
+            defers_epoch=resources.defers_epoch,
             make_log_id=lambda: log_id or os.urandom(16),
             tier_limit=1 if tier is None or known is not None else tier.limit,
             tier_url=tier.url if tier else None,
             tier_timestamp_us=timestamp_us,
         )
-        host.adopt(opened.tail.park)
+        resources.adopt(opened.tail.park)
         return opened
 
-    lane, timestamp_us = host.writing, 0
+    lane, timestamp_us = resources.writing, 0
     if tier is None:
         return await lane.run_owned(lambda: recover(enter()), close_log)
     entered = await lane.run_owned(enter, Entered.release)
@@ -648,7 +648,7 @@ async def _enter_and_recover(
     if known is not None:
         try:
             uploaded_limit = _uploaded_limit(opened.tail, tier)
-            local = RecoveredRecords(opened, host.reading, uploaded_limit=uploaded_limit)
+            local = RecoveredRecords(opened, resources.reading, uploaded_limit=uploaded_limit)
             await tier.claim(log_id, claims, remember, local=local)
         except BaseException:
             await lane.run_through(close_log, opened)

@@ -72,9 +72,9 @@ class Fence:
 
         Otherwise as :meth:`walstore.Wal.append_many`.
         """
-        terms = self._terms(None, None)
+        conditions = self._conditions(None, None)
         return await self._engine.append_group(
-            values, key, stream, headers, timestamp_us, durability, terms
+            values, key, stream, headers, timestamp_us, durability, conditions
         )
 
     def transaction(
@@ -85,21 +85,21 @@ class Fence:
         durability: AnyDurability | None = None,
     ) -> Transaction:
         """Return a transaction that commits only while the fence holds, else FencedError."""
-        terms = self._terms(expect, update)
-        return Transaction(self._engine, terms, self._engine.level(durability))
+        conditions = self._conditions(expect, update)
+        return Transaction(self._engine, conditions, self._engine.level(durability))
 
     def __repr__(self) -> str:
         return f"<Fence {self.register!r} of {self.owner!r}{'' if self.holds else ', lost'}>"
 
-    def _terms(
+    def _conditions(
         self,
         expect: Mapping[str, str | None] | None,
         update: Mapping[str, str | None] | None,
     ) -> AppendConditions:
-        terms = make_conditions(None, expect, update)
-        terms.expect = {**(terms.expect or {}), self.register: self.token}
-        terms.fence = self.register
-        return terms
+        conditions = make_conditions(None, expect, update)
+        conditions.expect = {**(conditions.expect or {}), self.register: self.token}
+        conditions.fence = self.register
+        return conditions
 
 
 async def take_fence(engine: Engine, owner: str, register: str) -> Fence:
@@ -110,10 +110,10 @@ async def take_fence(engine: Engine, owner: str, register: str) -> Fence:
         held = engine.channel.ledger.registers.get(register)
         number = held.partition(" ")[0] if held else "0"
         token = f"{int(number) + 1 if number.isdecimal() else 1} {owner}"
-        terms = AppendConditions(expect={register: held}, update={register: token})
+        conditions = AppendConditions(expect={register: held}, update={register: token})
         try:
             await engine.submit(
-                AppendRequest((), None, None, None, None, 0, terms), Durability.DISK
+                AppendRequest((), None, None, None, None, 0, conditions), Durability.DISK
             )
         except RegisterMismatchError:
             continue  # another owner took it while this one waited; take it from that one

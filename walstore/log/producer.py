@@ -80,9 +80,9 @@ class Producer:
         returned once they are as safe as ``durability`` says. SequenceMismatchError if the number
         leaves a gap, or is older than the log remembers. Otherwise as :meth:`walstore.Wal.append_many`.
         """
-        terms = self._terms(sequence)
+        conditions = self._conditions(sequence)
         return await self._engine.append_group(
-            values, key, stream, headers, timestamp_us, durability, terms
+            values, key, stream, headers, timestamp_us, durability, conditions
         )
 
     def transaction(
@@ -95,12 +95,12 @@ class Producer:
 
         A transaction committed before is dropped at its commit and gets the original ``span``.
         """
-        return Transaction(self._engine, self._terms(sequence), self._engine.level(durability))
+        return Transaction(self._engine, self._conditions(sequence), self._engine.level(durability))
 
     def __repr__(self) -> str:
         return f"<Producer {self.id!r} at {self.last_sequence}>"
 
-    def _terms(self, sequence: int | None) -> AppendConditions:
+    def _conditions(self, sequence: int | None) -> AppendConditions:
         if sequence is not None:
             sequence = as_int(sequence, "sequence")
             if not 1 <= sequence <= MOST_SEQUENCE:

@@ -38,18 +38,18 @@ class Transaction:
     commit itself is cancelled, it may still have happened: then ``span`` is set.
     """
 
-    def __init__(self, engine: Engine, terms: AppendConditions, level: Durability) -> None:
+    def __init__(self, engine: Engine, conditions: AppendConditions, level: Durability) -> None:
         """Not for callers; see :meth:`walstore.Wal.transaction`."""
         # Set once.
         self._engine = engine
-        self._terms = terms
+        self._conditions = conditions
         self._level = level
         settings = engine.settings
         self._memory_bytes = min(settings.transaction_memory_bytes, settings.channel_bytes)
         batch_bytes = min(settings.batch_bytes, settings.segment_bytes // 4)
         self._frame_bytes = max(batch_bytes, _LEAST_FRAME_BYTES)
         # Owned by the task that uses it.
-        self._draft = BatchBuilder(0)
+        self._builder = BatchBuilder(0)
         self._spill: Spill | None = None
         self._names: dict[str | None, None] = {}  # streams of records in the file, in order
         self._count = 0
@@ -64,12 +64,12 @@ class Transaction:
         Without records: an empty range at the log's tail at the commit. For a producer's repeated
         transaction: the original offsets.
         """
-        return self._terms.span
+        return self._conditions.span
 
     @property
     def is_duplicate(self) -> bool:
         """Whether the producer had committed it before."""
-        return self._terms.is_duplicate
+        return self._conditions.is_duplicate
 
     async def append(
         self,
@@ -91,22 +91,22 @@ class Transaction:
             self._engine.check_home()
         self._check_open()
         times = self._engine.timestamp(timestamp_us)
-        group = make_record(value, key, stream, headers, times)
+        request = make_record(value, key, stream, headers, times)
         limit = self._engine.settings.max_record_bytes
-        if group.size_bytes - RECORD_OVERHEAD_BYTES > limit:
+        if request.size_bytes - RECORD_OVERHEAD_BYTES > limit:
             raise RecordTooLargeError(
-                f"the record has {group.size_bytes - RECORD_OVERHEAD_BYTES} bytes; "
+                f"the record has {request.size_bytes - RECORD_OVERHEAD_BYTES} bytes; "
                 f"max_record_bytes is {limit}",
-                size_bytes=group.size_bytes - RECORD_OVERHEAD_BYTES,
+                size_bytes=request.size_bytes - RECORD_OVERHEAD_BYTES,
                 limit_bytes=limit,
             )
         threshold = self._memory_bytes if self._spill is None else self._frame_bytes
-        is_full = self._draft.size_bytes + group.size_bytes > threshold
+        is_full = self._builder.size_bytes + request.size_bytes > threshold
         if is_full:
             self._engine.check_home()
         place = self._count
-        self._draft.extend(group)
-        self._draft.size_bytes += group.size_bytes
+        self._builder.extend(request)
+        self._builder.size_bytes += request.size_bytes
         self._count = place + 1
         if is_full:
             try:
@@ -129,7 +129,7 @@ class Transaction:
         if self.span is not None:
             raise RuntimeError("the transaction is committed; make another to set registers")
         added = check_registers(update, "update")
-        self._terms.update = {**(self._terms.update or {}), **(added or {})} or None
+        self._conditions.update = {**(self._conditions.update or {}), **(added or {})} or None
 
     async def rollback(self) -> None:
         """Drop everything now; leaving the block then does nothing. Twice is allowed."""
@@ -170,12 +170,12 @@ class Transaction:
         try:
             await self._commit()
         finally:
-            if self._terms.span is None:
+            if self._conditions.span is None:
                 await self.rollback()
             else:
                 self._is_open = False
                 self._engine.transactions_committed += 1
-                if self._terms.is_duplicate:
+                if self._conditions.is_duplicate:
                     await self._discard()
 
     # -- inside ------------------------------------------------------------------------------
@@ -186,20 +186,20 @@ class Transaction:
             spill = self._spill
             await self._blocking(spill.finish)
             names = list(self._names) or None
-            group = AppendRequest((), None, names, None, None, 0, self._terms, spill)
+            request = AppendRequest((), None, names, None, None, 0, self._conditions, spill)
         else:
-            draft = self._draft
-            draft.pad()
-            group = AppendRequest(
-                draft.values,
-                draft.keys,
-                draft.streams,
-                draft.headers,
-                draft.timestamps_us,
-                draft.size_bytes,
-                self._terms,
+            builder = self._builder
+            builder.pad()
+            request = AppendRequest(
+                builder.values,
+                builder.keys,
+                builder.streams,
+                builder.headers,
+                builder.timestamps_us,
+                builder.size_bytes,
+                self._conditions,
             )
-        await self._engine.submit(group, self._level)
+        await self._engine.submit(request, self._level)
 
     async def _write_out(self) -> None:
         """Move the records in memory to the file, in batches that fit readers' memory."""
@@ -207,16 +207,16 @@ class Transaction:
         if refusal is not None:
             await self._roll_back_for(copy_error(refusal))
             raise copy_error(refusal)
-        draft, self._draft = self._draft, BatchBuilder(0)
-        draft.pad()
-        self._names.update(dict.fromkeys(draft.streams or ()))
+        builder, self._builder = self._builder, BatchBuilder(0)
+        builder.pad()
+        self._names.update(dict.fromkeys(builder.streams or ()))
         if self._spill is None:
             await self._open_spill()
         spill = self._spill
         assert spill is not None
         before = spill.size_bytes
         now_us = self._engine.clock.now_us()
-        for part in split(draft, self._frame_bytes):
+        for part in split(builder, self._frame_bytes):
             await self._blocking(spill.add, part, now_us)
         self._engine.spilled_bytes += spill.size_bytes - before
         self._engine.disk_watch.note_written(spill.size_bytes - before)
@@ -250,7 +250,7 @@ class Transaction:
 
     async def _discard(self) -> None:
         """Delete the file; one left behind is deleted when the log closes or is opened again."""
-        self._draft = BatchBuilder(0)
+        self._builder = BatchBuilder(0)
         spill, self._spill = self._spill, None
         if spill is not None:
             with contextlib.suppress(WalClosedError, OSError):

@@ -131,12 +131,12 @@ class Wal(CursorMixin):
         tier: Tier | None,
         fs: FileSystem,
         clock: Clock,
-        host: LogResources,
+        resources: LogResources,
         metrics: Metrics | None = None,
         name: str = "",
     ) -> Wal:
         """Open a log of a store; for :class:`walstore.WalStore`."""
-        wal = cls(await open_engine(path, settings, tier, fs, clock, host))
+        wal = cls(await open_engine(path, settings, tier, fs, clock, resources))
         return await wal._observed_by(metrics, name)
 
     async def _observed_by(self, metrics: Metrics | None, name: str) -> Self:
@@ -200,8 +200,8 @@ class Wal(CursorMixin):
             offset = self.append_nowait(value, key, stream, headers, timestamp_us)
         except WouldBlock:
             times = self._engine.timestamp(timestamp_us)
-            group = make_record(value, key, stream, headers, times)
-            offset = (await self._engine.submit(group, Durability.MEMORY)).start
+            request = make_record(value, key, stream, headers, times)
+            offset = (await self._engine.submit(request, Durability.MEMORY)).start
         except StreamClosedError:
             await self._engine.settle()  # else a crash might undo what this error reports
             raise
@@ -236,11 +236,11 @@ class Wal(CursorMixin):
         with the records. Conditions are checked and offsets assigned in one step, so nothing can come
         between; a refused group takes no offset. Otherwise as :meth:`append`.
         """
-        terms = None
+        conditions = None
         if expect_offset is not None or expect is not None or update is not None:
-            terms = make_conditions(expect_offset, expect, update)
+            conditions = make_conditions(expect_offset, expect, update)
         return await self._engine.append_group(
-            values, key, stream, headers, timestamp_us, durability, terms
+            values, key, stream, headers, timestamp_us, durability, conditions
         )
 
     def append_nowait(
@@ -295,8 +295,8 @@ class Wal(CursorMixin):
         :meth:`append_many`, checked at the commit. A transaction without records changes only
         registers, or nothing: then it is a barrier after which everything accepted before is durable.
         """
-        terms = make_conditions(expect_offset, expect, update)
-        return Transaction(self._engine, terms, self._engine.level(durability))
+        conditions = make_conditions(expect_offset, expect, update)
+        return Transaction(self._engine, conditions, self._engine.level(durability))
 
     def producer(self, producer_id: str) -> Producer:
         """Return an idempotent producer: an append repeated with the same sequence number is in the log
@@ -557,7 +557,7 @@ class Wal(CursorMixin):
                 clock=engine.clock,
                 owner=engine.owner,
                 check_home=engine.check_home,
-                make_worker=engine.host.make_spilling,
+                make_worker=engine.resources.make_spilling,
             )
         return engine.cursors, engine.clock
 

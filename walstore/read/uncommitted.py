@@ -66,16 +66,18 @@ class AcceptedSource:
             return await self._source.read(position, min(limit, written), max_bytes)
         found: list[Batch] = []
         size = 0
-        for draft in self._channel.drafts():
-            if draft.limit <= position or (found and size >= max_bytes):
+        for builder in self._channel.builders():
+            if builder.limit <= position or (found and size >= max_bytes):
                 continue
-            if position >= limit or draft.spill is not None:
+            if position >= limit or builder.spill is not None:
                 break
-            part = DraftBatch.of(draft, position, min(draft.limit, limit), self._clock.now_us())
+            part = BuilderBatch.of(
+                builder, position, min(builder.limit, limit), self._clock.now_us()
+            )
             found.append(part)
             size += part.nbytes
             position = part.limit
-            if position < draft.limit:
+            if position < builder.limit:
                 break  # the rest of this builder comes before the next
         return found
 
@@ -84,7 +86,7 @@ class AcceptedSource:
         return await self._source.offset_at(timestamp_us)
 
 
-class DraftBatch(Batch):
+class BuilderBatch(Batch):
     """A copy of records in a batch builder, which may still change after them.
 
     Records appended without a time get that of the commit; here they show the current time.
@@ -113,17 +115,17 @@ class DraftBatch(Batch):
         self._now_us = now_us
 
     @classmethod
-    def of(cls, draft: BatchBuilder, start: int, limit: int, now_us: int) -> DraftBatch:
+    def of(cls, builder: BatchBuilder, start: int, limit: int, now_us: int) -> BuilderBatch:
         """Take ``[start, limit)``, or the first few thousand records of it."""
         limit = min(limit, start + _MOST_RECORDS)
-        low, rows = start - draft.start, limit - start
+        low, rows = start - builder.start, limit - start
         return cls(
             start,
-            draft.values[low : low + rows],
-            _part(draft.keys, low, rows),
-            _part(draft.streams, low, rows),
-            _part(draft.headers, low, rows),
-            _part(draft.timestamps_us, low, rows),
+            builder.values[low : low + rows],
+            _part(builder.keys, low, rows),
+            _part(builder.streams, low, rows),
+            _part(builder.headers, low, rows),
+            _part(builder.timestamps_us, low, rows),
             now_us,
         )
 
@@ -162,11 +164,11 @@ class DraftBatch(Batch):
         """Bytes of the values."""
         return sum(map(len, self._values))
 
-    def slice(self, start: int, limit: int) -> DraftBatch:
+    def slice(self, start: int, limit: int) -> BuilderBatch:
         """Return the part in ``[start, limit)``; ValueError if outside."""
         self._check_inside(start, limit)
         low, high = start - self.start, limit - self.start
-        return DraftBatch(
+        return BuilderBatch(
             start,
             self._values[low:high],
             self._keys[low:high],

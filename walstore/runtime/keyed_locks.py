@@ -13,30 +13,30 @@ class KeyedLocks:
     def __init__(self, few: int) -> None:
         self.few = asyncio.Semaphore(few)
         """For work of which only a few may run at a time, over all names."""
-        self._gates: dict[str, _Gate] = {}
+        self._locks: dict[str, _Entry] = {}
 
     @property
     def busy(self) -> list[str]:
         """Names that are locked or waited for."""
-        return list(self._gates)
+        return list(self._locks)
 
     @contextlib.asynccontextmanager
     async def pass_through(self, name: str) -> AsyncIterator[None]:
         """Hold the lock of ``name`` for the block; waiters get it in the order of their requests."""
-        gate = self._gates.get(name)
-        if gate is None:
-            gate = self._gates[name] = _Gate()
-        gate.users += 1
+        entry = self._locks.get(name)
+        if entry is None:
+            entry = self._locks[name] = _Entry()
+        entry.users += 1
         try:
-            async with gate.lock:
+            async with entry.lock:
                 yield
         finally:
-            gate.users -= 1
-            if not gate.users:
-                del self._gates[name]
+            entry.users -= 1
+            if not entry.users:
+                del self._locks[name]
 
 
-class _Gate:
+class _Entry:
     __slots__ = ("lock", "users")
 
     def __init__(self) -> None:

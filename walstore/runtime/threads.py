@@ -92,7 +92,7 @@ class Pool:
             except BaseException as raised:  # noqa: BLE001 - the caller gets it
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop is closed: there is no waiter
-                loop.call_soon_threadsafe(_tell, done, None, None, error)
+                loop.call_soon_threadsafe(_resolve, done, None, None, error)
 
         self._close(run_last)
         return done
@@ -288,7 +288,7 @@ class Lane:
             except BaseException as raised:  # noqa: BLE001 - the caller gets it
                 error = raised
             try:  # noqa: SIM105 - suppress() takes 0.6 µs, which each durable append waits for
-                loop.call_soon_threadsafe(_tell, future, then, result, error)
+                loop.call_soon_threadsafe(_resolve, future, then, result, error)
             except RuntimeError:
                 pass  # the loop is closed: there is no waiter
             error = None  # else its traceback would keep this frame
@@ -353,7 +353,7 @@ def _nothing() -> None:
     """A call that does nothing, to wait for earlier ones."""
 
 
-def _tell(
+def _resolve(
     future: asyncio.Future[Any],
     then: Callable[[Any], object] | None,
     result: object,

@@ -141,7 +141,7 @@ class WalStore:
         self._disk_watch.judge(opened.free_bytes)
         # Owned by the event loop. Logs and locks by the names of their directories.
         self._logs: dict[str, Wal] = {}
-        self._gates = KeyedLocks(store_settings.max_concurrent_opens)
+        self._locks = KeyedLocks(store_settings.max_concurrent_opens)
         self._opened_logs = 0
         self._closing: asyncio.Task[None] | None = None
         self._abandoned: WalClosedError | None = None
@@ -170,7 +170,7 @@ class WalStore:
         if found is not None and not found.is_closing:
             return found
         self._check_open()
-        async with self._gates.pass_through(directory):
+        async with self._locks.pass_through(directory):
             found = self._logs.get(directory)
             if found is not None:
                 if not found.is_closing:
@@ -191,7 +191,7 @@ class WalStore:
         """Drain and close the log ``name`` if it is open; see :meth:`walstore.Wal.aclose`."""
         self._check_home()
         directory = directory_of(name)
-        async with self._gates.pass_through(directory):
+        async with self._locks.pass_through(directory):
             found = self._logs.get(directory)
             if found is not None:
                 await found.aclose()
@@ -206,7 +206,7 @@ class WalStore:
         """
         self._check_home()
         directory = directory_of(name)
-        async with self._gates.pass_through(directory):
+        async with self._locks.pass_through(directory):
             self._check_open()
             found = self._logs.get(directory)
             if found is not None:
@@ -276,14 +276,14 @@ class WalStore:
             raise WalClosedError("the store is closed")
 
     async def _open_log(self, name: str, directory: str) -> Wal:
-        async with self._gates.few:
+        async with self._locks.few:
             wal = await Wal.open_in(
                 self.path / directory,
                 settings=self.settings,
                 tier=self._tier(name) if self._tier is not None else None,
                 fs=self._fs,
                 clock=self._clock,
-                host=LogResources(
+                resources=LogResources(
                     writing=FileLane(self._writing, self._files),
                     reading=self._reading.lane(_READS_OF_ONE_LOG),
                     make_spilling=self._writing.lane,
@@ -328,7 +328,7 @@ class WalStore:
     async def _close(self, directory: str, wal: Wal) -> None:
         """Close a log whose failure, if any, its users already know."""
         try:
-            async with self._gates.few:
+            async with self._locks.few:
                 await wal.aclose()
         except WalError as error:
             logger.warning("log %s had failed: %s", self.path / directory, error)
@@ -342,7 +342,7 @@ class WalStore:
         errors: list[Exception] = []
         current = asyncio.current_task()
         assert current is not None
-        while self._logs or self._gates.busy:
+        while self._logs or self._locks.busy:
             try:
                 await self._close_logs(errors)
             except asyncio.CancelledError:
@@ -365,11 +365,11 @@ class WalStore:
             raise errors[0]
 
     async def _close_logs(self, errors: list[Exception]) -> None:
-        waiting = iter(dict.fromkeys((*self._logs, *self._gates.busy)))
+        waiting = iter(dict.fromkeys((*self._logs, *self._locks.busy)))
 
         async def close_some() -> None:
             for directory in waiting:
-                async with self._gates.pass_through(directory):
+                async with self._locks.pass_through(directory):
                     found = self._logs.get(directory)
                     if found is None:
                         continue
