@@ -1,4 +1,4 @@
-"""Budgets that the logs of a store share. Pure; everything belongs to the event loop.
+"""Budgets that the logs of a store share. No I/O; everything belongs to the event loop.
 
 Invariants (tests/walstore/append/test_budgets.py)
   B1  The caches of all logs together hold at most the budget; the least recently used log evicts first,

@@ -373,7 +373,7 @@ class Channel:
         overhead = RECORD_OVERHEAD_BYTES * len(request.values)
         if len(request.values) > MOST_RECORDS:
             error = RecordTooLargeError(
-                f"the atomic group has {len(request.values)} records; {MOST_RECORDS} are the most",
+                f"the atomic group has {len(request.values)} records; the maximum is {MOST_RECORDS}",
                 size_bytes=request.size_bytes - overhead,
                 limit_bytes=self._bytes_budget,
             )

@@ -123,8 +123,8 @@ class BatchBuilder:
             return base, base, None
         times: list[int] = []
         latest = floor_us
-        for asked in self.timestamps_us:
-            latest = max(latest, now_us if asked is None else asked)
+        for requested in self.timestamps_us:
+            latest = max(latest, now_us if requested is None else requested)
             times.append(latest)
         base = times[0]
         return base, latest, [time - base for time in times] if latest > base else None

@@ -168,7 +168,7 @@ def check_stream_count(count: int) -> None:
     """Raise LimitExceededError for more streams than a log can have."""
     if count > MAX_STREAMS:
         raise LimitExceededError(
-            f"a log holds at most {MAX_STREAMS} streams; put what is unbounded into the key",
+            f"a log holds at most {MAX_STREAMS} streams; put unbounded names into the key",
             limit=MAX_STREAMS,
         )
 
@@ -197,7 +197,7 @@ def check_registers(registers: object, what: str) -> dict[str, str | None] | Non
             value = as_text(value, f"the value of register {name!r}")
             if len(value) > MAX_VALUE_CHARS:
                 raise ValueError(
-                    f"register {name!r} has {len(value)} characters; {MAX_VALUE_CHARS} is the most"
+                    f"register {name!r} has {len(value)} characters; the maximum is {MAX_VALUE_CHARS}"
                 )
         checked[name] = value
     return checked or None

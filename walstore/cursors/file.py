@@ -98,7 +98,7 @@ def encode_cursor(state: CursorState) -> bytes:
 def decode_cursor(data: bytes, path: str) -> CursorState:
     """Parse a cursor's file; CorruptionError if it is damaged, FormatVersionError if it is newer."""
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
-        raise CorruptionError("this is no cursor; move it away or delete it", path=path)
+        raise CorruptionError("this is not a cursor; move it away or delete it", path=path)
     _, crc, version, owner_bytes, *fields = HEADER.unpack_from(data)
     found = crc32c(data[_CRC_END:])
     if found != crc:
@@ -116,7 +116,7 @@ def decode_cursor(data: bytes, path: str) -> CursorState:
     owner = data[HEADER.size :]
     if len(owner) != owner_bytes or owner_bytes > MOST_OWNER_BYTES:
         raise CorruptionError(
-            "cursor has another length than it says; delete it and make it again",
+            "cursor has a wrong length; delete it and make it again",
             path=path,
             position=HEADER.size,
             expected=owner_bytes,
@@ -125,7 +125,7 @@ def decode_cursor(data: bytes, path: str) -> CursorState:
     state = CursorState(*fields, owner.decode("utf-8", "replace"))  # type: ignore[call-arg]
     if not _is_possible(state):
         raise CorruptionError(
-            "cursor says what no cursor can say; delete it and make it again",
+            "cursor contains impossible values; delete it and make it again",
             path=path,
             position=HEADER.size - 40,
             found=state,

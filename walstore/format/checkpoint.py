@@ -154,11 +154,11 @@ def _decode_body(body: bytes) -> Checkpoint:
     if found.ledger:
         Marks.decode(found.ledger)
     if found.tail_index.positions and found.tail_index.positions[-1] >= found.tail_position:
-        raise MalformedError("an index of batches behind its end")
+        raise MalformedError("an index with batches after its end")
     starts = [*(one.start for one in found.sealed), found.tail_start, found.next_offset]
     limits = [*(one.limit for one in found.sealed), found.tail_start]
     if starts != sorted(starts) or starts[1:-1] != limits[:-1] or found.head > found.next_offset:
-        raise MalformedError("a checkpoint of segments that do not follow each other")
+        raise MalformedError("a checkpoint with segments that are not consecutive")
     return found
 
 
@@ -176,7 +176,7 @@ def _large_pairs(body: bytes) -> Iterator[tuple[str, Any]]:
 
 def _decode_sealed(rows: object, what: str) -> tuple[SegmentSummary, ...]:
     if not isinstance(rows, list | Iterator):
-        raise MalformedError(f"{what} is no list")
+        raise MalformedError(f"{what} is not a list")
     return tuple(map(_decode_summary, rows))
 
 

@@ -92,11 +92,11 @@ def decompress(data: memoryview, size: int) -> memoryview:
 def _check_size(data: memoryview, size: int) -> None:
     """Read the header of a zstd frame; BodyError unless it contains ``size`` bytes with sane parameters."""
     if size > MOST_BYTES:
-        raise BodyError(f"a compressed body claims {size} bytes; {MOST_BYTES} are the most")
+        raise BodyError(f"a compressed body claims {size} bytes; the maximum is {MOST_BYTES}")
     if size > len(data) // _BLOCK_LEAST_BYTES * _BLOCK_MOST_BYTES:
         raise BodyError(f"a compressed body of {len(data)} bytes claims {size} bytes")
     if len(data) < 6 or bytes(data[:4]) != _MAGIC:
-        raise BodyError("a compressed body is no zstd frame")
+        raise BodyError("a compressed body is not a zstd frame")
     descriptor = data[4]
     is_single = bool(descriptor & 0x20)
     at = 5 + (not is_single) + _DICTIONARY_BYTES[descriptor & 3]
@@ -110,7 +110,7 @@ def _check_size(data: memoryview, size: int) -> None:
         base = 1 << (10 + (data[5] >> 3))
         window = base + (base >> 3) * (data[5] & 7)
         if window > max(2 * size, _WINDOW_LEAST_BYTES):
-            raise BodyError(f"a compressed body of {size} bytes wants {window} bytes of memory")
+            raise BodyError(f"a compressed body of {size} bytes needs {window} bytes of memory")
 
 
 class _Standard:

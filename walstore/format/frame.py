@@ -540,7 +540,7 @@ def _body(buffer: memoryview, header: FrameHeader, at: int) -> tuple[memoryview,
     if unpadded + -unpadded % ALIGNMENT + TRAILER.size != header.length:
         raise BodyError("a frame of another length than its columns")
     if header.count > MOST_RECORDS:
-        raise BodyError(f"a frame of {header.count} records; {MOST_RECORDS} are the most")
+        raise BodyError(f"a frame of {header.count} records; the maximum is {MOST_RECORDS}")
     if header.codec:
         stored = buffer[at : at + header.stored_bytes]
         return codec.decompress(stored, header.body_bytes), 0

@@ -133,7 +133,7 @@ def unpack_names(data: memoryview | bytes) -> list[str]:
             raise _unreadable("names", error) from None
         found = require(unpacked, list, "what should be names")
     if not _TEXT.issuperset(map(type, found)):
-        raise MalformedError("a name that is no text")
+        raise MalformedError("a name that is not text")
     return found
 
 

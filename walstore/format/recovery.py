@@ -125,7 +125,7 @@ def judge(
     the segment's, None for one of version 1.
     """
     if not any_nonzero(rest):
-        return Verdict.END, "no bytes behind the last batch"
+        return Verdict.END, "no bytes after the last batch"
     salt = None if header is None else header.salt
     where = f"at offset {chain.next_offset}"
     first = frame.parse_header(rest, 0)
@@ -144,7 +144,7 @@ def judge(
     if testified or is_noted:
         return Verdict.CORRUPT, f"a damaged batch {where} that was synced"
     if header is not None and header.reuses_blocks and not _seems_begun(first, chain):
-        return Verdict.END, "bytes of an earlier life of the file behind the last batch"
+        return Verdict.END, "bytes of an earlier use of the file after the last batch"
     return Verdict.TORN, f"an unfinished batch at offset {chain.next_offset}"
 
 

@@ -136,9 +136,9 @@ class SegmentIndex:
                 column.byteswap()
             entries_in_order = column.tolist()
             if sorted(entries_in_order) != entries_in_order:  # a fifth of a pairwise check
-                raise MalformedError("an index that does not grow")
+                raise MalformedError("an index that does not ascend")
         if entries and (index.positions[0] < HEADER_BYTES or index.starts[-1] > MOST_OFFSET):
-            raise MalformedError("an index of places that no segment has")
+            raise MalformedError("an index with impossible positions")
         return index
 
 
@@ -204,7 +204,7 @@ def decode_header(data: bytes, path: str) -> SegmentHeader:
         or created_us > MOST_TIMESTAMP_US
     ):
         raise CorruptionError(
-            "segment header says what no segment can say",
+            "segment header contains impossible values",
             path=path,
             position=0,
             found=(start, epoch),
@@ -281,4 +281,4 @@ def _check_summary(summary: SegmentSummary, index: SegmentIndex, data: bytes) ->
     if index.positions and (
         index.positions[-1] >= summary.data_bytes or index.starts[-1] > summary.limit
     ):
-        raise MalformedError("an index of batches behind its end")
+        raise MalformedError("an index with batches after its end")

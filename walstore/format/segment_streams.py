@@ -90,7 +90,7 @@ class SegmentStreams:
         if _SWAP:
             column.byteswap()
         if any(map(ge, column, islice(column, 1, None))):
-            raise MalformedError("a list of streams that does not grow")
+            raise MalformedError("a list of streams that does not ascend")
         found = cls()
         found._hashes = column
         return found

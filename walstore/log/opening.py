@@ -94,7 +94,7 @@ class Opened:
     """Free space on the file system, if it is known."""
 
     def release(self) -> None:
-        """Give the lock back and let go of the directory; twice is allowed."""
+        """Release the lock and the directory; twice is allowed."""
         try:
             self.lock.release()
         finally:
@@ -121,7 +121,7 @@ class Entered:
         write_hint(self.fs, self.directory / claims_file.FILE_NAME, claims.encode())
 
     def release(self) -> None:
-        """Give the lock back and let go of the directory; twice is allowed."""
+        """Release the lock and the directory; twice is allowed."""
         try:
             self.lock.release()
         finally:
@@ -346,7 +346,7 @@ def _with_room(
     assert found is not None
     summary = start.sealed.pop()
     path = directory / segment.file_name(summary.start)
-    logger.warning("no space for a new segment: %s is unsealed and written on", path)
+    logger.warning("no space for a new segment: %s is unsealed and continued", path)
     file = fs.open(path, "r+")
     source = Segment(path, summary.start, None, found.index, header=found.header)
     start.active = source, file, summary.data_bytes

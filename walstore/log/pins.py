@@ -169,7 +169,7 @@ class HeldPins:
         except OSError as error:
             raise describe_upkeep(error, "the head cannot be moved") from error
         if is_new:
-            raise WalLockedError("the log's first cursor is just made", path="cursors")
+            raise WalLockedError("the log's first cursor is being made", path="cursors")
 
 
 def cursor_pins(fs: FileSystem, directory: Path, now_us: int) -> list[Pin]:

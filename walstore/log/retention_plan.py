@@ -70,9 +70,9 @@ class Decision(NamedTuple):
     def __str__(self) -> str:
         what = f"segment [{self.start}, {self.limit}) of {self.data_bytes} bytes"
         if self.hold is None:
-            return f"{what} goes: {self.reason}"
+            return f"{what} is deleted: {self.reason}"
         by = f" by {self.holder}" if self.holder else ""
-        return f"{what} should go ({self.reason}) but stays: {self.hold}{by}"
+        return f"{what} should be deleted ({self.reason}) but is kept: {self.hold}{by}"
 
 
 @dataclass(frozen=True, slots=True)

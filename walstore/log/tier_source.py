@@ -37,7 +37,7 @@ class RecoveredRecords:
         """
         if position < self.head:
             raise OffsetTrimmedError(
-                "not on this disk any more",
+                "no longer on this disk",
                 requested=position,
                 head=self.head,
                 tail=self.durable_limit,

@@ -209,7 +209,7 @@ async def _open(
         missing = sorted(set(found.outputs) - set(names))
         if missing and not forget_missing:
             raise LogNotFoundError(
-                f"the program before published to the log {missing[0]}, which is not among the "
+                f"the previous program published to the log {missing[0]}, which is not among the "
                 "outputs; open it too, or say forget_missing=True if it is gone",
                 location=missing[0],
             )

@@ -1,4 +1,5 @@
-"""Stamp: the publisher of a message, its clock, and whether it is committed. Pure.
+"""Stamp: the publisher of a message, its clock, and whether it is committed. Pure, except for
+:func:`new_producer_id`.
 
 A message is a record with one header of the reserved name :data:`HEADER`. Its 16 bytes are laid out in
 docs/messages.md. Records without it are ordinary records and count as committed.

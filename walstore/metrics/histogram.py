@@ -1,6 +1,6 @@
 """Histogram: counts of samples by size, cheap enough for every commit.
 
-Pure. One thread, that of its log's event loop, writes it, and any other may read it: a read copies the
+One thread, that of its log's event loop, writes it, and any other may read it: a read copies the
 counts in one step, so it never sees a sample counted twice or in part.
 """
 

@@ -45,7 +45,7 @@ def replace(page: str) -> str:
     pattern = re.compile(f"(?<={re.escape(BEGIN)}\n).*(?={re.escape(END)})", re.DOTALL)
     found, count = pattern.subn(lambda _: f"\n{render()}\n\n", page)
     if count != 1:
-        raise ValueError(f"the page must have the line {BEGIN!r} and behind it {END!r}, once")
+        raise ValueError(f"the page must have the line {BEGIN!r} and after it {END!r}, once")
     return found
 
 

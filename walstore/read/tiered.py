@@ -181,7 +181,7 @@ class TieredSource:
             if found:
                 return found
         raise OffsetTrimmedError(
-            "the offset is not on local disk any more",
+            "the offset is no longer on local disk",
             requested=position,
             head=self._state.head,
             tail=self.limit,

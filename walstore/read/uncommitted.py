@@ -154,8 +154,8 @@ class BuilderBatch(Batch):
         """Microseconds since 1970 UTC, never decreasing."""
         times: list[int] = []
         latest = 0
-        for asked in self._times:
-            latest = max(latest, self._now_us if asked is None else asked)
+        for requested in self._times:
+            latest = max(latest, self._now_us if requested is None else requested)
             times.append(latest)
         return times
 

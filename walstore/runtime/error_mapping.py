@@ -32,12 +32,12 @@ def to_wal_error(cause: BaseException, outcome: Outcome) -> WalError:
         )
     elif outcome == "unknown":
         error = OutcomeUnknownError(
-            f"a write failed half-way; open the log again and read from its tail before "
-            f"submitting anything twice: {cause}"
+            f"a write failed part-way; open the log again and read from its tail before "
+            f"submitting anything again: {cause}"
         )
     else:
         error = StorageUnavailableError(
-            f"the disk refused a write; open the log again: {cause}",
+            f"a write to the disk failed; open the log again: {cause}",
             outcome=outcome,
             retriable=False,
         )

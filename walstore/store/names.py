@@ -31,7 +31,7 @@ def directory_of(name: str) -> str:
             f"a log's name has parts between slashes that are not empty, '.' or '..': {name!r}"
         )
     if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
-        raise InvalidSettingsError(f"a log's name holds no control characters: {name!r}")
+        raise InvalidSettingsError(f"a log's name must not contain control characters: {name!r}")
     directory = "".join(chr(b) if b in _PLAIN else f"%{b:02X}" for b in name.encode())
     if directory.startswith("."):
         directory = "%2E" + directory[1:]
