@@ -54,7 +54,6 @@ from walstore.store.wal_store import WalStore
 __version__ = "0.1.0"
 
 __all__ = [
-    "CollectionRefusedError",
     # the log
     "Consumer",
     "Cursor",
@@ -77,6 +76,7 @@ __all__ = [
     "Batch",
     "Record",
     # errors
+    "CollectionRefusedError",
     "ContentionError",
     "CorruptionError",
     "CursorMovedError",

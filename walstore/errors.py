@@ -1,4 +1,4 @@
-"""Errors: one root, coarse kinds, and what became of the data.
+"""Errors: one root, coarse kinds, and the fate of the data.
 
 WalError
 ├ WalClosedError          clean, fenced or failed (cause chained)
@@ -13,16 +13,16 @@ WalError
 ├ DiskFullError, StorageUnavailableError
 ├ OutcomeUnknownError
 ├ ContentionError         another writer moved the manifest
-├ LogSealedError          the log takes no more records, for good
+├ LogSealedError          the log takes no more records, permanently
 ├ CollectionRefusedError  a collection would remove too much
-├ LogNotFoundError        no log, bucket or prefix at that place
+├ LogNotFoundError        no log, bucket or prefix at that location
 ├ UnsupportedStoreError   the object store does not enforce conditional puts
 └ InvalidSettingsError (ValueError), FormatVersionError
 
-Every error carries two facts a program can act on. ``outcome`` says what became of the records of
-the failed call: ``"not_written"`` (safe to submit again), ``"durable"`` (they are in the log) or
-``"unknown"`` (reopen and read before submitting again). ``retriable`` says whether the same call may
-succeed later without anybody changing anything.
+Every error carries two facts that a program can act on. ``outcome`` is the fate of the records of the
+failed call: ``"not_written"`` (safe to submit again), ``"durable"`` (they are in the log) or
+``"unknown"`` (reopen and read before submitting again). ``retriable`` is true if the same call may
+succeed later without intervention.
 
 All errors can be pickled (they cross Spark's processes); tests/walstore/test_errors.py pickles each.
 """
@@ -89,16 +89,16 @@ class WalLockedError(WalError):
 
 
 class FencedError(WalError):
-    """A newer owner took over; this one may not write any more.
+    """A newer owner took over; this one may no longer write.
 
-    A fence of the log, or the cloud prefix that a local log ships to: then the log is closed, and what is
-    on its disk stays there. ``outcome`` is ``"unknown"`` for a record that is on this disk: only the log
-    that goes on elsewhere tells whether it is in that, too.
+    Raised for a fence of the log, or for the cloud prefix that a local log ships to: then the log is
+    closed, and the records on its disk stay there. ``outcome`` is ``"unknown"`` for a record that is on
+    this disk: only the log that continues elsewhere shows whether it has the record, too.
     """
 
 
 class CorruptionError(WalError):
-    """Stored bytes are not what was written. Nothing was changed; see ``walstore verify``."""
+    """Stored bytes differ from what was written. Nothing was changed; see ``walstore verify``."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class CorruptionError(WalError):
 
 
 class OffsetError(WalError):
-    """An offset outside ``[head, tail)`` was asked for."""
+    """The requested offset is outside ``[head, tail)``."""
 
     def __init__(self, message: str, *, requested: int, head: int, tail: int) -> None:
         super().__init__(f"{message} (requested={requested} head={head} tail={tail})")
@@ -159,9 +159,9 @@ class OffsetMismatchError(ExpectationError):
 
 
 class SequenceMismatchError(ExpectationError):
-    """A producer's sequence number leaves a gap, or is older than what the log remembers of it.
+    """A producer's sequence number leaves a gap, or is older than the log remembers.
 
-    In the second case ``outcome`` is ``"durable"``: it was appended, only where is not known any more.
+    In the second case ``outcome`` is ``"durable"``: it was appended, but its offset is no longer known.
     """
 
     expected: int
@@ -175,9 +175,9 @@ class SequenceMismatchError(ExpectationError):
 
 
 class CursorMovedError(ExpectationError):
-    """Another handle committed to the cursor, or it was deleted (``actual`` is None then).
+    """Another handle committed to the cursor, or the cursor was deleted (then ``actual`` is None).
 
-    ``expected`` and ``actual`` are positions; they may be equal although the cursor was moved.
+    ``expected`` and ``actual`` are positions; they may be equal even though the cursor was moved.
     """
 
     expected: int | None
@@ -197,7 +197,7 @@ class StreamClosedError(WalError):
 
 
 class LimitExceededError(WalError):
-    """The log already holds as many registers or streams as it can."""
+    """The log already has the maximum number of registers or streams."""
 
     def __init__(self, message: str, *, limit: int) -> None:
         super().__init__(message)
@@ -205,7 +205,7 @@ class LimitExceededError(WalError):
 
 
 class RecordTooLargeError(WalError):
-    """The record (or atomic group) exceeds a limit; it took no offset."""
+    """The record (or atomic group) exceeds a limit; no offset was assigned."""
 
     def __init__(self, message: str, *, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(message)
@@ -226,21 +226,21 @@ class WouldBlock(WalError):  # noqa: N818 - the name asyncio and trio users know
 class DiskFullError(WalError):
     """No space is left on the device, or less than ``min_free_bytes``.
 
-    If ``retriable`` is true, appends are refused before the disk is full and work again by themselves
-    once there is space; else the log has failed: free some and open it again.
+    If ``retriable`` is true, appends are refused before the disk is full and work again without
+    intervention once there is space. Otherwise the log has failed: free some space and open it again.
     """
 
 
 class StorageUnavailableError(WalError):
-    """A disk or object store did not answer as it should; retrying may help."""
+    """A disk or object store failed to answer correctly; retrying may help."""
 
     retriable = True
 
 
 class OutcomeUnknownError(WalError):
-    """A write was under way when it failed: the records may or may not survive.
+    """A write failed while in progress: the records may or may not survive.
 
-    Open the log again and read from the offsets in question before submitting anything twice.
+    Open the log again and read from the offsets in question before submitting anything again.
     """
 
     outcome: Outcome = "unknown"
@@ -251,7 +251,7 @@ class ContentionError(WalError):
 
 
 class LogSealedError(WalError):
-    """The log was sealed: it takes no more records, from nobody and never again. It can still be read."""
+    """The log was sealed permanently: no writer can append to it again. It can still be read."""
 
     def __init__(self, message: str, *, location: str) -> None:
         super().__init__(message)
@@ -259,11 +259,11 @@ class LogSealedError(WalError):
 
 
 class CollectionRefusedError(WalError):
-    """A collection would remove more than it may, or what it must not; nothing was removed."""
+    """A collection would remove more than allowed, or something it must keep; nothing was removed."""
 
 
 class LogNotFoundError(WalError):
-    """There is no log (or no bucket) at the given place."""
+    """There is no log (or no bucket) at the given location."""
 
     def __init__(self, message: str, *, location: str) -> None:
         super().__init__(message)

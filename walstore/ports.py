@@ -1,4 +1,4 @@
-"""What walstore asks of the outside: files, time, and an optional cloud tier.
+"""What walstore needs from its environment: files, time, and an optional cloud tier.
 
 Only Protocols live here. The real ones are ``posix.py`` and ``clock.py``; fakes that inject faults are
 in ``walstore.testing``. Methods of :class:`FileSystem` and :class:`File` block and are only ever called
@@ -22,7 +22,7 @@ class File(Protocol):
     """An open file, addressed by position."""
 
     def pwrite(self, pieces: Sequence[Buffer], position: int) -> None:
-        """Write all pieces back to back; returns only when every byte was taken by the system."""
+        """Write all pieces back to back; returns only when the system has accepted every byte."""
 
     def pread(self, size: int, position: int) -> bytes:
         """Read up to ``size`` bytes; fewer only at the end of the file."""
@@ -44,10 +44,10 @@ class File(Protocol):
 
 
 class Cell(Protocol):
-    """A few bytes in a file that other processes look at."""
+    """A few bytes in a file that other processes read."""
 
     def store(self, data: bytes) -> None:
-        """Replace the content. Not durable, but seen by others at once."""
+        """Replace the content. Not durable, but visible to other processes at once."""
 
     def close(self) -> None:
         """Release the descriptor; twice is allowed."""
@@ -57,9 +57,9 @@ class CellView(Protocol):
     """A :class:`Cell` of another process. Changes nothing."""
 
     def load(self) -> bytes:
-        """Return the content now, maybe caught half-way through an update, and less of it if the file
-        was cut short. Never waits for the disk, so it may be called on the event loop; what is in
-        memory is one system call away. Empty once it is closed. Raises OSError."""
+        """Return the current content: possibly half updated, and shorter if the file was cut. Never
+        waits for the disk, so it may be called on the event loop: one system call that reads memory.
+        Empty once it is closed. Raises OSError."""
 
     def is_current(self) -> bool:
         """Return whether the file still has its name: not if it was removed or replaced. Blocks."""
@@ -79,21 +79,22 @@ class FileSystem(Protocol):
     """The calls a log makes on directories and files."""
 
     def anchor(self, directory: Path) -> Self:
-        """Return this file system bound to a directory that is there; :meth:`close` it later.
+        """Return this file system bound to an existing directory; :meth:`close` it later.
 
-        The paths that it takes begin with ``directory``, and lead to the directory that was found there
-        now, wherever that is moved and whatever takes its place. Anchored once more, to a directory
-        below, it holds nothing more open, and calls raise OSError (ESTALE) once the path leads elsewhere.
+        Its paths begin with ``directory`` and refer to the directory found there at this call, even if
+        that is moved and another takes its place. Anchored again, to a directory below, it opens no
+        further descriptor, and calls raise OSError (ESTALE) once the path leads elsewhere.
         """
 
     def close(self) -> None:
-        """Let go of the directory it is anchored to, if any; twice is allowed. Calls raise OSError then."""
+        """Release the directory it is anchored to, if any; twice is allowed. Later calls raise OSError."""
 
     def open(self, path: Path, mode: str) -> File:
         """Open ``"r"`` for reading, ``"r+"`` to write an existing file, ``"x"`` to create a new one.
 
-        Nothing that may be written, locks and cells included, is opened through a symbolic link: OSError
-        (ELOOP)."""
+        Files that may be written, including locks and cells, are never opened through a symbolic link:
+        OSError (ELOOP).
+        """
 
     def list(self, directory: Path) -> list[str]:
         """Return the names in a directory, in no particular order."""
@@ -102,10 +103,10 @@ class FileSystem(Protocol):
         """Return the names of the directories in a directory, in no particular order."""
 
     def make_directory(self, path: Path) -> bool:
-        """Create a directory and its parents durably; return whether it was not there already."""
+        """Create a directory and its parents durably; return whether it is new."""
 
     def remove_tree(self, path: Path) -> None:
-        """Delete a directory with all that is in it, one after the other; no error if it is gone."""
+        """Delete a directory and its contents, one entry at a time; no error if it does not exist."""
 
     def read(self, path: Path) -> bytes:
         """Return the whole content of a small file."""
@@ -120,12 +121,12 @@ class FileSystem(Protocol):
         """Make creations, renames and removals in a directory durable: fsync of the directory."""
 
     def lock(self, path: Path, owner: str) -> Lock:
-        """Take an exclusive lock and note ``owner`` in the file; WalLockedError if it is taken."""
+        """Take an exclusive lock and write ``owner`` to the file; WalLockedError if it is held."""
 
     def lock_shared(self, path: Path) -> Lock | None:
-        """Take a lock that excludes exclusive ones only; None if there is no such file.
+        """Take a lock that excludes only exclusive locks; None if there is no such file.
 
-        WalLockedError if somebody has the exclusive one."""
+        WalLockedError if the exclusive lock is held."""
 
     def cell(self, path: Path, size: int) -> Cell:
         """Open a small file of ``size`` bytes for :class:`Cell`, creating it if needed."""
@@ -134,11 +135,11 @@ class FileSystem(Protocol):
         """Open a cell for reading; FileNotFoundError if there is none of that size yet."""
 
     def free_bytes(self, path: Path) -> int:
-        """Return how many bytes an ordinary user may still write on that file system."""
+        """Return how many bytes an unprivileged user can still write on that file system."""
 
 
 class Clock(Protocol):
-    """Time, injected so that tests and simulations own it."""
+    """Time, injected so that tests and simulations control it."""
 
     def now_us(self) -> int:
         """Return wall-clock microseconds since 1970 UTC."""
@@ -151,7 +152,7 @@ class Clock(Protocol):
 
 
 class LocalRecords(Protocol):
-    """What a directory holds, for a tier to compare with what it holds. Belongs to the event loop."""
+    """The records of a directory, for a tier to compare with its own. Belongs to the event loop."""
 
     @property
     def head(self) -> int:
@@ -163,15 +164,15 @@ class LocalRecords(Protocol):
 
     @property
     def uploaded_limit(self) -> int:
-        """Every offset below is known to be named by a manifest: this directory shipped it, or was
-        told by :meth:`TierSource.advance_uploaded`."""
+        """Every offset below is known to be named by a manifest: this directory shipped it, or
+        :meth:`TierSource.advance_uploaded` reported it."""
 
     async def read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return consecutive batches from exactly ``position``, from cache or files only."""
 
 
 class TierSource(LocalRecords, Protocol):
-    """What a cloud tier sees of the local log it ships. All of it belongs to the event loop."""
+    """A cloud tier's view of the local log it ships. All of it belongs to the event loop."""
 
     @property
     def log_id(self) -> str:
@@ -179,7 +180,7 @@ class TierSource(LocalRecords, Protocol):
 
     @property
     def wants_cloud(self) -> bool:
-        """Whether some caller waits for a record to reach the cloud: ship without delay."""
+        """Whether a caller is waiting for a record to reach the cloud: ship without delay."""
 
     @property
     def is_draining(self) -> bool:
@@ -200,13 +201,12 @@ class TierSource(LocalRecords, Protocol):
         since the last call, a caller waits for the cloud, or the log is draining."""
 
     def advance_uploaded(self, limit: int) -> None:
-        """Tell the log that a manifest now names every offset below ``limit``."""
+        """Record that a manifest now names every offset below ``limit``."""
 
     def refuse_cloud(self, error: WalError) -> None:
-        """Tell callers that wait for the cloud why they should not: somebody has to act first.
+        """Fail the callers that wait for the cloud with ``error``: an operator has to act first.
 
-        Shipping is tried again all the same; callers that come later wait until it succeeds, or until the
-        next time that this is called.
+        Shipping is still retried; later callers wait until it succeeds or until the next call of this.
         """
 
 
@@ -215,7 +215,7 @@ class Tier(Protocol):
 
     @property
     def url(self) -> str:
-        """Where the tier lies, without credentials; recorded in the log's checkpoint."""
+        """Location of the tier, without credentials; recorded in the log's checkpoint."""
 
     @property
     def head(self) -> int:
@@ -227,10 +227,10 @@ class Tier(Protocol):
 
     @property
     def log_id(self) -> bytes | None:
-        """Identity of the log that ships to the tier, or None if nobody has yet."""
+        """Identity of the log that ships to the tier, or None if none has yet."""
 
     async def open(self, log_id: bytes | None) -> None:
-        """Connect, check that the store is fit, and learn ``head``, ``limit`` and ``log_id``.
+        """Connect, check that the store is suitable, and read ``head``, ``limit`` and ``log_id``.
 
         ``log_id`` is the local log's identity, or None if there is no local log yet. Raises
         ContentionError if the tier belongs to another log, and the store's typed errors."""
@@ -243,20 +243,21 @@ class Tier(Protocol):
         *,
         local: LocalRecords | None = None,
     ) -> None:
-        """Make the tier the directory's own, once it is open: whoever shipped there before is fenced.
+        """Claim the open tier for the directory, and fence the directory that shipped there before.
 
         Called with the directory locked, before anything is appended. ``claims`` is what the directory
-        knows of its claims and ``local`` its records; both None if there is no log in it yet.
-        ``remember`` makes durable what the directory is to know from now on; awaited before the tier is
-        asked. Where others may have gone another way, the records are compared before that. Afterwards
-        ``head`` and ``limit`` are those of the claimed tier, and ``run`` raises FencedError once another
-        directory has claimed it. Raises FencedError if another directory has it or this one holds other
-        records, ContentionError if it belongs to another log or holds more than this one, and the store's
-        typed errors; after these it may have been claimed all the same."""
+        knows of its claims and ``local`` its records; both None if it contains no log yet. ``remember``
+        makes the new claims durable in the directory; it is awaited before the tier is claimed. Where
+        histories may have diverged, the records are compared before that. Afterwards ``head`` and
+        ``limit`` are those of the claimed tier, and ``run`` raises FencedError once another directory
+        has claimed it. Raises FencedError if another directory has it or this one has other records,
+        ContentionError if it belongs to another log or has more records than this one, and the store's
+        typed errors; after these the claim may have been made nevertheless.
+        """
 
     async def run(self, source: TierSource) -> None:
         """Ship durable records until the source drains; owned by the log's task group. Returns after
-        the last record is shipped; raises when it cannot go on. Transient faults are its own affair."""
+        the last record is shipped; raises when it cannot continue. It handles transient faults itself."""
 
     async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return consecutive batches from exactly ``position``; at least one record."""

@@ -30,7 +30,7 @@ class _NoHeaders(Mapping[str, bytes]):
 
 
 NO_HEADERS: Mapping[str, bytes] = _NoHeaders()
-"""What a record without headers carries; one shared, immutable value."""
+"""The headers of a record without any; one shared, immutable value."""
 
 
 class Durability(StrEnum):
@@ -43,32 +43,32 @@ class Durability(StrEnum):
     CLOUD = "cloud"
     """A manifest in object storage names it: it survives the loss of this machine's disk."""
     REPLICATED = "replicated"
-    """Reserved for a later version; asking for it raises InvalidSettingsError."""
+    """Reserved for a later version; using it raises InvalidSettingsError."""
 
 
 DurabilityName = Literal["memory", "disk", "cloud", "replicated"]
 AnyDurability: TypeAlias = Durability | DurabilityName
-"""A level as callers give it: a member of :class:`Durability`, or its word."""
+"""A level as callers pass it: a member of :class:`Durability`, or its word."""
 
 
 class Start(StrEnum):
-    """Where a reader begins when it is not given an offset or a time."""
+    """Where a reader begins without an offset or a time."""
 
     EARLIEST = "earliest"
-    """The first retained record, in whichever tier it lies."""
+    """The first retained record, in any tier."""
     LATEST = "latest"
     """The next record to become visible after the reader was made."""
 
 
 class Record(NamedTuple):
-    """One record as readers see it. Immutable; compares and unpacks as a tuple."""
+    """One record, as delivered by readers. Immutable; compares and unpacks as a tuple."""
 
     offset: int
     """Position in the log; the first record of a log is 1."""
     value: bytes
     """What was appended; may be empty."""
     key: bytes | None = None
-    """Optional key, as given."""
+    """Optional key, as passed to the append."""
     stream: str | None = None
     """Name of the stream it was appended to, if any."""
     headers: Mapping[str, bytes] = NO_HEADERS
@@ -90,7 +90,7 @@ def to_timestamp_us(moment: datetime) -> int:
 
 
 def from_timestamp_us(timestamp_us: int) -> datetime:
-    """Return the aware UTC datetime of microseconds since 1970; the last there is for later ones."""
+    """Return the aware UTC datetime of microseconds since 1970; the latest possible one if it is later."""
     try:
         return EPOCH + timedelta(microseconds=timestamp_us)
     except OverflowError:

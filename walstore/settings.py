@@ -1,4 +1,4 @@
-"""Settings of a log: plain values, validated once, independent of the components it runs on."""
+"""Settings of a log: plain values, validated once, independent of the log's components."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from walstore.validation.fields import (
 __all__ = ["GIB", "KIB", "MIB", "Settings", "parse_durability"]
 
 _LEVEL = Rule(
-    "Level an append waits for unless it names its own. 'replicated' is reserved for a later version.",
+    "Level an append waits for unless the call names one. 'replicated' is reserved for a later version.",
     "",
     words=tuple(level.value for level in Durability),
 )
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @described
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a log behaves. Sizes are bytes, times are seconds; ``None`` switches a limit off.
+    """How a log behaves. Sizes are bytes, times are seconds; ``None`` disables a limit.
 
     Values are checked here, by name: InvalidSettingsError, which is a ValueError too.
     """
@@ -54,11 +54,11 @@ class Settings:
     sync: Literal["batch", "os"] | float = choice(
         "batch",
         Rule(
-            """When what was written is synced. 'batch': with every write. A number of seconds: at most
-            that long after it was written, and at once if an append waits for level 'disk'; a crash of
-            the machine may lose the last seconds of appends at level 'memory'. 'os': only for appends
-            that wait for 'disk', at rotation and on close; readers see what is written but not synced,
-            and a crash of the machine may take it back (a crash of the process does not).""",
+            """When written records are synced. 'batch': with every write. A number of seconds: at most
+            that long after the write, and at once if an append waits for level 'disk'; a crash of the
+            machine may lose the last seconds of appends at level 'memory'. 'os': only for appends that
+            wait for 'disk', at rotation and on close; readers see records that are written but not
+            synced, and a crash of the machine may lose them (a crash of the process does not).""",
             "seconds",
             high=3600,
             above=True,
@@ -68,15 +68,15 @@ class Settings:
 
     linger_seconds: float = seconds(
         0.0,
-        """How long a write waits for more records once there is one, to make fewer and larger batches.
-        Without it batches still grow with the load, because records gather during each sync.""",
+        """How long a write waits for more records after the first, to make fewer and larger batches.
+        Without it batches still grow with the load, because records accumulate during each sync.""",
         high=10,
     )
 
     compression: Literal["zstd"] | None = choice(
         None,
         Rule(
-            "Compress batches that become smaller by it. Needs the extra 'zstd'.",
+            "Compress batches where that makes them smaller. Needs the extra 'zstd'.",
             "",
             words=("zstd",),
             optional=True,
@@ -97,89 +97,89 @@ class Settings:
 
     cache_bytes: int = size(
         32 * MIB,
-        "Most bytes of recent batches kept in memory for readers near the tail. 0 keeps none.",
+        "Maximum bytes of recent batches kept in memory for readers near the tail. 0 keeps none.",
     )
 
     channel_bytes: int = size(
         64 * MIB,
-        """Most bytes accepted and not yet on disk; 'append' waits beyond it, 'append_nowait' raises
-        WouldBlock. At least max_record_bytes.""",
+        """Maximum bytes accepted and not yet on disk; above it 'append' waits and 'append_nowait'
+        raises WouldBlock. At least max_record_bytes.""",
         low=1,
         high=1 * GIB,
     )
 
     transaction_memory_bytes: int = size(
         8 * MIB,
-        """Size up to which a transaction is kept in memory and committed as one batch; a larger one goes
-        to a file of its own. Never more than channel_bytes is kept in memory.""",
+        """Size up to which a transaction is kept in memory and committed as one batch; a larger one is
+        written to a file of its own. At most channel_bytes are kept in memory.""",
         low=1,
     )
 
     producer_window: int = whole(
         64,
-        """How many appends of each idempotent producer are remembered, so that repeating one of them
-        returns its offset instead of appending again.""",
+        """Number of appends remembered for each idempotent producer; repeating one of them returns its
+        offset instead of appending again.""",
         low=1,
         high=10_000,
     )
 
     max_producers: int = whole(
         1024,
-        """How many idempotent producers are remembered; the one idle longest is forgotten first. Together
+        """Number of idempotent producers remembered; the one idle longest is forgotten first. Together
         with registers and streams they may take 16 MiB; then LimitExceededError.""",
         low=1,
     )
 
-    channel_records: int = whole(1_000_000, "Most records accepted and not yet on disk.", low=1)
+    channel_records: int = whole(1_000_000, "Maximum records accepted and not yet on disk.", low=1)
 
     max_record_bytes: int = size(
         16 * MIB,
-        "Largest record: value, key, stream name and headers together.",
+        "Maximum size of a record: value, key, stream name and headers together.",
         low=1,
         high=512 * MIB,
     )
 
     batch_bytes: int = size(
         4 * MIB,
-        """Size at which a batch is closed and the next begins; the unit of readers' memory. An atomic
-        group larger than this makes a batch of its own.""",
+        """Size at which a batch is closed and the next begins; the unit of readers' memory. A larger
+        atomic group becomes a batch of its own.""",
         low=4 * KIB,
         high=256 * MIB,
     )
 
     checkpoint_bytes: int = size(
         64 * MIB,
-        "Bytes appended between checkpoints, hence the most that recovery re-reads.",
+        "Bytes appended between checkpoints, hence the maximum that recovery re-reads.",
         low=64 * KIB,
     )
 
     read_ahead_bytes: int = size(
         1 * MIB,
-        "Bytes a catch-up reader asks of a segment at once.",
+        "Bytes that a catch-up reader reads from a segment at once.",
         low=4 * KIB,
         high=64 * MIB,
     )
 
     retention_bytes: int | None = optional_size(
-        """Sealed segments are deleted from local disk, oldest first, while together they exceed this; with
-        a cloud tier only those that are uploaded. None keeps all."""
+        """Total size above which sealed segments are deleted from local disk, oldest first; with a
+        cloud tier only uploaded ones. None keeps all."""
     )
 
     retention_seconds: float | None = optional_seconds(
-        """Sealed segments whose last record is older are deleted from local disk; with a cloud tier only
-        those that are uploaded. None keeps all."""
+        """Age of its last record above which a sealed segment is deleted from local disk; with a cloud tier
+        only if it is uploaded. None keeps all."""
     )
 
     min_free_bytes: int = size(
         64 * MIB,
-        """Appends are refused with DiskFullError while the disk has less space than this, so that it never
-        fills; they work again once there is more. 0 switches this off.""",
+        """Appends are refused with DiskFullError while the disk has less free space, so that it never
+        fills; they work again once there is more. 0 disables this.""",
     )
 
     max_timestamp_lead_seconds: float = seconds(
         86_400.0,
         """How far ahead of this machine's clock a caller's 'timestamp_us' may be. Timestamps never go back
-        within a log, so one wild value would otherwise date every later record.""",
+        within a log, so one wrong value would otherwise apply to every later record.""",
     )
 
     def __post_init__(self) -> None:

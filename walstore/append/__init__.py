@@ -1,1 +1,1 @@
-"""How records get from a caller to the disk."""
+"""The path of records from a caller to the disk."""

@@ -1,11 +1,11 @@
-"""Budgets that the logs of a store share. Pure; everything belongs to the event loop.
+"""Budgets that the logs of a store share. No I/O; everything belongs to the event loop.
 
 Invariants (tests/walstore/append/test_budgets.py)
-  B1  The caches of all logs together hold at most the budget; the log that was used longest ago gives
-      first, its oldest batches first.
-  B2  Bytes accepted by all channels and not yet durable stay within the budget, but for one group that is
-      larger than it, which is accepted when nothing else is.
-  B3  Logs that wait for room are served in turn, one group each, and nobody overtakes them.
+  B1  The caches of all logs together hold at most the budget; the least recently used log evicts first,
+      its oldest batches first.
+  B2  Bytes accepted by all channels and not yet durable stay within the budget, except for one larger
+      group, which is accepted when nothing else is pending.
+  B3  Logs that wait for room are served in turn, one group each, and no log overtakes them.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 LEASE_BYTES: Final = 64 << 10
-"""Most room that one log holds without having used it."""
+"""Maximum room that one log holds unused."""
 
 
 class Evictable(Protocol):
-    """A cache that can give up its oldest batch."""
+    """A cache that can evict its oldest batch."""
 
     @property
     def size_bytes(self) -> int:
         """Bytes it holds."""
 
     def evict_oldest(self) -> int:
-        """Give up the oldest batch and return its size. Called only if it holds one."""
+        """Evict the oldest batch and return its size. Called only if there is one."""
 
 
 class CacheBudget:
@@ -34,17 +34,17 @@ class CacheBudget:
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
-        # Caches that hold something, the one used longest ago first.
+        # Caches that are not empty, the least recently used first.
         self._caches: OrderedDict[Evictable, None] = OrderedDict()
         self.size_bytes = 0
 
     def touch(self, cache: Evictable) -> None:
-        """Note that a cache was read."""
+        """Record that a cache was read."""
         if cache in self._caches:
             self._caches.move_to_end(cache)
 
     def grow(self, cache: Evictable, size_bytes: int) -> None:
-        """Note that a cache took ``size_bytes`` more, and evict what is too much over all."""
+        """Record that a cache grew by ``size_bytes``, and evict the excess over the budget."""
         self._caches[cache] = None
         self._caches.move_to_end(cache)
         self.size_bytes += size_bytes
@@ -55,7 +55,7 @@ class CacheBudget:
                 del self._caches[oldest]
 
     def shrink(self, cache: Evictable, size_bytes: int) -> None:
-        """Note that a cache gave up ``size_bytes`` of its own accord."""
+        """Record that a cache itself dropped ``size_bytes``."""
         self.size_bytes -= size_bytes
         if not cache.size_bytes:
             self._caches.pop(cache, None)
@@ -68,7 +68,7 @@ class ChannelBudget:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         """Bytes accepted and not yet durable, and room leased to logs that are accepting some."""
-        # Who waits for how much, in the order of their turns.
+        # Waiting shares and their sizes, in the order of their turns.
         self._queue: OrderedDict[ChannelShare, int] = OrderedDict()
 
     @property
@@ -77,24 +77,24 @@ class ChannelBudget:
         return len(self._queue)
 
     def share(self, admit: Callable[[], None]) -> ChannelShare:
-        """Return the share of one more log. ``admit()`` is called when it is that log's turn: it takes
-        what it waited for, and waits again if it wants more."""
+        """Return the share of another log. ``admit()`` is called on that log's turn: it takes the room it
+        waited for, and waits again if it needs more."""
         return ChannelShare(self, admit)
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether so much may be taken by whoever has the turn."""
+        """Whether the share with the turn may take this much."""
         return not self.used_bytes or self.used_bytes + size_bytes <= self.capacity_bytes
 
     def enqueue(self, share: ChannelShare, size_bytes: int) -> None:
-        """Let a share wait for ``size_bytes``; one that waits already keeps its place."""
+        """Let a share wait for ``size_bytes``; a waiting share keeps its place."""
         self._queue[share] = size_bytes
 
     def dequeue(self, share: ChannelShare) -> None:
-        """Forget that a share waits."""
+        """Remove a share from the waiting ones."""
         self._queue.pop(share, None)
 
     def serve(self) -> None:
-        """Give the turn to those who wait, in order, while there is room for the first of them."""
+        """Give the turn to waiting shares, in order, while there is room for the first."""
         while self._queue:
             share, size_bytes = next(iter(self._queue.items()))
             if not self.fits(size_bytes):
@@ -104,7 +104,7 @@ class ChannelBudget:
 
 
 class ChannelShare:
-    """What one log holds of a :class:`ChannelBudget`."""
+    """The part of a :class:`ChannelBudget` that one log holds."""
 
     __slots__ = ("_admit", "_budget", "_has_turn", "_held_bytes", "_lease_bytes")
 
@@ -112,11 +112,11 @@ class ChannelShare:
         self._budget = budget
         self._admit = admit
         self._has_turn = False
-        self._held_bytes = 0  # taken and not given back
-        self._lease_bytes = 0  # promised, and not taken yet
+        self._held_bytes = 0  # taken and not returned
+        self._lease_bytes = 0  # promised and not yet taken
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether so much may be taken now without overtaking anybody."""
+        """Whether this much may be taken now without overtaking another log."""
         budget = self._budget
         if self._has_turn or not budget.waiting:
             return budget.fits(size_bytes - self._lease_bytes) or (
@@ -125,7 +125,7 @@ class ChannelShare:
         return False
 
     def take(self, size_bytes: int) -> None:
-        """Take room; the caller asked :meth:`has_room`. That ends the log's turn."""
+        """Take room; the caller has checked :meth:`has_room`. This ends the log's turn."""
         leased_bytes = min(size_bytes, self._lease_bytes)
         self._lease_bytes -= leased_bytes
         self._budget.used_bytes += size_bytes - leased_bytes
@@ -133,9 +133,9 @@ class ChannelShare:
         self._has_turn = False
 
     def lease(self, most_bytes: int) -> int:
-        """Hold up to ``most_bytes`` in advance instead of what was leased before; return how much.
+        """Hold up to ``most_bytes`` in advance, replacing an earlier lease; return how much.
 
-        Nothing while somebody waits.
+        Nothing while another log waits.
         """
         budget = self._budget
         self.end_lease()
@@ -152,32 +152,32 @@ class ChannelShare:
             self._lease_bytes = 0
 
     def give(self, size_bytes: int) -> None:
-        """Give back room of what is durable; call :meth:`serve` afterwards. No more than is held."""
+        """Return the room of durable records, at most what is held; call :meth:`serve` afterwards."""
         size_bytes = min(size_bytes, self._held_bytes)
         self._held_bytes -= size_bytes
         self._budget.used_bytes -= size_bytes
 
     def wait(self, size_bytes: int) -> None:
-        """Wait for room: ``admit`` is called when it is there and those before were served."""
+        """Wait for room: ``admit`` is called when there is room and the earlier waiters were served."""
         self._budget.enqueue(self, size_bytes)
 
     def leave(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         self._budget.dequeue(self)
 
     def serve(self) -> None:
-        """Serve those who wait, this log among them."""
+        """Serve the waiting logs, including this one."""
         self._budget.serve()
 
     def close(self) -> None:
-        """Give back everything and wait no more, for good; serves those who wait."""
+        """Return everything and stop waiting, permanently; serves the waiting logs."""
         self.leave()
         self.end_lease()
         self.give(self._held_bytes)
         self._budget.serve()
 
     def take_turn(self) -> None:
-        """For the budget: let the log take what it waited for."""
+        """For the budget: let the log take the room it waited for."""
         self._has_turn = True
         try:
             self._admit()

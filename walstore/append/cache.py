@@ -10,14 +10,14 @@ from walstore.append.budgets import CacheBudget
 from walstore.batches.batch import Batch, FrameBatch
 
 MOST_BATCHES: Final = 1024
-"""Read at once, so that very small batches do not hold up the event loop."""
+"""Maximum batches read at once, so that very small ones do not block the event loop."""
 
 
 class Cache:
     """Consecutive batches ending at the durable limit. Belongs to the event loop.
 
-    Eviction removes the oldest first, so what is held is always one interval without gaps; a reader
-    that falls behind it finds the rest in the segments.
+    Eviction removes the oldest first, so the content is always one interval without gaps; a reader that
+    falls behind it reads the segments.
     """
 
     __slots__ = (
@@ -32,13 +32,13 @@ class Cache:
     )
 
     def __init__(self, capacity_bytes: int, budget: CacheBudget | None = None) -> None:
-        """Hold up to ``capacity_bytes``, and no more than ``budget`` allows all logs together."""
+        """Hold up to ``capacity_bytes``, and at most what ``budget`` allows all logs together."""
         self._capacity_bytes = capacity_bytes
         self._budget = budget
-        # Batches come and go in order, so two lists do: a sorted dict took 3 µs of each commit.
+        # Batches are added and removed in order, so two lists suffice: a sorted dict took 3 µs per commit.
         self._starts: list[int] = []
         self._batches: list[FrameBatch | None] = []
-        self._gone = 0  # so many at their beginning were evicted
+        self._gone = 0  # number of evicted entries at their beginning
         self.size_bytes = 0
         self.hits = 0
         self.evictions = 0
@@ -51,7 +51,7 @@ class Cache:
     def insert(self, batch: FrameBatch) -> None:
         """Add the next batch and evict the oldest ones beyond the capacity."""
         if not len(batch):
-            return  # it carries marks only, and the next batch begins at the same offset
+            return  # it contains only marks, and the next batch begins at the same offset
         if batch.nbytes > self._capacity_bytes:
             self.clear()  # keeping older ones would leave a gap
             return
@@ -65,7 +65,7 @@ class Cache:
             self._budget.grow(self, batch.nbytes - evicted)
 
     def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
-        """Return consecutive batches from exactly ``position``, or nothing if it is not held."""
+        """Return consecutive batches from exactly ``position``; an empty list if it is not cached."""
         first = bisect_right(self._starts, position, self._gone) - 1
         if first < self._gone:
             return []
@@ -76,7 +76,7 @@ class Cache:
             if batch.start >= limit or (found and size + batch.nbytes > max_bytes):
                 break
             if batch.limit > position:
-                # A view: what readers decode is not counted here, so it must not stay here.
+                # A view: columns decoded by readers are not counted here, so they must not stay here.
                 found.append(batch.view(max(position, batch.start), min(limit, batch.limit)))
                 size += batch.nbytes
         if found:
@@ -86,12 +86,12 @@ class Cache:
         return found
 
     def evict_oldest(self) -> int:
-        """Give up the oldest batch, of which there must be one, and return its size."""
+        """Evict the oldest batch, of which there must be one, and return its size."""
         oldest = self._batches[self._gone]
         assert oldest is not None
         self._batches[self._gone] = None
         self._gone += 1
-        if self._gone * 2 >= len(self._starts):  # each batch is moved once at most, on average
+        if self._gone * 2 >= len(self._starts):  # each batch is moved at most once, on average
             del self._starts[: self._gone], self._batches[: self._gone]
             self._gone = 0
         self.size_bytes -= oldest.nbytes

@@ -1,15 +1,15 @@
-"""Channel: where appends enter the log. Bounded by bytes and records; assigns the offsets.
+"""Channel: the entry of appends into the log. Bounded by bytes and records; assigns the offsets.
 
-Offsets are assigned in the order in which records enter, never before there is room, so a caller that
-is refused or cancelled while it waits burns none. The writer task takes whole drafts from the other end.
-Everything here belongs to the event loop; nothing blocks and nothing is awaited but room.
+Offsets are assigned in the order of acceptance, never before there is room, so a caller that is refused
+or cancelled while it waits uses none. The writer task takes whole batch builders from the other end.
+Everything here belongs to the event loop; nothing blocks, and only room is awaited.
 
 Invariants (tests/walstore/append/test_channel.py)
   C1  Offsets leave ``take`` in order and without gaps.
-  C2  Accepted and not released bytes stay within the budget, but for one group larger than it.
-  C3  Room is given in the order in which callers asked; ``put`` never overtakes a waiting caller.
-  C4  Terms are checked when a group is accepted, against all that was accepted before it; a group
-      whose terms fail takes no offset and changes nothing.
+  C2  Accepted and not released bytes stay within the budget, except for one group larger than it.
+  C3  Room is given in the order of the callers' requests; ``put`` never overtakes a waiting caller.
+  C4  Conditions are checked when a request is accepted, against everything accepted before it; a
+      request whose conditions fail takes no offset and changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from walstore.batches.batch_builder import (
     AppendRequest,
     BatchBuilder,
 )
-from walstore.batches.conditions import TERMS_BYTES, check_room, stream_marks
+from walstore.batches.conditions import CONDITIONS_BYTES, check_room, stream_marks
 from walstore.errors import (
     OffsetNotWrittenError,
     RecordTooLargeError,
@@ -46,13 +46,13 @@ from walstore.settings import Settings
 class Channel:
     """Bounded queue of records between appenders and the writer."""
 
-    # Every append looks several of them up: 4 % of the fast path.
+    # Every append reads several of these: 4 % of the fast path.
     __slots__ = (
         "_admissions",
         "_batch_bytes",
+        "_builder",
         "_bytes_budget",
         "_closed",
-        "_draft",
         "_errors",
         "_filling",
         "_guard",
@@ -95,27 +95,27 @@ class Channel:
         """The event loop that opened the log."""
         self._guard = LoopGuard("log", loop)
         self.thread = self._guard.thread
-        """The event loop's, when it was last looked at; no other thread may touch the log."""
+        """Thread of the event loop when last checked; no other thread may use the log."""
         self._monotonic = monotonic or loop.time
         self._errors = errors or ErrorCounts()
         self.ledger = ledger or Ledger()
-        """What the log remembers once everything accepted is written."""
+        """The ledger once everything accepted is written."""
         self.serial = 0
-        """Counts appends that change the ledger; their commit is awaited by this number."""
+        """Counts appends that change the ledger; callers await their commit by this number."""
         self.accepted = Watermark(next_offset, loop)
-        """Follows ``tail`` while somebody waits for it; else it may lag."""
+        """Follows ``tail`` while there are waiters; otherwise it may lag."""
         self._bytes_budget = settings.channel_bytes
         self._records_budget = settings.channel_records
-        # Batches stay well below a segment, so that segments keep near their size.
+        # Batches stay well below a segment, so that segments stay near their size.
         self._batch_bytes = min(settings.batch_bytes, settings.segment_bytes // 4)
         self._max_record_bytes = settings.max_record_bytes
         self.tail = next_offset
         """Next offset to be assigned."""
         self._released = next_offset
-        self._used_bytes = 0  # of closed drafts, waiting or being written
+        self._used_bytes = 0  # of closed builders, waiting or being written
         self._ready: deque[BatchBuilder] = deque()
         self._taken: deque[BatchBuilder] = deque()  # being written
-        # Who waits for room, in order.
+        # Callers waiting for room, in order.
         self._admissions: OrderedDict[asyncio.Future[int], AppendRequest] = OrderedDict()
         self._closed: WalError | None = None
         self._is_dropped = False
@@ -123,19 +123,19 @@ class Channel:
         self._sleeper: asyncio.Future[None] | None = None
         self._filling: asyncio.Future[None] | None = None
         self._poked = False
-        # The fast path: Wal.append_nowait, which spares a call by doing here what put() would do.
+        # For the fast path, Wal.append_nowait, which saves a call by changing these as put() would.
         self.is_alert = True
-        """Whether the next record must be noted."""
+        """Whether the next record has to call note_record()."""
         self.room = self._room_given = 0
-        """What may be taken without looking at any limit; 0 whenever anything at all stands in the way."""
+        """Bytes that may be taken without checking any limit; 0 whenever a check is needed."""
         self._share = None if budget is None else budget.share(self._admit)
-        """Of what all logs of a store may hold."""
-        self._begin_draft()
+        """This log's share of the store's budget."""
+        self._begin_builder()
 
     # -- appenders ---------------------------------------------------------------------------
 
     def put_alert(self, value: bytes) -> int:
-        """As the fast path, for a record that must be noted; and what it does in a wrong thread."""
+        """As the fast path, for a record that has to call note_record(); raises in a wrong thread."""
         self.check_loop()
         room = self.room - len(value) - RECORD_OVERHEAD_BYTES
         if room < 0:
@@ -148,33 +148,33 @@ class Channel:
         self.note_record()
         return self.tail - 1
 
-    def put(self, group: AppendRequest) -> int:
-        """Accept a group whole and return its first offset; raise WouldBlock if there is no room."""
-        self._check(group)
-        if self._admissions or not self._may_enter(group):
+    def put(self, request: AppendRequest) -> int:
+        """Accept a whole request and return its first offset; raise WouldBlock if there is no room."""
+        self._check(request)
+        if self._admissions or not self._may_enter(request):
             raise WouldBlock(
                 f"{self._waiting_bytes()} bytes and {self.tail - self._released} records wait for "
                 "the disk; await append(), or try again later"
             )
-        return self._accept(group)
+        return self._accept(request)
 
-    async def put_wait(self, group: AppendRequest) -> int:
-        """Accept a group whole as soon as there is room, and return its first offset.
+    async def put_wait(self, request: AppendRequest) -> int:
+        """Accept a whole request as soon as there is room, and return its first offset.
 
-        Cancelled while it waits, nothing was accepted; cancelled as it is being accepted, the
+        If cancelled while it waits, nothing was accepted; if cancelled while it is being accepted, the
         records are in the log although the caller sees the cancellation.
         """
-        self._check(group)
-        if not self._admissions and self._may_enter(group):
-            return self._accept(group)
+        self._check(request)
+        if not self._admissions and self._may_enter(request):
+            return self._accept(request)
         future: asyncio.Future[int] = self.loop.create_future()
-        self._admissions[future] = group
+        self._admissions[future] = request
         self._admit()
         try:
             return await future
         except asyncio.CancelledError:
             self._admissions.pop(future, None)
-            self._admit()  # those behind may be smaller
+            self._admit()  # later ones may be smaller
             self._serve_others()
             raise
 
@@ -206,10 +206,11 @@ class Channel:
             timer.cancel()
 
     def take(self, max_bytes: int) -> list[BatchBuilder]:
-        """Remove and return the oldest drafts: at least one if any, about ``max_bytes`` at most."""
-        if len(self._ready) * self._batch_bytes < max_bytes and not self._draft.is_empty:
-            self._close_draft()
-            self._begin_draft()
+        """Remove and return the oldest builders: at least one if there are any, at most about
+        ``max_bytes``."""
+        if len(self._ready) * self._batch_bytes < max_bytes and not self._builder.is_empty:
+            self._close_builder()
+            self._begin_builder()
         taken: list[BatchBuilder] = []
         size = 0
         while self._ready and (not taken or size + self._ready[0].size_bytes <= max_bytes):
@@ -222,14 +223,14 @@ class Channel:
         self._taken += taken
         return taken
 
-    def release(self, drafts: list[BatchBuilder]) -> None:
-        """Give back the room of drafts that are on disk, and admit who waits for it."""
-        released_bytes = sum(draft.size_bytes for draft in drafts)
+    def release(self, builders: list[BatchBuilder]) -> None:
+        """Release the room of builders that are on disk, and admit the callers waiting for it."""
+        released_bytes = sum(builder.size_bytes for builder in builders)
         self._used_bytes -= released_bytes
-        for _ in drafts:
+        for _ in builders:
             self._taken.popleft()
-        if drafts:
-            self._released = drafts[-1].limit
+        if builders:
+            self._released = builders[-1].limit
         if self._share is not None:
             self._share.give(released_bytes)
         self._admit()
@@ -238,7 +239,7 @@ class Channel:
     def refuse(self, error: WalError | None) -> None:
         """Refuse further records with ``error`` until called with None; the log stays open.
 
-        Who waits for room is refused too; what was accepted is not affected.
+        Callers waiting for room are refused too; accepted records are not affected.
         """
         self._refused = error
         if error is not None:
@@ -246,7 +247,7 @@ class Channel:
         self._set_room()
 
     def poke(self) -> None:
-        """Make ``wait_ready`` return although there may be nothing to take."""
+        """Make ``wait_ready`` return even if there is nothing to take."""
         self._poked = True
         if self._filling is not None:
             _finish(self._filling)
@@ -263,27 +264,28 @@ class Channel:
         self.poke()
 
     def drop(self) -> None:
-        """Forget everything accepted, after a failure: nobody will take it."""
+        """Drop everything accepted, after a failure: it will not be taken."""
         self._is_dropped = True
         self._ready.clear()
-        self._begin_draft()
+        self._begin_builder()
         if self._share is not None:
             self._share.close()
 
     def abandon(self, error: WalError) -> None:
-        """Refuse everything and forget what was accepted, waking nobody; see ``runtime/forks.py``."""
+        """Refuse everything and drop what was accepted, without waking waiters; see
+        ``runtime/forks.py``."""
         self._closed = error
         self._is_dropped = True
         self._ready.clear()
-        self._draft = BatchBuilder(self.tail)
-        self.append_value = self._draft.values.append
+        self._builder = BatchBuilder(self.tail)
+        self.append_value = self._builder.values.append
         self.room = self._room_given = 0
         self.accepted.refuse(lambda _: copy_error(error))
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits to be taken."""
-        return not self._ready and self._draft.is_empty
+        """Whether there is nothing to take."""
+        return not self._ready and self._builder.is_empty
 
     @property
     def waiting(self) -> tuple[int, int]:
@@ -292,14 +294,14 @@ class Channel:
 
     @property
     def waiting_since(self) -> float | None:
-        """When the oldest record that is not written yet was accepted; None if there is none.
+        """When the oldest unwritten record was accepted; None if there is none.
 
-        By the monotonic clock. May be asked on any thread.
+        By the monotonic clock. May be read on any thread.
         """
-        for drafts in (self._taken, self._ready):
+        for builders in (self._taken, self._ready):
             with contextlib.suppress(IndexError):
-                return drafts[0].accepted_at
-        return self._draft.accepted_at
+                return builders[0].accepted_at
+        return self._builder.accepted_at
 
     @property
     def blocked(self) -> int:
@@ -313,39 +315,39 @@ class Channel:
                 "no record has this offset yet", requested=offset, head=1, tail=self.tail
             )
 
-    # -- readers of what is not written yet ----------------------------------------------------
+    # -- readers of unwritten records ------------------------------------------------------------
 
     @property
     def written_limit(self) -> int:
-        """Every record below it was handed to the disk and left the channel."""
+        """Every record below it was written and has left the channel."""
         return self._released
 
     @property
     def readable_limit(self) -> int:
-        """Every record in ``[written_limit, readable_limit)`` is in :meth:`drafts`: all up to the tail, but
-        for those of a large transaction and what is behind them."""
-        for draft in (*self._taken, *self._ready):
-            if draft.spill is not None:
-                return draft.start
+        """Every record in ``[written_limit, readable_limit)`` is in :meth:`builders`: all up to the tail,
+        except those of a large transaction and the records after them."""
+        for builder in (*self._taken, *self._ready):
+            if builder.spill is not None:
+                return builder.start
         return self.tail
 
     def check_readable(self) -> None:
-        """Raise why the log failed, if it did: what was accepted and not written is forgotten then."""
+        """Raise the log's failure, if any: then accepted records that were not written are dropped."""
         if self._is_dropped:
             assert self._closed is not None
             raise copy_error(self._closed)
 
-    def drafts(self) -> Iterator[BatchBuilder]:
-        """Yield what is accepted and not written, in order; the last one is still growing."""
+    def builders(self) -> Iterator[BatchBuilder]:
+        """Yield the accepted and unwritten records, in order; the last builder is still growing."""
         yield from self._taken
         yield from self._ready
-        yield self._draft
+        yield self._builder
 
     async def wait_accepted(self, limit: int) -> None:
         """Return when the tail has reached ``limit``; raises when the log closes."""
         self.accepted.advance(self.tail)
         waiter = self.accepted.waiter(limit)
-        self._set_room()  # off the fast path, which wakes nobody
+        self._set_room()  # leave the fast path, which wakes no waiters
         try:
             await waiter
         finally:
@@ -354,106 +356,108 @@ class Channel:
     # -- inside ------------------------------------------------------------------------------
 
     def check_loop(self) -> None:
-        """Raise WrongLoopError unless the log's own event loop runs the caller."""
+        """Raise WrongLoopError unless the caller runs in the log's event loop."""
         if self._guard.is_home:
-            self.thread = get_ident()  # an event loop may go on in another thread
+            self.thread = get_ident()  # an event loop may continue in another thread
             return
         if self._closed is not None:
             raise copy_error(self._closed)
         self._guard.check()
 
-    def _check(self, group: AppendRequest) -> None:
+    def _check(self, request: AppendRequest) -> None:
         if self._closed is not None:
             raise copy_error(self._closed)
         self.check_loop()
         if self._refused is not None:
             raise self._counted(copy_error(self._refused))
-        overhead = RECORD_OVERHEAD_BYTES * len(group.values)
-        if len(group.values) > MOST_RECORDS:
+        overhead = RECORD_OVERHEAD_BYTES * len(request.values)
+        if len(request.values) > MOST_RECORDS:
             error = RecordTooLargeError(
-                f"the atomic group has {len(group.values)} records; {MOST_RECORDS} are the most",
-                size_bytes=group.size_bytes - overhead,
+                f"the atomic group has {len(request.values)} records; the maximum is {MOST_RECORDS}",
+                size_bytes=request.size_bytes - overhead,
                 limit_bytes=self._bytes_budget,
             )
             raise self._counted(error)
-        is_record = len(group.values) == 1
+        is_record = len(request.values) == 1
         limit = self._max_record_bytes if is_record else self._bytes_budget
-        if group.size_bytes - overhead > limit:
+        if request.size_bytes - overhead > limit:
             what = "record" if is_record else "atomic group"
             name = "max_record_bytes" if is_record else "channel_bytes"
             error = RecordTooLargeError(
-                f"the {what} has {group.size_bytes - overhead} bytes; {name} is {limit}",
-                size_bytes=group.size_bytes - overhead,
+                f"the {what} has {request.size_bytes - overhead} bytes; {name} is {limit}",
+                size_bytes=request.size_bytes - overhead,
                 limit_bytes=limit,
             )
             raise self._counted(error)
 
-    def _has_room(self, group: AppendRequest) -> bool:
+    def _has_room(self, request: AppendRequest) -> bool:
         waiting = self._waiting_bytes()
         if not waiting:
             return True
-        records = self.tail - self._released + group.count
-        return waiting + group.size_bytes <= self._bytes_budget and records <= self._records_budget
+        records = self.tail - self._released + request.count
+        return (
+            waiting + request.size_bytes <= self._bytes_budget and records <= self._records_budget
+        )
 
-    def _may_enter(self, group: AppendRequest) -> bool:
+    def _may_enter(self, request: AppendRequest) -> bool:
         share = self._share
-        return self._has_room(group) and (share is None or share.has_room(group.size_bytes))
+        return self._has_room(request) and (share is None or share.has_room(request.size_bytes))
 
-    def _accept(self, group: AppendRequest) -> int:
-        """Take a group in, or raise what its terms say against it; then it took no offset."""
+    def _accept(self, request: AppendRequest) -> int:
+        """Accept a request, or raise the error of a failed condition; then it took no offset."""
         marks = None
-        terms = group.terms
-        if terms is not None or group.streams is not None:
+        conditions = request.conditions
+        if conditions is not None or request.streams is not None:
             try:
-                marks = self._apply_terms(group)
+                marks = self._apply_conditions(request)
             except WalError as error:
                 raise self._counted(error) from None
-            if terms is not None and terms.is_duplicate:
-                assert terms.span is not None
-                return terms.span.start
+            if conditions is not None and conditions.is_duplicate:
+                assert conditions.span is not None
+                return conditions.span.start
         offset = self.tail
-        open_bytes = self._draft.size_bytes + self._room_given - self.room
+        open_bytes = self._builder.size_bytes + self._room_given - self.room
         is_full = (
-            open_bytes + group.size_bytes > self._batch_bytes
-            or len(self._draft.values) + len(group.values) > BATCH_RECORDS
+            open_bytes + request.size_bytes > self._batch_bytes
+            or len(self._builder.values) + len(request.values) > BATCH_RECORDS
         )
-        if not self._draft.is_empty and (is_full or group.spill is not None):
-            self._close_draft()
-            self._begin_draft()
+        if not self._builder.is_empty and (is_full or request.spill is not None):
+            self._close_builder()
+            self._begin_builder()
         self._fold_room()
-        if self._draft.accepted_at is None:
-            self._draft.accepted_at = self._monotonic()
+        if self._builder.accepted_at is None:
+            self._builder.accepted_at = self._monotonic()
         if marks is not None:
             self._add_marks(marks)
-        if group.spill is not None:
-            self._draft.spill = group.spill
-        elif group.values:
-            self._draft.extend(group)
-        self._draft.size_bytes += group.size_bytes
+        if request.spill is not None:
+            self._builder.spill = request.spill
+        elif request.values:
+            self._builder.extend(request)
+        self._builder.size_bytes += request.size_bytes
         if self._share is not None:
-            self._share.take(group.size_bytes)
-        self.tail = offset + group.count
-        if group.spill is not None:
-            self._close_draft()
-            self._begin_draft()
+            self._share.take(request.size_bytes)
+        self.tail = offset + request.count
+        if request.spill is not None:
+            self._close_builder()
+            self._begin_builder()
         if self.accepted.has_waiters:
             self.accepted.advance(self.tail)
         self._set_room()
         self.note_record()
         return offset
 
-    def _apply_terms(self, group: AppendRequest) -> Marks | None:
-        """Check a group's terms and return the changes it makes; the ledger has them then."""
-        terms, ledger = group.terms, self.ledger
-        if terms is not None:
-            terms.check(ledger, self.tail)
-            if terms.is_duplicate:
+    def _apply_conditions(self, request: AppendRequest) -> Marks | None:
+        """Check a request's conditions, apply its changes to the ledger and return them."""
+        conditions, ledger = request.conditions, self.ledger
+        if conditions is not None:
+            conditions.check(ledger, self.tail)
+            if conditions.is_duplicate:
                 return None
         marks = None
-        if group.streams is not None:
-            marks = stream_marks(ledger, group.streams, self.tail)
-        if terms is not None:
-            more = terms.marks(ledger, self.tail, group.count)
+        if request.streams is not None:
+            marks = stream_marks(ledger, request.streams, self.tail)
+        if conditions is not None:
+            more = conditions.marks(ledger, self.tail, request.count)
             if marks is None:
                 marks = more
             elif more is not None:
@@ -461,31 +465,31 @@ class Channel:
         if marks is not None:
             check_room(ledger, marks)
             ledger.apply(marks)
-        if terms is not None:
-            terms.span = range(self.tail, self.tail + group.count)
+        if conditions is not None:
+            conditions.span = range(self.tail, self.tail + request.count)
         return marks
 
     def _add_marks(self, marks: Marks) -> None:
         self.serial += 1
-        self._draft.serial = self.serial
-        if self._draft.marks is None:
-            self._draft.marks = Marks()
-        self._draft.marks.merge(marks)
-        self._draft.size_bytes += TERMS_BYTES
+        self._builder.serial = self.serial
+        if self._builder.marks is None:
+            self._builder.marks = Marks()
+        self._builder.marks.merge(marks)
+        self._builder.size_bytes += CONDITIONS_BYTES
         if self._share is not None:
-            self._share.take(TERMS_BYTES)
+            self._share.take(CONDITIONS_BYTES)
 
     def _admit(self) -> None:
         while self._admissions:
-            future, group = next(iter(self._admissions.items()))
+            future, request = next(iter(self._admissions.items()))
             if not future.done():
-                if not self._has_room(group):
+                if not self._has_room(request):
                     break
-                if self._share is not None and not self._share.has_room(group.size_bytes):
-                    self._share.wait(group.size_bytes)
+                if self._share is not None and not self._share.has_room(request.size_bytes):
+                    self._share.wait(request.size_bytes)
                     break
                 try:
-                    future.set_result(self._accept(group))
+                    future.set_result(self._accept(request))
                 except WalError as error:
                     _refuse(future, error)
             del self._admissions[future]
@@ -493,27 +497,27 @@ class Channel:
             self._share.leave()
         self._set_room()
 
-    def _begin_draft(self) -> None:
-        self._draft = BatchBuilder(self.tail)
-        self.append_value = self._draft.values.append
+    def _begin_builder(self) -> None:
+        self._builder = BatchBuilder(self.tail)
+        self.append_value = self._builder.values.append
         self.is_alert = True
         self.room = self._room_given = 0
         self._set_room()
 
-    def _close_draft(self) -> None:
+    def _close_builder(self) -> None:
         self._fold_room()
-        self._draft.pad()
-        self._used_bytes += self._draft.size_bytes
-        self._ready.append(self._draft)
+        self._builder.pad()
+        self._used_bytes += self._builder.size_bytes
+        self._ready.append(self._builder)
         if self._filling is not None:
             _finish(self._filling)
 
     def _fold_room(self) -> None:
-        """Add what the fast path took from the room to the open draft's size."""
+        """Add the room taken by the fast path to the open builder's size."""
         taken = self._room_given - self.room
         if not taken:
             return
-        self._draft.size_bytes += taken
+        self._builder.size_bytes += taken
         self._room_given = self.room
         if self._share is not None:
             self._share.take(taken)
@@ -521,18 +525,18 @@ class Channel:
     def _set_room(self) -> None:
         self._fold_room()
         share = self._share
-        if share is not None and self._draft.is_empty:
-            # Leased only while something is being accepted, so that idle logs hold nothing.
+        if share is not None and self._builder.is_empty:
+            # Leased only while records are being accepted, so that idle logs hold nothing.
             share.end_lease()
             self.room = self._room_given = 0
             return
         room = (
-            min(self._batch_bytes, self._bytes_budget - self._used_bytes) - self._draft.size_bytes
+            min(self._batch_bytes, self._bytes_budget - self._used_bytes) - self._builder.size_bytes
         )
-        # Within this room no record can be too large, nor can there be too many.
+        # Within this room no record can be too large and there cannot be too many.
         records = min(
             self._records_budget - (self.tail - self._released),
-            BATCH_RECORDS - len(self._draft.values),
+            BATCH_RECORDS - len(self._builder.values),
         )
         largest = self._max_record_bytes + RECORD_OVERHEAD_BYTES
         room = min(room, records * RECORD_OVERHEAD_BYTES, largest)
@@ -561,14 +565,14 @@ class Channel:
         return error
 
     def _waiting_bytes(self) -> int:
-        return self._used_bytes + self._draft.size_bytes + self._room_given - self.room
+        return self._used_bytes + self._builder.size_bytes + self._room_given - self.room
 
     def note_record(self) -> None:
-        """Note when the open draft got its first record, and wake the writer if it sleeps."""
-        draft = self._draft
-        if draft.accepted_at is None and not draft.is_empty:
-            draft.accepted_at = self._monotonic()
-        self.is_alert = draft.accepted_at is None
+        """Record when the open builder got its first record, and wake the writer if it sleeps."""
+        builder = self._builder
+        if builder.accepted_at is None and not builder.is_empty:
+            builder.accepted_at = self._monotonic()
+        self.is_alert = builder.accepted_at is None
         self._wake()
 
     def _wake(self) -> None:
@@ -579,7 +583,7 @@ class Channel:
 
 def _refuse(future: asyncio.Future[int], error: WalError) -> None:
     future.set_exception(error)
-    future.exception()  # a caller cancelled at this moment never looks
+    future.exception()  # a caller cancelled at this moment never retrieves it
 
 
 def _finish(future: asyncio.Future[None]) -> None:

@@ -1,14 +1,15 @@
-"""DiskWatch: stops appends before the disk is full, and lets them go on when there is space again.
+"""DiskWatch: stops appends before the disk is full, and resumes them when there is space again.
 
-A log that meets a full disk has failed and must be opened again. This is the line before that: while
-less than ``min_free_bytes`` is free, beside what is accepted and still to be written, channels refuse
-records with DiskFullError. Their logs stay open, readers go on, and what was accepted is committed.
+A log on a full disk fails and must be opened again. This prevents that: while less than
+``min_free_bytes`` is free, in addition to accepted and unwritten bytes, channels refuse records with
+DiskFullError. Their logs stay open, readers continue, and accepted records are committed.
 
-Space is looked at when a log is opened and after every few megabytes written, so idle logs never ask and
-a disk with space has no timer. Only while appends are refused it looks every second. What others write
-to the same disk between two looks, or a channel that is filled at one go, can still pass the line: it is a
-watermark, no reservation. Logs that share a disk should share a watch, for each of them only counts what
-goes through it. Everything here belongs to the event loop; a thread asks the file system.
+The free space is checked when a log is opened and after every few megabytes written, so idle logs make
+no calls and a disk with space has no timer. Only while appends are refused is it checked every second.
+Other writers to the same disk between two checks, or a channel filled at once, can still pass the
+limit: it is a watermark, not a reservation. Logs that share a disk should share a watch, since each
+watch counts only the bytes of its own logs. Everything here belongs to the event loop; a thread calls
+the file system.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from walstore.settings import MIB
 logger = logging.getLogger("walstore")
 
 RECHECK_SECONDS: Final = 1.0
-"""How often space is looked at while appends are refused."""
+"""How often the free space is checked while appends are refused."""
 _STEP_PART: Final = 4
 _MOST_STEP_BYTES: Final = 16 * MIB
 _MARGIN_PART: Final = 8
 
 
 class Refusing(Protocol):
-    """What can be told to refuse appends: :class:`walstore.append.channel.Channel`."""
+    """An object that can refuse appends: :class:`walstore.append.channel.Channel`."""
 
     @property
     def waiting(self) -> tuple[int, int]:
@@ -46,7 +47,7 @@ class Refusing(Protocol):
 
 
 class DiskWatch:
-    """Watches the space of a file system for the logs that lie on it."""
+    """Watches the free space of a file system for its logs."""
 
     def __init__(
         self,
@@ -60,8 +61,8 @@ class DiskWatch:
     ) -> None:
         """Watch the file system of ``path`` for at least ``min_free_bytes``; 0 watches nothing.
 
-        ``waiting_bytes()`` tells what all channels have accepted and not yet written; without it each
-        of them is asked, which takes long if they are thousands.
+        ``waiting_bytes()`` returns the bytes that all channels have accepted and not yet written;
+        without it each channel is read, which is slow for thousands.
         """
         self._fs = fs
         self._path = path
@@ -75,42 +76,42 @@ class DiskWatch:
         self._unchecked_bytes = 0
         self._due = asyncio.Event()
         self.refusal: DiskFullError | None = None
-        """What appends are refused with now, if they are."""
+        """The error with which appends are refused now, if they are."""
         self.free_bytes: int | None = None
-        """Space at the last look; None before the first."""
+        """Free space at the last check; None before the first."""
 
     def add(self, channel: Refusing) -> None:
-        """Let a channel refuse appends while space is short, from now on."""
+        """Let a channel refuse appends while space is short."""
         self._channels[channel] = None
         if self.refusal is not None:
             channel.refuse(self.refusal)
 
     def remove(self, channel: Refusing) -> None:
-        """Leave a channel as it is from now on, since its log is closed; twice is allowed."""
+        """Leave a channel alone, since its log is closed; twice is allowed."""
         self._channels.pop(channel, None)
 
     def note_written(self, size_bytes: int) -> None:
-        """Count bytes that were written to the disk; never blocks."""
+        """Count bytes written to the disk; never blocks."""
         self._unchecked_bytes += size_bytes
         if self._unchecked_bytes >= self._step_bytes and self._min_free_bytes:
             self._due.set()
 
     def judge(self, free_bytes: int | None) -> None:
-        """Refuse or accept according to what :func:`look` found; None changes nothing."""
+        """Refuse or accept appends by the result of :func:`look`; None changes nothing."""
         if free_bytes is None or not self._min_free_bytes:
             return
         self.free_bytes = free_bytes
         needed = self._min_free_bytes + self._waiting_bytes()
         if self.refusal is not None:
-            needed += self._margin_bytes  # else appends would come and go with every few bytes
+            needed += self._margin_bytes  # else appends would stop and resume with every few bytes
         if free_bytes < needed:
             self._stop(free_bytes, needed)
         elif self.refusal is not None:
             self._refuse(None)
-            logger.warning("appends below %s go on: %d bytes are free", self._path, free_bytes)
+            logger.warning("appends below %s continue: %d bytes are free", self._path, free_bytes)
 
     async def check(self) -> None:
-        """Look at the space now, and refuse or accept accordingly."""
+        """Check the free space now, and refuse or accept appends accordingly."""
         self._unchecked_bytes = 0
         self._due.clear()
         self.judge(await self._worker.run(look, self._fs, self._path))

@@ -1,7 +1,7 @@
-"""LogState: what the event loop knows of a log. The writer publishes here; readers and tiers look here.
+"""LogState: the event loop's state of a log. The writer publishes here; readers and tiers read it.
 
 Everything belongs to the event loop and is changed only by the calls of ``writer.Listener`` and
-:meth:`advance_uploaded`, so no lock is needed and a look between two awaits is consistent.
+:meth:`advance_uploaded`, so no lock is needed and reads between two awaits are consistent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LogState:
         """First offset on local disk."""
         self.durable = Watermark(durable_limit, loop)
         self.visible = Watermark(durable_limit, loop) if shows_written else self.durable
-        """Where readers stop: the durable limit, or what is written if syncing is left to the system."""
+        """Where readers stop: the durable limit, or the written limit if syncing is left to the system."""
         self.uploaded = Watermark(uploaded_limit, loop)
         self.settled = Watermark(0, loop)
         """Appends that change the ledger, by their serial: those up to it are durable."""
@@ -60,13 +60,13 @@ class LogState:
         self.appended_bytes = 0
         self.appended_records = 0
         self.on_written: Callable[[int], None] = lambda _: None
-        """Told how many bytes a commit wrote."""
+        """Called with the bytes that a commit wrote."""
         self._loop = loop
         self._due: asyncio.Future[None] | None = None
         self._due_bytes = 0
         self._sealed_since_due = False
         self.tier_trouble: WalError | None = None
-        """Why nothing is shipped until somebody has acted, if so; shipping goes on by itself then."""
+        """Why nothing is shipped until an operator acts, if so; then shipping resumes by itself."""
         self.is_draining = False
         self.draining: asyncio.Future[None] = loop.create_future()
         """Resolves when the log begins to drain."""
@@ -76,13 +76,13 @@ class LogState:
     # -- from the writer ---------------------------------------------------------------------
 
     def on_commit(self, commit: Commit) -> None:
-        """Take over what a commit wrote, then wake whoever waits for it."""
+        """Adopt a commit, then wake its waiters."""
         for sealed in commit.sealed:
             self._seal(sealed)
         if commit.active is not self._active:
             self._active = self.segments[commit.active.start] = commit.active
         if not commit.batches and commit.sealed:
-            self.cache.clear()  # a transaction of many batches; those before it would leave a gap
+            self.cache.clear()  # a transaction of many batches; keeping those before it would leave a gap
         for batch in commit.batches:
             self.cache.insert(batch)
         self.appended_bytes += commit.size_bytes
@@ -101,7 +101,7 @@ class LogState:
             self.durable.advance(commit.durable_limit)
 
     def on_sync(self, durable_limit: int) -> None:
-        """Everything written so far became durable, up to this limit."""
+        """Adopt a sync: everything written so far is durable, up to this limit."""
         self.head = max(self.head, self._head_to_come)
         if self._registers_to_come is not None:
             self.registers, self._registers_to_come = self._registers_to_come, None
@@ -112,11 +112,11 @@ class LogState:
 
     @property
     def wants_disk(self) -> bool:
-        """Whether a caller waits for something to be synced."""
+        """Whether a caller waits for a sync."""
         return self.durable.has_waiters or self.settled.has_waiters
 
     def on_rotate(self, sealed: Segment, active: Segment) -> None:
-        """Take over a rotation that was asked for."""
+        """Adopt a requested rotation."""
         self._seal(sealed)
         self._active = self.segments[active.start] = active
         self._wake_shipping()
@@ -133,7 +133,7 @@ class LogState:
         make_error: Callable[[int], WalError],
         make_settled_error: Callable[[int], WalError],
     ) -> None:
-        """Tell every waiter what became of its records."""
+        """Fail every waiter with the outcome of its records."""
         self.errors.count(make_error(reached.durable_limit + 1))
         if reached.registers is not None:
             self.registers = MappingProxyType(dict(reached.registers))
@@ -147,11 +147,11 @@ class LogState:
         self.drain()
 
     def end(self, error: WalError) -> None:
-        """The log is closed: nothing waits any more."""
+        """End all waits: the log is closed."""
 
         def make_error(target: int) -> WalError:
             twin = copy_error(error)
-            # Nobody waits after a clean close; else a commit may have been under way.
+            # There are no waiters after a clean close; otherwise a commit may have been in progress.
             twin.outcome = "durable" if target <= self.durable.value else "unknown"
             return twin
 
@@ -167,7 +167,7 @@ class LogState:
             self.visible.fail(make_error)
 
     def abandon(self, error: WalError) -> None:
-        """Let nobody wait from now on; see :mod:`walstore.runtime.forks`."""
+        """End all waits in a child process; see :mod:`walstore.runtime.forks`."""
         for limit in (self.durable, self.visible, self.settled, self.uploaded):
             limit.refuse(lambda _: copy_error(error))
 
@@ -201,17 +201,17 @@ class LogState:
         self._sealed_since_due = False
 
     def request_cloud(self) -> None:
-        """Note that a caller began to wait for the cloud."""
+        """Record that a caller waits for the cloud."""
         self._wake_shipping()
 
     def advance_uploaded(self, limit: int) -> None:
-        """Note that a manifest names every offset below ``limit``."""
+        """Record that a manifest names every offset below ``limit``."""
         self.tier_trouble = None
         self.uploaded.advance(limit)
         self.shrinkable.set()
 
     def refuse_cloud(self, error: WalError) -> None:
-        """Tell those who wait for the cloud that somebody has to act first; who comes later waits."""
+        """Fail present waiters for the cloud, since an operator has to act first; later ones wait."""
         if self.tier_trouble is None:
             self.errors.count(error)
         self.tier_trouble = error
@@ -224,7 +224,7 @@ class LogState:
         self.uploaded.fail_waiting(make_error)
 
     def drain(self) -> None:
-        """Ask the tier to ship what is durable and return."""
+        """Make the tier ship what is durable and return."""
         self.is_draining = True
         if not self.draining.done():
             self.draining.set_result(None)
@@ -237,7 +237,7 @@ class LogState:
     # -- for readers -------------------------------------------------------------------------
 
     def segment_of(self, offset: int) -> Segment | None:
-        """Return the segment that holds ``offset`` (or would, being the active one)."""
+        """Return the segment that contains ``offset``, or will, if it is the active one."""
         if offset < self.head:
             return None
         at = self.segments.bisect_right(offset) - 1

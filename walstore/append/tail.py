@@ -1,18 +1,20 @@
-"""Tail: the blocking half of the writer. Owns the active segment and what the next frame continues.
+"""Tail: the blocking half of the writer. Owns the active segment and the state that the next frame
+continues.
 
-Every method runs on the log's one writer thread, one at a time. A commit frames all drafts, writes them
-with one call, syncs once, and only then reports them; between two commits the files on disk are always
-ones that recovery accepts.
+Every method runs on the log's one writer thread, one at a time. A commit frames all builders, writes
+them with one call, syncs once, and only then reports them; between two commits recovery always accepts
+the files on disk.
 
 Invariants (tests/walstore/append/test_tail.py, tests/scenarios)
   T1  ``durable_limit`` moves only after the sync that covers it returned.
-  T2  After a failed write or sync nothing is written any more; a sync is never called again on the same data.
+  T2  After a failed write or sync nothing more is written; a sync is never called again on the same data.
   T3  A segment is sealed and synced before the next one gets its name.
   T4  The head is durable, in a checkpoint and in the cell, before a file below it is removed.
   T5  Every segment begins with the whole ledger, or the ledger was empty.
-  T6  Whatever a method raises but WalError is a TailError, which says how far the log had come.
-  T7  What is not on the way of the data (checkpoints, the cell, removing files) may fail without failing the
-      log, and is tried again.
+  T6  Any other error of a method than WalError is a TailError, which contains the limits reached by the
+      log.
+  T7  Work that the data does not depend on (checkpoints, the cell, removing files) may fail without
+      failing the log, and is retried.
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ from walstore.settings import Settings
 logger = logging.getLogger("walstore")
 
 _LEDGER_SHARE: Final = 4
-"""A segment holds at least so many times the ledger that it begins with, whatever ``segment_bytes`` says."""
+"""A segment is at least this many times the size of its initial ledger, regardless of ``segment_bytes``."""
 _RETRY_SHARE: Final = 8
-"""After a checkpoint that failed the next one is due when this share of ``checkpoint_bytes`` was written."""
+"""After a failed checkpoint the next one is due once this share of ``checkpoint_bytes`` was written."""
 
 
 class Tail:
@@ -72,11 +74,11 @@ class Tail:
         given_up: Sequence[int] = (),
         is_as_checkpointed: bool = False,
     ) -> None:
-        """Go on with a log that was recovered.
+        """Continue a recovered log.
 
         ``given_up`` are the first offsets of segments below the head, to be removed.
-        ``is_as_checkpointed`` says that checkpoint and cell describe the log but for the new epoch, which is
-        then made durable by the first call that needs it.
+        ``is_as_checkpointed`` says that checkpoint and cell describe the log except for the new epoch;
+        then the first call that needs the epoch makes it durable.
         """
         assert chain.ledger is not None
         # Set once at open.
@@ -89,7 +91,7 @@ class Tail:
         self._own_epoch = own_epoch
         self._shows_written = settings.sync == "os"
         self.lock: Lock | None = None
-        """Held for as long as this can write, also if nobody closes it."""
+        """Held for as long as this can write, even if it is never closed."""
         # Owned by the writer thread.
         self._chain = chain
         self._framer = Framer(chain, compress=settings.compression is not None)
@@ -143,12 +145,12 @@ class Tail:
 
     @property
     def written_limit(self) -> int:
-        """Every offset below it was handed to the system."""
+        """Every offset below it was passed to the system."""
         return self._chain.next_offset
 
     @property
     def has_unsynced(self) -> bool:
-        """Whether something was written since the last sync."""
+        """Whether there are writes since the last sync."""
         return self._file.has_unsynced
 
     @property
@@ -156,29 +158,29 @@ class Tail:
         """Whether enough was written since the last checkpoint."""
         return self._since_checkpoint_bytes >= self._settings.checkpoint_bytes
 
-    def commit(self, drafts: Sequence[BatchBuilder], *, sync: bool = True) -> Commit:
-        """Write the drafts and, with ``sync``, make them durable.
+    def commit(self, builders: Sequence[BatchBuilder], *, sync: bool = True) -> Commit:
+        """Write the builders and, with ``sync``, make them durable.
 
-        A draft with a spill comes alone and is always durable. TailError if anything failed, after
-        which only close is allowed.
+        A builder with a spill comes alone and is always durable. TailError on any failure, after which
+        only close is allowed.
         """
-        serial = max([draft.serial for draft in drafts])
-        self._reached.note_attempt(drafts[-1].limit, serial)
+        serial = max([builder.serial for builder in builders])
+        self._reached.note_attempt(builders[-1].limit, serial)
         with _Failing(self):
             self._announce()
-            if drafts[0].spill is not None:
-                return self._place(drafts[0])
-            return self._append(drafts, serial, sync=sync)
+            if builders[0].spill is not None:
+                return self._place(builders[0])
+            return self._append(builders, serial, sync=sync)
 
     def sync(self) -> float:
-        """Make all that was written durable and return the seconds it took; TailError if it failed."""
+        """Make everything written durable and return the seconds it took; TailError if it failed."""
         with _Failing(self):
             return self._sync()
 
     def rotate(self) -> Segment:
         """Seal the active segment, begin the next, and return the sealed one.
 
-        Unsynced frames become durable on the way. TailError if a call failed.
+        This makes unsynced frames durable. TailError if a call failed.
         """
         with _Failing(self):
             self._announce()
@@ -187,7 +189,7 @@ class Tail:
     def checkpoint(self) -> None:
         """Sync, then write a checkpoint. TailError if the sync failed.
 
-        A checkpoint that cannot be written does not fail the log: it is logged, and tried again soon.
+        A checkpoint that cannot be written does not fail the log: that is logged and retried soon.
         """
         with _Failing(self):
             if self._file.has_unsynced:
@@ -200,49 +202,48 @@ class Tail:
     def advance_head(self, limit: int) -> list[int]:
         """Make ``limit`` the head, durably, and give up the sealed segments wholly below it.
 
-        Returns their first offsets, for :meth:`remove` once nobody looks for them any more. A head
-        inside a segment is written to the log itself, since no file name says it; if the disk is too full
-        for that, the head becomes the begin of that segment. The head never goes back, and a limit above the
-        durable one is the caller's mistake.
+        Returns their first offsets, for :meth:`remove` once they are no longer looked up. A head inside
+        a segment is written to the log itself, since no file name contains it; if the disk is too full
+        for that, the head becomes the beginning of that segment. The head never goes back, and a limit
+        above the durable one is the caller's mistake.
 
-        DiskFullError or StorageUnavailableError if the head cannot be made durable now: then nothing was
-        given up, and the log goes on. TailError if the log failed.
+        DiskFullError or StorageUnavailableError if the head cannot be made durable now: then no segment
+        was given up, and the log continues. TailError if the log failed.
         """
         assert limit <= self.durable_limit
         with _Failing(self):
             return self._advance_head(limit)
 
     def show_head(self, limit: int) -> bool:
-        """Tell other processes that ``limit`` is the head, before it is; return whether they see it.
+        """Show ``limit`` to other processes as the head before it is; return whether they see it.
 
-        For those who look for the head before they rely on a record. Take it back with the head that there
-        is unless :meth:`advance_head` follows, which says it again.
+        For processes that read the head before they rely on a record. Unless :meth:`advance_head`
+        follows, which shows it again, call this again with the present head.
         """
         with _Failing(self):
             return self._cell.store(self._cell_data(limit))
 
     def summaries(self) -> list[SegmentSummary]:
-        """Return the sealed segments, oldest first, and behind them the active one as sealing it now
-        would record it."""
+        """Return the sealed segments, oldest first, then the active one as sealing would now record it."""
         return [*self._sealed, self._summary()]
 
     def remove(self, starts: Sequence[int]) -> None:
-        """Delete segments that :meth:`advance_head` gave up. Never raises: what cannot be deleted now is
-        deleted later, at the latest when the log is opened again."""
+        """Delete segments that :meth:`advance_head` gave up. Never raises: a file that cannot be deleted
+        now is deleted later, at the latest when the log is opened again."""
         self._given_up += starts
         self._remove_given_up()
 
     def park(self) -> None:
         """Close the files until the next call that needs them; never raises.
 
-        In a store, another log's thread may call it, between two calls of this one.
+        In a store, another log's thread may call it between two calls of this one.
         """
         self._file.park()
         self._cell.park()
 
     def close(self, *, clean: bool) -> None:
-        """Release the file; OSError. A clean close also cuts the reserved space off and checkpoints, unless
-        the tail has failed."""
+        """Release the file; OSError. A clean close also truncates the reserved space and checkpoints,
+        unless the tail has failed."""
         try:
             if clean and self._failure is None:
                 if self._file.has_unsynced:
@@ -261,27 +262,27 @@ class Tail:
 
     # -- committing --------------------------------------------------------------------------
 
-    def _append(self, drafts: Sequence[BatchBuilder], last_serial: int, *, sync: bool) -> Commit:
+    def _append(self, builders: Sequence[BatchBuilder], last_serial: int, *, sync: bool) -> Commit:
         frames: list[bytearray] = []
         batches: list[FrameBatch] = []
         sealed: list[Segment] = []
         now_us = self._clock.now_us()
         written = pending = serial = 0
         has_new_registers = False
-        for draft in drafts:
-            if self._is_full(draft, pending):
+        for builder in builders:
+            if self._is_full(builder, pending):
                 written += self._write(frames, serial)
                 if self.is_empty:
                     self._renew_segment()
                 else:
                     sealed.append(self._rotate())
                 frames, pending = [], 0
-            batch = self._frame(draft, now_us, self._file.position + pending, frames)
+            batch = self._frame(builder, now_us, self._file.position + pending, frames)
             pending += len(frames[-1])
-            serial = max(serial, draft.serial)
+            serial = max(serial, builder.serial)
             if batch is not None:
                 batches.append(batch)
-            if draft.marks is not None and draft.marks.registers:
+            if builder.marks is not None and builder.marks.registers:
                 has_new_registers = True
         written += self._write(frames, serial)
         seconds = None
@@ -291,18 +292,18 @@ class Tail:
             self._store_cell()
         return self._commit(last_serial, batches, sealed, written, has_new_registers, seconds)
 
-    def _place(self, draft: BatchBuilder) -> Commit:
+    def _place(self, builder: BatchBuilder) -> Commit:
         """Commit a large transaction: its file becomes the next sealed segment."""
-        spill = draft.spill
+        spill = builder.spill
         assert spill is not None
         if self._file.has_unsynced:
             self._sync()
-        if draft.marks is not None:
-            self.ledger.apply(draft.marks)
+        if builder.marks is not None:
+            self.ledger.apply(builder.marks)
             self.head = max(self.head, self.ledger.head)
         sealed = []
         if self.is_empty:
-            # Its file has the name that the transaction's gets; the ledger in it goes along.
+            # Its file has the name that the transaction's file gets; its ledger is replaced, too.
             self._chain.previous_crc = self._header.previous_crc
             self._file.close()
         else:
@@ -317,19 +318,19 @@ class Tail:
             )
         except OSError:
             if spill.outcome == "unknown":
-                self._note_written(draft.serial)
+                self._note_written(builder.serial)
             raise
         assert placed.summary is not None
         sealed.append(placed)
         self._sealed.append(placed.summary)
-        self._note_written(draft.serial)
+        self._note_written(builder.serial)
         self._note_synced()
         # Before the next segment, which may fail: other processes see what its caller is told.
         self._cell.store(self._cell_of(placed.summary, placed.header))
         self._begin_segment()
         self._store_cell()
-        has_new_registers = draft.marks is not None and bool(draft.marks.registers)
-        return self._commit(draft.serial, [], sealed, spill.size_bytes, has_new_registers, None)
+        has_new_registers = builder.marks is not None and bool(builder.marks.registers)
+        return self._commit(builder.serial, [], sealed, spill.size_bytes, has_new_registers, None)
 
     def _commit(
         self,
@@ -354,23 +355,23 @@ class Tail:
             registers=dict(self.ledger.registers) if has_new_registers else None,
         )
 
-    def _is_full(self, draft: BatchBuilder, pending_bytes: int) -> bool:
-        """Whether the draft belongs into the next segment."""
+    def _is_full(self, builder: BatchBuilder, pending_bytes: int) -> bool:
+        """Whether the builder belongs in the next segment."""
         end = self._file.position + pending_bytes
         most = max(self._settings.segment_bytes, _LEDGER_SHARE * self._first_position)
-        return end + draft.size_bytes > most and end > self._first_position
+        return end + builder.size_bytes > most and end > self._first_position
 
     def _frame(
-        self, draft: BatchBuilder, now_us: int, position: int, frames: list[bytearray]
+        self, builder: BatchBuilder, now_us: int, position: int, frames: list[bytearray]
     ) -> FrameBatch | None:
-        """Frame a draft that comes to lie at ``position``; None if it holds only marks."""
+        """Frame a builder at ``position``; None if it contains only marks."""
         assert self.active.index is not None
-        data, base_us, batch = self._framer.frame(draft, now_us, self._spot(position))
-        self.active.index.add(draft.start, position, base_us)
+        data, base_us, batch = self._framer.frame(builder, now_us, self._spot(position))
+        self.active.index.add(builder.start, position, base_us)
         frames.append(data)
-        if draft.marks is not None:
+        if builder.marks is not None:
             self.head = max(self.head, self.ledger.head)
-        if batch is not None and draft.streams is not None:
+        if batch is not None and builder.streams is not None:
             self.active.index.streams.add(batch.stream_names)
         return batch
 
@@ -382,7 +383,7 @@ class Tail:
         )
 
     def _write(self, frames: Sequence[bytearray], serial: int) -> int:
-        """Write frames up to :attr:`written_limit`, which hold the changes up to ``serial``."""
+        """Write frames up to :attr:`written_limit`, which contain the changes up to ``serial``."""
         try:
             size = self._file.write(frames)
         except OSError:
@@ -394,7 +395,7 @@ class Tail:
         return size
 
     def _sync(self) -> float:
-        """Sync the active segment; return how long that took, in seconds."""
+        """Sync the active segment; return the seconds it took."""
         began = self._clock.monotonic()
         self._file.sync()
         seconds = self._clock.monotonic() - began
@@ -403,11 +404,11 @@ class Tail:
         return seconds
 
     def _note_written(self, serial: int) -> None:
-        """Note that all that was framed may be on disk."""
+        """Record that everything framed may be on disk."""
         self._reached.note_written(self._chain.next_offset, serial)
 
     def _note_synced(self) -> None:
-        """Note that all that was written is on disk."""
+        """Record that everything written is on disk."""
         self._reached.note_synced()
 
     # -- segments ----------------------------------------------------------------------------
@@ -425,9 +426,9 @@ class Tail:
         return finished
 
     def _seal(self) -> Segment:
-        """Seal the active segment, which holds records."""
+        """Seal the active segment, which contains records."""
         if self._file.has_unsynced:
-            self._sync()  # else a crash might keep the footer and lose frames that it vouches for
+            self._sync()  # else a crash might keep the footer and lose frames that it covers
         assert self.active.index is not None
         summary = self._summary()
         self._file.seal(segment.encode_footer(summary, self.active.index))
@@ -446,7 +447,7 @@ class Tail:
         )
 
     def _begin_segment(self) -> None:
-        """Make the next segment; it begins with what the log remembers. If that fails, nothing changed."""
+        """Make the next segment, which begins with the ledger. If that fails, nothing has changed."""
         before = self._chain.previous_crc
         try:
             self._make_segment()
@@ -476,7 +477,7 @@ class Tail:
         self.active = Segment(path, chain.next_offset, None, index, header=header)
 
     def _renew_segment(self) -> None:
-        """Begin a segment anew that holds nothing but marks; the ledger says the same in less."""
+        """Replace a segment that contains only marks by one with the ledger, which is smaller."""
         if self._file.has_unsynced:
             self._sync()
         outdated = self._file
@@ -515,12 +516,12 @@ class Tail:
         return [summary.start for summary in dropped]
 
     def _write_head(self, limit: int) -> bool:
-        """Write a frame that holds nothing but the head, and sync it; False if there is no room for it."""
+        """Write a frame that contains only the head, and sync it; False if there is no room for it."""
         chain, ledger_head = self._chain, self.ledger.head
         before = chain.next_offset, chain.previous_crc, chain.timestamp_us
         frames: list[bytearray] = []
-        draft = BatchBuilder(chain.next_offset, marks=Marks(head=limit))
-        data, _, _ = self._framer.frame(draft, 0, self._spot(self._file.position))
+        builder = BatchBuilder(chain.next_offset, marks=Marks(head=limit))
+        data, _, _ = self._framer.frame(builder, 0, self._spot(self._file.position))
         frames.append(data)
         try:
             self._write(frames, 0)
@@ -529,15 +530,16 @@ class Tail:
                 raise
             chain.next_offset, chain.previous_crc, chain.timestamp_us = before
             self.ledger.head = ledger_head
-            logger.warning("the head becomes the begin of a segment: %s", error)
+            logger.warning("the head becomes the beginning of a segment: %s", error)
             return False
         self._sync()
         return True
 
     def _begin(self) -> None:
-        """Make the new epoch durable; on a full disk, which may be trimmed, the first write does that.
+        """Make the new epoch durable; on a full disk, which can still be trimmed, the first write does
+        that.
 
-        A log of version 1 goes on in a new segment.
+        A log of version 1 continues in a new segment.
         """
         try:
             self._announce()
@@ -553,14 +555,14 @@ class Tail:
             self._checkpoint()
 
     def _announce(self) -> None:
-        """Make the new epoch durable before any frame carries it."""
+        """Make the new epoch durable before any frame contains it."""
         if not self._is_announced:
             self._checkpoint()
             self._store_cell()
             self._is_announced = True
 
     def _checkpoint(self, *, is_closed: bool = False) -> None:
-        """Write the checkpoint durably; all that was written is synced. OSError."""
+        """Write the checkpoint durably; everything written is synced already. OSError."""
         assert self.active.index is not None
         data = checkpoint.encode_checkpoint(
             Checkpoint(
@@ -589,13 +591,13 @@ class Tail:
         self._remove_given_up()
 
     def _put_off_checkpoint(self, error: OSError) -> None:
-        """Try the checkpoint again after some more writes; only opening takes longer without it."""
-        logger.warning("the checkpoint in %s is put off: %s", self._directory, error)
+        """Retry the checkpoint after some more writes; without it only opening takes longer."""
+        logger.warning("the checkpoint in %s is postponed: %s", self._directory, error)
         bytes_left = self._settings.checkpoint_bytes // _RETRY_SHARE
         self._since_checkpoint_bytes = self._settings.checkpoint_bytes - bytes_left
 
     def _place_of_checkpoint(self) -> tuple[int, ...]:
-        """Return what tells one checkpoint of this opening from the next."""
+        """Return the values that distinguish one checkpoint of this opening from the next."""
         chain, file = self._chain, self._file
         return (
             self.head,
@@ -609,7 +611,7 @@ class Tail:
         if not self._given_up:
             return
         try:
-            # A power failure must not bring a cell back that speaks of what is removed now.
+            # A power failure must not bring back a cell that covers what is removed now.
             self._cell.settle(self._cell_data())
         except OSError as error:
             logger.warning("segments of %s are deleted later: %s", self._directory, error)
@@ -628,11 +630,11 @@ class Tail:
             self._fs.sync_directory(self._directory)
 
     def _store_cell(self) -> None:
-        """Tell other processes what is durable."""
+        """Show other processes what is durable."""
         self._cell.store(self._cell_data())
 
     def _cell_data(self, head: int | None = None) -> bytes:
-        """Return what the durable cell says now, or would with another head."""
+        """Return the content of the durable cell, now or with another head."""
         durable = self._reached.durable_limit
         written = self._chain.next_offset if self._shows_written else durable
         cell = DurableCell(
@@ -661,13 +663,13 @@ class Tail:
         return checkpoint.encode_cell(cell)
 
     def _refuse(self) -> None:
-        """Raise the error that ended the tail, if one did."""
+        """Raise the error that ended the tail, if any."""
         if self._failure is not None:
             raise self._failure
 
     def _fail(self, error: Exception) -> TailError:
-        """Note that the tail has failed, and how far the log had come."""
-        # But for an OSError, where it struck is not known: a defect, or no memory.
+        """Record that the tail has failed, and the limits reached."""
+        # For anything but an OSError the place is unknown: a defect, or out of memory.
         is_known = isinstance(error, OSError)
         reached = self.reached
         if is_known and reached.durable_serial == reached.attempted_serial:
@@ -677,7 +679,7 @@ class Tail:
 
 
 class _Failing:
-    """Reports whatever goes wrong together with how far the log had come; then the tail has failed.
+    """Converts any error to a TailError with the limits reached; then the tail has failed.
 
     Each commit enters one; a generator takes three times as long.
     """

@@ -1,13 +1,14 @@
-"""Writer: the one task that owns the tail. Takes drafts, commits them, publishes, acknowledges.
+"""Writer: the one task that owns the tail. Takes batch builders, commits them, publishes, acknowledges.
 
-While one commit syncs on the writer thread, the next batch gathers in the channel: group commit needs
-no timer. Everything in this file runs on the event loop; everything that blocks is in ``tail.py``.
+While one commit syncs on the writer thread, the next batch accumulates in the channel: group commit
+needs no timer. Everything in this file runs on the event loop; everything that blocks is in
+``tail.py``.
 
 Invariants (tests/walstore/append/test_writer.py)
   W1  An append at level ``disk`` returns only after the sync that covers it has returned.
   W2  The limits change in offset order: the durable limit after the sync, and the cache no later.
-  W3  After a failed call the log is failed for good: every waiter is told what became of its records.
-  W4  Cancelling the task does not end it: it begins the closing, in which everything accepted is written.
+  W3  After a failed call the log has failed permanently: every waiter gets the outcome of its records.
+  W4  Cancelling the task does not end it: it starts closing, which writes everything accepted.
   W5  Every request is answered, whatever is raised.
 """
 
@@ -34,21 +35,21 @@ _T = TypeVar("_T")
 
 _LEAST_SLEEP_SECONDS = 1e-6
 COMMIT_BYTES = 16 << 20
-"""Most bytes of one commit (one write, one sync); what exceeds it waits for the next."""
+"""Maximum bytes of one commit (one write, one sync); the rest waits for the next."""
 
 
 class Listener(Protocol):
-    """Who is told what became durable. All calls come on the event loop, in order."""
+    """Receives what was written and became durable. All calls come on the event loop, in order."""
 
     @property
     def wants_disk(self) -> bool:
-        """Whether somebody waits for a sync."""
+        """Whether a caller waits for a sync."""
 
     def on_commit(self, commit: Commit) -> None:
         """Records were written, and synced if the commit says so."""
 
     def on_sync(self, durable_limit: int) -> None:
-        """All that was written became durable."""
+        """Everything written became durable."""
 
     def on_rotate(self, sealed: Segment, active: Segment) -> None:
         """The active segment was sealed without a commit."""
@@ -62,9 +63,9 @@ class Listener(Protocol):
         make_error: Callable[[int], WalError],
         make_settled_error: Callable[[int], WalError],
     ) -> None:
-        """The log failed: what ``reached`` calls durable is safe. Those who wait for other records get
-        ``make_error`` of their limit, those who wait for a change of the ledger ``make_settled_error`` of
-        its serial."""
+        """The log failed: what is durable in ``reached`` is safe. Waiters for other records get
+        ``make_error`` of their limit, waiters for a change of the ledger ``make_settled_error`` of its
+        serial."""
 
 
 class Writer:
@@ -95,17 +96,17 @@ class Writer:
         self._stopping = False
         self._ended = False
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done once :meth:`run` has begun; until then cancelling its task ends it."""
+        """Done once :meth:`run` has begun; before that, cancelling its task ends it."""
         self.on_cancel: Callable[[], None] = lambda: None
-        """Called when somebody cancels the task; it shall close the log."""
+        """Called when the task is cancelled; must close the log."""
         self._has_unsynced = asyncio.Event()
         self._has_records = asyncio.Event()
         if not tail.is_empty:
             self._has_records.set()
         self.observer: LogObserver = UNOBSERVED
-        """Told how long commits and syncs take; set before the first append."""
+        """Gets the durations of commits and syncs; set before the first append."""
         self.unsynced_since: float | None = None
-        """When the oldest record that was written and not synced was accepted; monotonic."""
+        """When the oldest record written and not synced was accepted; monotonic."""
         self.failure: WalError | None = None
         self.commits = 0
         self.rotations = 0
@@ -114,7 +115,7 @@ class Writer:
         """Serve until :meth:`stop`, then until the channel is empty.
 
         Started by the log's supervisor. Never raises: it fails the log instead. Cancelling it calls
-        :attr:`on_cancel`, and it goes on.
+        :attr:`on_cancel`, and it continues.
         """
         if not self.started.done():
             self.started.set_result(None)
@@ -127,7 +128,7 @@ class Writer:
 
     @property
     def _is_done(self) -> bool:
-        """Whether there is nothing left to do before the log closes."""
+        """Whether nothing is left to do before the log closes."""
         if not self._stopping or self._requests:
             return False
         return self._channel.is_empty and not self._tail.has_unsynced
@@ -143,15 +144,15 @@ class Writer:
             self.on_cancel()
         if self._requests:
             await self._serve_requests()
-        drafts = self._channel.take(COMMIT_BYTES)
-        if drafts:
-            await self._commit(drafts)
+        builders = self._channel.take(COMMIT_BYTES)
+        if builders:
+            await self._commit(builders)
         elif self._tail.has_unsynced and (self._stopping or self._listener.wants_disk):
             await self._sync()
 
     async def run_age_limit(self) -> None:
-        """Seal segments that reach their age; started only if there is such a limit, cancelled at
-        the end. Asleep while the active segment is empty."""
+        """Seal segments that reach the age limit; started only if there is one, cancelled at the end.
+        Asleep while the active segment is empty."""
         assert self._age_seconds is not None
         while True:
             await self._has_records.wait()
@@ -162,11 +163,11 @@ class Writer:
             try:
                 await self.rotate()
             except WalError:
-                return  # the log failed; its waiters are told by _fail
+                return  # the log failed; _fail reports it to the waiters
 
     async def run_sync_interval(self) -> None:
-        """Sync what has been written for that long; started only with such an interval, cancelled at
-        the end. Asleep while nothing is unsynced."""
+        """Sync records written that long ago; started only with such an interval, cancelled at the end.
+        Asleep while nothing is unsynced."""
         assert self._sync_seconds is not None
         while True:
             await self._has_unsynced.wait()
@@ -177,20 +178,20 @@ class Writer:
                 return
 
     def request_sync(self) -> None:
-        """Sync soon what was written without: somebody began to wait for the disk."""
+        """Sync unsynced writes soon: a caller waits for the disk."""
         if not self._syncs_always:
             self._channel.poke()
 
     async def rotate(self) -> None:
-        """Seal the active segment with all accepted so far, durably; return when that is done.
+        """Seal the active segment with everything accepted so far, durably; return when that is done.
 
-        Does nothing to a segment that holds no record.
+        Does nothing to an empty segment.
         """
         await self._request(partial(self._rotate, self._channel.tail))
 
     async def advance_head(self, decide: Callable[[Tail], list[int]]) -> None:
         """Run ``decide`` on the writer's thread, between two commits, and remove the segments whose
-        first offsets it returns; it has made the head durable behind them.
+        first offsets it returns; ``decide`` has made the head after them durable.
 
         WalError if the log failed or closes. Cancelling does not stop it.
         """
@@ -216,7 +217,7 @@ class Writer:
 
     def fail(self, cause: Exception) -> None:
         """Fail the log because of a defect elsewhere, or because another directory took it over
-        (FencedError); what is being written may be on disk."""
+        (FencedError); records being written may be on disk."""
         if self.failure is None:
             self._fail(cause, self._tail.reached.in_doubt())
 
@@ -234,26 +235,26 @@ class Writer:
     def _run(
         self, call: Callable[..., _T], *args: object, then: Callable[[_T], object] | None = None
     ) -> Awaitable[_T]:
-        """Run a call on the tail to its end, whoever cancels this task."""
+        """Run a call on the tail to its end, even if this task is cancelled."""
         return self._worker.run_through(call, *args, then=then, on_cancel=self.on_cancel)
 
-    async def _commit(self, drafts: list[BatchBuilder]) -> None:
+    async def _commit(self, builders: list[BatchBuilder]) -> None:
         sync = self._syncs_always or self._listener.wants_disk
         began = self._clock.monotonic()
         commit = await self._run(
-            partial(self._tail.commit, drafts, sync=sync),
-            then=partial(self._committed, drafts, began),
+            partial(self._tail.commit, builders, sync=sync),
+            then=partial(self._committed, builders, began),
         )
         if self._tail.wants_checkpoint or commit.sealed:
             await self._checkpoint()
 
-    def _committed(self, drafts: list[BatchBuilder], began: float, commit: Commit) -> None:
-        """Publish a commit. Callers who wait for it go on when this returns."""
+    def _committed(self, builders: list[BatchBuilder], began: float, commit: Commit) -> None:
+        """Publish a commit. Its waiters continue when this returns."""
         self.commits += 1
         self.rotations += len(commit.sealed)
         self._listener.on_commit(commit)
-        self._channel.release(drafts)
-        self._observe(drafts, commit, began)
+        self._channel.release(builders)
+        self._observe(builders, commit, began)
         if commit.sealed or not self._has_records.is_set():
             self._aging_from = self._clock.monotonic()
         if self._tail.is_empty:
@@ -266,19 +267,19 @@ class Writer:
         else:
             self._has_unsynced.set()
             if self.unsynced_since is None:
-                self.unsynced_since = drafts[0].accepted_at
+                self.unsynced_since = builders[0].accepted_at
 
-    def _observe(self, drafts: list[BatchBuilder], commit: Commit, began: float) -> None:
-        now, accepted_at = self._clock.monotonic(), drafts[0].accepted_at
+    def _observe(self, builders: list[BatchBuilder], commit: Commit, began: float) -> None:
+        now, accepted_at = self._clock.monotonic(), builders[0].accepted_at
         assert accepted_at is not None
         self.observer.on_commit(
-            commit.limit - drafts[0].start, commit.size_bytes, now - accepted_at, now - began
+            commit.limit - builders[0].start, commit.size_bytes, now - accepted_at, now - began
         )
         if commit.sync_seconds is not None:
             self.observer.on_sync(commit.sync_seconds)
 
     async def _sync(self) -> None:
-        """Sync what was written without."""
+        """Sync unsynced writes."""
         if not self._tail.has_unsynced:
             return
         seconds = await self._run(self._tail.sync)
@@ -307,7 +308,7 @@ class Writer:
         await self._checkpoint()
 
     async def _request(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Hand an action to the writer task and wait for it; cancelling does not undo it."""
+        """Pass an action to the writer task and wait for it; cancelling does not undo it."""
         self._channel.check_loop()
         if self._ended:
             raise copy_error(self.failure or WalClosedError("the log is closed"))
@@ -326,10 +327,10 @@ class Writer:
                     future.set_result(None)
                 else:
                     future.set_exception(error)
-                    future.exception()  # a caller cancelled at this moment never looks
+                    future.exception()  # a caller cancelled at this moment never retrieves it
 
     async def _guarded(self, action: Callable[[], Awaitable[None]]) -> WalError | None:
-        """Run an action on the tail; whatever it raises fails the log. Return why it was not done."""
+        """Run an action on the tail; any error fails the log. Return why it was not done."""
         if self.failure is not None:
             return copy_error(self.failure)
         cause: BaseException
@@ -337,7 +338,7 @@ class Writer:
             await action()
         except TailError as error:
             cause, reached = error.cause, error.reached
-        except Exception as error:  # noqa: BLE001 - a defect of ours must not leave waiters hanging
+        except Exception as error:  # noqa: BLE001 - a defect here must not leave waiters hanging
             cause, reached = error, self._tail.reached.in_doubt()
         else:
             return None
@@ -354,22 +355,22 @@ class Writer:
         self._requests.clear()
 
     def _fail(self, cause: BaseException, reached: Reached) -> None:
-        """Fail the log for good, and tell every waiter what became of its records."""
+        """Fail the log permanently, and fail every waiter with the outcome of its records."""
         is_fenced = isinstance(cause, FencedError)
 
-        def tell(outcome: Outcome) -> WalError:
+        def error_of(outcome: Outcome) -> WalError:
             if not isinstance(cause, FencedError):
                 return to_wal_error(cause, outcome)
             error = copy_error(cause)
-            # On this disk; whether it is in the log that goes on elsewhere, only that can tell.
+            # It is on this disk; only the log that continues elsewhere shows whether it has the record.
             error.outcome = "unknown" if outcome == "durable" else outcome
             return error
 
         def make_error(target: int) -> WalError:
-            return tell(reached.outcome(target))
+            return error_of(reached.outcome(target))
 
         def make_settled_error(serial: int) -> WalError:
-            return tell(reached.settled_outcome(serial))
+            return error_of(reached.settled_outcome(serial))
 
         self.failure = WalClosedError(
             f"the log was taken over by another directory: {cause}"

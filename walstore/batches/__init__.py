@@ -1,1 +1,1 @@
-"""Records in memory: accepted, batched, selected, joined. Pure."""
+"""Records in memory: accepted, batched, selected, concatenated. No I/O."""

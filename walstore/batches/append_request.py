@@ -1,7 +1,7 @@
-"""Turning what callers pass to an append into a checked group of records.
+"""AppendRequest factories: check the arguments of an append and copy them into a request.
 
-What leaves here is framed later on the writer's thread, where an error would fail the log for everybody. So
-all of it has exact types, is copied, bounded, and encoded already where that can fail.
+Requests are framed later on the writer's thread, where an error would fail the log for all callers. So
+their content has exact types, is copied and bounded, and is already encoded where that can fail.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from walstore.batches.conditions import AppendConditions, check_name
 from walstore.validation.arguments import MAX_TIMESTAMP_US, as_bytes, as_int, as_mapping, as_text
 
 MAX_GROUP_RECORDS: Final = 1 << 26
-"""Most records of one group: so many fit a frame, whatever their columns."""
+"""Maximum records of one group: this many fit a frame, whatever their columns."""
 _STEP_RECORDS: Final = 64
 _SLICE_RECORDS: Final = 32_768
-"""How many values are checked before others get their turn; takes about a millisecond."""
+"""How many values are checked before yielding to the event loop; takes about a millisecond."""
 _ONLY_BYTES: Final = frozenset((bytes,))
 
 
 class _Options(NamedTuple):
-    """What the records of a group share, checked."""
+    """The checked options shared by the records of a group."""
 
     key: bytes | None
     stream: str | None
     headers: bytes | None
     timestamp_us: int | None
     size_bytes: int
-    """What a record takes of the budgets beside its value."""
+    """Budget of a record in addition to its value."""
 
 
 def make_record(
@@ -43,7 +43,7 @@ def make_record(
     headers: Mapping[str, bytes] | None,
     timestamp_us: int | None,
 ) -> AppendRequest:
-    """Return a group of one record; TypeError or ValueError for bad arguments."""
+    """Return a request of one record; TypeError or ValueError for bad arguments."""
     checked = as_bytes(value, "a value")
     return _group([checked], len(checked), _options(key, stream, headers, timestamp_us), None)
 
@@ -54,13 +54,13 @@ def make_group(
     stream: str | None,
     headers: Mapping[str, bytes] | None,
     timestamp_us: int | None,
-    terms: AppendConditions | None = None,
+    conditions: AppendConditions | None = None,
 ) -> AppendRequest:
-    """Return a group whose records share key, stream, headers and timestamp."""
+    """Return a request whose records share key, stream, headers and timestamp."""
     options = _options(key, stream, headers, timestamp_us)
     checked: list[bytes] = []
     size = sum(_check_slice(part, checked) for part in _slices(values))
-    return _group(checked, size, options, terms)
+    return _group(checked, size, options, conditions)
 
 
 async def gather_group(
@@ -69,15 +69,15 @@ async def gather_group(
     stream: str | None,
     headers: Mapping[str, bytes] | None,
     timestamp_us: int | None,
-    terms: AppendConditions | None = None,
+    conditions: AppendConditions | None = None,
     *,
     most_bytes: int,
 ) -> AppendRequest:
-    """As :func:`make_group`, but let other tasks run between the slices of a large group.
+    """As :func:`make_group`, but lets other tasks run between the slices of a large group.
 
-    A group of up to 32 768 values is checked without giving way, so that appends keep the order of their
-    calls. All but the values of an iterator is copied before the first pause. An iterator is not read on
-    once its values have more than ``most_bytes``: such a group is refused anyway.
+    A group of up to 32 768 values is checked without yielding, so that appends keep the order of their
+    calls. Everything but the values of an iterator is copied before the first pause. Reading an
+    iterator stops once its values exceed ``most_bytes``: such a group is refused anyway.
     """
     options = _options(key, stream, headers, timestamp_us)
     checked: list[bytes] = []
@@ -90,7 +90,7 @@ async def gather_group(
         size += _check_slice(part, checked)
         if size > most_bytes:
             break
-    return _group(checked, size, options, terms)
+    return _group(checked, size, options, conditions)
 
 
 def pack_headers(headers: Mapping[str, bytes]) -> bytes:
@@ -139,14 +139,14 @@ def _slices(values: Iterable[bytes]) -> Iterator[list[bytes]]:
     if isinstance(values, str | bytes | bytearray | memoryview):
         raise TypeError(f"values must be an iterable of bytes, not {type(values).__name__}")
     iterator = iter(values.copy() if type(values) is list else values)
-    # What makes its values as it is read is read in small steps: they may be large.
+    # Iterables that make their values on demand are read in small steps: the values may be large.
     rows = _SLICE_RECORDS if isinstance(values, Sized) else _STEP_RECORDS
     while part := list(islice(iterator, rows)):
         yield part
 
 
 def _check_slice(part: list[bytes], checked: list[bytes]) -> int:
-    """Add values to those that are checked, and return the size of the new ones."""
+    """Check values, append them to ``checked`` and return their size."""
     if not _ONLY_BYTES.issuperset(map(type, part)):
         part = [as_bytes(value, "a value") for value in part]
     checked += part
@@ -158,7 +158,7 @@ def _check_slice(part: list[bytes], checked: list[bytes]) -> int:
 
 
 def _group(
-    values: list[bytes], value_bytes: int, options: _Options, terms: AppendConditions | None
+    values: list[bytes], value_bytes: int, options: _Options, conditions: AppendConditions | None
 ) -> AppendRequest:
     rows = len(values)
     if not rows:
@@ -172,5 +172,5 @@ def _group(
         None if headers is None else [headers] * rows,
         None if timestamp_us is None else [timestamp_us] * rows,
         value_bytes + size * rows,
-        terms,
+        conditions,
     )

@@ -39,14 +39,14 @@ def to_arrow(batch: FrameBatch) -> pa.RecordBatch:
 
 
 def selected_to_arrow(selected: Batch, source: FrameBatch, rows: Sequence[int]) -> pa.RecordBatch:
-    """Return the records at ``rows`` of a frame, which ``selected`` shows; their values are copied."""
+    """Return the records at ``rows`` of a frame, those of ``selected``; their values are copied."""
     if not rows:
         return empty()
     return _from_frame(selected, source, values_array(source).take(pa.array(rows, pa.int32())))
 
 
 def _from_frame(batch: Batch, source: FrameBatch, values: pa.BinaryArray) -> pa.RecordBatch:
-    """Return records of the frame ``source``; columns that it does not have are cheap."""
+    """Return records of the frame ``source``; missing columns are cheap."""
     rows = len(batch)
     columns = [
         offsets_of(batch),
@@ -111,7 +111,7 @@ def values_array(batch: FrameBatch) -> pa.BinaryArray:
 
 
 def _bounds(lengths: Sequence[int]) -> pa.Buffer:
-    """Return where each value begins and the last one ends, as Arrow wants it: 32-bit integers."""
+    """Return where each value begins and the last one ends, in Arrow's 32-bit integers."""
     if isinstance(lengths, array):
         buffers = [None, pa.py_buffer(lengths)]
         found = pa.Array.from_buffers(_UINTS[lengths.itemsize], len(lengths), buffers)

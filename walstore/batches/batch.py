@@ -1,4 +1,4 @@
-"""Batch: consecutive records as readers, the cache, the uploader and Spark see them.
+"""Batch: consecutive records for readers, the cache, the uploader and Spark.
 
 Batches are immutable views; columns are decoded on first use. :class:`FrameBatch` is backed by the
 bytes of a local frame; the uploader has one backed by a Parquet fragment. Batches made of others are in
@@ -35,21 +35,21 @@ _new_record = cast(Callable[[Iterable[object]], Record], partial(tuple.__new__, 
 class Batch(ABC):
     """The records of an interval ``[start, limit)``. Iterating yields :class:`Record`; ``len`` counts them.
 
-    All records of the interval, one at each offset, unless the reader was asked for one stream: then
-    those of the stream (:class:`walstore.batches.selection.SelectedBatch`). Batches may be cut at a reader's
-    limits, so the bounds need not be those of the commit.
+    It contains all records of the interval, one at each offset, or for a reader of one stream those of
+    the stream (:class:`walstore.batches.selection.SelectedBatch`). Batches may be cut at a reader's
+    limits, so the bounds may differ from those of the commit.
     """
 
     __slots__ = ("limit", "start")
 
     start: int
-    """Begin of the interval: the offset of the first record, or before it."""
+    """Beginning of the interval: the offset of the first record, or before it."""
     limit: int
-    """End of the interval: behind the offset of the last record. Reading goes on here."""
+    """End of the interval: after the offset of the last record. Reading continues here."""
 
     @property
     def offsets(self) -> Sequence[int]:
-        """The records' offsets, growing; a range if they follow each other."""
+        """The records' offsets, ascending; a range if they are consecutive."""
         return range(self.start, self.limit)
 
     @property
@@ -80,7 +80,7 @@ class Batch(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """About how many bytes of memory it holds on to."""
+        """Approximate bytes of memory that it keeps alive."""
 
     @abstractmethod
     def slice(self, start: int, limit: int) -> Batch:
@@ -134,8 +134,8 @@ class Batch(ABC):
 class FrameBatch(Batch):
     """A batch over the bytes of a local frame.
 
-    That the frame has the columns which belong together, of the right sizes, is known once it is wrapped.
-    What is in them is checked when they are decoded: CorruptionError if no writer makes such a column.
+    Wrapping checks that the frame has a consistent set of columns of the right sizes. Their content is
+    checked when they are decoded: CorruptionError if no writer makes such a column.
     """
 
     __slots__ = (
@@ -154,15 +154,16 @@ class FrameBatch(Batch):
     ) -> None:
         """Wrap a verified frame.
 
-        ValueError if it uses a feature this version lacks, MalformedError if no version writes such a
-        frame. ``origin``, the file and the position that the buffer was read from, is named in errors.
+        ValueError if it uses a feature that this version lacks, MalformedError if no version writes
+        such a frame. ``origin``, the file and the position that the buffer was read from, is named in
+        errors.
         """
         self._wrap(header, frame.directory(buffer, header))
         self._origin = origin
 
     @classmethod
     def of_value(cls, buffer: memoryview, header: FrameHeader) -> FrameBatch:
-        """Wrap what :func:`walstore.format.frame.encode_value` made."""
+        """Wrap the result of :func:`walstore.format.frame.encode_value`."""
         batch = cls.__new__(cls)
         batch._wrap(header, frame.value_columns(buffer))
         return batch
@@ -175,11 +176,11 @@ class FrameBatch(Batch):
         self._low = 0
         self._high = header.count
         self._columns = columns
-        # Filled on demand. The stream names (name → id) are shared by all views of the frame, the
-        # decoded values by a view and its slices.
+        # Filled on demand. All views of the frame share the stream names (name → id); a view and its
+        # slices share the decoded values.
         self._names: list[dict[str, int]] = []
         self._decoded: list[list[bytes]] = []
-        # Of a large frame, shared with slices: for columns of lengths where every so-manieth row begins.
+        # For a large frame, shared with slices: where every n-th row begins, for columns of lengths.
         self._places: dict[int, tuple[int, ...]] | None = None
 
     def slice(self, start: int, limit: int) -> FrameBatch:
@@ -190,7 +191,7 @@ class FrameBatch(Batch):
         return self._part(start, limit, self._decoded)
 
     def view(self, start: int, limit: int) -> FrameBatch:
-        """As :meth:`slice`, but what is decoded for the view and its slices goes when they go."""
+        """As :meth:`slice`, but values decoded for the view and its slices are freed with them."""
         self._check_inside(start, limit)
         return self._part(start, limit, [])
 
@@ -305,7 +306,7 @@ class FrameBatch(Batch):
 
     @property
     def stream_names(self) -> Mapping[str, int]:
-        """The streams that the frame holds records of, with their numbers in its column of ids."""
+        """The streams with records in the frame, with their numbers in its column of ids."""
         names = self._names
         if not names:
             found: Sequence[str] = ()
@@ -345,7 +346,7 @@ class FrameBatch(Batch):
         _ = self.streams, self.headers, self.timestamps_us
 
     def refuse(self, why: str) -> NoReturn:
-        """Raise CorruptionError: the frame has a right CRC and holds what no writer writes."""
+        """Raise CorruptionError: the frame has a right CRC and content that no writer makes."""
         path, position = self._origin or ("a batch in memory", 0)
         raise CorruptionError(
             f"batch at offset {self.header.start} holds {why}",
@@ -395,7 +396,7 @@ class FrameBatch(Batch):
 
     @property
     def _is_large(self) -> bool:
-        """Whether readers take the frame apart bit by bit, so that no column is decoded whole for them."""
+        """Whether readers unpack the frame in parts, so that no column is decoded whole for them."""
         return self.header.count > BATCH_RECORDS
 
     def _split_some_values(self) -> list[bytes]:
@@ -403,7 +404,7 @@ class FrameBatch(Batch):
         return _split(self._bytes_at(ColumnKind.VALUES, begin, sum(lengths)), lengths)
 
     def _bytes_at(self, kind: ColumnKind, begin: int, size: int) -> bytes:
-        """Return some bytes of a column; the whole of it if the batch is all of a frame."""
+        """Return some bytes of a column; all of them if the batch is a whole frame."""
         blob = self._blob(kind)
         is_all = len(self) == self.header.count
         if begin + size > len(blob) or (is_all and size != len(blob)):
@@ -434,10 +435,10 @@ class FrameBatch(Batch):
     def _place(
         self, lengths: ColumnKind, total: Callable[[Sequence[int]], int]
     ) -> tuple[int, Sequence[int]]:
-        """Return where in a column of bytes the rows of this batch begin, and the entries of their lengths.
+        """Return where the rows of this batch begin in a column of bytes, and their length entries.
 
-        ``total`` returns how many bytes entries stand for. What is before a row is counted once for every
-        so many rows, or taking a frame apart would take time with the square of its length.
+        ``total`` returns the bytes of some entries. The bytes before a row are summed once for every
+        n-th row, or unpacking a frame would take quadratic time.
         """
         low = self._low
         places = (self._places or {}).get(lengths, (0,))
@@ -463,7 +464,7 @@ class FrameBatch(Batch):
 
 
 def _optional_bytes(sizes: Sequence[int]) -> int:
-    """Return how many bytes entries stand for of which 0 means None and n + 1 means n bytes."""
+    """Return the bytes of entries in which 0 means None and n + 1 means n bytes."""
     return sum(sizes) - len(sizes) + sizes.count(0)
 
 

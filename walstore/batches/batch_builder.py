@@ -1,4 +1,4 @@
-"""BatchBuilder: records accepted but not yet written, gathered column by column. Pure."""
+"""BatchBuilder: records accepted but not yet written, collected by column. Pure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 RECORD_OVERHEAD_BYTES: Final = 8
-"""What a record costs in budgets beside its bytes, so that empty records are bounded too."""
+"""Budget of a record in addition to its bytes, so that empty records are bounded too."""
 BATCH_RECORDS: Final = 16_384
-"""Most records of one batch, but for a larger group: readers take a batch apart at one go, and tiny
-records would otherwise make that a long stop of the event loop."""
+"""Maximum records of one batch, except for a larger group: readers unpack a batch at once, and many tiny
+records would block the event loop."""
 
 
 @dataclass(slots=True)
 class BatchBuilder:
-    """A batch in the making. Optional columns exist only once some record needs them."""
+    """A batch being built. Optional columns exist only once a record needs them."""
 
     start: int
     values: list[bytes] = field(default_factory=list)
@@ -36,15 +36,15 @@ class BatchBuilder:
     headers: list[bytes | None] | None = None
     """Packed headers (msgpack map) of each record."""
     timestamps_us: list[int | None] | None = None
-    """What callers asked for; None means the time of the commit."""
+    """Requested times; None means the time of the commit."""
     size_bytes: int = 0
-    """Budget the records take: their bytes and an overhead each. Set when the draft is closed."""
+    """Budget of the records: their bytes and an overhead each. Set when the builder is closed."""
     marks: Marks | None = None
     """Changes of the ledger that are written with the records."""
     serial: int = 0
-    """Number of the last append in it that changes the ledger; see ``Channel.serial``."""
+    """Serial of its last append that changes the ledger; see ``Channel.serial``."""
     spill: Spill | None = None
-    """The records, if they wait in a file of their own."""
+    """The records, if they are in a file of their own."""
     accepted_at: float | None = None
     """When the first of its records was accepted, by the monotonic clock; None if it is empty."""
 
@@ -60,7 +60,7 @@ class BatchBuilder:
 
     @property
     def only_value(self) -> bytes | None:
-        """The one value, if the draft is one record that has nothing else."""
+        """The only value, if the builder has one record with nothing but a value."""
         values = self.values
         if (
             len(values) == 1
@@ -73,15 +73,15 @@ class BatchBuilder:
             return values[0]
         return None
 
-    def extend(self, group: AppendRequest) -> None:
-        """Add the records of a group behind the others."""
+    def extend(self, request: AppendRequest) -> None:
+        """Append the records of a request."""
         before = len(self.values)
-        self.values += group.values
-        self.keys = _join(self.keys, group.keys, before, len(group.values))
-        self.streams = _join(self.streams, group.streams, before, len(group.values))
-        self.headers = _join(self.headers, group.headers, before, len(group.values))
+        self.values += request.values
+        self.keys = _join(self.keys, request.keys, before, len(request.values))
+        self.streams = _join(self.streams, request.streams, before, len(request.values))
+        self.headers = _join(self.headers, request.headers, before, len(request.values))
         self.timestamps_us = _join(
-            self.timestamps_us, group.timestamps_us, before, len(group.values)
+            self.timestamps_us, request.timestamps_us, before, len(request.values)
         )
 
     def pad(self) -> None:
@@ -92,9 +92,9 @@ class BatchBuilder:
                 column.extend([None] * (rows - len(column)))
 
     def part(self, low: int, high: int) -> BatchBuilder:
-        """Return a draft of its own of the records ``[low, high)``, counted from 0, padded.
+        """Return a new builder with the records ``[low, high)``, counted from 0, padded.
 
-        Of what else a draft has, nothing is taken over.
+        Nothing else of this builder is copied.
         """
 
         def cut(column: list[_T] | None) -> list[_T] | None:
@@ -114,7 +114,7 @@ class BatchBuilder:
     def times(self, now_us: int, floor_us: int) -> tuple[int, int, list[int] | None]:
         """Return base timestamp, last timestamp, and the deltas if they are not all zero.
 
-        No timestamp is less than ``floor_us`` or an earlier one of the draft.
+        No timestamp is less than ``floor_us`` or an earlier one of the builder.
         """
         if not self.values:
             return floor_us, floor_us, None
@@ -123,14 +123,14 @@ class BatchBuilder:
             return base, base, None
         times: list[int] = []
         latest = floor_us
-        for asked in self.timestamps_us:
-            latest = max(latest, now_us if asked is None else asked)
+        for requested in self.timestamps_us:
+            latest = max(latest, now_us if requested is None else requested)
             times.append(latest)
         base = times[0]
         return base, latest, [time - base for time in times] if latest > base else None
 
     def columns(self, deltas: Sequence[int] | None) -> list[Column]:
-        """Return the columns to be framed, values last."""
+        """Return the columns to frame, values last."""
         found: list[Column] = []
         if self.marks is not None:
             found.append(marks_column(self.marks))
@@ -161,9 +161,9 @@ class AppendRequest:
     headers: Sequence[bytes | None] | None
     timestamps_us: Sequence[int | None] | None
     size_bytes: int
-    terms: AppendConditions | None = None
+    conditions: AppendConditions | None = None
     spill: Spill | None = None
-    """The records, if they wait in a file of their own; ``values`` is empty then."""
+    """The records, if they are in a file of their own; then ``values`` is empty."""
 
     @property
     def count(self) -> int:
@@ -171,24 +171,26 @@ class AppendRequest:
         return len(self.values) if self.spill is None else self.spill.count
 
 
-def split(draft: BatchBuilder, part_bytes: int) -> Iterator[BatchBuilder]:
-    """Yield the records of a padded draft in parts of at least one record, about ``part_bytes`` and
-    :data:`BATCH_RECORDS` at most."""
+def split(builder: BatchBuilder, part_bytes: int) -> Iterator[BatchBuilder]:
+    """Yield the records of a padded builder in parts of at least one record and at most about
+    ``part_bytes`` and :data:`BATCH_RECORDS`."""
     first = size = 0
-    for row, value in enumerate(draft.values):
+    for row, value in enumerate(builder.values):
         added = len(value) + sum(
-            len(column[row] or b"") for column in (draft.keys, draft.headers) if column is not None
+            len(column[row] or b"")
+            for column in (builder.keys, builder.headers)
+            if column is not None
         )
         if row > first and (size + added > part_bytes or row - first == BATCH_RECORDS):
-            yield draft.part(first, row)
+            yield builder.part(first, row)
             first, size = row, 0
         size += added
-    if draft.values:
-        yield draft.part(first, len(draft.values))
+    if builder.values:
+        yield builder.part(first, len(builder.values))
 
 
 def marks_column(marks: Marks) -> Column:
-    """Return the column that carries marks."""
+    """Return the column for marks."""
     data = marks.encode()
     return frame.blob_column(ColumnKind.MARKS, (data,), len(data))
 

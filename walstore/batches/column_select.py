@@ -1,6 +1,6 @@
-"""Picking rows out of the columns of a frame without decoding the others. Pure.
+"""Column selection: picks rows from the columns of a frame without decoding the others. Pure.
 
-Rows are counted from 0 and given in growing order.
+Rows are counted from 0 and given in ascending order.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ _T = TypeVar("_T")
 
 _AT_ONCE = 16
 _DENSE = 16
-"""Of so many rows one must be wanted for a pass over all of them to cost less than search by search."""
+"""If more than one in this many rows is wanted, one pass over all rows costs less than separate
+searches."""
 _DENSE_BLOBS = 8
 """The same for finding where each wanted item of a column of bytes begins."""
 
 
 def split_even(blob: memoryview, size: int) -> list[bytes]:
-    """Return the items of a column of items back to back that are all ``size`` bytes long."""
+    """Return the items of a column of adjacent items that are all ``size`` bytes long."""
     if len(blob) < 2 * _AT_ONCE * size:
         data = bytes(blob)
         return [data[at : at + size] for at in range(0, len(data), size)]
-    # Sixteen with one call of struct take a third of the time of sixteen slices.
+    # Sixteen items per call of struct take a third of the time of sixteen slices.
     several = struct.Struct(f"{size}s" * _AT_ONCE)
     even = len(blob) - len(blob) % several.size
     found: list[bytes] = list(chain.from_iterable(several.iter_unpack(blob[:even])))
@@ -67,7 +68,7 @@ def rows_of(wanted: int, data: memoryview, encoding: int, count: int) -> Sequenc
 
 
 def pick_blobs(blob: memoryview, lengths: Sequence[int], rows: Sequence[int]) -> list[bytes]:
-    """Return the items at ``rows`` of a column of items back to back, whose lengths are given."""
+    """Return the items at ``rows`` of a column of adjacent items with the given lengths."""
     if len(rows) * _DENSE_BLOBS > len(lengths):
         data = bytes(blob)
         bounds = list(accumulate(lengths, initial=0))

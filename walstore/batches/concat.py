@@ -1,4 +1,4 @@
-"""Batches that are made of others: of none (EmptyBatch), or of several (ConcatBatch). Pure."""
+"""Batches made of others: of none (EmptyBatch) or of several (ConcatBatch). Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class EmptyBatch(Batch):
-    """No records, at a position, or in an interval in which none was wanted."""
+    """No records, at a position, or in an interval without requested records."""
 
     __slots__ = ()
 
@@ -72,12 +72,12 @@ class EmptyBatch(Batch):
 
 
 class ConcatBatch(Batch):
-    """Several batches that follow each other, as one."""
+    """Several consecutive batches as one."""
 
     __slots__ = ("_parts",)
 
     def __init__(self, parts: Sequence[Batch]) -> None:
-        """Join ``parts``, of which each begins where the one before ends."""
+        """Concatenate ``parts``, each of which begins where the previous one ends."""
         self._parts = parts
         self.start = parts[0].start
         self.limit = parts[-1].limit
@@ -87,7 +87,7 @@ class ConcatBatch(Batch):
 
     @property
     def offsets(self) -> Sequence[int]:
-        """The records' offsets, growing; a range if they follow each other."""
+        """The records' offsets, ascending; a range if they are consecutive."""
         if len(self) == self.limit - self.start:
             return range(self.start, self.limit)
         return [offset for part in self._parts for offset in part.offsets]

@@ -1,8 +1,8 @@
-"""AppendConditions: when a group is accepted, and what it changes apart from adding records. Pure.
+"""AppendConditions: the conditions of an append, and its changes apart from adding records. Pure.
 
-They are checked when the group enters the log, against the channel's ledger and before it takes an offset:
-that is the moment at which appends are ordered, so nothing can come between the check and the records. What
-they change is written in the same frame as the records.
+They are checked when the request is accepted, against the channel's ledger and before it takes an
+offset: appends are ordered at that moment, so nothing can come between the check and the records. The
+changes are written in the same frame as the records.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ MAX_REGISTERS: Final = 1024
 MAX_STREAMS: Final = 65_536
 MAX_LEDGER_BYTES: Final = 16 << 20
 """Of registers, streams with their metadata, and producers together: every segment begins with them."""
-TERMS_BYTES: Final = 128
-"""What terms cost in the channel's budget, about."""
+CONDITIONS_BYTES: Final = 128
+"""Approximate cost of conditions in the channel's budget."""
 
 _NO_METADATA: Mapping[str, str] = {}
 
 
 @dataclass(slots=True, kw_only=True)
 class AppendConditions:
-    """Conditions and changes of one append. ``span`` is filled in when it is accepted."""
+    """Conditions and changes of one append. ``span`` is set when it is accepted."""
 
     expect_offset: int | None = None
     """Offset that its first record must get; None for any."""
@@ -55,11 +55,11 @@ class AppendConditions:
     """Streams to open, with their metadata."""
     close_streams: Iterable[str] = ()
     span: range | None = None
-    """Offsets it got; those of the first time if the producer had appended it before."""
+    """Its offsets; the original ones if the producer had appended it before."""
     is_duplicate: bool = False
 
     def check(self, ledger: Ledger, tail: int) -> None:
-        """Raise what speaks against accepting the append now; note it if it was accepted before."""
+        """Raise an error if a condition fails; set ``span`` if the append was accepted before."""
         if self.producer is not None and self._check_sequence(self.producer, ledger):
             return
         if self.expect_offset is not None and self.expect_offset != tail:
@@ -97,7 +97,7 @@ class AppendConditions:
                 raise StreamClosedError(f"there is no stream {name!r} to close", stream=name)
 
     def marks(self, ledger: Ledger, start: int, count: int) -> Marks | None:
-        """Return the changes to be written with ``count`` records at ``start``; None for none."""
+        """Return the changes to write with ``count`` records at ``start``; None for none."""
         streams = {
             name: StreamInfo(
                 is_open=True, metadata=metadata, opened_at=_opened_at(ledger, name, start)
@@ -114,7 +114,7 @@ class AppendConditions:
         return marks if has_any else None
 
     def _check_sequence(self, producer: str, ledger: Ledger) -> bool:
-        """Settle the sequence number; True if it was appended before."""
+        """Set or check the sequence number; True if it was appended before."""
         window = ledger.producers.get(producer)
         last = window.last if window is not None else 0
         if self.sequence is None:
@@ -143,7 +143,7 @@ class AppendConditions:
 
 
 def stream_marks(ledger: Ledger, names: Iterable[str | None], start: int) -> Marks | None:
-    """Return marks for the streams that records at ``start`` open by being the first of them.
+    """Return marks for the streams that records at ``start`` open as their first records.
 
     StreamClosedError if one is closed.
     """
@@ -168,13 +168,13 @@ def check_stream_count(count: int) -> None:
     """Raise LimitExceededError for more streams than a log can have."""
     if count > MAX_STREAMS:
         raise LimitExceededError(
-            f"a log holds at most {MAX_STREAMS} streams; put what is unbounded into the key",
+            f"a log holds at most {MAX_STREAMS} streams; put unbounded names into the key",
             limit=MAX_STREAMS,
         )
 
 
 def make_conditions(expect_offset: object, expect: object, update: object) -> AppendConditions:
-    """Return terms with copies of what a caller passed; TypeError or ValueError."""
+    """Return conditions with copies of a caller's arguments; TypeError or ValueError."""
     return AppendConditions(
         expect_offset=None if expect_offset is None else as_int(expect_offset, "expect_offset"),
         expect=check_registers(expect, "expect"),
@@ -183,7 +183,7 @@ def make_conditions(expect_offset: object, expect: object, update: object) -> Ap
 
 
 def check_registers(registers: object, what: str) -> dict[str, str | None] | None:
-    """Return a copy of registers and their values, None for none; TypeError or ValueError.
+    """Return a copy of registers and their values, or None if none are given; TypeError or ValueError.
 
     ``what`` names the argument: ``expect`` or ``update``.
     """
@@ -197,7 +197,7 @@ def check_registers(registers: object, what: str) -> dict[str, str | None] | Non
             value = as_text(value, f"the value of register {name!r}")
             if len(value) > MAX_VALUE_CHARS:
                 raise ValueError(
-                    f"register {name!r} has {len(value)} characters; {MAX_VALUE_CHARS} is the most"
+                    f"register {name!r} has {len(value)} characters; the maximum is {MAX_VALUE_CHARS}"
                 )
         checked[name] = value
     return checked or None
@@ -225,7 +225,7 @@ def check_metadata(metadata: object) -> dict[str, str]:
 
 
 def check_room(ledger: Ledger, marks: Marks) -> None:
-    """Raise LimitExceededError if changes would make the ledger larger than it may be."""
+    """Raise LimitExceededError if changes would make the ledger too large."""
     grown = ledger.growth(marks)
     if grown > 0 and ledger.size_bytes + grown > MAX_LEDGER_BYTES:
         raise LimitExceededError(
@@ -237,6 +237,6 @@ def check_room(ledger: Ledger, marks: Marks) -> None:
 
 
 def _opened_at(ledger: Ledger, name: str, start: int) -> int:
-    """Return where a stream was opened first, so that older records of it are found."""
+    """Return where a stream was first opened, so that its older records are found."""
     info = ledger.streams.get(name)
     return start if info is None else info.opened_at

@@ -1,6 +1,6 @@
-"""Framer: drafts become frames, one behind the other. No I/O; owned by the writer thread.
+"""Framer: turns batch builders into consecutive frames. No I/O; owned by the writer thread.
 
-Owns what the next frame must say to continue the log: the chain, and the ledger that goes with it.
+Owns the state that the next frame continues: the chain, and its ledger.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from walstore.format.recovery import Chain
 
 
 class Spot(NamedTuple):
-    """Where a frame comes to lie, and what is synced by then."""
+    """Where a frame will be, and what is synced by then."""
 
     place: bytes
     """See :func:`walstore.format.frame.place`."""
@@ -24,36 +24,36 @@ class Spot(NamedTuple):
 
 
 class Framed(NamedTuple):
-    """A draft as it is written."""
+    """The written form of a builder."""
 
     data: bytearray
     base_timestamp_us: int
     """Time of the first record."""
     batch: FrameBatch | None
-    """The records as readers see them, sharing the frame's bytes; None if it holds only marks."""
+    """The records for readers, sharing the frame's bytes; None if it contains only marks."""
 
 
 class Framer:
     """Builds the frames that continue a log."""
 
     def __init__(self, chain: Chain, *, compress: bool) -> None:
-        """Go on from ``chain``, which moves with every frame; so does its ledger."""
+        """Continue ``chain``, which advances with each frame, as does its ledger."""
         assert chain.ledger is not None
         self._chain = chain
         self._ledger = chain.ledger
         self._compress = compress
 
-    def frame(self, draft: BatchBuilder, now_us: int, spot: Spot) -> Framed:
-        """Frame a draft behind the frames before it."""
-        value = draft.only_value
+    def frame(self, builder: BatchBuilder, now_us: int, spot: Spot) -> Framed:
+        """Frame a builder after the previous frames."""
+        value = builder.only_value
         if value is not None and not (self._compress and len(value) + 4 >= codec.LEAST_BYTES):
-            return self._frame_value(draft.start, value, now_us, spot)
+            return self._frame_value(builder.start, value, now_us, spot)
         chain = self._chain
-        base_us, last_us, deltas = draft.times(now_us, chain.timestamp_us)
+        base_us, last_us, deltas = builder.times(now_us, chain.timestamp_us)
         data, crc = frame.encode(
-            draft.columns(deltas),
-            start=draft.start,
-            count=len(draft.values),
+            builder.columns(deltas),
+            start=builder.start,
+            count=len(builder.values),
             base_timestamp_us=base_us,
             max_timestamp_us=last_us,
             epoch=chain.epoch,
@@ -63,13 +63,13 @@ class Framer:
             at=spot.place,
             compress=self._compress,
         )
-        chain.next_offset = draft.limit
+        chain.next_offset = builder.limit
         chain.previous_crc = crc
         chain.timestamp_us = last_us
-        if draft.marks is not None:
-            self._ledger.apply(draft.marks)
+        if builder.marks is not None:
+            self._ledger.apply(builder.marks)
         batch = None
-        if draft.values:
+        if builder.values:
             view = memoryview(data).toreadonly()
             header = frame.parse_header(view, 0)
             assert header is not None
@@ -77,7 +77,7 @@ class Framer:
         return Framed(data, base_us, batch)
 
     def frame_ledger(self, spot: Spot) -> bytearray:
-        """Return the frame that begins a segment: no records, and all that the log remembers."""
+        """Return the frame that begins a segment: no records, and the whole ledger."""
         chain = self._chain
         data, chain.previous_crc = frame.encode(
             [marks_column(self._ledger.whole())],

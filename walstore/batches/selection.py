@@ -1,6 +1,6 @@
 """SelectedBatch: some of a batch's records, such as those of one stream. Pure.
 
-Shares the columns of the batch it was selected from, and decodes what it shows of them only.
+Shares the columns of its source batch, and decodes only the selected parts.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 class SelectedBatch(Batch):
-    """Records of a batch that need not follow each other.
+    """Records of a batch that need not be consecutive.
 
-    ``[start, limit)`` is the interval that was looked at: no other record of it was wanted. A consumer
-    that is done with the batch goes on at ``limit``, like with any other.
+    ``[start, limit)`` is the examined interval: no other record in it was requested. A consumer that is
+    done with the batch continues at ``limit``, as with any other.
     """
 
     __slots__ = ("_offsets", "_rows", "_source", "_values")
 
     def __init__(self, source: Batch, rows: Sequence[int], start: int, limit: int) -> None:
-        """Select the records at ``rows`` of ``source``, counted from 0, growing.
+        """Select the records at ``rows`` of ``source``, counted from 0, ascending.
 
-        Their offsets must lie in ``[start, limit)``, which may reach beyond the source.
+        Their offsets must be in ``[start, limit)``, which may extend beyond the source.
         """
         self.start = start
         self.limit = limit
@@ -45,7 +45,7 @@ class SelectedBatch(Batch):
 
     @property
     def offsets(self) -> Sequence[int]:
-        """The records' offsets, growing; a range if they follow each other."""
+        """The records' offsets, ascending; a range if they are consecutive."""
         if self._offsets is None:
             self._offsets = column_select.pick(self._source.offsets, self._rows)
         return self._offsets
@@ -79,7 +79,7 @@ class SelectedBatch(Batch):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the batch that it was selected from, whose memory it shares."""
+        """Bytes of the source batch, whose memory it shares."""
         return self._source.nbytes
 
     def slice(self, start: int, limit: int) -> SelectedBatch:
@@ -92,7 +92,7 @@ class SelectedBatch(Batch):
         return type(self)(self._source, rows, start, limit)
 
     def spanning(self, start: int, limit: int) -> SelectedBatch:
-        """Return the same records over an interval that reaches further."""
+        """Return the same records over a larger interval."""
         return type(self)(self._source, self._rows, start, limit)
 
     def to_arrow(self) -> pa.RecordBatch:
@@ -190,7 +190,7 @@ def select(batch: Batch, rows: Sequence[int]) -> Batch:
 
 
 def spanning(batch: Batch, start: int, limit: int) -> Batch:
-    """Return the records of a batch over an interval that reaches further than its own."""
+    """Return the records of a batch over a larger interval than its own."""
     if start == batch.start and limit == batch.limit:
         return batch
     if isinstance(batch, SelectedBatch):
@@ -199,9 +199,9 @@ def spanning(batch: Batch, start: int, limit: int) -> Batch:
 
 
 def covering(batches: Sequence[Batch], start: int, limit: int) -> list[Batch]:
-    """Return the batches, which are in order, so that they follow each other from ``start`` to ``limit``.
+    """Return ordered batches with their intervals extended to cover ``[start, limit)`` without gaps.
 
-    Each gets what lies between it and the one before, the last one what lies behind it, too.
+    Each is extended back to the end of the previous one, and the last one to ``limit``.
     """
     found: list[Batch] = []
     for batch in batches:

@@ -1,1 +1,1 @@
-"""Makes a log directory out of records that exist already, as a restore does. Blocking."""
+"""Builds a log directory from existing records, for a restore. Blocking."""

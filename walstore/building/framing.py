@@ -1,7 +1,7 @@
-"""Framing: records of fragments become the columns of local batches. Pure: Arrow in, columns out.
+"""Framing: converts records of fragments to the columns of local batches. Pure: Arrow in, columns out.
 
-The opposite of ``batches.arrow``. Columns are computed whole and values are not copied on their way to the
-frame; only headers, which Arrow keeps in another shape, are taken apart record by record.
+The opposite of ``batches.arrow``. Columns are computed whole, and values are not copied on their way to
+the frame; only headers, which Arrow stores in another layout, are converted record by record.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _IS_LITTLE: Final = sys.byteorder == "little"
 
 @dataclass(frozen=True, slots=True)
 class FramedRecords:
-    """What a frame is to hold, but for its place in the log."""
+    """The content of a frame, except for its position in the log."""
 
     columns: list[Column]
     """In the order in which they are written."""
@@ -39,20 +39,20 @@ class FramedRecords:
     last_timestamp_us: int
     """Time of the last record."""
     streams: Sequence[str]
-    """Streams that have records here."""
+    """Streams with records here."""
     opened: Mapping[str, int]
-    """Those of them that were not known before, each with the row of its first record."""
+    """Those of them that are new, each with the row of its first record."""
 
 
 def frame_records(
     records: pa.RecordBatch, *, floor_us: int, batch_bytes: int, known_streams: Container[str]
 ) -> Iterator[FramedRecords]:
-    """Yield what the frames of some records hold, in order.
+    """Yield the contents of the frames for some records, in order.
 
-    ``records`` has the columns of ``arrow.SCHEMA``. No time is less than ``floor_us`` or that of
-    a record before: a local log's times never go back, and older ones are raised as its writer does it. A
-    frame has at most ``BATCH_RECORDS`` records, and values, keys and headers of about
-    ``batch_bytes`` each.
+    ``records`` has the columns of ``arrow.SCHEMA``. No time is less than ``floor_us`` or that of an
+    earlier record: a local log's times never go back, and older ones are raised as its writer does. A
+    frame has at most ``BATCH_RECORDS`` records, and values, keys and headers of about ``batch_bytes``
+    each.
     """
     times = pc.cumulative_max(
         pc.max_element_wise(records.column("timestamp_us"), pa.scalar(floor_us, pa.uint64()))

@@ -1,8 +1,9 @@
-"""LogBuilder: makes a log directory out of records in the order of their offsets. Blocking; one thread.
+"""LogBuilder: builds a log directory from records in offset order. Blocking; one thread.
 
-Segments are made one after the other (``segment_writer.py``); checkpoint and durable cell follow, and the
-marker goes last (``restore_marker.py``). Until then the directory does not open as a log. A builder that
-finds the marker of an interrupted one that made the same log goes on behind its last whole segment.
+It writes segments one after the other (``segment_writer.py``), then checkpoint and durable cell, and
+removes the marker last (``restore_marker.py``). Until then the directory does not open as a log. A
+builder that finds the marker of an interrupted build of the same log continues after its last whole
+segment.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ _EPOCH: Final = 1
 _HARMLESS: Final = frozenset(
     (LOCK_NAME, f"{RESTORE_NAME}.tmp", claims_file.FILE_NAME, f"{claims_file.FILE_NAME}.tmp")
 )
-"""What a restore leaves that failed, or was interrupted before it began; or an opening that was."""
+"""Files left by a restore that failed or was interrupted before it began, or by such an opening."""
 
 
 class LogBuilder:
-    """A log in the making. After an error only :meth:`discard` and :meth:`close` are allowed."""
+    """A log being built. After an error only :meth:`discard` and :meth:`close` are allowed."""
 
     def __init__(
         self, fs: FileSystem, clock: Clock, directory: Path, settings: Settings, owner: str
     ) -> None:
         """Take the directory, creating it if needed, and lock it.
 
-        WalLockedError if it is open elsewhere; InvalidSettingsError if something lies in it that no
-        restore put there; OSError.
+        WalLockedError if it is open elsewhere; InvalidSettingsError if it contains files that no
+        restore made; OSError.
         """
         self._clock = clock
         self._directory = directory
@@ -68,10 +69,10 @@ class LogBuilder:
         self._gathered_rows = self._gathered_bytes = 0
         self._head = 0
         fs.make_directory(directory)
-        # From here on it is this directory, whatever comes to be at its path.
+        # From here on it is this directory, even if its path leads elsewhere.
         self._fs = fs.anchor(directory)
         try:
-            self._check_vacant()  # before the lock, which would be one more file among a stranger's
+            self._check_vacant()  # before the lock, which would add a file to a foreign directory
             self._lock = lock_log(self._fs, directory, owner)
             try:
                 self._check_vacant()
@@ -89,7 +90,7 @@ class LogBuilder:
 
     @property
     def position(self) -> int:
-        """Offset of the record to be added next."""
+        """Offset of the next record to add."""
         return self._chain.next_offset + self._gathered_rows
 
     @property
@@ -99,7 +100,7 @@ class LogBuilder:
 
     @property
     def segments(self) -> int:
-        """Segments that hold records and are whole."""
+        """Whole segments with records."""
         return len(self._sealed)
 
     @property
@@ -108,16 +109,16 @@ class LogBuilder:
         return sum(summary.data_bytes for summary in self._sealed)
 
     def interrupted(self) -> RestoreMarker | None:
-        """Return what an interrupted restore was making here, if one was; OSError."""
+        """Return the marker of an interrupted restore, if there is one; OSError."""
         try:
             return RestoreMarker.decode(self._fs.read(self._directory / RESTORE_NAME))
         except FileNotFoundError:
             return None
 
     def begin(self, marker: RestoreMarker, streams: Mapping[str, StreamInfo] | None = None) -> None:
-        """Begin a log, or go on with an interrupted one; :attr:`position` says where. OSError.
+        """Begin a log, or continue an interrupted one at :attr:`position`. OSError.
 
-        ``streams`` are those that the log is to know beside those of its records.
+        ``streams`` are those of the log in addition to those of its records.
         """
         self._log_id = bytes.fromhex(marker.log_id)
         self._forget(marker.head)
@@ -128,9 +129,9 @@ class LogBuilder:
         self._ledger.apply(Marks(streams=dict(streams or {})))
 
     def add(self, records: Iterable[pa.RecordBatch]) -> None:
-        """Add records behind the others, in the columns of ``walstore.batches.arrow.SCHEMA``; OSError.
+        """Append records, in the columns of ``walstore.batches.arrow.SCHEMA``; OSError.
 
-        Few records wait for more, so that little fragments do not make little batches.
+        A small number of records waits for more, so that small fragments do not make small batches.
         """
         for batch in records:
             self._gathered.append(batch)
@@ -145,7 +146,7 @@ class LogBuilder:
     ) -> None:
         """Make it a log that opens; ``uploaded_limit`` is 0 if it is shipped nowhere. OSError.
 
-        ``succeeds`` is the claim of the directory that it takes the place of, None if it takes nobody's.
+        ``succeeds`` is the claim of the directory that it replaces, or None.
         """
         self._frame_gathered()
         if not self._sealed and self._writer is None:
@@ -164,7 +165,7 @@ class LogBuilder:
         self._fs.sync_directory(self._directory)
 
     def discard(self) -> None:
-        """Remove what was made, the marker last; OSError. Without a marker it is whole, and stays."""
+        """Remove the files, the marker last; OSError. Without a marker the log is whole, and stays."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
@@ -174,7 +175,7 @@ class LogBuilder:
             self._fs.sync_directory(self._directory)
 
     def close(self) -> None:
-        """Release the lock; twice is allowed. What is not finished can be gone on with."""
+        """Release the lock; twice is allowed. An unfinished build can be continued."""
         writer, self._writer = self._writer, None
         try:
             if writer is not None:
@@ -274,7 +275,7 @@ class LogBuilder:
         try:
             self._resume()
         except WalError as error:
-            logger.warning("an interrupted restore is begun anew: %s", error)
+            logger.warning("an interrupted restore is started again: %s", error)
             return False
         return True
 
@@ -292,8 +293,8 @@ class LogBuilder:
         self._fs.sync_directory(self._directory)
 
     def _write_hints(self, uploaded_limit: int, tier_url: str | None) -> None:
-        """Write the checkpoint and the cell. As long as nothing is appended, the log ends in its last
-        segment, sealed though it is."""
+        """Write the checkpoint and the cell. Until something is appended, the log ends in its last segment,
+        although that is sealed."""
         last = self._sealed[-1] if self._sealed else None
         hint = Checkpoint(
             log_id=self._log_id,

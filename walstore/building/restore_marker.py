@@ -1,7 +1,7 @@
-"""RestoreMarker: the file that says that a restore is under way in a directory. Pure: bytes in, values out.
+"""RestoreMarker: the file that marks a directory with a restore in progress. Pure: bytes in, values out.
 
-It is named like a segment and none, so that a directory in which it lies does not open as a log. It goes
-last, when all else is durable.
+It has a segment's name but is no segment, so that a directory with it does not open as a log. It is
+removed last, when everything else is durable.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class RestoreMarker:
-    """What is being restored; a restore that says the same goes on where an interrupted one stopped."""
+    """Identifies a restore; one with the same values continues where an interrupted one stopped."""
 
     url: str
-    """Where from, without credentials."""
+    """The source, without credentials."""
     log_id: str
-    """Identity of the log to be made, in hex."""
+    """Identity of the log to restore, in hex."""
     head: int
     """Its first offset."""
     stop: int | None

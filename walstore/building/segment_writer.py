@@ -1,7 +1,7 @@
-"""SegmentWriter: one segment of a log that is being built, under a spare name until it is whole. Blocking.
+"""SegmentWriter: one segment of a log being built, with a temporary name until it is whole. Blocking.
 
-Owns its file. The frames, chain and footer are those that a log's own writer would make; the difference is
-that nobody waits, so a segment is synced once, at its end.
+Owns its file. Frames, chain and footer are those of a log's own writer; but as no append waits, a
+segment is synced only once, at its end.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from walstore.ports import FileSystem
 
 SPARE_NAME: Final = "restore.tmp"
 _WRITE_BYTES: Final = 4 << 20
-"""Frames are written once they have so many bytes together."""
+"""Frames are written once they have this many bytes together."""
 
 
 class EncodedFrame(NamedTuple):
-    """A frame that has no place in the log yet: its header is blank."""
+    """A frame without a position in the log yet: its header is blank."""
 
     data: bytearray
     body: frame.Body
@@ -41,8 +41,8 @@ def encode_frame(
 ) -> EncodedFrame:
     """Return the frame of some records, the first of which has the offset ``start``.
 
-    Streams that they open are marked as if appending had opened them. A log holds so many streams; what is
-    above that is left out, and appends to those streams will be refused.
+    Streams that they open are marked as if appending had opened them. Streams above the limit of a log
+    are left out, and appends to them will be refused.
     """
     room = MAX_STREAMS - len(ledger.streams)
     opened = {
@@ -56,12 +56,12 @@ def encode_frame(
 
 
 class SegmentWriter:
-    """A segment that continues the log at a chain, which moves with every frame."""
+    """A segment that continues the log at a chain, which advances with each frame."""
 
     def __init__(
         self, fs: FileSystem, directory: Path, chain: Chain, *, log_id: bytes, now_us: int
     ) -> None:
-        """Create the file, over one that an interrupted writer left; OSError."""
+        """Create the file, replacing one of an interrupted writer; OSError."""
         assert chain.ledger is not None
         self._fs = fs
         self._directory = directory
@@ -136,7 +136,7 @@ class SegmentWriter:
         self._place()
 
     def close(self) -> None:
-        """Release the file; twice is allowed. What has no name yet is deleted by the next writer."""
+        """Release the file; twice is allowed. The next writer deletes a file without its final name."""
         self._file.close()
 
     # -- inside ------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""Consumer: reads a log from a cursor and moves the cursor on.
+"""Consumer: reads a log from a cursor and advances the cursor.
 
-Knows what is processed; its :class:`CursorKeeper` commits that. At least once: what was handed out and not
-committed is handed out again. Exactly once if the output goes to a log: then the position is a register
-of that log and changes with the output, and the cursor only follows it.
+It knows which records are processed; its :class:`CursorKeeper` commits that position. Delivery is at
+least once: records delivered and not committed are delivered again. It is exactly once if the output is
+a log: then the position is a register of that log and changes together with the output, and the cursor
+only follows it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ logger = logging.getLogger("walstore")
 
 
 class ConsumerLog(Protocol):
-    """What a consumer asks of the log it reads. Belongs to the event loop."""
+    """What a consumer needs of the log it reads. Belongs to the event loop."""
 
     @property
     def log_id(self) -> str:
@@ -37,23 +38,23 @@ class ConsumerLog(Protocol):
 
     @property
     def reader(self) -> Callable[..., Reader]:
-        """Makes a reader of durable records: ``reader(start, follow=…)``, and maybe ``stream=…``."""
+        """Makes a reader of durable records: ``reader(start, follow=…)``, optionally with ``stream=…``."""
 
 
 class Consumer(Generic[OutputT]):
     """Reads records and keeps its place in a cursor. Made by :meth:`walstore.Wal.consumer`.
 
-    Use it with ``async with``, and in it ``async for``, :meth:`fetch` or :meth:`batches`; all move the
-    same position. One task at a time.
+    Use it with ``async with``, and inside that ``async for``, :meth:`fetch` or :meth:`batches`; all
+    move the same position. One task at a time.
 
-    A record (or batch) counts as processed when the next one is asked for, or when the block is left
-    without an exception. What is processed is committed every ``auto_commit_seconds`` and when the
-    block is left; an exception in the block leaves what was handed out last to be handed out again.
-    With ``auto_commit_seconds=None`` only :meth:`commit` commits.
+    A record (or batch) counts as processed when the next one is requested, or when the block ends
+    without an exception. Processed records are committed every ``auto_commit_seconds`` and at the end
+    of the block; after an exception in the block the last record (or batch) is delivered again. With
+    ``auto_commit_seconds=None`` only :meth:`commit` commits.
 
-    Once the cursor was moved by somebody else, the calls raise CursorMovedError; with an output,
-    FencedError. Else they raise what :class:`Reader` and :class:`Cursor` do. All methods belong to the event
-    loop of the log: from another thread or event loop they raise WrongLoopError.
+    Once another handle has moved the cursor, the calls raise CursorMovedError; with an output,
+    FencedError. Otherwise they raise what :class:`Reader` and :class:`Cursor` raise. All methods belong
+    to the event loop of the log: from another thread or event loop they raise WrongLoopError.
     """
 
     def __init__(
@@ -98,10 +99,10 @@ class Consumer(Generic[OutputT]):
             )
         self._output = output
         self._register = None if output is None else ConsumerRegister(output, log.log_id, name)
-        # There once the consumer is entered.
+        # Set once the consumer is entered.
         self._keeper: CursorKeeper | None = None
         self._open_reader: Reader | None = None
-        # Offset of what was handed out last and is not processed yet.
+        # Offset of the last record delivered that is not yet processed.
         self._held: int | None = None
 
     async def __aenter__(self) -> Self:
@@ -116,7 +117,7 @@ class Consumer(Generic[OutputT]):
             await self._register.take(position)
             position = self._register.position
             if position < cursor.position:
-                # The register is the truth. Pin it, or learn that it is too late for that.
+                # The register is authoritative. Pin its position; this raises if it is trimmed already.
                 await cursor.rewind(position)
         self._open_reader = self._log.reader(position, **self._options)
         self._keeper = CursorKeeper(
@@ -154,12 +155,12 @@ class Consumer(Generic[OutputT]):
 
     @property
     def position(self) -> int:
-        """Offset of the next record to be handed out."""
+        """Offset of the next record to deliver."""
         return self._reader.position
 
     @property
     def committed(self) -> int:
-        """Offset at which another consumer of this name would begin now."""
+        """Offset at which another consumer with this name would begin now."""
         if self._register is not None:
             return self._register.durable_position
         return self._entered().cursor.position
@@ -170,7 +171,7 @@ class Consumer(Generic[OutputT]):
     async def __anext__(self) -> Record:
         if (
             get_ident() != self._thread
-        ):  # for each record; reading more looks at the event loop, too
+        ):  # checked per record; reading more also checks the event loop
             self.check_home()
         reader, keeper = self._open_reader, self._keeper
         if reader is None or keeper is None or keeper.failure is not None:
@@ -181,7 +182,7 @@ class Consumer(Generic[OutputT]):
         return record
 
     def batches(self) -> AsyncIterator[Batch]:
-        """Iterate over batches as they lie in the log, the cheapest way to read much."""
+        """Iterate over batches as they are stored, the cheapest way to read many records."""
         return _ConsumerBatches(self._next_batch, self._reader.batches())
 
     async def fetch(
@@ -201,7 +202,7 @@ class Consumer(Generic[OutputT]):
 
     def seek(self, start: Start | str | int) -> None:
         """Continue at an offset, ``"earliest"`` or ``"latest"``; the next commit moves the cursor there,
-        also back. For a time, seek to what the log's ``offset_at`` returns."""
+        also backwards. For a time, seek to the result of the log's ``offset_at``."""
         self.check_home()
         given: object = start
         if isinstance(given, datetime):
@@ -213,10 +214,10 @@ class Consumer(Generic[OutputT]):
     # -- committing --------------------------------------------------------------------------
 
     async def commit(self, offset: int | None = None) -> None:
-        """Commit ``offset`` as the next to be read; by default, all that was handed out is processed.
+        """Commit ``offset`` as the next to be read; by default everything delivered counts as processed.
 
         Durable when it returns; raises as :meth:`Cursor.commit`. InvalidSettingsError for a consumer
-        with an output, whose transactions commit.
+        with an output: its transactions commit.
         """
         self.check_home()
         keeper = self._entered()
@@ -234,15 +235,15 @@ class Consumer(Generic[OutputT]):
     def transaction(
         self, *, durability: AnyDurability | None = None
     ) -> ConsumerTransaction[OutputT]:
-        """Return a transaction of the output log that also commits all that was handed out.
+        """Return a transaction of the output log that also commits everything delivered.
 
         ``async with consumer.transaction() as txn: await txn.append(...)``. Records may be read before
-        the block and in it. Output and position become durable together: after a crash, what was
-        handed out is either reflected in the output, or is handed out again.
+        the block and in it. Output and position become durable together: after a crash, a delivered
+        record is either reflected in the output or delivered again.
 
-        If the block raises or is cancelled, or the commit fails, the consumer goes back to its last
-        commit and hands the records out again. Raises FencedError if another consumer of this name
-        took over; nothing was written then. ``durability`` as for :meth:`walstore.Wal.transaction`.
+        If the block raises or is cancelled, or the commit fails, the consumer returns to its last
+        commit and delivers the records again. Raises FencedError if another consumer with this name
+        took over; then nothing was written. ``durability`` as for :meth:`walstore.Wal.transaction`.
         InvalidSettingsError for a consumer without an output.
         """
         if self._output is None or self._register is None:
@@ -250,7 +251,7 @@ class Consumer(Generic[OutputT]):
         return ConsumerTransaction(self, self._output, self._register, durability)
 
     def check(self) -> int:
-        """Not for callers: return the position; raises if the consumer cannot go on."""
+        """Not for callers: return the position; raises if the consumer cannot continue."""
         return self._reader.position
 
     def on_rollback(self) -> None:

@@ -1,6 +1,6 @@
-"""CursorKeeper: moves the cursor of an open consumer, now and then and when told to.
+"""CursorKeeper: moves the cursor of an open consumer, at intervals and on request.
 
-Owns the one task that a consumer has. Decides nothing about what is processed: it asks.
+Owns the only task of a consumer. The consumer decides which records are processed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class CursorKeeper:
         register: ConsumerRegister | None,
         processed: Callable[[], int],
     ) -> None:
-        """Follow ``processed()``, the offset below which all is processed, or the ``register``."""
+        """Follow ``processed()``, the offset below which every record is processed, or the ``register``."""
         self.cursor = cursor
         """The cursor that is moved."""
         self.failure: WalError | None = None
-        """Why the consumer cannot go on; every call of it raises this."""
+        """Why the consumer cannot continue; all of its calls raise this."""
         self.goes_back = register is not None
-        """Whether the cursor may go back: by seeking, or because the register is the truth."""
+        """Whether the cursor may go back: by seeking, or because the register is authoritative."""
         self._clock = clock
         self._auto_commit_seconds = auto_commit_seconds
         self._register = register
@@ -48,16 +48,16 @@ class CursorKeeper:
 
     @property
     def moves_alone(self) -> bool:
-        """Whether the cursor is moved without being told to."""
+        """Whether the cursor moves without a request."""
         return self._auto_commit_seconds is not None or self._register is not None
 
     def check(self) -> None:
-        """Raise what keeps the consumer from going on."""
+        """Raise the error that stops the consumer, if any."""
         if self.failure is not None:
             raise copy_error(self.failure)
 
     async def save(self) -> None:
-        """Move the cursor to where the consumer is; return when it is there durably."""
+        """Move the cursor to the consumer's position; return when that is durable."""
         register = self._register
         if register is None:
             await self._move(self._processed())
@@ -68,12 +68,12 @@ class CursorKeeper:
         except CursorMovedError:
             if not register.is_ours:
                 raise register.fenced() from None
-            # Somebody moved by hand what only follows the register.
+            # Another handle moved the cursor, which only follows the register.
             await self.cursor.refresh()
             await self._move(register.durable_position)
 
     async def keep(self) -> None:
-        """Save or renew, and note what went wrong; raises nothing but cancellation."""
+        """Save or renew, and record a failure; raises nothing but cancellation."""
         try:
             if self.moves_alone:
                 await self.save()
@@ -86,7 +86,7 @@ class CursorKeeper:
                 self.failure = error
 
     def start(self) -> None:
-        """Begin to save and renew now and then, if there is anything to do so; ended by :meth:`stop`."""
+        """Start saving and renewing at intervals, if there is a reason to; :meth:`stop` ends it."""
         periods = [self._auto_commit_seconds] if self._auto_commit_seconds is not None else []
         if self.cursor.lease_seconds is not None:
             periods.append(self.cursor.lease_seconds / _RENEWALS_PER_LEASE)
@@ -96,7 +96,7 @@ class CursorKeeper:
             )
 
     async def stop(self) -> None:
-        """End that. A commit that is under way is finished, but not waited for."""
+        """Stop the task. A commit in progress is finished, but not waited for."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

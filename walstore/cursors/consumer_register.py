@@ -1,8 +1,8 @@
-"""ConsumerRegister: where a consumer stands, kept in the log that its output goes to.
+"""ConsumerRegister: the position of a consumer, stored in its output log.
 
-A register changes in the same frame as the records of a transaction, so output and position survive together
-or not at all. Its value is the position and the number of the taking, ``"42 3"``: everybody who takes it
-raises the number, and whoever had it before finds another value than expected at the next commit.
+A register changes in the same frame as the records of a transaction, so output and position survive
+together or not at all. Its value is the position and a takeover number, ``"42 3"``. Each takeover
+raises the number, so the next commit of the former owner finds an unexpected value.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from walstore.records import AnyDurability, Durability
 
 
 class OutputTransaction(Protocol):
-    """What a consumer asks of a transaction of its output log, beside what its user does with it."""
+    """What a consumer needs of a transaction of its output log, apart from its user's calls."""
 
     @property
     def span(self) -> range | None:
-        """Offsets of the records once the transaction is accepted; None before, and if it never is."""
+        """Offsets of the records once the transaction is accepted; None before that, and if it never is."""
 
     def set_registers(self, update: Mapping[str, str | None]) -> None:
-        """Set these registers too at the commit."""
+        """Also set these registers at the commit."""
 
 
 OutputT = TypeVar("OutputT", bound=OutputTransaction)
@@ -32,7 +32,7 @@ OutputT_co = TypeVar("OutputT_co", bound=OutputTransaction, covariant=True)
 
 
 class OutputLog(Protocol[OutputT_co]):
-    """What a consumer asks of the log that its output goes to. Belongs to the event loop."""
+    """What a consumer needs of its output log. Belongs to the event loop."""
 
     @property
     def path(self) -> Path:
@@ -40,7 +40,7 @@ class OutputLog(Protocol[OutputT_co]):
 
     @property
     def registers(self) -> Mapping[str, str]:
-        """The registers as they are durable."""
+        """The durable state of the registers."""
 
     def transaction(
         self,
@@ -67,27 +67,27 @@ class ConsumerRegister:
 
     @property
     def value(self) -> str:
-        """What stands in the register unless somebody else took it."""
+        """The value of the register unless another consumer took it."""
         return self.value_at(self.position)
 
     def value_at(self, position: int) -> str:
-        """Return what the register is to be set to for a position."""
+        """Return the register's value for a position."""
         return f"{position} {self._turn}"
 
     @property
     def durable_position(self) -> int:
-        """Position of the last commit that is durable, whoever made it; 0 before the first."""
+        """Position of the last durable commit, by any consumer; 0 before the first."""
         return self._read()[0]
 
     @property
     def is_ours(self) -> bool:
-        """Whether nobody else has taken it, durably."""
+        """Whether no other consumer has taken it durably."""
         return self._read()[1] == self._turn
 
     async def take(self, hint: int) -> None:
-        """Take the register over; ``hint`` is the position if there was none yet.
+        """Take the register over; ``hint`` is the position if there was no register yet.
 
-        Whoever had it is fenced when this returns.
+        When this returns, the former owner is fenced.
         """
         while True:
             position, turn = self._read()
@@ -100,10 +100,10 @@ class ConsumerRegister:
                 ):
                     return
             except RegisterMismatchError:
-                continue  # another one took it at the same moment; now it is our turn
+                continue  # another one took it at the same moment; try again
 
     def fenced(self) -> FencedError:
-        """Return the error for a consumer whose register somebody else took."""
+        """Return the error for a consumer whose register was taken over."""
         return FencedError(
             f"another consumer {self._consumer!r} took over; this one committed nothing since "
             f"offset {self.position}"

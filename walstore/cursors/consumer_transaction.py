@@ -13,20 +13,20 @@ from walstore.records import AnyDurability
 
 
 class TransactionContext(Protocol):
-    """What a transaction asks of its consumer."""
+    """What a transaction needs of its consumer."""
 
     @property
     def check_home(self) -> Callable[[], None]:
         """Raises in a child process, another thread or another event loop."""
 
     def check(self) -> int:
-        """Return the offset of the next record to be handed out; raises if the consumer cannot go on."""
+        """Return the offset of the next record to deliver; raises if the consumer cannot continue."""
 
     def on_rollback(self) -> None:
         """Go back to the last commit."""
 
     async def on_commit(self) -> None:
-        """Take note that the register's position moved. Raises nothing but cancellation."""
+        """Record that the register's position moved. Raises nothing but cancellation."""
 
     def on_fence(self, error: WalError) -> None:
         """Refuse everything from now on."""
@@ -95,7 +95,7 @@ class ConsumerTransaction(Generic[OutputT]):
             self._place.on_fence(fenced)
             raise fenced from mismatch
         finally:
-            # Also after a cancellation: a commit that was accepted happens all the same.
+            # Also after a cancellation: an accepted commit still happens.
             is_accepted = transaction.span is not None
             if is_accepted:
                 register.position = position

@@ -1,7 +1,8 @@
-"""Cursor: a handle on a named position in a log, kept durably, moved by compare-and-swap.
+"""Cursor: a handle on a named, durable position in a log, moved by compare-and-swap.
 
-A handle remembers what the file said when it last read or wrote it, and changes the file only while it
-still says so. Changes are made by the log's :class:`CursorQueue`, one at a time for each handle.
+A handle remembers the content of the file when it last read or wrote it, and changes the file only
+while that is unchanged. The log's :class:`CursorQueue` makes the changes, one at a time for each
+handle.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _MICROSECONDS: Final = 1_000_000
 
 
 class CursorLimits(Protocol):
-    """Where cursors of a log may stand. Belongs to the event loop."""
+    """The limits of a log's cursors. Belongs to the event loop."""
 
     @property
     def head(self) -> int:
-        """First retained offset, in whichever tier it lies."""
+        """First retained offset, in any tier."""
 
     @property
     def tier_head(self) -> int | None:
@@ -34,16 +35,16 @@ class CursorLimits(Protocol):
 
     @property
     def visible_limit(self) -> int:
-        """Offset after the last record that readers see; no cursor may stand above it."""
+        """Offset after the last record that readers see; no cursor may be above it."""
 
     async def wait_durable(self, offset: int) -> None:
-        """Return when no crash takes the record back, if this process can see to that: a durable cursor
-        must not stand beyond what is durable."""
+        """Return when no crash can lose the record, if this process can ensure that: a durable cursor must
+        not be beyond the durable limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class CursorContext:
-    """What all cursors of a log share in one process."""
+    """What the cursors of a log share in one process."""
 
     limits: CursorLimits
     queue: CursorQueue
@@ -56,37 +57,37 @@ class CursorContext:
 
 @dataclass(slots=True)
 class _Move:
-    """A move that no round has taken yet."""
+    """A requested move that no round has taken yet."""
 
     request: CursorRequest[CursorState]
     position: int
     is_checked: bool
-    """Whether the position may lie below the head, by being a rewind."""
+    """Whether this is a rewind, whose position may be below the head."""
 
 
 class Cursor:
     """A named position: the offset of the next record to read. Made by :meth:`walstore.Wal.cursor`.
 
-    Retention keeps everything from there on, unless the cursor has a lease that ended. Any number of
-    handles, also in other processes, may be on one cursor; a commit fails if another handle committed
-    since this one last looked. All methods belong to the event loop of the log: from another thread or
-    event loop they raise WrongLoopError. The properties may be read on any thread.
+    Retention keeps everything from there on, unless the cursor has a lease that ended. A cursor may
+    have any number of handles, also in other processes; a commit fails if another handle committed
+    since this one last read the cursor. All methods belong to the event loop of the log: from another
+    thread or event loop they raise WrongLoopError. The properties may be read on any thread.
     """
 
     def __init__(
-        self, *, name: str, state: CursorState, desk: CursorContext, writer: bytes
+        self, *, name: str, state: CursorState, context: CursorContext, writer: bytes
     ) -> None:
         """Not for callers; see :meth:`walstore.Wal.cursor`."""
-        # Set once; the acts below read them on the worker's thread.
+        # Set once; the methods below read them on the worker's thread.
         self.name = name
         """Its name; unique in the log."""
-        self._desk = desk
+        self._context = context
         self._writer = writer
-        # What the file said when this handle last read or wrote it. Changes only between rounds.
+        # Content of the file when this handle last read or wrote it. Changes only between rounds.
         self._seen = state
-        # Whether a change by this handle ended without telling what became of it.
+        # Whether a change by this handle ended with an unknown outcome.
         self._is_unsure = False
-        # The move that the next round takes, and where the one under way goes.
+        # The move that the next round takes, and the target of the one in progress.
         self._waiting: _Move | None = None
         self._underway: int | None = None
 
@@ -97,30 +98,29 @@ class Cursor:
 
     @property
     def target(self) -> int:
-        """Where the cursor will be once the commits under way are done, if they succeed."""
+        """Where the cursor will be once the commits in progress have succeeded."""
         if self._waiting is not None:
             return self._waiting.position
         return self.position if self._underway is None else self._underway
 
     @property
     def lease_seconds(self) -> float | None:
-        """For how long a commit or :meth:`renew` keeps the pin; None: for good."""
+        """How long a commit or :meth:`renew` keeps the pin; None: without end."""
         return self._seen.lease_us / _MICROSECONDS or None
 
     async def commit(self, offset: int) -> None:
         """Move to ``offset``, the offset of the next record to read; durable when it returns.
 
-        Also extends the lease. Commits made while another is being written are done with one write;
-        the latest wins. One to the position that the cursor has already only looks whether that is
-        still so, unless there is a lease to extend.
+        Also extends the lease. Commits made while another is being written share one write; the latest
+        wins. A commit to the cursor's present position only checks that it is unchanged, unless there
+        is a lease to extend.
 
-        Cancelled, the move may happen all the same. Raises CursorMovedError if somebody else committed
-        since (see :meth:`refresh`) or the cursor is gone, ValueError if ``offset`` lies before the
-        position (see :meth:`rewind`), OffsetNotWrittenError beyond what readers see,
-        OffsetTrimmedError if a commit whose outcome was unknown let the head pass ``offset``,
-        WalLockedError if another process holds the cursors for half a minute, DiskFullError,
-        StorageUnavailableError, and OutcomeUnknownError. After the last four the commit may simply be
-        tried again.
+        If cancelled, the move may still happen. Raises CursorMovedError if another handle committed
+        since (see :meth:`refresh`) or the cursor was deleted, ValueError if ``offset`` is before the
+        position (see :meth:`rewind`), OffsetNotWrittenError beyond what readers see, OffsetTrimmedError
+        if a commit whose outcome was unknown let the head pass ``offset``, WalLockedError if another
+        process holds the cursors for half a minute, DiskFullError, StorageUnavailableError, and
+        OutcomeUnknownError. After the last four the commit may be retried.
         """
         offset = self._check(offset)
         target = self.target
@@ -130,47 +130,49 @@ class Cursor:
                 "to read records again, use Cursor.rewind() or Consumer.seek()"
             )
         if offset > 1:
-            await self._desk.limits.wait_durable(offset - 1)
+            await self._context.limits.wait_durable(offset - 1)
         if offset == self._seen.position == target and not self._is_unsure:
-            tier_head = self._desk.limits.tier_head
+            tier_head = self._context.limits.tier_head
             await self._perform(lambda held: self._renew(held, tier_head))
         else:
             await self._move(offset, is_checked=False)
 
     async def rewind(self, offset: int) -> None:
-        """Move to ``offset``, also back, so that records are read again. Else as :meth:`commit`."""
+        """Move to ``offset``, also backwards, so that records are read again. Otherwise as
+        :meth:`commit`."""
         offset = self._check(offset)
         if offset > 1:
-            await self._desk.limits.wait_durable(offset - 1)
+            await self._context.limits.wait_durable(offset - 1)
         await self._move(offset, is_checked=True)
 
     async def renew(self) -> None:
-        """Extend the lease to its full length from now; nothing to do without one.
+        """Extend the lease to its full length from now; does nothing without one.
 
-        Raises CursorMovedError if somebody else committed since, OffsetTrimmedError if the lease had
+        Raises CursorMovedError if another handle committed since, OffsetTrimmedError if the lease had
         ended and the position was removed meanwhile, and what :meth:`commit` raises for the disk.
         """
-        self._desk.check_home()
+        self._context.check_home()
         if self._seen.lease_us:
-            tier_head = self._desk.limits.tier_head
+            tier_head = self._context.limits.tier_head
             await self._perform(lambda held: self._renew(held, tier_head))
 
     async def refresh(self) -> int:
-        """Read the cursor as others may have left it, and return its position.
+        """Read the cursor again, which others may have moved, and return its position.
 
-        What it returns is durable. The next commit then only fails if somebody commits after this.
-        Raises CursorMovedError if the cursor is gone, and what :meth:`commit` raises for the disk.
+        The returned position is durable. The next commit fails only if another handle commits after
+        this. Raises CursorMovedError if the cursor was deleted, and what :meth:`commit` raises for the
+        disk.
         """
-        self._desk.check_home()
+        self._context.check_home()
         await self._perform(self._present)
         return self.position
 
     async def delete(self) -> None:
-        """Remove the cursor and its pin; nothing to do if it is gone already.
+        """Remove the cursor and its pin; does nothing if it is deleted already.
 
-        Raises CursorMovedError if somebody else committed since. The handle is of no use afterwards.
+        Raises CursorMovedError if another handle committed since. The handle cannot be used afterwards.
         """
-        self._desk.check_home()
+        self._context.check_home()
         await self._perform(self._remove)
 
     def __repr__(self) -> str:
@@ -179,12 +181,12 @@ class Cursor:
     # -- on the event loop -------------------------------------------------------------------
 
     def _check(self, given: int) -> int:
-        self._desk.check_home()
+        self._context.check_home()
         offset = as_int(given, "the position of a cursor")
-        limits = self._desk.limits
+        limits = self._context.limits
         if offset > limits.visible_limit:
             raise OffsetNotWrittenError(
-                "no cursor may stand beyond what readers see",
+                "a cursor may not be beyond what readers see",
                 requested=offset,
                 head=limits.head,
                 tail=limits.visible_limit,
@@ -194,27 +196,27 @@ class Cursor:
     async def _move(self, offset: int, *, is_checked: bool) -> None:
         if self._waiting is None:
             request = CursorRequest(self, self._begin_move, self._end)
-            self._desk.queue.put(request)
+            self._context.queue.put(request)
             self._waiting = _Move(request, offset, is_checked)
         else:
             self._waiting.position = offset
             self._waiting.is_checked |= is_checked
-        await self._desk.queue.wait(self._waiting.request)
+        await self._context.queue.wait(self._waiting.request)
 
     def _begin_move(self) -> Act[CursorState]:
         move, self._waiting = self._waiting, None
         assert move is not None
         self._underway = move.position
-        tier_head = self._desk.limits.tier_head
+        tier_head = self._context.limits.tier_head
         return lambda held: self._write(held, move, tier_head)
 
     async def _perform(self, act: Act[CursorState]) -> None:
         request = CursorRequest(self, lambda: act, self._end)
-        self._desk.queue.put(request)
-        await self._desk.queue.wait(request)
+        self._context.queue.put(request)
+        await self._context.queue.wait(request)
 
     def _end(self, outcome: CursorState | BaseException) -> None:
-        """Take note of what became of a request, whether or not somebody waits for it."""
+        """Record the outcome of a request, whether or not a caller waits for it."""
         self._underway = None
         if isinstance(outcome, CursorState):
             self._seen = outcome
@@ -226,13 +228,13 @@ class Cursor:
 
     def _write(self, held: HeldCursors, move: _Move, tier_head: int | None) -> CursorState:
         found = self._known(held)
-        now_us = self._desk.clock.now_us()
-        # A commit goes back, too, if one before it ended without an answer and has moved the cursor.
+        now_us = self._context.clock.now_us()
+        # A commit may also move back, if an earlier one of unknown outcome has moved the cursor.
         goes_back = move.is_checked or move.position < found.position
         if goes_back or found.is_expired(now_us):
             check_retained(held, self.name, move.position, tier_head)
         made = dataclasses.replace(
-            found.renewed(now_us, self._desk.owner),
+            found.renewed(now_us, self._context.owner),
             position=move.position,
             revision=found.revision + 1,
             writer=self._writer,
@@ -244,10 +246,10 @@ class Cursor:
         found = self._known(held)
         if not found.lease_us:
             return found
-        now_us = self._desk.clock.now_us()
+        now_us = self._context.clock.now_us()
         if found.is_expired(now_us):
             check_retained(held, self.name, found.position, tier_head)
-        made = found.renewed(now_us, self._desk.owner)
+        made = found.renewed(now_us, self._context.owner)
         held.write(self.name, made)
         return made
 
@@ -269,15 +271,15 @@ class Cursor:
         return found
 
     def _known(self, held: HeldCursors) -> CursorState:
-        """Return what the file says; CursorMovedError unless this handle made or read that."""
+        """Return the content of the file; CursorMovedError unless this handle wrote or read it."""
         found, seen = self._present(held), self._seen
         if found.tag == seen.tag:
             return found
         if found.writer == self._writer and found.revision > seen.revision:
-            return found  # written by us, although the call reported otherwise
+            return found  # written by this handle, although the call failed
         raise CursorMovedError(
             f"cursor {self.name!r} was moved from {seen.position} to {found.position} "
-            f"by {found.owner}; open it again, or Cursor.refresh() it, to go on from there",
+            f"by {found.owner}; open it again, or call Cursor.refresh(), to continue from there",
             expected=seen.position,
             actual=found.position,
             cursor=self.name,
@@ -285,11 +287,11 @@ class Cursor:
 
 
 def check_retained(held: HeldCursors, name: str, position: int, tier_head: int | None) -> None:
-    """Raise OffsetTrimmedError if a position lies below the head, which nobody moves meanwhile."""
+    """Raise OffsetTrimmedError if a position is below the head, which the lock keeps in place."""
     head = first_retained(held, tier_head)
     if position < head:
         raise OffsetTrimmedError(
-            f"the position of cursor {name!r} was removed from the log; commit the head to go on "
+            f"the position of cursor {name!r} was removed from the log; commit the head to continue "
             "there, or delete the cursor",
             requested=position,
             head=head,

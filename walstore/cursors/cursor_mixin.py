@@ -1,4 +1,4 @@
-"""CursorMixin: the methods of a log, open for writing or for reading, that have to do with cursors."""
+"""CursorMixin: the cursor methods of a log that is open for writing or for reading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from walstore.records import Start
 
 
 class CursorMixin:
-    """Named cursors, and consumers that keep their place in one. For logs that have ``log_id`` and
+    """Named cursors, and consumers that keep their position in one. For logs with ``log_id`` and
     ``reader()``."""
 
     @abstractmethod
@@ -32,19 +32,19 @@ class CursorMixin:
     ) -> Cursor:
         """Return a handle on the named cursor: a durable position that retention never passes.
 
-        A new one stands at ``start``. With ``lease_seconds`` it holds retention back only for that
-        long after its last commit. Details and errors: :meth:`walstore.cursors.store.CursorStore.open`.
+        A new one begins at ``start``. With ``lease_seconds`` it holds retention back only for that long
+        after its last commit. Details and errors: :meth:`walstore.cursors.store.CursorStore.open`.
         """
         cursors, _ = self._cursor_store()
         return await cursors.open(name, start=start, lease_seconds=lease_seconds)
 
     async def cursors(self) -> list[CursorInfo]:
-        """Return all cursors of the log by name, whoever made them; damaged ones say so."""
+        """Return all cursors of the log by name; damaged ones carry an error."""
         cursors, _ = self._cursor_store()
         return await cursors.list()
 
     async def delete_cursor(self, name: str) -> bool:
-        """Remove a cursor, whoever uses it, so that retention may pass; return whether there was one."""
+        """Remove a cursor, even one in use, so that retention may pass it; return whether there was one."""
         cursors, _ = self._cursor_store()
         return await cursors.delete(name)
 
@@ -85,12 +85,12 @@ class CursorMixin:
         follow: bool = True,
         output: OutputLog[Any] | None = None,
     ) -> Consumer[Any]:
-        """Return a consumer: a reader that keeps its place in the cursor of that name.
+        """Return a consumer: a reader that keeps its position in the cursor of that name.
 
         ``async with log.consumer("billing") as consumer: async for record in consumer: ...``. It begins
-        at ``start`` the first time. What was processed is committed every ``auto_commit_seconds`` and at
-        the end of the block; None leaves it to :meth:`Consumer.commit`. With ``output``, a log, its
-        ``transaction()`` changes the position and the output together: exactly once.
+        at ``start`` the first time. Processed records are committed every ``auto_commit_seconds`` and
+        at the end of the block; None leaves that to :meth:`Consumer.commit`. With ``output``, a log,
+        its ``transaction()`` changes the position and the output together: exactly once.
         """
         cursors, clock = self._cursor_store()
         return Consumer(

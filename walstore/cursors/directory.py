@@ -1,15 +1,15 @@
-"""Cursor directory: where a log's named cursors lie, and the lock that all who change them take.
+"""Cursor directory: the files of a log's named cursors, and the lock that guards changes to them.
 
-Owns every call on the directory ``cursors``. Knows no handles, no event loop and no log: whoever reads,
-compares and writes under :func:`hold_cursors` does so atomically, in whichever process. Blocking; only
-ever called on a worker's thread.
+Owns every call on the directory ``cursors``. Knows no handles, no event loop and no log. A caller that
+reads, compares and writes under :func:`hold_cursors` does so atomically, also between processes.
+Blocking; only called on a worker's thread.
 
 Invariants (tests/walstore/cursors/test_directory.py)
   C1  A file with a cursor's name is whole: it gets that name only after its content was synced.
   C2  What :func:`pins` returns under the lock is durable, so retention never relies on a position
       that a crash could take back.
-  C3  What was read under the lock is durable, whoever wrote it, before anybody is told of it.
-  C4  A file that cannot be read pins everything, until somebody removes it.
+  C3  What was read under the lock is durable, whoever wrote it, before a caller gets it.
+  C4  A file that cannot be read pins everything until it is removed.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from walstore.runtime.error_mapping import is_full
 DIRECTORY_NAME: Final = "cursors"
 LOCK_NAME: Final = ".lock"
 SPARE_NAME: Final = ".next"
-"""Names with a leading dot are ours: no cursor can have one."""
+"""Names with a leading dot are reserved: no cursor can have one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CursorInfo:
-    """A cursor as retention and listings see it."""
+    """A cursor for retention and listings."""
 
     name: str
     position: int
-    """Nothing at or above it may be removed while it pins. 0 if the file is unreadable."""
+    """Nothing at or above it may be removed while the cursor pins. 0 if the file is unreadable."""
     is_expired: bool
     """Whether the cursor's lease has ended, so that it pins nothing."""
     state: CursorState | None
-    """All that the file says; None if it is unreadable."""
+    """The file's content; None if it is unreadable."""
     problem: WalError | None = None
     """Why the file is unreadable: CorruptionError or FormatVersionError."""
 
@@ -59,17 +59,18 @@ class HeldCursors:
     """The cursors of a log while their lock is held. Made by :func:`hold_cursors`."""
 
     def __init__(self, fs: FileSystem, directory: Path, synced: dict[str, CursorState]) -> None:
-        """``synced`` is what this process knows to be durable; it is kept from one holding to the next."""
+        """``synced`` contains what this process knows to be durable, from one holding of the lock to the
+        next."""
         self._fs = fs
         self._cursors = directory / DIRECTORY_NAME
         self._directory = directory
         self._dirty = False
         self._synced = synced
-        # What the files say, of those that were read or written since the last sync; None for none.
+        # Content of the files that were read or written since the last sync; None for no file.
         self._found: dict[str, CursorState | None] = {}
 
     def read(self, name: str) -> CursorState | None:
-        """Return what a cursor's file says, or None if there is no such cursor.
+        """Return the state in a cursor's file, or None if there is no such cursor.
 
         It is durable after :meth:`sync`: another process may have died before it was.
         """
@@ -78,7 +79,7 @@ class HeldCursors:
         return found
 
     def write(self, name: str, state: CursorState) -> None:
-        """Replace a cursor's file. It is durable after :meth:`sync`.
+        """Replace a cursor's file. Durable after :meth:`sync`.
 
         Raises DiskFullError, StorageUnavailableError or OutcomeUnknownError; an ``outcome`` of
         ``"not_written"`` means that the old file is still there.
@@ -118,7 +119,7 @@ class HeldCursors:
         return True
 
     def sync(self) -> None:
-        """Make all that was read, written and removed durable; raises as :meth:`write`."""
+        """Make everything read, written and removed durable; raises as :meth:`write`."""
         if not self._dirty:
             return
         try:
@@ -133,9 +134,9 @@ class HeldCursors:
                 self._synced[name] = state
 
     def head(self) -> int:
-        """Return the first offset on local disk, as it is durable now.
+        """Return the first offset on local disk that is durable now.
 
-        Nobody moves it while the lock is held.
+        It does not move while the lock is held.
         """
         cell = read_cell(self._fs, self._directory)
         hint = load_checkpoint(self._fs, self._directory)
@@ -151,13 +152,13 @@ def hold_cursors(
     owner: str = "retention",
     synced: dict[str, CursorState] | None = None,
 ) -> Iterator[HeldCursors]:
-    """Hold the lock of a log's cursors: none is made, moved or removed by anybody else meanwhile.
+    """Hold the lock of a log's cursors: meanwhile nothing else makes, moves or removes one.
 
     Retention holds it from before it reads the :func:`pins` until its new head is durable. The
-    directory ``cursors`` is made if there is none, since the lock lies in it. Whoever holds it again and
-    again passes the same ``synced``, a dict that is empty at first, and spares syncs by it.
+    directory ``cursors``, which contains the lock, is made if there is none. A caller that holds the
+    lock repeatedly passes the same ``synced``, a dict that is empty at first, which saves syncs.
 
-    Raises WalLockedError at once if somebody else holds it: they do for some milliseconds, so try again
+    Raises WalLockedError at once if another holder has it. It is held for milliseconds, so try again
     (:func:`walstore.cursors.queue.patiently`), but never on a thread that others wait for.
     """
     cursors = directory / DIRECTORY_NAME
@@ -170,9 +171,9 @@ def hold_cursors(
 
 
 def pins(fs: FileSystem, directory: Path, now_us: int) -> list[CursorInfo]:
-    """Return the cursors of a log by name, as retention must heed them. Only under the lock.
+    """Return the cursors of a log by name, for retention. Only under the lock.
 
-    First makes durable what they say: whoever committed may have died before it was.
+    First makes their content durable: the process that committed may have died before it was.
     """
     fs.sync_directory(directory / DIRECTORY_NAME)
     return list_cursors(fs, directory, now_us)
@@ -184,8 +185,8 @@ def lowest_pin(found: Sequence[CursorInfo]) -> int | None:
 
 
 def list_cursors(fs: FileSystem, directory: Path, now_us: int) -> list[CursorInfo]:
-    """Return the cursors of a log by name, without the lock. Each is whole; together they may never
-    have been true at the same moment."""
+    """Return the cursors of a log by name, without the lock. Each is whole, but they may be from different
+    moments."""
     try:
         names = fs.list(directory / DIRECTORY_NAME)
     except (FileNotFoundError, NotADirectoryError):
@@ -203,7 +204,7 @@ def list_cursors(fs: FileSystem, directory: Path, now_us: int) -> list[CursorInf
 
 
 def read_cursor(fs: FileSystem, directory: Path, name: str) -> CursorState | None:
-    """Return what a cursor's file says, or None if there is no such cursor.
+    """Return the state in a cursor's file, or None if there is no such cursor.
 
     Raises CorruptionError and FormatVersionError.
     """
@@ -218,7 +219,7 @@ def read_cursor(fs: FileSystem, directory: Path, name: str) -> CursorState | Non
 def describe_cursor(cause: OSError, path: Path, outcome: Outcome) -> WalError:
     """Return the error for a failed call on a cursor's file.
 
-    Unlike a log, a cursor does not stay failed: each commit writes a new file, so it may be tried again.
+    Unlike a log, a cursor does not stay failed: each commit writes a new file, so it may be retried.
     """
     error: WalError
     if outcome == "unknown":

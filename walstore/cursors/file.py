@@ -1,4 +1,4 @@
-"""Cursor files: the layout of the small file that keeps one named cursor. Pure: no I/O.
+"""Cursor files: the layout of the small file of one named cursor. Pure: no I/O.
 
 The layout is in docs/consumers.md. ``cursors/directory.py`` reads and writes the files.
 """
@@ -27,7 +27,7 @@ _CRC_END: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class CursorState:
-    """What the file of a cursor says."""
+    """The content of a cursor's file."""
 
     position: int
     """Offset of the next record to read; 1 or more."""
@@ -38,15 +38,15 @@ class CursorState:
     updated_us: int
     """When the file was written."""
     lease_us: int
-    """For how long a commit or renewal keeps the cursor's pin; 0: for good."""
+    """How long a commit or renewal keeps the cursor's pin; 0: without end."""
     deadline_us: int
     """When the lease ends; 0 without one."""
     owner: str
-    """Who wrote the file, for people."""
+    """The writer of the file, for operators."""
 
     @property
     def tag(self) -> tuple[int, bytes]:
-        """What a compare-and-swap compares: the same for the same commit only."""
+        """The value that a compare-and-swap compares: unique to one commit."""
         return self.revision, self.writer
 
     def is_expired(self, now_us: int) -> bool:
@@ -54,7 +54,7 @@ class CursorState:
         return 0 < self.deadline_us <= now_us
 
     def renewed(self, now_us: int, owner: str, lease_us: int | None = None) -> CursorState:
-        """Return the state with its lease extended from now on, if it has one or is given one."""
+        """Return the state with its lease extended from now, if it has one or gets one."""
         lease_us = self.lease_us if lease_us is None else lease_us
         return replace(
             self,
@@ -66,7 +66,7 @@ class CursorState:
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if a cursor may have it; TypeError or ValueError otherwise."""
+    """Return ``name`` if it is valid for a cursor; TypeError or ValueError otherwise."""
     name = as_text(name, "a cursor's name")
     if not NAME.fullmatch(name):
         raise ValueError(
@@ -98,7 +98,7 @@ def encode_cursor(state: CursorState) -> bytes:
 def decode_cursor(data: bytes, path: str) -> CursorState:
     """Parse a cursor's file; CorruptionError if it is damaged, FormatVersionError if it is newer."""
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
-        raise CorruptionError("this is no cursor; move it away or delete it", path=path)
+        raise CorruptionError("this is not a cursor; move it away or delete it", path=path)
     _, crc, version, owner_bytes, *fields = HEADER.unpack_from(data)
     found = crc32c(data[_CRC_END:])
     if found != crc:
@@ -116,7 +116,7 @@ def decode_cursor(data: bytes, path: str) -> CursorState:
     owner = data[HEADER.size :]
     if len(owner) != owner_bytes or owner_bytes > MOST_OWNER_BYTES:
         raise CorruptionError(
-            "cursor has another length than it says; delete it and make it again",
+            "cursor has a wrong length; delete it and make it again",
             path=path,
             position=HEADER.size,
             expected=owner_bytes,
@@ -125,7 +125,7 @@ def decode_cursor(data: bytes, path: str) -> CursorState:
     state = CursorState(*fields, owner.decode("utf-8", "replace"))  # type: ignore[call-arg]
     if not _is_possible(state):
         raise CorruptionError(
-            "cursor says what no cursor can say; delete it and make it again",
+            "cursor contains impossible values; delete it and make it again",
             path=path,
             position=HEADER.size - 40,
             found=state,
@@ -134,7 +134,7 @@ def decode_cursor(data: bytes, path: str) -> CursorState:
 
 
 def _is_possible(state: CursorState) -> bool:
-    """Return whether some program may have written these numbers."""
+    """Return whether a correct program could have written these numbers."""
     return (
         state.position >= 1
         and 1 <= state.revision <= MOST_OFFSET

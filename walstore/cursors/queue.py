@@ -1,8 +1,8 @@
-"""CursorQueue: changes the cursor files of one log for one process, a round at a time.
+"""CursorQueue: changes the cursor files of one log for one process, in rounds.
 
-Owns the one task that does so, which is there only while there is something to change. What is asked for
-while a round is under way is done in the next, under one lock and with one sync of the directory. No
-caller's cancellation reaches that task: what was begun is finished, and whoever asked for it is told.
+One task makes the changes; it runs only while there are requests. Requests made during a round are done
+together in the next, under one lock and with one sync of the directory. A caller's cancellation does
+not reach that task: what was begun is finished, and its request gets the outcome.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Act = Callable[[HeldCursors], _T]
 """Reads, compares and writes cursors while their lock is held; raises WalError or OSError."""
 
 PATIENCE_SECONDS: Final = 30.0
-"""How long to wait for whoever holds the lock of the cursors; everybody holds it for milliseconds."""
+"""How long to wait for the lock of the cursors; each holder has it for milliseconds."""
 _FIRST_PAUSE_SECONDS: Final = 0.0005
 _LONGEST_PAUSE_SECONDS: Final = 0.005
 
 
 class CursorRequest(Generic[_T]):
-    """Something to be done with the cursors of a log: begun and ended on the loop, done on a thread."""
+    """A task on the cursors of a log: begun and ended on the event loop, done on a thread."""
 
     __slots__ = ("_begin", "_end", "done", "key")
 
@@ -45,9 +45,9 @@ class CursorRequest(Generic[_T]):
         begin: Callable[[], Act[_T]],
         end: Callable[[_T | BaseException], None] | None = None,
     ) -> None:
-        """Ask for what ``begin()`` returns once its turn has come; ``end`` hears what became of it.
+        """Request the act that ``begin()`` returns when its turn comes; ``end`` gets the outcome.
 
-        Requests with the same key are never in the same round: the later one begins when the earlier
+        Requests with the same key are never in the same round: the later one begins after the earlier
         one has ended.
         """
         self.key = key
@@ -56,24 +56,24 @@ class CursorRequest(Generic[_T]):
         self._end = end
 
     def begin(self) -> Act[_T]:
-        """Return what is to be done; it cannot be changed any more."""
+        """Return the act to be done, from now on fixed."""
         return self._begin()
 
     def end(self, outcome: _T | BaseException) -> None:
-        """Pass the outcome on to whoever waits, if anybody still does."""
+        """Pass the outcome on to the waiters, if there are any left."""
         if self._end is not None:
             self._end(outcome)
         if self.done.done():
             return
         if isinstance(outcome, BaseException):
             self.done.set_exception(outcome)
-            self.done.exception()  # everybody who waited may be gone
+            self.done.exception()  # there may be no waiter left
         else:
             self.done.set_result(outcome)
 
 
 class CursorQueue:
-    """What waits to be done with the cursors of a log. Belongs to one event loop."""
+    """The pending requests on the cursors of a log. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -84,16 +84,16 @@ class CursorQueue:
         directory: Path,
         owner: str,
     ) -> None:
-        """``worker()`` returns where to block; ``owner`` names this process to who waits for the lock."""
+        """``worker()`` returns the lane for blocking calls; ``owner`` names this process in the lock."""
         self._fs = fs
         self._clock = clock
         self._worker = worker
         self._directory = directory
         self._owner = owner
         self._requests: list[CursorRequest[object]] = []
-        # What is known to be durable. Belongs to the round under way, on its thread.
+        # What is known to be durable. Belongs to the round in progress, on its thread.
         self._synced: dict[str, CursorState] = {}
-        # Its task, while there is something to do; waited for by aclose().
+        # The task, while there are requests; aclose() waits for it.
         self._draining: asyncio.Task[None] | None = None
         self._is_closed = False
         self._abandoned: WalClosedError | None = None
@@ -114,23 +114,23 @@ class CursorQueue:
             )
 
     async def wait(self, request: CursorRequest[_T]) -> _T:
-        """Return the outcome of a request, or raise it. Cancelling changes nothing for the request."""
+        """Return the outcome of a request, or raise it. Cancelling does not affect the request."""
         try:
             return await asyncio.shield(request.done)
         except WalError as error:
             raise copy_error(error) from error.__cause__
 
     async def perform(self, act: Act[_T], *, key: Hashable = None) -> _T:
-        """Do something in the next round and return its result; as :meth:`put` and :meth:`wait`.
+        """Do an act in the next round and return its result; as :meth:`put` and :meth:`wait`.
 
-        Without a ``key`` it is in a round with anything.
+        Without a ``key`` it may share a round with any request.
         """
         request: CursorRequest[_T] = CursorRequest(object() if key is None else key, lambda: act)
         self.put(request)
         return await self.wait(request)
 
     async def aclose(self) -> None:
-        """Refuse requests from now on, and return when those taken are done."""
+        """Refuse further requests, and return when those taken are done."""
         self._is_closed = True
         if self._draining is not None:
             await asyncio.shield(self._draining)
@@ -145,14 +145,14 @@ class CursorQueue:
                 await self._round(self._take())
         finally:
             self._draining = None
-            # Nothing is left, unless the whole loop is being stopped.
+            # No request is left, unless the whole event loop is being stopped.
             left, self._requests = self._requests, []
             for request in left:
                 request.begin()
                 request.end(WalClosedError("the event loop is stopping"))
 
     def _take(self) -> list[CursorRequest[object]]:
-        """Take what may go together, in order; the first request of each key."""
+        """Take the requests of one round, in order: the first one of each key."""
         taken: dict[Hashable, CursorRequest[object]] = {}
         left: list[CursorRequest[object]] = []
         for request in self._requests:
@@ -181,7 +181,7 @@ class CursorQueue:
             request.end(outcome)
 
     def _perform(self, acts: Sequence[Act[object]]) -> list[object | WalError]:
-        """Do all acts under the lock. One that fails does not keep the others from being done."""
+        """Do all acts under the lock. One that fails does not prevent the others."""
         try:
             with hold_cursors(
                 self._fs, self._directory, owner=self._owner, synced=self._synced
@@ -221,8 +221,8 @@ async def patiently(
         except WalLockedError as error:
             if clock.monotonic() >= deadline:
                 busy = WalLockedError(
-                    f"the cursors at {error.path} are held by {error.owner or 'somebody'} "
-                    f"for more than {seconds:g} s; see whether that process is stopped",
+                    f"the cursors at {error.path} are held by {error.owner or 'another process'} "
+                    f"for more than {seconds:g} s; check whether that process is stopped",
                     path=error.path,
                     owner=error.owner,
                 )

@@ -1,7 +1,7 @@
 """CursorStore: the named cursors of one log, for one process. Makes, lists and deletes them.
 
-Stands beside the writer and, with a view of the log, in other processes. It never changes a file
-itself; that is for the :class:`CursorQueue`, which it owns.
+Used in the writer's process and, with a view of the log, in others. It never changes a file itself; its
+:class:`CursorQueue` does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _make_worker() -> Lane:
 
 
 class CursorLog(CursorLimits, Protocol):
-    """What cursors ask of their log. Belongs to the event loop."""
+    """What cursors need of their log. Belongs to the event loop."""
 
     @property
     def path(self) -> Path:
@@ -65,10 +65,9 @@ class CursorStore:
         """Work on the directory of ``log``.
 
         ``owner`` names this process in the files. ``check_home()`` raises where the log refuses to be
-        used: in a child process, another thread or another event loop. ``make_worker()`` is called when
-        there is the first thing to do that blocks, and what it made is closed with the store; others must
-        not wait for it, since commits sync. ``make_tag(8)`` returns a name for a handle that no other ever
-        has.
+        used: in a child process, another thread or another event loop. ``make_worker()`` is called for
+        the first blocking call, and its result is closed with the store; nothing else may wait for that
+        lane, since commits sync. ``make_tag(8)`` returns a unique name for a handle.
         """
         self._log = log
         self._fs = fs
@@ -82,7 +81,7 @@ class CursorStore:
         self._queue = CursorQueue(
             fs=fs, clock=clock, worker=self._blocking, directory=log.path, owner=owner
         )
-        self._desk = CursorContext(log, self._queue, clock, owner, check_home)
+        self._context = CursorContext(log, self._queue, clock, owner, check_home)
         self._handles: Followers[Cursor] = Followers()
 
     async def open(
@@ -92,14 +91,14 @@ class CursorStore:
         start: Start | str | int | datetime = Start.EARLIEST,
         lease_seconds: float | None = None,
     ) -> Cursor:
-        """Return a handle on the cursor ``name``; a new one stands at ``start``.
+        """Return a handle on the cursor ``name``; a new one begins at ``start``.
 
-        ``start`` is ``"earliest"``, ``"latest"`` (behind what readers see), an offset, or an aware datetime.
+        ``start`` is ``"earliest"``, ``"latest"`` (after what readers see), an offset, or an aware datetime.
         ``lease_seconds`` (more than 0) gives the cursor a lease of that length, or another length,
-        from now; None leaves it as it is, and gives a new one none: then it pins until it is deleted.
-        A lease that the cursor has already is extended in any case.
+        from now; None leaves it unchanged, and gives a new cursor none: then it pins until it is deleted.
+        An existing lease is always extended.
 
-        Cancelled, the cursor may be made all the same. Raises ValueError for a bad name,
+        If cancelled, the cursor may still be made. Raises ValueError for a bad name,
         OffsetNotWrittenError or OffsetTrimmedError for a ``start`` outside the log,
         OffsetTrimmedError also for a cursor whose position was removed after its lease ended (delete
         it to begin again), CorruptionError, FormatVersionError, and what a commit raises for the disk.
@@ -120,17 +119,17 @@ class CursorStore:
                 check_retained(held, name, found.position, tier_head)
                 return found
             check_retained(held, name, found.position, tier_head)
-            made = found.renewed(self._clock.now_us(), self._desk.owner, lease_us)
+            made = found.renewed(self._clock.now_us(), self._context.owner, lease_us)
             held.write(name, made)
             return made
 
         state = await self._queue.perform(open_it)
-        found = Cursor(name=name, state=state, desk=self._desk, writer=writer)
+        found = Cursor(name=name, state=state, context=self._context, writer=writer)
         self._handles.add(found)
         return found
 
     def lags(self, limit: int) -> dict[str, int]:
-        """Return by name how far the cursors with a live handle are behind ``limit``. On any thread."""
+        """Return by name how far the cursors with a live handle are behind ``limit``. For any thread."""
         lags: dict[str, int] = {}
         for handle in self._handles.alive():
             lag = max(limit - handle.position, 0)
@@ -148,7 +147,7 @@ class CursorStore:
             raise describe_cursor(error, self._log.path, "not_written") from error
 
     async def delete(self, name: str) -> bool:
-        """Remove a cursor and its pin, whoever moved it and also if it is damaged.
+        """Remove a cursor and its pin, even if others use it or it is damaged.
 
         Returns whether there was one. Its handles fail with CursorMovedError from then on.
         """
@@ -157,7 +156,7 @@ class CursorStore:
         return await self._queue.perform(lambda held: held.remove(name))
 
     async def aclose(self) -> None:
-        """Return when what was asked for is done; refuse everything from now on."""
+        """Return when the pending requests are done; refuse further ones."""
         await self._queue.aclose()
         self._is_closed = True
         if self._worker is not None:
@@ -171,7 +170,7 @@ class CursorStore:
         return self._worker
 
     async def _resolve(self, start: Start | str | int | datetime) -> int | None:
-        """Return the offset that is meant; None for the head, which is known under the lock only."""
+        """Return the offset of ``start``; None for the head, which is known only under the lock."""
         if isinstance(start, str) and start == Start.EARLIEST:
             return None
         async with self._log.reader(start) as reader:
@@ -179,7 +178,7 @@ class CursorStore:
         limit = self._log.visible_limit
         if offset > limit:
             raise OffsetNotWrittenError(
-                "no cursor may stand beyond what readers see",
+                "a cursor may not be beyond what readers see",
                 requested=offset,
                 head=self._log.head,
                 tail=limit,

@@ -1,1 +1,1 @@
-"""What the bytes of a log mean. Pure: bytes in, values out."""
+"""The file formats of a log: bytes in, values out. No I/O."""

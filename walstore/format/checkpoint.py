@@ -1,8 +1,8 @@
-"""Checkpoint and durable cell: what spares recovery and other processes from reading segments.
+"""Checkpoint and durable cell: they save recovery and other processes from reading segments.
 
-Both are hints. The checkpoint bounds how much recovery re-reads and remembers the head; the cell tells
-readers in other processes how far the log is durable. Either may be missing, damaged or old: the log is
-then rebuilt from its segments. The layouts are specified in docs/format.md. Pure: no I/O.
+Both are hints. The checkpoint bounds how much recovery re-reads and contains the head; the cell shows
+the durable limit to readers in other processes. Either may be missing, damaged or old: then the log is
+rebuilt from its segments. The layouts are specified in docs/format.md. Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from walstore.format.segment import SegmentIndex, SegmentSummary
 FILE_NAME: Final = "CHECKPOINT"
 MAGIC: Final = b"WALCKPT\n"
 VERSION: Final = 2
-"""Version 1 is read, too: it lacks ``tail_salt`` and ``own_epoch``."""
+"""Version 1 can be read, too: it lacks ``tail_salt`` and ``own_epoch``."""
 PREFIX: Final = struct.Struct("<8sIII")
 PADDING_BYTES: Final = 4096
-"""Written up to a multiple of it: room for the next one to be written in place, on a full disk."""
+"""Files are padded to a multiple of this, so that on a full disk the next one can be written in place."""
 
 CELL_FILE_NAME: Final = "DURABLE"
 CELL_MAGIC: Final = b"WALDUR2\n"
 UNSALTED_CELL_MAGIC: Final = b"WALDUR\r\n"
-"""Of version 1, which has no ``tail_salt``; its CRC is in that place."""
+"""For version 1, which has its CRC in the place of ``tail_salt``."""
 CELL_BYTES: Final = 64
 CELL: Final = struct.Struct("<8sQQQQQQI")
 _UNSALTED_CELL: Final = struct.Struct("<8sQQQQQQ")
@@ -50,33 +50,34 @@ _CELL_CRC: Final = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """State of a log at a moment at which everything named here was durable."""
+    """State of a log at a time when everything named here was durable."""
 
     log_id: bytes
     epoch: int
     head: int
-    """First retained offset; files that lie below it wholly may be deleted."""
+    """First retained offset; files wholly below it may be deleted."""
     sealed: tuple[SegmentSummary, ...]
     tail_start: int
     """First offset of the active segment."""
     tail_position: int
     """End of the durable frames in the active segment."""
     tail_index: SegmentIndex
-    """Index of the active segment up to there."""
+    """Index of the active segment up to that position."""
     next_offset: int
     previous_crc: int
     timestamp_us: int
     uploaded_limit: int
     tier_url: str | None
     ledger: bytes = b""
-    """Marks that make up the ledger at that place; empty for an empty one."""
+    """Marks of the ledger at that position; empty for an empty ledger."""
     tail_salt: int | None = None
-    """Salt of the active segment: tells it from another of its name. None for one of version 1."""
+    """Salt of the active segment: distinguishes it from another of its name. None for one of version 1."""
     own_epoch: int = 0
-    """Frames of earlier epochs were copied from another machine, so what they say of syncs does not hold
-    for this disk (see :class:`walstore.format.recovery.Evidence`). 0 for a log that was written here."""
+    """Frames of earlier epochs were copied from another machine, so their information about syncs does not
+    apply to this disk (see :class:`walstore.format.recovery.Evidence`). 0 for a log that was written
+    here."""
     is_closed: bool = False
-    """Whether it was written by closing the log: nothing was written, or failed, since."""
+    """Whether it was written by a clean close: nothing was written, and nothing failed, since."""
 
 
 class DurableCell(NamedTuple):
@@ -138,14 +139,12 @@ def decode_checkpoint(data: bytes, path: str) -> Checkpoint | None:
         )
     try:
         return _decode_body(body)
-    except (
-        ValueError
-    ):  # forged, or of marks that only a newer version knows: then frames say so, too
+    except ValueError:  # forged, or with marks of a newer version: then the frames show that, too
         return None
 
 
 def _decode_body(body: bytes) -> Checkpoint:
-    """Parse the map that is a checkpoint; ValueError if no writer writes such a one."""
+    """Parse the map of a checkpoint; ValueError if no writer makes such a map."""
     fields: dict[str, Any] = {}
     for name, value in _pairs(body):
         fields[name] = _FIELDS.get(name, _refuse)(value, name)
@@ -155,11 +154,11 @@ def _decode_body(body: bytes) -> Checkpoint:
     if found.ledger:
         Marks.decode(found.ledger)
     if found.tail_index.positions and found.tail_index.positions[-1] >= found.tail_position:
-        raise MalformedError("an index of batches behind its end")
+        raise MalformedError("an index with batches after its end")
     starts = [*(one.start for one in found.sealed), found.tail_start, found.next_offset]
     limits = [*(one.limit for one in found.sealed), found.tail_start]
     if starts != sorted(starts) or starts[1:-1] != limits[:-1] or found.head > found.next_offset:
-        raise MalformedError("a checkpoint of segments that do not follow each other")
+        raise MalformedError("a checkpoint with segments that are not consecutive")
     return found
 
 
@@ -177,7 +176,7 @@ def _large_pairs(body: bytes) -> Iterator[tuple[str, Any]]:
 
 def _decode_sealed(rows: object, what: str) -> tuple[SegmentSummary, ...]:
     if not isinstance(rows, list | Iterator):
-        raise MalformedError(f"{what} is no list")
+        raise MalformedError(f"{what} is not a list")
     return tuple(map(_decode_summary, rows))
 
 
@@ -233,7 +232,7 @@ _FIELDS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "own_epoch": require_number,
     "is_closed": lambda value, what: require(value, bool, what),
 }
-"""What the fields of a checkpoint can be."""
+"""The fields of a checkpoint and their parsers."""
 _REQUIRED: Final = frozenset(_FIELDS) - {
     "ledger",
     "tail_salt",
@@ -243,7 +242,7 @@ _REQUIRED: Final = frozenset(_FIELDS) - {
 
 
 def _crc(version: int, body: bytes) -> int:
-    """Return the CRC of everything behind the magic but the CRC itself."""
+    """Return the CRC of everything after the magic except the CRC itself."""
     return crc32c(body, crc32c(struct.pack("<II", version, len(body))))
 
 
@@ -257,7 +256,7 @@ def encode_cell(cell: DurableCell) -> bytes:
 
 
 def decode_cell(data: bytes) -> DurableCell | None:
-    """Parse a cell; None if it is damaged, forged, or was caught half-way through an update."""
+    """Parse a cell; None if it is damaged, forged or half updated."""
     if len(data) < CELL.size + _CELL_CRC.size:
         return None
     layout = {CELL_MAGIC: CELL, UNSALTED_CELL_MAGIC: _UNSALTED_CELL}.get(bytes(data[:8]))

@@ -1,12 +1,12 @@
-"""Claims: the names under which a directory claimed the tier that it ships to. Pure: bytes in, values out.
+"""Claims: the names with which a directory claimed its tier. Pure: bytes in, values out.
 
-A tier belongs to the directory that claimed it last. Whoever opens a log with a tier claims it, under a name
-that nobody else has, and writes that name into a small file next to the log *before* the tier is asked: so a
-claim whose answer was lost, or that takes effect an hour later, is known to be this directory's own. A claim
-that is not in the file was made by another directory, which has taken the tier over.
+A tier belongs to the directory that claimed it last. Opening a log with a tier claims it with a unique
+name, and writes that name to a small file next to the log *before* the tier is claimed: so a claim
+whose response was lost, or that takes effect an hour later, is known to be this directory's own. A
+claim that is not in the file was made by another directory, which has taken the tier over.
 
-The format is in docs/format.md. A file that is missing or damaged knows of no claim, which is safe: the
-directory is then treated as one that does not hold its tier.
+The format is in docs/format.md. A missing or damaged file counts as no claim, which is safe: then the
+directory is treated as one that does not own its tier.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from walstore.errors import FormatVersionError
 FILE_NAME: Final = "CLAIMS"
 VERSION: Final = 1
 MOST_NAMES: Final = 16
-"""Names that are kept, the newest. Those before them were made many openings ago."""
+"""Number of names kept, the newest. Earlier ones were made many openings ago."""
 FILE_BYTES: Final = 4096
-"""Length of the file, filled up with spaces: so a full disk has room for the next name."""
+"""Length of the file, padded with spaces, so that a full disk has room for the next name."""
 MOST_NAME_CHARS: Final = 160
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a directory knows of its claims on a tier."""
+    """A directory's claims on a tier."""
 
     names: tuple[str, ...] = ()
-    """Claims that this directory made, or asked for, oldest first."""
+    """Claims that this directory made or attempted, oldest first."""
     succeeds: str | None = None
-    """The claim of the directory that this one was restored in place of; None for any other."""
+    """The claim of the directory that this one replaces, if it was restored; otherwise None."""
 
     def and_then(self, name: str) -> Claims:
-        """Return the same with one more name; ValueError for one that is too long for the file."""
+        """Return the claims with one more name; ValueError for a name that is too long for the file."""
         if len(name) > MOST_NAME_CHARS or not name.isascii():
             raise ValueError(
                 f"a claim's name has up to {MOST_NAME_CHARS} ASCII characters: {name!r}"

@@ -1,11 +1,12 @@
 """Codec: optional zstd compression of a batch's columns. Bytes in, bytes out; the format is RFC 8878.
 
-Python's own ``compression.zstd`` (3.14) does the work, else the package ``zstandard`` (extra ``zstd``). The
-core runs without either: only a log that compresses, or that was compressed, needs one. Contexts of the
-library are made once for each thread, since they are costly to make and must not be shared.
+It uses Python's own ``compression.zstd`` (3.14), or else the package ``zstandard`` (extra ``zstd``).
+The core runs without either: only a log with compressed batches needs one. Contexts of the library are
+made once per thread, since they are costly to make and must not be shared.
 
-A stored body says how long it is in two places, the frame's header and zstd's own; both must agree before
-memory is taken, and no more is ever taken than they say. So no few bytes unpack to gigabytes unnoticed.
+A stored body contains its length in two places, the frame's header and zstd's own; both must agree
+before memory is allocated, and no more than that is allocated. So a few bytes cannot unpack to
+gigabytes unnoticed.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ ZSTD: Final = 1
 KNOWN: Final = frozenset((NONE, ZSTD))
 """Codecs of a frame; numbers are part of the format."""
 LEAST_BYTES: Final = 256
-"""Smaller batches are stored as they are."""
+"""Smaller batches are stored uncompressed."""
 MOST_BYTES: Final = 1 << 31
-"""Larger bodies are not compressed, and no compressed one claims more: twice what a channel may hold."""
+"""Larger bodies are neither compressed nor accepted as compressed: twice the maximum of a channel."""
 LEVEL: Final = 1
 """Every commit waits for its compression, so speed comes before size: level 3 costs a third more time and
 saves a tenth of the bytes."""
@@ -35,14 +36,14 @@ _MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _WINDOW_LEAST_BYTES: Final = 1 << 10
 _BLOCK_LEAST_BYTES: Final = 4
 _BLOCK_MOST_BYTES: Final = 128 << 10
-"""No block of zstd is shorter, and none holds more."""
+"""Minimum size of a zstd block, and the maximum content of one."""
 _CONTENT_SIZE_BYTES: Final = (0, 2, 4, 8)
 _DICTIONARY_BYTES: Final = (0, 1, 2, 4)
 _NEEDS: Final = "Python 3.14 or the package zstandard: pip install 'walstore[zstd]'"
 
 
 class BodyError(MalformedError):
-    """Compressed bytes are not what their frame says."""
+    """Compressed bytes do not match their frame."""
 
 
 class _Library(Protocol):
@@ -60,10 +61,10 @@ def require() -> None:
 
 
 def compress(pieces: Sequence[bytes | bytearray | memoryview], level: int = LEVEL) -> bytes:
-    """Return the pieces, one behind the other, as one zstd frame if that is smaller, else as they are.
+    """Return the concatenated pieces as one zstd frame if that is smaller, else uncompressed.
 
     So the result is compressed if, and only if, it is shorter than the pieces. ``level`` is 1 (fast) to
-    19 (small). Any thread may call; the interpreter is free meanwhile.
+    19 (small). Any thread may call; the GIL is released meanwhile.
     """
     data = b"".join(pieces)
     if not LEAST_BYTES <= len(data) <= MOST_BYTES:
@@ -78,8 +79,8 @@ def compress(pieces: Sequence[bytes | bytearray | memoryview], level: int = LEVE
 def decompress(data: memoryview, size: int) -> memoryview:
     """Return the ``size`` bytes that were compressed to ``data``.
 
-    BodyError if they are not exactly that many, ValueError if no library is installed. Never takes
-    memory for more than ``size`` bytes, nor for more than :data:`MOST_BYTES`.
+    BodyError if they are not exactly that many, ValueError if no library is installed. Never allocates
+    more than ``size`` bytes, nor more than :data:`MOST_BYTES`.
     """
     _check_size(data, size)
     library = _library()
@@ -89,13 +90,13 @@ def decompress(data: memoryview, size: int) -> memoryview:
 
 
 def _check_size(data: memoryview, size: int) -> None:
-    """Read the header of a zstd frame; BodyError unless it holds ``size`` bytes in a sane way."""
+    """Read the header of a zstd frame; BodyError unless it contains ``size`` bytes with sane parameters."""
     if size > MOST_BYTES:
-        raise BodyError(f"a compressed body claims {size} bytes; {MOST_BYTES} are the most")
+        raise BodyError(f"a compressed body claims {size} bytes; the maximum is {MOST_BYTES}")
     if size > len(data) // _BLOCK_LEAST_BYTES * _BLOCK_MOST_BYTES:
         raise BodyError(f"a compressed body of {len(data)} bytes claims {size} bytes")
     if len(data) < 6 or bytes(data[:4]) != _MAGIC:
-        raise BodyError("a compressed body is no zstd frame")
+        raise BodyError("a compressed body is not a zstd frame")
     descriptor = data[4]
     is_single = bool(descriptor & 0x20)
     at = 5 + (not is_single) + _DICTIONARY_BYTES[descriptor & 3]
@@ -109,7 +110,7 @@ def _check_size(data: memoryview, size: int) -> None:
         base = 1 << (10 + (data[5] >> 3))
         window = base + (base >> 3) * (data[5] & 7)
         if window > max(2 * size, _WINDOW_LEAST_BYTES):
-            raise BodyError(f"a compressed body of {size} bytes wants {window} bytes of memory")
+            raise BodyError(f"a compressed body of {size} bytes needs {window} bytes of memory")
 
 
 class _Standard:

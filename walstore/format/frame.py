@@ -5,23 +5,23 @@ constants here with the tables there. All integers are little-endian.
 
     header 80 | column directory 8 each | columns back to back | padding to 8 | trailer 8
 
-Why it looks so:
-  * The CRC covers everything behind itself, lengths and offsets included, so any flipped bit shows. It
-    runs over the columns first and over the header last: a frame whose columns are on disk already gets
-    its offset and its place in the chain by rewriting 80 bytes (large transactions, ``spill.py``).
-  * ``previous_crc`` chains the frames of a log across files: a lost, reordered or foreign one shows.
-  * ``synced_limit`` tells recovery which earlier offsets were already synced when the frame was
-    written. A damaged frame below it was once durable (corruption); one above it was never
-    acknowledged (a torn tail). No checkpoint is needed to tell the two apart.
+Reasons for this layout:
+  * The CRC covers everything after itself, including lengths and offsets, so any flipped bit is
+    detected. It covers the columns first and the header last: a frame whose columns are on disk already
+    gets its offset and its place in the chain by rewriting 80 bytes (large transactions, ``spill.py``).
+  * ``previous_crc`` chains the frames of a log across files: a lost, reordered or foreign one is detected.
+  * ``synced_limit`` is the limit of the offsets already synced when the frame was written. A damaged
+    frame below it was once durable (corruption); one above it was never acknowledged (a torn tail). So
+    recovery needs no checkpoint to distinguish the two.
   * The CRC also covers a number that is not stored, made of the segment's salt and the frame's position
-    (:func:`place`). Bytes of another segment, of an earlier life of the same blocks, or inside a value
-    never pass for a frame.
+    (:func:`place`). Bytes of another segment, of an earlier use of the same blocks, or inside a value
+    are never taken for a frame.
   * ``synced_position`` is the same evidence as ``synced_limit`` in bytes of the segment. It also covers
     frames without records, which share one offset.
-  * The trailer repeats the length, so that "cut short" and "damaged inside" can be told apart.
+  * The trailer repeats the length, so that "cut short" and "damaged inside" can be distinguished.
   * Columns have kinds: readers refuse unknown kinds below 128 and skip unknown kinds above, which
     lets features be added without a new format version.
-  * A frame without records (count 0) carries only marks: changes of the log's ledger (``ledger.py``).
+  * A frame without records (count 0) contains only marks: changes of the log's ledger (``ledger.py``).
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ DIRECTORY_ENTRY: Final = struct.Struct("<BBHI")
 TRAILER: Final = struct.Struct("<II")
 HEADER_BYTES: Final = HEADER.size
 CRC_FROM: Final = 8
-"""The two fields before this byte are magic and CRC; the CRC covers all others and what follows."""
+"""The two fields before this byte are magic and CRC; the CRC covers all others and the rest of the
+frame."""
 FRAME_VERSION: Final = 2
-"""Version 1 is read, too: its CRC does not cover the place, and it has no ``synced_position``."""
+"""Version 1 can be read, too: its CRC does not cover the place, and it has no ``synced_position``."""
 UNPLACED_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = (1 << 32) - ALIGNMENT
 CRITICAL_FLAGS: Final = 0xFFFF
@@ -65,11 +66,12 @@ IGNORABLE_KINDS_FROM: Final = 128
 
 
 _CANDIDATE_BYTES: Final = 64 << 20
-"""How many bytes of overlapping candidates a search for frames checks, and four times what it searches."""
+"""A search for frames checks this many bytes of overlapping candidates, plus four times the bytes
+searched."""
 
 
 class LookalikesError(ValueError):
-    """A search for frames met too many bytes that only look like some."""
+    """A search for frames found too many bytes that only look like frames."""
 
 
 class ColumnKind(IntEnum):
@@ -97,12 +99,12 @@ _INTEGERS: Final = frozenset(
     (ColumnKind.VALUE_LENGTHS, ColumnKind.TIMESTAMP_DELTAS, *(lengths for lengths, _ in _PAIRS))
 )
 MOST_RECORDS: Final = 1 << 24
-"""Records of a frame. Those without a value take no bytes, so nothing else would bound them."""
+"""Maximum records of a frame. Records without a value take no bytes, so nothing else would bound them."""
 
 CONSTANT: Final = 0
-"""Encoding of an integer column whose entries are all alike: one u32."""
+"""Encoding of an integer column whose entries are all equal: one u32."""
 BLOB: Final = 255
-"""Encoding of a column that is plain bytes."""
+"""Encoding of a column of plain bytes."""
 _ONE_VALUE: Final = struct.Struct("<BBHIBBHII")
 """The two entries of the directory of a frame of one plain record, and the column of its length."""
 _TWO_ENTRIES: Final = struct.Struct("<BBHIBBHI")
@@ -114,7 +116,7 @@ _MASK: Final = (1 << 32) - 1
 _MAGIC_BYTES: Final = _U32.pack(FRAME_MAGIC)
 _TRAILER_BYTES: Final = _U32.pack(TRAILER_MAGIC)
 NOWHERE: Final = b""
-"""The place of a frame of version 1, and of one that has none yet."""
+"""The place of a frame of version 1, and of one without a position yet."""
 _TYPECODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _ENCODINGS: Final = frozenset((CONSTANT, *_TYPECODES))
 _NO_COLUMN: Final = (BLOB, memoryview(b""))
@@ -122,7 +124,7 @@ _SWAP: Final = sys.byteorder == "big"
 
 
 class Column(NamedTuple):
-    """One column ready to be written: its kind, its encoding and its bytes (in pieces)."""
+    """One encoded column: its kind, its encoding and its bytes (in pieces)."""
 
     kind: int
     encoding: int
@@ -130,7 +132,7 @@ class Column(NamedTuple):
     size_bytes: int
 
 
-@dataclass(slots=True)  # one for each commit: a frozen one takes four times as long to make
+@dataclass(slots=True)  # one per commit: a frozen one takes four times as long to make
 class FrameHeader:
     """The fixed part of a frame, as found in the file. Not yet verified against its CRC."""
 
@@ -161,12 +163,12 @@ class FrameHeader:
 
     @property
     def end(self) -> int:
-        """Byte position just behind the frame, in the same buffer."""
+        """Byte position right after the frame, in the same buffer."""
         return self.position + self.length
 
 
 def uint_column(kind: ColumnKind, values: Sequence[int]) -> Column:
-    """Encode integers in the narrowest width that holds them, or once if they are all alike."""
+    """Encode integers in the narrowest sufficient width, or once if they are all equal."""
     highest = max(values)
     if highest < 1 << 32 and (len(values) == 1 or min(values) == highest):
         return Column(kind, CONSTANT, (struct.pack("<I", highest),), 4)
@@ -179,7 +181,7 @@ def uint_column(kind: ColumnKind, values: Sequence[int]) -> Column:
 
 
 def blob_column(kind: ColumnKind, pieces: Sequence[bytes | memoryview], size_bytes: int) -> Column:
-    """Wrap plain bytes, given in pieces of ``size_bytes`` together, without joining them."""
+    """Wrap plain bytes, in pieces with a total of ``size_bytes``, without joining them."""
     return Column(kind, BLOB, pieces, size_bytes)
 
 
@@ -200,7 +202,7 @@ def decode_uints(data: memoryview, encoding: int, count: int) -> Sequence[int]:
 
 @dataclass(slots=True)
 class Body:
-    """The part of a frame that does not depend on where in the log it comes to lie."""
+    """The part of a frame that does not depend on its position in the log."""
 
     length: int
     count: int
@@ -210,11 +212,11 @@ class Body:
     stored_bytes: int
     body_bytes: int
     crc: int
-    """CRC of all behind the header, on which the frame's CRC is built."""
+    """CRC of everything after the header, from which the frame's CRC is computed."""
 
 
 def encode_body(columns: Sequence[Column], *, count: int, compress: bool) -> tuple[bytearray, Body]:
-    """Build a frame whose header is still blank. The values are copied exactly once, into it.
+    """Build a frame with a blank header. The values are copied exactly once, into it.
 
     Marks, if there are any, are the first column.
 
@@ -245,17 +247,17 @@ def encode_body(columns: Sequence[Column], *, count: int, compress: bool) -> tup
 
 
 def place(salt: int | None, position: int) -> bytes:
-    """Return what the CRC of a frame at ``position`` of its file covers beside the frame.
+    """Return what the CRC of a frame at ``position`` of its file covers in addition to the frame.
 
     ``salt`` is that of the segment. None: a segment of version 1, whose frames do not depend on it.
-    The sum makes a copy at another position valid in a segment whose salt differs by as much.
+    As it is a sum, a copy at another position is valid in a segment whose salt differs by the same amount.
     """
     return NOWHERE if salt is None else _U32.pack((salt + position) & _MASK)
 
 
 def _join(pieces: Sequence[bytes | memoryview]) -> bytearray:
-    """Join pieces with one copy; very many of them slice by slice, each of which holds the interpreter
-    for a millisecond. At one go three million took 0.4 s, and the event loop stood still for it."""
+    """Join pieces with one copy; very many of them in slices, each of which holds the GIL for a
+    millisecond. Three million at once took 0.4 s and blocked the event loop."""
     if len(pieces) <= _JOINED_PIECES:
         return bytearray().join(pieces)
     joined = bytearray()
@@ -276,7 +278,7 @@ def encode_header(
     synced_position: int = 0,
     at: bytes = NOWHERE,
 ) -> tuple[bytes, int]:
-    """Return the header that gives a body its place in the log, and the frame's CRC.
+    """Return the header that places a body in the log, and the frame's CRC.
 
     ``at`` is its :func:`place` in a segment; without one it is a frame of version 1.
     """
@@ -345,10 +347,10 @@ def encode_value(
     synced_position: int = 0,
     at: bytes = NOWHERE,
 ) -> tuple[bytearray, FrameHeader]:
-    """Build the frame of one record that has nothing but a value: the same bytes as :func:`encode`.
+    """Build the frame of one record with only a value: the same bytes as :func:`encode`.
 
-    For producers that wait for one append before they make the next, which wait for this, too: it takes
-    a third of the time. Returns the header as :func:`parse_header` would, not verified.
+    For callers that await each append before the next, and so wait for this, too: it takes a third of
+    the time. Returns the header as :func:`parse_header` would, not verified.
     """
     size = len(value)
     unpadded = _VALUE_AT + size
@@ -386,7 +388,7 @@ def encode_value(
 
 
 def value_columns(buffer: memoryview) -> dict[int, tuple[int, memoryview]]:
-    """Return the columns of what :func:`encode_value` made, as :func:`directory` would."""
+    """Return the columns of a frame of :func:`encode_value`, as :func:`directory` would."""
     size = int.from_bytes(buffer[_VALUE_AT - 4 : _VALUE_AT], "little")
     return {
         ColumnKind.VALUE_LENGTHS: (CONSTANT, buffer[_VALUE_AT - 4 : _VALUE_AT]),
@@ -397,7 +399,7 @@ def value_columns(buffer: memoryview) -> dict[int, tuple[int, memoryview]]:
 def parse_header(buffer: memoryview, position: int) -> FrameHeader | None:
     """Return the header at ``position``, or None if there is no room or no magic.
 
-    Only shape is checked (magic, length, and numbers within what a log can reach), not the CRC.
+    Only the shape is checked (magic, length, and numbers within the limits of a log), not the CRC.
     """
     if position + HEADER_BYTES > len(buffer):
         return None
@@ -406,13 +408,13 @@ def parse_header(buffer: memoryview, position: int) -> FrameHeader | None:
     length = header.length
     if magic != FRAME_MAGIC or length % ALIGNMENT or length < HEADER_BYTES + TRAILER.size:
         return None
-    if (header.start + header.count) | header.epoch > MOST_OFFSET:  # all of its bits are set
+    if (header.start + header.count) | header.epoch > MOST_OFFSET:  # 2**n - 1
         return None
     return header if header.max_timestamp_us <= MOST_TIMESTAMP_US else None
 
 
 def is_whole(buffer: memoryview, header: FrameHeader, at: bytes = NOWHERE) -> bool:
-    """Return whether ``buffer`` holds all of the frame, and its CRC and trailer agree.
+    """Return whether ``buffer`` contains the whole frame, and its CRC and trailer are right.
 
     ``at`` is the :func:`place` at which the frame was found.
     """
@@ -429,7 +431,7 @@ def is_whole(buffer: memoryview, header: FrameHeader, at: bytes = NOWHERE) -> bo
 def salt_of(buffer: memoryview, header: FrameHeader, position: int) -> int:
     """Return the salt with which a frame at ``position`` of its file would be whole; see :func:`place`.
 
-    A CRC over four bytes more is one to one in these bytes, so it can be undone.
+    A CRC over four more bytes is a bijection of these bytes, so it can be inverted.
     """
     body = header.position + HEADER_BYTES
     before = crc32c(buffer[header.position + CRC_FROM : body], crc32c(buffer[body : header.end]))
@@ -442,7 +444,7 @@ def salt_of(buffer: memoryview, header: FrameHeader, position: int) -> int:
 
 @lru_cache(maxsize=256)
 def _crc_entry(byte: int) -> int:
-    """Return an entry of the table by which CRC-32C goes on byte by byte."""
+    """Return an entry of the table for bytewise CRC-32C."""
     for _ in range(8):
         byte = (byte >> 1) ^ (0x82F6_3B78 if byte & 1 else 0)
     return byte
@@ -451,9 +453,9 @@ def _crc_entry(byte: int) -> int:
 def directory(buffer: memoryview, header: FrameHeader) -> dict[int, tuple[int, memoryview]]:
     """Return the columns of a verified frame: kind → (encoding, bytes).
 
-    Raises ValueError naming what is not understood: a newer version, codec, flag or column kind. BodyError
-    if no version writes such columns: each that is returned lies in the frame, integers have an entry for
-    each record, and columns that belong together are there.
+    Raises ValueError naming an unknown feature: a newer version, codec, flag or column kind. BodyError
+    if no version writes such columns: each returned column is inside the frame, integers have an entry
+    for each record, and columns that belong together are present.
     """
     if (
         not UNPLACED_VERSION <= header.version <= FRAME_VERSION
@@ -492,7 +494,7 @@ def directory(buffer: memoryview, header: FrameHeader) -> dict[int, tuple[int, m
 
 
 def _newer_than_this(header: FrameHeader) -> str:
-    """Return what a frame uses that this version does not understand."""
+    """Return the feature of a frame that this version does not support."""
     if not UNPLACED_VERSION <= header.version <= FRAME_VERSION:
         return f"frame version {header.version}"
     if header.codec not in codec.KNOWN:
@@ -503,9 +505,9 @@ def _newer_than_this(header: FrameHeader) -> str:
 def _plain_columns(
     buffer: memoryview, header: FrameHeader, entry: int
 ) -> dict[int, tuple[int, memoryview]] | None:
-    """Return the columns of a frame that has values and nothing else, if nothing is wrong with it.
+    """Return the columns of a valid frame with only values; None for any other.
 
-    Most frames are such; this takes half of the time that the loop over any columns takes.
+    Most frames are of this kind; this takes half the time of the general loop.
     """
     kind, encoding, _, size, other, blob, _, values = _TWO_ENTRIES.unpack_from(buffer, entry)
     count, data, stored = header.count, entry + _TWO_ENTRIES.size, header.stored_bytes
@@ -532,12 +534,13 @@ def _plain_columns(
 
 
 def _body(buffer: memoryview, header: FrameHeader, at: int) -> tuple[memoryview, int]:
-    """Return what holds the columns of a frame, and where in it they begin; ``at`` is where they lie."""
+    """Return the buffer with the columns of a frame, and where they begin in it; ``at`` is their stored
+    position."""
     unpadded = at - header.position + header.stored_bytes
     if unpadded + -unpadded % ALIGNMENT + TRAILER.size != header.length:
         raise BodyError("a frame of another length than its columns")
     if header.count > MOST_RECORDS:
-        raise BodyError(f"a frame of {header.count} records; {MOST_RECORDS} are the most")
+        raise BodyError(f"a frame of {header.count} records; the maximum is {MOST_RECORDS}")
     if header.codec:
         stored = buffer[at : at + header.stored_bytes]
         return codec.decompress(stored, header.body_bytes), 0
@@ -547,7 +550,7 @@ def _body(buffer: memoryview, header: FrameHeader, at: int) -> tuple[memoryview,
 
 
 def _check_columns(columns: dict[int, tuple[int, memoryview]], header: FrameHeader) -> None:
-    """Check that the columns that belong together are there: BodyError."""
+    """Check that columns that belong together are present: BodyError."""
     values = columns.get(ColumnKind.VALUES)
     if values is not None:
         encoding, lengths = columns.get(ColumnKind.VALUE_LENGTHS, _NO_COLUMN)
@@ -565,7 +568,7 @@ def _check_columns(columns: dict[int, tuple[int, memoryview]], header: FrameHead
 
 
 def stream_names(buffer: memoryview, header: FrameHeader) -> list[str]:
-    """Return the streams of which a verified frame has records; ValueError as :func:`directory`."""
+    """Return the streams with records in a verified frame; ValueError as :func:`directory`."""
     found = directory(buffer, header).get(ColumnKind.STREAM_NAMES)
     return [] if found is None else unpack_names(found[1])
 
@@ -583,12 +586,12 @@ def marks_of(buffer: memoryview, header: FrameHeader) -> memoryview | None:
 def whole_frames(
     buffer: memoryview, position: int, salt: int | None = None, base: int = 0
 ) -> Iterator[FrameHeader]:
-    """Yield the whole frames at or behind ``position``, at any aligned place, none within another.
+    """Yield the whole frames at or after ``position``, at any aligned position, none within another.
 
-    ``base`` is the position of the buffer in its file. Recovery looks behind a damaged frame with it.
-    Candidates are found by their magic, in one pass: the cost is a search over the bytes, and a CRC for
-    each candidate that has a trailer where its header says. LookalikesError if too many such candidates
-    overlap, which only values made for that purpose can do.
+    ``base`` is the position of the buffer in its file. Recovery uses this to search after a damaged
+    frame. Candidates are found by their magic, in one pass: the cost is a search over the bytes, and a
+    CRC for each candidate with a trailer at the end given by its header. LookalikesError if too many
+    such candidates overlap, which only happens with values made for that purpose.
     """
     data = bytes(buffer)
     budget = _CANDIDATE_BYTES + 4 * len(data)
@@ -613,9 +616,9 @@ def _has_trailer(buffer: memoryview, header: FrameHeader) -> bool:
 
 
 def find_trailer(buffer: memoryview, position: int) -> int | None:
-    """Return the end of the frame that began at ``position``, if some trailer behind says so.
+    """Return the end of the frame that began at ``position``, if a trailer after it matches.
 
-    Then the frame was written to its end, so damage inside it is not a cut-off write.
+    Then the frame was completely written, so damage inside it is not a cut-off write.
     """
     data = bytes(buffer[position:])
     at = data.find(_TRAILER_BYTES)

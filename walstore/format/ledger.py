@@ -1,12 +1,12 @@
-"""Ledger: what a log remembers beside its records. Pure: no I/O, no asyncio.
+"""Ledger: the state of a log apart from its records. Pure: no I/O, no asyncio.
 
 Registers, the windows of idempotent producers, streams, and the trimmed head. It changes only by
-:class:`Marks`, which travel in the frames of the log (docs/format.md, "Marks") together with the records
-they belong to, so both survive or neither. Every segment begins with the whole ledger, so what stands
-in it never depends on a segment that retention may delete.
+:class:`Marks`, which are stored in the frames of the log (docs/format.md, "Marks") together with their
+records, so both survive or neither. Every segment begins with the whole ledger, so the ledger never
+depends on a segment that retention may delete.
 
-A log has two ledgers that see the same marks in the same order: the channel's, which is what an append
-is checked against when it is accepted, and the tail's, which holds what the frames say.
+A log has two ledgers that apply the same marks in the same order: the channel's, against which appends
+are checked when they are accepted, and the tail's, which is the state in the frames.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _WHOLE: Final = "w"
 _TEXT_HEADER_BYTES: Final = 5
 _RUN_BYTES: Final = 1 + 4 * 9
 _STREAM_BYTES: Final = 1 + 1 + 3 + 9
-"""What msgpack needs at most for the headers of texts, and for the numbers of a run or a stream."""
+"""Maximum bytes of msgpack for the headers of texts, and for the numbers of a run or a stream."""
 
 
 class ProducerRun(NamedTuple):
-    """Consecutive appends of one producer, alike in size, whose records abut."""
+    """Consecutive appends of one producer, equal in size and with adjacent records."""
 
     sequence: int
     """Sequence number of the first."""
@@ -43,18 +43,18 @@ class ProducerRun(NamedTuple):
     records: int
     """Records of each append; 0 for an append without records."""
     repeat: int
-    """How many appends."""
+    """Number of appends."""
 
 
 class StreamInfo(NamedTuple):
-    """What a log knows of one of its streams."""
+    """The state of one of a log's streams."""
 
     is_open: bool
     """Whether appends to it are accepted."""
     metadata: Mapping[str, str]
-    """As given when it was opened; empty if the first append opened it."""
+    """As passed when it was opened; empty if the first append opened it."""
     opened_at: int
-    """Tail of the log when it was opened: no record of the stream lies below."""
+    """Tail of the log when it was opened: no record of the stream is below."""
 
 
 @dataclass(slots=True)
@@ -66,12 +66,12 @@ class Marks:
     producers: list[tuple[str, ProducerRun]] = field(default_factory=list)
     streams: dict[str, StreamInfo] = field(default_factory=dict)
     head: int = 0
-    """New head, if it is higher than the one before."""
+    """New head, if it is higher than the previous one."""
     is_whole: bool = False
     """Whether this is the whole ledger rather than a change."""
 
     def merge(self, later: Marks) -> None:
-        """Take over changes that come behind these."""
+        """Add later changes to these."""
         self.registers.update(later.registers)
         self.streams.update(later.streams)
         self.head = max(self.head, later.head)
@@ -171,7 +171,7 @@ def _streams(found: object) -> dict[str, StreamInfo]:
 
 
 class ProducerWindow:
-    """The last appends of one producer: which sequence number went where."""
+    """The last appends of one producer: the offsets by sequence number."""
 
     __slots__ = ("last", "runs")
 
@@ -182,13 +182,13 @@ class ProducerWindow:
 
     @property
     def first(self) -> int:
-        """Oldest sequence number that is remembered."""
+        """Oldest remembered sequence number."""
         return self.runs[0].sequence if self.runs else self.last + 1
 
     def add(self, run: ProducerRun, size: int) -> None:
         """Remember appends, and forget those more than ``size`` behind.
 
-        Numbers that do not follow the last one begin again: what was before is forgotten.
+        A number that does not follow the last one starts a new window: earlier appends are forgotten.
         """
         if run.sequence != self.last + 1:
             self.runs.clear()
@@ -214,7 +214,7 @@ class ProducerWindow:
             excess -= cut
 
     def growth(self, run: ProducerRun, size: int) -> int:
-        """Return how many runs more there would be after :meth:`add`; less than 0 for fewer."""
+        """Return by how much :meth:`add` would change the number of runs; negative for fewer."""
         is_joined = bool(self.runs) and _join(self.runs[-1], run) is not None
         grown = 0 if is_joined else 1
         excess = run.sequence + run.repeat - size - self.first
@@ -254,20 +254,20 @@ class Ledger:
         self._max_producers = max_producers
         self.registers: dict[str, str] = {}
         self.producers: OrderedDict[str, ProducerWindow] = OrderedDict()
-        """The one that appended last is last."""
+        """Ordered by last append."""
         self.streams: dict[str, StreamInfo] = {}
         self.head = 0
-        """Head that was asked for by trimming; 0 if never."""
+        """Head set by trimming; 0 if never."""
         self.size_bytes = 0
-        """What registers, producers and streams have when they are encoded, or a little more."""
+        """Encoded size of registers, producers and streams, or a little more."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to remember."""
+        """Whether it has no content."""
         return not (self.registers or self.producers or self.streams or self.head)
 
     def growth(self, marks: Marks) -> int:
-        """Return by how many bytes changes of one append would make the ledger larger; maybe negative."""
+        """Return by how many bytes the changes of one append would grow the ledger; possibly negative."""
         grown = self._texts_growth(marks)
         for name, run in marks.producers:
             found = self.producers.get(name)
@@ -281,7 +281,7 @@ class Ledger:
         return grown
 
     def apply(self, marks: Marks) -> None:
-        """Take changes over."""
+        """Apply changes."""
         if marks.is_whole:
             self.registers.clear()
             self.producers.clear()
@@ -324,7 +324,7 @@ class Ledger:
         return twin
 
     def _texts_growth(self, marks: Marks) -> int:
-        """Return by how much new registers and streams are larger than those in their place."""
+        """Return by how much new registers and streams are larger than those they replace."""
         grown = 0
         for name, value in marks.registers.items():
             grown += _register_bytes(name, value) - _register_bytes(name, self.registers.get(name))

@@ -1,8 +1,8 @@
-"""Packed: msgpack out of a file, read by somebody who knows what should be there. Pure.
+"""Packed: reads msgpack from a file whose structure the caller knows. Pure.
 
-A checksum says that bytes are what was written, not that a sane program wrote them. So every type is
-checked, and nothing is allocated because a length claims it: msgpack makes an array as long as it says,
-before its entries are there, and arrays in arrays multiply.
+A checksum shows that bytes are what was written, not that a correct program wrote them. So every type
+is checked, and nothing is allocated on the word of a stored length: msgpack allocates a whole array
+before its entries are read, and nested arrays multiply.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_TIMESTAMP_US: Final = (1 << 63) - 1
 MOST_SEQUENCE: Final = (1 << 63) - 1
 """Highest number that an idempotent producer may give an append."""
 SMALL_BYTES: Final = 2048
-"""What so few bytes can claim is no danger, so they may be unpacked in one call."""
+"""Up to this size the content cannot claim much memory, so it may be unpacked in one call."""
 _NIL: Final = b"\xc0"
 _TEXT: Final = frozenset((str,))
 
@@ -28,10 +28,10 @@ _T = TypeVar("_T")
 
 
 class MalformedError(ValueError):
-    """Bytes whose checksum is right are not what a writer makes: damaged before they got it, or forged."""
+    """Bytes with a right checksum that no writer makes: damaged before it was computed, or forged."""
 
     position: int | None = None
-    """Byte in the file, where that is known."""
+    """Byte in the file, if it is known."""
 
 
 def require(value: object, kind: type[_T], what: str) -> _T:
@@ -49,7 +49,7 @@ def require_number(value: object, what: str, *, least: int = 0, most: int = MOST
 
 
 class Packed:
-    """One msgpack value, taken apart step by step. Every method raises MalformedError."""
+    """One msgpack value, unpacked step by step. Every method raises MalformedError."""
 
     def __init__(self, data: bytes | memoryview, what: str, *, longest_row: int = 0) -> None:
         """``what`` is named in errors. Arrays in values have at most ``longest_row`` entries."""
@@ -61,7 +61,7 @@ class Packed:
         self._unpacker.feed(data)
 
     def fields(self) -> Iterator[str]:
-        """Yield the keys of a map; take the value of each before the next. No key may come twice."""
+        """Yield the keys of a map; read the value of each before the next. Duplicate keys are refused."""
         seen: set[str] = set()
         for _ in range(self._length(self._unpacker.read_map_header)):
             name = require(self.value(), str, f"a key of {self._what}")
@@ -96,7 +96,7 @@ class Packed:
             raise _unreadable(self._what, error) from None
 
 
-# What msgpack raises for bytes that it does not take.
+# Exceptions of msgpack for invalid bytes.
 _UNREADABLE: Final = (ValueError, TypeError, RecursionError, msgpack.UnpackException)
 
 
@@ -107,7 +107,7 @@ def _unreadable(what: str, error: BaseException) -> MalformedError:
 def unpack_pairs(data: bytes, what: str) -> Sequence[tuple[str, Any]]:
     """Return the keys and values of a map with texts for keys, each once; MalformedError otherwise.
 
-    For at most :data:`SMALL_BYTES`: however they are nested, what they become takes little memory.
+    For at most :data:`SMALL_BYTES`: however nested, the result takes little memory.
     """
     try:
         unpacked = msgpack.unpackb(data, object_pairs_hook=tuple)
@@ -133,24 +133,24 @@ def unpack_names(data: memoryview | bytes) -> list[str]:
             raise _unreadable("names", error) from None
         found = require(unpacked, list, "what should be names")
     if not _TEXT.issuperset(map(type, found)):
-        raise MalformedError("a name that is no text")
+        raise MalformedError("a name that is not text")
     return found
 
 
 def unpack_headers(
     data: memoryview | bytes, sizes: Sequence[int], missing: Mapping[str, bytes]
 ) -> Sequence[Mapping[str, bytes]]:
-    """Return the maps from text to bytes that lie back to back in ``data``; MalformedError otherwise.
+    """Return the adjacent maps from text to bytes in ``data``; MalformedError otherwise.
 
-    There is one for each of the ``sizes`` that is not 0; ``missing`` stands for the others.
+    There is one for each nonzero entry of ``sizes``; ``missing`` is used for the others.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=len(data) + 1, max_array_len=0, max_ext_len=0)
     try:
         unpacker.feed(data)
-        unpacker.feed(_NIL)  # becomes part of a map that is cut off
+        unpacker.feed(_NIL)  # becomes part of a truncated map
         maps: list[Any] = list(unpacker)
         is_cut = not maps or maps.pop() is not None
-        # Fails for what is no map, no text, no bytes; a look at each type would take twice as long.
+        # Fails for anything but a map, text or bytes; checking each type would take twice as long.
         "".join(chain.from_iterable(maps))
         b"".join(chain.from_iterable(map(dict.values, maps)))
     except _UNREADABLE as error:

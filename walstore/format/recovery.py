@@ -1,15 +1,15 @@
 """Recovery: which bytes of a segment survive a crash. Pure: bytes in, verdicts out.
 
-Recovery walks the frames from a known place, checking CRC, chain and offsets, and stops at the first
-bytes that are no frame continuing the log. What lies there decides (docs/design.md, "Torn or corrupt"):
+Recovery walks the frames from a known position, checking CRC, chain and offsets, and stops at the first
+bytes that are not a frame continuing the log. Those bytes decide (docs/design.md, "Torn or corrupt"):
 
   * nothing but zeroes: the log ends here;
   * a cut-off or half-written batch that was never synced: a torn tail, which may be removed;
   * a batch that had been synced once: corruption, which is never removed silently.
 
-Whether a batch had been synced follows from the log itself: each later frame carries the offset and the byte
-of its segment up to which all was synced when it was written; the checkpoint and the durable cell add what
-they know. The byte is what counts for frames without records, which share one offset.
+Whether a batch had been synced follows from the log itself: each later frame contains the offset and
+the byte of its segment up to which everything was synced when it was written; the checkpoint and the
+durable cell add their limits. The byte decides for frames without records, which share one offset.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from walstore.format.segment import SegmentHeader, SegmentIndex
 
 
 class Verdict(Enum):
-    """What lies behind the last whole frame."""
+    """The kind of bytes after the last whole frame."""
 
     END = "end"
     TORN = "torn"
@@ -33,18 +33,18 @@ class Verdict(Enum):
 
 @dataclass(slots=True)
 class Chain:
-    """Where the log stands: what the next frame must say to continue it."""
+    """The end of the log: the values that the next frame must contain to continue it."""
 
     next_offset: int
     previous_crc: int
     timestamp_us: int
-    """Timestamp of the last record; later ones are not allowed to be older."""
+    """Timestamp of the last record; later records must not be older."""
     epoch: int
     ledger: Ledger | None = None
-    """What the log remembers at that place, for those who go on writing there."""
+    """The ledger at that position, for continuing to write there."""
 
     def follows(self, header: frame.FrameHeader) -> bool:
-        """Return whether the frame continues the log from here."""
+        """Return whether the frame continues the log."""
         return (
             header.start == self.next_offset
             and header.previous_crc == self.previous_crc
@@ -52,7 +52,7 @@ class Chain:
         )
 
     def advance(self, header: frame.FrameHeader) -> None:
-        """Take a frame into account."""
+        """Advance past a frame."""
         self.next_offset = header.limit
         self.previous_crc = header.crc
         self.timestamp_us = header.max_timestamp_us
@@ -64,8 +64,8 @@ def walk(
 ) -> int:
     """Follow whole frames from the start of ``buffer``, updating ``chain`` and ``index``.
 
-    ``position`` is the place of the buffer in its file, ``salt`` that of the segment. Returns how many
-    bytes of the buffer are frames that continue the log. Raises as :func:`walstore.format.frame.directory`.
+    ``position`` is that of the buffer in its file, ``salt`` that of the segment. Returns how many bytes
+    of the buffer are frames that continue the log. Raises as :func:`walstore.format.frame.directory`.
     """
     at = 0
     while True:
@@ -92,21 +92,23 @@ def walk(
 
 
 def needed_bytes(buffer: memoryview) -> int:
-    """Return how long the buffer must be to hold the frame that seems to begin it, or 0."""
+    """Return the buffer length needed for the frame that seems to begin it, or 0."""
     header = frame.parse_header(buffer, 0)
     return 0 if header is None else header.length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known to have been synced of a segment, beside what its frames say."""
+    """What is known about syncs of a segment in addition to its frames."""
 
     durable_limit: int = 0
-    """Every offset below was synced, as the checkpoint or the durable cell say. A lower value is safe."""
+    """Every offset below was synced, according to the checkpoint or the durable cell. A lower value is
+    safe."""
     durable_position: int = 0
-    """The same in bytes of the segment; 0 if neither speaks of this segment."""
+    """The same in bytes of the segment; 0 if neither refers to this segment."""
     own_epoch: int = 0
-    """Frames of earlier epochs were copied from another machine: what they say of syncs was true there."""
+    """Frames of earlier epochs were copied from another machine: their information about syncs applies
+    there."""
 
 
 def judge(
@@ -117,13 +119,13 @@ def judge(
     position: int = 0,
     header: SegmentHeader | None = None,
 ) -> tuple[Verdict, str]:
-    """Say what the bytes behind the last good frame are, and why.
+    """Return the verdict on the bytes after the last good frame, and its reason.
 
-    ``rest`` reaches from byte ``position`` of the segment to the last byte that is not zero; ``header`` is
+    ``rest`` extends from byte ``position`` of the segment to the last nonzero byte; ``header`` is
     the segment's, None for one of version 1.
     """
     if not any_nonzero(rest):
-        return Verdict.END, "no bytes behind the last batch"
+        return Verdict.END, "no bytes after the last batch"
     salt = None if header is None else header.salt
     where = f"at offset {chain.next_offset}"
     first = frame.parse_header(rest, 0)
@@ -142,7 +144,7 @@ def judge(
     if testified or is_noted:
         return Verdict.CORRUPT, f"a damaged batch {where} that was synced"
     if header is not None and header.reuses_blocks and not _seems_begun(first, chain):
-        return Verdict.END, "bytes of an earlier life of the file behind the last batch"
+        return Verdict.END, "bytes of an earlier use of the file after the last batch"
     return Verdict.TORN, f"an unfinished batch at offset {chain.next_offset}"
 
 
@@ -154,9 +156,9 @@ def _testified(
     salt: int | None,
     first: frame.FrameHeader | None,
 ) -> bool:
-    """Return whether a later frame says that what begins ``rest`` was synced."""
+    """Return whether a later frame shows that the frame at the start of ``rest`` was synced."""
     inside = 0
-    if salt is None:  # whole frames within a value look like those of the log
+    if salt is None:  # whole frames inside a value look like those of the log
         inside = frame.find_trailer(rest, 0) or 0
         if first is not None and _is_sound(first, chain):
             inside = max(inside, first.end)
@@ -174,9 +176,9 @@ def _seems_begun(header: frame.FrameHeader | None, chain: Chain) -> bool:
 
 
 def _is_sound(header: frame.FrameHeader, chain: Chain) -> bool:
-    """Return whether the length in the header of a damaged frame can be believed.
+    """Return whether the length in the header of a damaged frame can be trusted.
 
-    Then whole frames within that length are values, not frames of this log.
+    Then whole frames within that length are inside values, not frames of this log.
     """
     unpadded = frame.HEADER_BYTES + frame.DIRECTORY_ENTRY.size * header.column_count
     unpadded += header.stored_bytes
@@ -185,7 +187,7 @@ def _is_sound(header: frame.FrameHeader, chain: Chain) -> bool:
 
 
 def _reaches_its_end(rest: memoryview, header: frame.FrameHeader | None) -> bool:
-    """Return whether the frame that begins ``rest`` was written to its last byte.
+    """Return whether the frame at the start of ``rest`` was written to its last byte.
 
     The last byte of a frame is never zero, nor is it after any single flipped bit.
     """
@@ -195,7 +197,7 @@ def _reaches_its_end(rest: memoryview, header: frame.FrameHeader | None) -> bool
 
 
 def any_nonzero(data: memoryview) -> bool:
-    """Return whether some byte is not zero."""
+    """Return whether any byte is nonzero."""
     zeroes = bytes(1 << 16)
     step = len(zeroes)
     # As bytes: views are compared element by element, which takes forty times as long.

@@ -1,9 +1,9 @@
-"""Segment files: header, sealed footer, index, names. Pure but for :func:`make_salt`.
+"""Segment files: header, sealed footer, index, names. Pure, except for :func:`make_salt`.
 
-The layout is specified in docs/format.md ("Segment"). A segment is a header, frames back to back, and
-once it is sealed a footer whose last bytes find its beginning. The footer's index is sparse: at most
-one entry per :data:`INDEX_INTERVAL_BYTES`, so looking an offset up costs one binary search and a scan
-over at most that much. Behind the index the footer may say which streams the segment holds.
+The layout is specified in docs/format.md ("Segment"). A segment is a header, adjacent frames, and once
+it is sealed a footer whose last bytes contain its position. The footer's index is sparse: at most one
+entry per :data:`INDEX_INTERVAL_BYTES`, so looking up an offset costs one binary search and a scan over
+at most that much. After the index the footer may list the streams of the segment.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ HEADER_MAGIC: Final = b"WALSEG\r\n"
 FOOTER_MAGIC: Final = b"WALIDX\r\n"
 SEAL_MAGIC: Final = b"WALEND\r\n"
 FORMAT_VERSION: Final = 2
-"""Version 1 is read, too: its segments have no salt."""
+"""Version 1 can be read, too: its segments have no salt."""
 UNSALTED_VERSION: Final = 1
 REUSES_BLOCKS: Final = 1
-"""Flag: behind the frames are bytes of an earlier life of the file's blocks, not zeroes."""
+"""Flag: the frames are followed by bytes of an earlier use of the file's blocks, not zeroes."""
 CRITICAL_FLAGS: Final = 0xFF
 """Flag bits that a reader must understand."""
 HEADER: Final = struct.Struct("<8sIHH16sQQQII")
@@ -44,7 +44,7 @@ _SWAP: Final = sys.byteorder == "big"
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """What a segment says of itself at its beginning."""
+    """The header of a segment."""
 
     log_id: bytes
     start: int
@@ -60,28 +60,28 @@ class SegmentHeader:
 
     @property
     def reuses_blocks(self) -> bool:
-        """Whether bytes behind the frames may be left from an earlier life of the file."""
+        """Whether bytes after the frames may be left from an earlier use of the file."""
         return bool(self.flags & REUSES_BLOCKS)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentSummary:
-    """What is known of a sealed segment without reading it."""
+    """What is known about a sealed segment without reading it."""
 
     start: int
     limit: int
     data_bytes: int
-    """Position of the footer: the frames lie in ``[HEADER_BYTES, data_bytes)``."""
+    """Position of the footer: the frames are in ``[HEADER_BYTES, data_bytes)``."""
     last_crc: int
     """CRC of its last frame, to which the next segment is chained."""
     max_timestamp_us: int
 
 
 class SegmentIndex:
-    """Sparse map offset → position and time → position of one segment, and which streams it holds.
+    """Sparse map offset → position and time → position of one segment, and its streams.
 
-    Only the thread that appends adds entries; other threads may look things up meanwhile, because the
-    positions, which every look-up ends with, are extended first.
+    Only the appending thread adds entries; other threads may look up meanwhile, because the positions,
+    which every look-up reads last, are extended first.
     """
 
     __slots__ = ("positions", "starts", "streams", "timestamps_us")
@@ -89,14 +89,14 @@ class SegmentIndex:
     ENTRY_BYTES: Final = 24
 
     def __init__(self, streams: SegmentStreams | None = None) -> None:
-        """Begin empty. ``streams`` is given by whoever notes those of all frames, from the first on."""
+        """Begin empty. Pass ``streams`` only if those of all frames are added, from the first on."""
         self.starts = array("Q")
         self.positions = array("Q")
         self.timestamps_us = array("Q")
         self.streams = SegmentStreams.unknown() if streams is None else streams
 
     def add(self, start: int, position: int, timestamp_us: int) -> None:
-        """Note a frame, unless one close before it is noted already."""
+        """Add a frame, unless one close before it is in the index already."""
         if self.positions and position - self.positions[-1] < INDEX_INTERVAL_BYTES:
             return
         self.positions.append(position)
@@ -104,7 +104,7 @@ class SegmentIndex:
         self.starts.append(start)
 
     def locate(self, offset: int) -> int:
-        """Return the position of a frame at or before the one that holds ``offset``."""
+        """Return the position of a frame at or before the one that contains ``offset``."""
         at = bisect_right(self.starts, offset) - 1
         return self.positions[at] if at >= 0 else HEADER_BYTES
 
@@ -125,7 +125,7 @@ class SegmentIndex:
 
     @classmethod
     def from_bytes(cls, data: memoryview, entries: int) -> SegmentIndex:
-        """Rebuild from :meth:`to_bytes`; MalformedError unless the columns grow."""
+        """Rebuild from :meth:`to_bytes`; MalformedError unless the columns ascend."""
         if len(data) != cls.ENTRY_BYTES * entries:
             raise MalformedError(f"an index of {len(data)} bytes")
         index = cls()
@@ -135,10 +135,10 @@ class SegmentIndex:
             if _SWAP:
                 column.byteswap()
             entries_in_order = column.tolist()
-            if sorted(entries_in_order) != entries_in_order:  # a fifth of comparing them in pairs
-                raise MalformedError("an index that does not grow")
+            if sorted(entries_in_order) != entries_in_order:  # a fifth of a pairwise check
+                raise MalformedError("an index that does not ascend")
         if entries and (index.positions[0] < HEADER_BYTES or index.starts[-1] > MOST_OFFSET):
-            raise MalformedError("an index of places that no segment has")
+            raise MalformedError("an index with impossible positions")
         return index
 
 
@@ -204,7 +204,7 @@ def decode_header(data: bytes, path: str) -> SegmentHeader:
         or created_us > MOST_TIMESTAMP_US
     ):
         raise CorruptionError(
-            "segment header says what no segment can say",
+            "segment header contains impossible values",
             path=path,
             position=0,
             found=(start, epoch),
@@ -271,7 +271,7 @@ def decode_footer(data: bytes, start: int, path: str) -> tuple[SegmentSummary, S
 
 
 def _check_summary(summary: SegmentSummary, index: SegmentIndex, data: bytes) -> None:
-    """Check a footer's numbers with each other: MalformedError."""
+    """Check a footer's numbers against each other: MalformedError."""
     if parse_seal(data[-SEAL.size :]) != summary.data_bytes:
         raise MalformedError("two places for the footer")
     if not summary.start <= summary.limit <= MOST_OFFSET:
@@ -281,4 +281,4 @@ def _check_summary(summary: SegmentSummary, index: SegmentIndex, data: bytes) ->
     if index.positions and (
         index.positions[-1] >= summary.data_bytes or index.starts[-1] > summary.limit
     ):
-        raise MalformedError("an index of batches behind its end")
+        raise MalformedError("an index with batches after its end")

@@ -1,7 +1,7 @@
-"""SegmentStreams: which streams a segment holds records of, small enough to be kept in its footer. Pure.
+"""SegmentStreams: the streams with records in a segment, small enough for its footer. Pure.
 
-Names are kept as their CRC-32C. Two names may have the same: then one is thought to be there although
-it is not, which costs a read. The other way round it is always right: what is denied is not there.
+Names are stored as their CRC-32C. If two names have the same CRC, one may be reported as present
+although it is not, which costs a read. A stream reported as absent is always absent.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from crc32c import crc32c
 from walstore.format.packed import MalformedError
 
 MOST: Final = 16384
-"""A segment that holds more streams does not say which."""
+"""A segment with more streams does not list them."""
 _SWAP: Final = sys.byteorder == "big"
 
 
 class SegmentStreams:
     """Answers whether records of a stream may be in a segment.
 
-    Only the thread that appends adds names, and only to an object that began empty.
+    Only the appending thread adds names, and only to an object that began empty.
     """
 
     __slots__ = ("_hashes",)
@@ -34,26 +34,26 @@ class SegmentStreams:
     ENTRY_BYTES: Final = 4
 
     def __init__(self) -> None:
-        """Begin empty: no record of any stream is there yet."""
+        """Begin empty: the segment has no record of any stream yet."""
         self._hashes: set[int] | array[int] | None = set()
 
     @classmethod
     def unknown(cls) -> Self:
-        """Return one that denies nothing, for a segment of which nobody noted the streams."""
+        """Return one that excludes no stream, for a segment whose streams are not known."""
         found = cls()
         found._hashes = None
         return found
 
     @property
     def is_known(self) -> bool:
-        """Whether anything can be denied."""
+        """Whether any stream can be excluded."""
         return self._hashes is not None
 
     def __len__(self) -> int:
         return 0 if self._hashes is None else len(self._hashes)
 
     def add(self, names: Collection[str]) -> None:
-        """Note that records of these streams are there."""
+        """Add streams that have records in the segment."""
         hashes = self._hashes
         if not names or not isinstance(hashes, set):
             return
@@ -62,7 +62,7 @@ class SegmentStreams:
             self._hashes = None
 
     def may_hold(self, name: str) -> bool:
-        """Return False only if no record of the stream is there."""
+        """Return False only if the segment has no record of the stream."""
         hashes = self._hashes
         if hashes is None:
             return True
@@ -73,7 +73,7 @@ class SegmentStreams:
         return at < len(hashes) and hashes[at] == wanted
 
     def to_bytes(self) -> bytes:
-        """Return the hashes in growing order, as little-endian u32."""
+        """Return the hashes in ascending order, as little-endian u32."""
         hashes: Iterable[int] = () if self._hashes is None else self._hashes
         column = array("I", sorted(hashes))
         if _SWAP:
@@ -90,7 +90,7 @@ class SegmentStreams:
         if _SWAP:
             column.byteswap()
         if any(map(ge, column, islice(column, 1, None))):
-            raise MalformedError("a list of streams that does not grow")
+            raise MalformedError("a list of streams that does not ascend")
         found = cls()
         found._hashes = column
         return found

@@ -1,7 +1,7 @@
 """Engine: the parts of one open log, and the tasks that drive them from opening to closing.
 
-Composes; the façade over it is :class:`walstore.Wal`. One supervisor task owns all others. It ends when
-the log is closed, or after a failure and then the closing.
+:class:`walstore.Wal` is the façade over it. One supervisor task owns all others. It ends when the log
+is closed, also after a failure.
 """
 
 from __future__ import annotations
@@ -60,11 +60,12 @@ from walstore.validation.arguments import MAX_TIMESTAMP_US, as_int
 logger = logging.getLogger("walstore")
 
 _CLOSINGS: Final = 10
-"""How often the closing of something is begun before those who cancel it win."""
+"""How often closing something is retried when it is cancelled."""
 
 
 class Engine:
-    """What runs behind a :class:`walstore.log.wal.Wal`. Belongs to the event loop that opened the log."""
+    """The implementation of a :class:`walstore.log.wal.Wal`. Belongs to the event loop that opened the
+    log."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Engine:
         fs: FileSystem,
         clock: Clock,
         opened: Opened,
-        host: LogResources,
+        resources: LogResources,
         tier: Tier | None,
     ) -> None:
         """Compose the parts and start the supervisor; see :func:`open_engine`."""
@@ -88,8 +89,8 @@ class Engine:
         self.clock = clock
         self.opened = opened
         self.tier = tier
-        self.host = host
-        self.worker, self.reading = host.writing, host.reading
+        self.resources = resources
+        self.worker, self.reading = resources.writing, resources.reading
         self.state = LogState(
             loop=loop,
             head=tail.head,
@@ -98,7 +99,7 @@ class Engine:
             sealed=opened.sealed,
             active=tail.active,
             cache_bytes=settings.cache_bytes,
-            cache_budget=host.cache,
+            cache_budget=resources.cache,
             registers=tail.ledger.registers,
             shows_written=settings.sync == "os",
         )
@@ -107,7 +108,7 @@ class Engine:
             settings,
             loop,
             tail.ledger.copy(),
-            budget=host.channel,
+            budget=resources.channel,
             monotonic=clock.monotonic,
             errors=self.state.errors,
         )
@@ -131,7 +132,7 @@ class Engine:
             pins=self.pins,
             is_tiered=tier is not None,
         )
-        self.disk_watch = host.disk_watch or DiskWatch(
+        self.disk_watch = resources.disk_watch or DiskWatch(
             fs=fs,
             path=path,
             min_free_bytes=settings.min_free_bytes,
@@ -139,7 +140,7 @@ class Engine:
             clock=clock,
         )
         self.disk_watch.add(self.channel)
-        if host.disk_watch is None:
+        if resources.disk_watch is None:
             self.disk_watch.judge(opened.free_bytes)
         self.state.on_written = self.disk_watch.note_written
         self.syncs_always = settings.sync == "batch"
@@ -150,10 +151,10 @@ class Engine:
         self.transactions_rolled_back = 0
         self.spilled_bytes = 0
         self.spills: set[Spill] = set()
-        """Files of transactions, to be deleted when the log closes unless they are segments by then. Belongs
-        to the thread that spills; when that has ended, to the writer's."""
+        """Files of transactions, to be deleted when the log closes unless they have become segments.
+        Belongs to the spilling thread, and after its end to the writer's."""
         self.cursors: CursorStore | None = None
-        """Made when somebody asks for a cursor; closed with the log."""
+        """Made for the first cursor; closed with the log."""
         self._spilling: Lane | None = None
         self._spills_no_more = False
         self._spill_numbers = count(1)
@@ -174,43 +175,43 @@ class Engine:
         headers: Mapping[str, bytes] | None,
         timestamp_us: int | None,
         durability: Durability | str | None,
-        terms: AppendConditions | None,
+        conditions: AppendConditions | None,
     ) -> range:
-        """Check what a caller passed, and append it as one atomic group."""
-        if get_ident() != self.channel.thread:  # the channel looks at the event loop, too
+        """Check a caller's arguments and append them as one atomic group."""
+        if get_ident() != self.channel.thread:  # the channel also checks the event loop
             self.check_home()
         level = self.level(durability)
         times = self.timestamp(timestamp_us)
         most_bytes = self.settings.channel_bytes
-        group = await gather_group(
-            values, key, stream, headers, times, terms, most_bytes=most_bytes
+        request = await gather_group(
+            values, key, stream, headers, times, conditions, most_bytes=most_bytes
         )
-        return await self.submit(group, level)
+        return await self.submit(request, level)
 
-    async def submit(self, group: AppendRequest, level: Durability) -> range:
-        """Accept a group, wait until it is as safe as ``level`` says, and return its offsets.
+    async def submit(self, request: AppendRequest, level: Durability) -> range:
+        """Accept a request, wait until it is as safe as ``level`` says, and return its offsets.
 
-        What the group's terms say against it is raised once what they were compared with is durable,
-        so that nobody is told of a state that a crash takes back.
+        The error of a failed condition is raised once the state it was compared with is durable, so
+        that no error reports a state that a crash undoes.
         """
         try:
-            start = await self.channel.put_wait(group)
+            start = await self.channel.put_wait(request)
         except (ExpectationError, FencedError, StreamClosedError):
             await self.settle()
             raise
-        terms = group.terms
-        span = range(start, start + group.count)
-        if terms is not None and terms.span is not None:
-            span = terms.span
+        conditions = request.conditions
+        span = range(start, start + request.count)
+        if conditions is not None and conditions.span is not None:
+            span = conditions.span
         if level is Durability.MEMORY:
             return span
-        if not span or (terms is not None and terms.is_duplicate):
+        if not span or (conditions is not None and conditions.is_duplicate):
             await self.settle()
         await self.wait(span.stop, level)
         return span
 
     async def settle(self) -> None:
-        """Return when all that was accepted, records and other changes, is durable."""
+        """Return when everything accepted, records and other changes, is durable."""
         self.check_home()
         limit, serial = self.channel.tail, self.channel.serial
         waiter = self.state.settled.waiter(serial)
@@ -231,7 +232,7 @@ class Engine:
             self.writer.request_sync()
             await waiter
         if level is Durability.CLOUD and self.state.uploaded.value < limit:
-            # After the disk: what fails now leaves the record durable, and its error says so.
+            # After the disk: a failure from here on leaves the record durable, and its error says so.
             uploaded = self.state.uploaded.waiter(limit)
             self.state.request_cloud()
             await uploaded
@@ -262,14 +263,14 @@ class Engine:
 
     @property
     def spilling(self) -> Lane:
-        """Thread for the files of large transactions: not the writer's, which appends wait for.
+        """Thread for the files of large transactions: not the writer's, since appends wait for that one.
 
         WalClosedError if the log is closed and there was none.
         """
         if self._spilling is None:
             if self._spills_no_more:
                 raise WalClosedError("the log is closed")
-            self._spilling = self.host.make_spilling()
+            self._spilling = self.resources.make_spilling()
         return self._spilling
 
     def make_spill(self) -> Spill:
@@ -287,7 +288,7 @@ class Engine:
 
     @property
     def durable_lag_seconds(self) -> float:
-        """Time since the oldest record that is not synced was accepted. May be asked on any thread."""
+        """Time since the oldest unsynced record was accepted. May be read on any thread."""
         since = self.writer.unsynced_since
         if since is None:
             since = self.channel.waiting_since
@@ -297,11 +298,11 @@ class Engine:
 
     @property
     def is_closing(self) -> bool:
-        """Whether the log is closed, or about to be."""
+        """Whether the log is closed or closing."""
         return self._close_requested.is_set() or self.writer.failure is not None
 
     def request_close(self) -> None:
-        """Begin the closing; whoever cancels a task of the log asks for it, too."""
+        """Start closing. Cancelling a task of the log calls this, too."""
         self._close_requested.set()
 
     async def close(self) -> None:
@@ -323,7 +324,7 @@ class Engine:
                 is_cancelled = True
         if is_cancelled:
             self.request_close()
-            # Nobody else knows this log, so nobody else would wait for it.
+            # No other code knows this log, so nothing else would wait for it.
             await self._wait_for(self._supervisor)
             raise asyncio.CancelledError
 
@@ -343,7 +344,7 @@ class Engine:
         self.channel.check_loop()
 
     def abandon(self, error: WalClosedError) -> None:
-        """Refuse everything in a child process, which has neither the threads nor the files."""
+        """Refuse everything in a child process, which has neither the threads nor the file handles."""
         self._abandoned = error
         self.source.close(error)
         self.channel.abandon(error)
@@ -358,8 +359,8 @@ class Engine:
     async def _supervise(self) -> None:
         """Own every task of this log, from open until it is closed.
 
-        Cancelling it, or any of those tasks, begins the closing: what was accepted is written, and the lock
-        is released behind the last call of the writer's thread.
+        Cancelling it, or any of those tasks, starts closing: accepted records are written, and the lock
+        is released after the last call of the writer's thread.
         """
         writer = self.writer
         writing = await self._start_writer()
@@ -394,12 +395,12 @@ class Engine:
 
     @property
     def _is_settled(self) -> bool:
-        """Whether all that was accepted, records and other changes, is durable."""
+        """Whether everything accepted, records and other changes, is durable."""
         channel, state = self.channel, self.state
         return state.durable.value >= channel.tail and state.settled.value >= channel.serial
 
     async def _settle_quietly(self) -> None:
-        """Wait until all that was accepted is durable; whoever waits for it learns of a failure."""
+        """Wait until everything accepted is durable; a failure is reported to the waiters, not here."""
         with contextlib.suppress(WalError):
             await self.settle()
 
@@ -416,12 +417,13 @@ class Engine:
                 return writing
 
     def _helpers(self) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
-        """Yield what runs next to the writer for as long as the log is open.
+        """Yield the functions that run next to the writer while the log is open.
 
-        Functions: a task that is cancelled before it runs would leave a coroutine that nobody awaits.
+        Functions, not coroutines: a task cancelled before it runs would leave a coroutine that is never
+        awaited.
         """
         yield self.retention.run
-        if self.settings.min_free_bytes and self.host.disk_watch is None:
+        if self.settings.min_free_bytes and self.resources.disk_watch is None:
             yield self.disk_watch.run
         if self.settings.segment_age_seconds is not None:
             yield self.writer.run_age_limit
@@ -429,7 +431,7 @@ class Engine:
             yield self.writer.run_sync_interval
 
     async def _help(self, helper: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run what runs next to the writer; a defect in it fails the log."""
+        """Run a helper of the writer; a defect in it fails the log."""
         try:
             await helper()
         except Exception as error:
@@ -437,7 +439,7 @@ class Engine:
             self.writer.fail(error)
 
     async def _wait_for(self, *tasks: asyncio.Task[None]) -> None:
-        """Return when all the tasks are done, whoever cancels this one meanwhile."""
+        """Return when all the tasks are done, even if this one is cancelled meanwhile."""
         pending = set(tasks)
         while pending:
             with contextlib.suppress(asyncio.CancelledError):
@@ -446,7 +448,7 @@ class Engine:
     async def _close_through(
         self, close: Callable[[], Coroutine[Any, Any, None]]
     ) -> BaseException | None:
-        """Close something and return its error; what is cancelled within it is begun again, a few times."""
+        """Close something and return its error; if that is cancelled, retry a few times."""
         for _ in range(_CLOSINGS):
             closing = self._loop.create_task(close())
             await self._wait_for(closing)
@@ -455,42 +457,42 @@ class Engine:
         return asyncio.CancelledError()
 
     async def _release(self) -> None:
-        """Give back what the log holds; the first error is raised once all of it is given back."""
+        """Release all resources of the log, then raise the first error."""
         errors: list[Exception] = []
         if self.cursors is not None:
             refused = await self._close_through(self.cursors.aclose)
             if isinstance(refused, OSError):
                 errors.append(refused)
         self._spills_no_more = True
-        if self._spilling is not None:  # nothing of it may be under way once the lock is released
+        if self._spilling is not None:  # none of its calls may run once the lock is released
             with contextlib.suppress(WalClosedError):
                 await self._spilling.close_through()
         try:
             await self.worker.run_through(self._close_files)
-        except Exception as error:  # noqa: BLE001 - raised once the rest is given back
+        except Exception as error:  # noqa: BLE001 - raised once the rest is released
             errors.append(error)
         self.writer.observer.close()
         self.disk_watch.remove(self.channel)
         self.channel.drop()  # it is empty, unless the log failed
-        self.host.close()
+        self.resources.close()
         self.state.cache.clear()
         if self.tier is not None:
             refused = await self._close_through(self.tier.aclose)
             if refused is not None:
                 logger.warning("closing the tier of the log at %s failed: %s", self.path, refused)
-        self.host.on_closed()
+        self.resources.on_closed()
         if errors:
-            # Whoever asked for the closing may be gone.
+            # The caller that closed the log may have been cancelled.
             logger.warning("closing the log at %s failed: %s", self.path, errors[0])
             raise describe_open(errors[0], self.path) from errors[0]
 
     def _close_files(self) -> None:
         """Close the files, then release the lock: the last call on the writer's thread.
 
-        Nobody else may hold the lock while a write of this log may be under way.
+        No one else may hold the lock while a write of this log may be in progress.
         """
         try:
-            for spill in list(self.spills):  # rolled back meanwhile, some of them
+            for spill in list(self.spills):  # some may have been rolled back meanwhile
                 if not spill.is_placed:
                     with contextlib.suppress(OSError):  # deleted when the log is opened again
                         spill.discard()
@@ -499,8 +501,8 @@ class Engine:
             self.opened.release()
 
     async def _run_tier(self) -> None:
-        """Ship until the log drains. A tier that fails for good does not stop the local log: callers
-        that wait for the cloud are told, and the records stay on disk for the next opening."""
+        """Ship until the log drains. A tier that fails permanently does not stop the local log: callers
+        that wait for the cloud get the error, and the records stay on disk for the next opening."""
         assert self.tier is not None
         try:
             log_id = self.opened.log_id.hex()
@@ -509,12 +511,12 @@ class Engine:
             self.request_close()
             self._fail_tier(
                 StorageUnavailableError(
-                    f"shipping to {self.tier.url} was cancelled; open the log again to go on",
+                    f"shipping to {self.tier.url} was cancelled; open the log again to continue",
                     retriable=False,
                 )
             )
         except FencedError as error:
-            # The log goes on somewhere else: what is accepted here from now on would never be part of it.
+            # The log continues elsewhere: records accepted here from now on would never be part of it.
             logger.error("the log at %s was taken over: %s", self.path, error)
             self.tier_failure = error
             self.writer.fail(error)
@@ -525,13 +527,13 @@ class Engine:
             failure = StorageUnavailableError(f"the cloud tier failed: {error!r}", retriable=False)
             failure.__cause__ = error
             self._fail_tier(failure)
-            if not isinstance(error, Exception):  # the program is told to end
+            if not isinstance(error, Exception):  # the program has to end
                 self.request_close()
                 raise
             logger.exception("shipping to %s ended by a defect", self.tier.url)
 
     def _fail_tier(self, error: WalError) -> None:
-        """Tell those who wait for the cloud; what they wait for is on disk, see :meth:`wait`."""
+        """Fail the callers that wait for the cloud; their records are on disk, see :meth:`wait`."""
         self.tier_failure = error
         self.state.errors.count(error)
 
@@ -544,9 +546,9 @@ class Engine:
 
 
 def _uploaded_limit(tail: Tail, tier: Tier | None) -> int:
-    """Return the limit of what this directory knows to have shipped, or no longer holds.
+    """Return the limit of what this directory is known to have shipped or no longer has.
 
-    A manifest may name more, and the tier says so once it has compared it with the local records.
+    A manifest may name more; the tier reports that once it has compared it with the local records.
     """
     if tier is None:
         return max(tail.uploaded_limit, 1)
@@ -559,19 +561,19 @@ async def open_engine(
     tier: Tier | None,
     fs: FileSystem,
     clock: Clock,
-    host: LogResources | None = None,
+    resources: LogResources | None = None,
 ) -> Engine:
     """Lock and recover the log at ``path``, or create it, and start its tasks."""
     if settings.durability is Durability.CLOUD and tier is None:
         raise InvalidSettingsError("durability 'cloud' needs a log opened with tier=")
-    host = host or LogResources.alone()
+    resources = resources or LogResources.alone()
     try:
-        path = await absolute(path, host.writing)
+        path = await absolute(path, resources.writing)
         if tier is not None:
-            await tier.open(await host.writing.run(peek_log_id, fs, path))
-        opened = await _enter_and_recover(path, settings, tier, fs, clock, host)
+            await tier.open(await resources.writing.run(peek_log_id, fs, path))
+        opened = await _enter_and_recover(path, settings, tier, fs, clock, resources)
     except BaseException as error:
-        host.close()
+        resources.close()
         if tier is not None:
             await tier.aclose()
         if isinstance(error, OSError):
@@ -583,7 +585,7 @@ async def open_engine(
         fs=opened.fs,
         clock=clock,
         opened=opened,
-        host=host,
+        resources=resources,
         tier=tier,
     )
     await engine.until_started()
@@ -596,13 +598,13 @@ async def _enter_and_recover(
     tier: Tier | None,
     fs: FileSystem,
     clock: Clock,
-    host: LogResources,
+    resources: LogResources,
 ) -> Opened:
     """Lock the log's directory, claim the tier, and recover the log or create it.
 
-    Nobody who does not have the lock claims the tier, and nothing is appended before it is claimed. A new log
-    is created behind what the claimed tier holds; one that is there is recovered first, so that a directory
-    that cannot go on takes the tier from nobody.
+    Only the holder of the lock claims the tier, and nothing is appended before it is claimed. A new log
+    begins after the records of the claimed tier; an existing log is recovered first, so that a
+    directory that cannot continue does not take the tier from another one.
     """
     known: bytes | None = None
     log_id: bytes | None = None
@@ -610,26 +612,26 @@ async def _enter_and_recover(
     def enter() -> Entered:
         if settings.compression is not None:
             codec.require()
-        return enter_log(path, fs=fs, owner=this_process(), take_lock=host.take_lock)
+        return enter_log(path, fs=fs, owner=this_process(), take_lock=resources.take_lock)
 
     async def remember(claims: Claims) -> None:
-        await host.writing.run(entered.remember, claims)
+        await resources.writing.run(entered.remember, claims)
 
     def recover(entered: Entered) -> Opened:
         opened = recover_log(
             entered,
             clock=clock,
             settings=settings,
-            defers_epoch=host.defers_epoch,
+            defers_epoch=resources.defers_epoch,
             make_log_id=lambda: log_id or os.urandom(16),
             tier_limit=1 if tier is None or known is not None else tier.limit,
             tier_url=tier.url if tier else None,
             tier_timestamp_us=timestamp_us,
         )
-        host.adopt(opened.tail.park)
+        resources.adopt(opened.tail.park)
         return opened
 
-    lane, timestamp_us = host.writing, 0
+    lane, timestamp_us = resources.writing, 0
     if tier is None:
         return await lane.run_owned(lambda: recover(enter()), close_log)
     entered = await lane.run_owned(enter, Entered.release)
@@ -646,7 +648,7 @@ async def _enter_and_recover(
     if known is not None:
         try:
             uploaded_limit = _uploaded_limit(opened.tail, tier)
-            local = RecoveredRecords(opened, host.reading, uploaded_limit=uploaded_limit)
+            local = RecoveredRecords(opened, resources.reading, uploaded_limit=uploaded_limit)
             await tier.claim(log_id, claims, remember, local=local)
         except BaseException:
             await lane.run_through(close_log, opened)
@@ -655,7 +657,7 @@ async def _enter_and_recover(
 
 
 async def _last_timestamp_us(tier: Tier) -> int:
-    """Return the time of the last record that a tier holds; 0 if it holds none, or none that can be read."""
+    """Return the time of a tier's last record; 0 if it has none, or none that can be read."""
     if tier.limit <= tier.head:
         return 0
     try:
@@ -667,6 +669,6 @@ async def _last_timestamp_us(tier: Tier) -> int:
 
 
 def _note_end(supervisor: asyncio.Task[None]) -> None:
-    """Take note of why the log closed: everybody who waited was told, and perhaps nobody did."""
+    """Retrieve the error of the closing: the waiters got it, and there may have been none."""
     if not supervisor.cancelled():
         supervisor.exception()

@@ -1,8 +1,7 @@
-"""Fence: appends that fail once another owner took the log over.
+"""Fence: appends that fail once another owner has taken the log over.
 
-A fence is a register whose value is different for every taking. Appends through it expect that value, so
-one that comes after another taking is refused at the moment at which it would get its offset, however late
-it is.
+A fence is a register with a different value for each takeover. Appends through it expect that value, so
+an append after another takeover is refused when it would get its offset, however late that is.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ class Fence:
         """Not for callers; see :meth:`walstore.Wal.fence`."""
         self._engine = engine
         self.owner = owner
-        """Who took it."""
+        """The owner that took it."""
         self.register = register
-        """Register that holds the fence."""
+        """Register that contains the fence."""
         self.token = token
-        """Its value while this fence holds: a number that grows with every taking, and the owner."""
+        """Its value while this fence holds: a number that grows with each takeover, and the owner."""
 
     @property
     def holds(self) -> bool:
-        """Whether nobody took over so far, as far as this process has accepted it."""
+        """Whether no other takeover has been accepted in this process so far."""
         return self._engine.channel.ledger.registers.get(self.register) == self.token
 
     async def append(
@@ -48,7 +47,7 @@ class Fence:
         timestamp_us: int | None = None,
         durability: AnyDurability | None = None,
     ) -> int:
-        """Append one record under the fence; FencedError if it does not hold any more."""
+        """Append one record under the fence; FencedError if it no longer holds."""
         span = await self.append_many(
             (value,),
             key=key,
@@ -69,13 +68,13 @@ class Fence:
         timestamp_us: int | None = None,
         durability: AnyDurability | None = None,
     ) -> range:
-        """Append an atomic group under the fence; FencedError if it does not hold any more.
+        """Append an atomic group under the fence; FencedError if it no longer holds.
 
-        Else as :meth:`walstore.Wal.append_many`.
+        Otherwise as :meth:`walstore.Wal.append_many`.
         """
-        terms = self._terms(None, None)
+        conditions = self._conditions(None, None)
         return await self._engine.append_group(
-            values, key, stream, headers, timestamp_us, durability, terms
+            values, key, stream, headers, timestamp_us, durability, conditions
         )
 
     def transaction(
@@ -86,21 +85,21 @@ class Fence:
         durability: AnyDurability | None = None,
     ) -> Transaction:
         """Return a transaction that commits only while the fence holds, else FencedError."""
-        terms = self._terms(expect, update)
-        return Transaction(self._engine, terms, self._engine.level(durability))
+        conditions = self._conditions(expect, update)
+        return Transaction(self._engine, conditions, self._engine.level(durability))
 
     def __repr__(self) -> str:
         return f"<Fence {self.register!r} of {self.owner!r}{'' if self.holds else ', lost'}>"
 
-    def _terms(
+    def _conditions(
         self,
         expect: Mapping[str, str | None] | None,
         update: Mapping[str, str | None] | None,
     ) -> AppendConditions:
-        terms = make_conditions(None, expect, update)
-        terms.expect = {**(terms.expect or {}), self.register: self.token}
-        terms.fence = self.register
-        return terms
+        conditions = make_conditions(None, expect, update)
+        conditions.expect = {**(conditions.expect or {}), self.register: self.token}
+        conditions.fence = self.register
+        return conditions
 
 
 async def take_fence(engine: Engine, owner: str, register: str) -> Fence:
@@ -111,11 +110,11 @@ async def take_fence(engine: Engine, owner: str, register: str) -> Fence:
         held = engine.channel.ledger.registers.get(register)
         number = held.partition(" ")[0] if held else "0"
         token = f"{int(number) + 1 if number.isdecimal() else 1} {owner}"
-        terms = AppendConditions(expect={register: held}, update={register: token})
+        conditions = AppendConditions(expect={register: held}, update={register: token})
         try:
             await engine.submit(
-                AppendRequest((), None, None, None, None, 0, terms), Durability.DISK
+                AppendRequest((), None, None, None, None, 0, conditions), Durability.DISK
             )
         except RegisterMismatchError:
-            continue  # somebody else took it while this one waited; take it from them
+            continue  # another owner took it while this one waited; take it from that one
         return Fence(engine, owner, register, token)

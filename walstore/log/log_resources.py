@@ -1,5 +1,5 @@
-"""LogResources: what an open log gets from where it lives. By itself it has threads of its own; in a store it
-shares threads, budgets and descriptors with the others."""
+"""LogResources: threads, budgets and descriptors of an open log: its own, or shared with the logs of a
+store."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogResources:
-    """Everything a log shares, or has for itself."""
+    """Everything that a log shares with others, or has of its own."""
 
     writing: Lane
-    """Where the log's files are written, one call at a time."""
+    """Lane that writes the log's files, one call at a time."""
     reading: Lane
-    """Where its files are read."""
+    """Lane that reads its files."""
     make_spilling: Callable[[], Lane]
-    """Makes the lane for files of large transactions, when there is the first."""
+    """Makes the lane for files of large transactions, on first use."""
     take_lock: Callable[[FileSystem, Path, str], Lock] = lock_log
     defers_epoch: bool = False
-    """Whether a log that was closed cleanly is opened without writing; see :func:`open_log`."""
+    """Whether a cleanly closed log is opened without writing; see :func:`open_log`."""
     cache: CacheBudget | None = None
     channel: ChannelBudget | None = None
     disk_watch: DiskWatch | None = None
-    """Watches the disk for all logs of a store; a log by itself has its own."""
+    """Watches the disk for all logs of a store; None for a log on its own, which makes one."""
     on_closed: Callable[[], None] = lambda: None
     """Called once the log is closed, on the event loop."""
 
     @classmethod
     def alone(cls) -> LogResources:
-        """Return the host of a log that lives by itself."""
+        """Return the resources of a log outside a store."""
         return cls(
             writing=Worker("writer"),
             reading=Worker("reader", threads=2),
@@ -49,19 +49,19 @@ class LogResources:
         )
 
     def adopt(self, park: Callable[[], None]) -> None:
-        """Let the log's files be closed by ``park()`` when others need the room. Called with the files
+        """Set ``park()``, which closes the log's files when others need the room. Called with the files
         held, on the writer's thread."""
         if isinstance(self.writing, FileLane):
             self.writing.slot.park = park
 
     def close(self) -> None:
-        """Let go of the lanes; for a log that is closed or was not opened."""
+        """Release the lanes; for a log that is closed or was not opened."""
         self.writing.close()
         self.reading.close()
 
 
 class FileLane(Lane):
-    """A lane whose calls hold the log's files while they run, so that nobody parks them."""
+    """A lane whose calls hold the log's files while they run, so that they are not parked."""
 
     __slots__ = ("slot",)
 
@@ -70,7 +70,7 @@ class FileLane(Lane):
         self.slot = files.slot(_nothing_to_park)
 
     def close(self) -> None:
-        """Accept no more calls, and take no room among the open files."""
+        """Accept no more calls, and stop counting as open files."""
         super().close()
         self.slot.close()
 
@@ -89,4 +89,4 @@ class FileLane(Lane):
 
 
 def _nothing_to_park() -> None:
-    """Until a log is open."""
+    """Placeholder until a log is open."""

@@ -1,17 +1,17 @@
 """Opening a log for writing: lock, recover, repair the torn tail. Blocking; runs on the writer thread.
 
-The order is fixed and each step may be the last one before a crash:
+The order is fixed, and a crash may follow any step:
 
   1. take the lock (then, with a tier, the tier is claimed; see ``claims.py``);
   2. read the checkpoint, or do without it;
   3. list the segments and compare them with each other and with the checkpoint;
-  4. walk the active segment from the checkpointed place to its end;
+  4. walk the active segment from the checkpointed position to its end;
   5. keep a copy of a torn tail as ``<segment>.broken`` and cut it off;
-  6. write again and sync what was found and is not known to be synced: the process before may have died, or
-     its sync may have failed, and only memory holds it;
+  6. write again and sync what was found and is not known to be synced: the previous process may have
+     died, or its sync may have failed, so that it may be only in memory;
   7. raise the epoch and make that durable in a new checkpoint.
 
-Bytes are only ever removed in step 5, and only those that were never acknowledged.
+Only step 5 removes bytes, and only bytes that were never acknowledged.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ _CHUNK_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What opening a log found and did."""
+    """What opening a log found and changed."""
 
     created: bool = False
-    """Whether there was no log and one was made."""
+    """Whether there was no log, so that one was created."""
     scanned_bytes: int = 0
     """Bytes of the active segment that were walked."""
     truncated_bytes: int = 0
-    """Bytes of an unfinished batch, or seal, that were cut off; a copy is kept beside the segment."""
+    """Bytes of an unfinished batch, or seal, that were cut off; a copy is kept next to the segment."""
     broken_copy: str | None = None
     """Path of that copy."""
     missing_from: int | None = None
-    """First offset that had been durable and is gone, if the file ends before it; normally None. If only
-    changes without records are gone (registers, streams), the log's next offset."""
+    """First offset that had been durable and is lost, if the file ends before it; normally None. If only
+    changes without records are lost (registers, streams), the log's next offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,10 @@ class Opened:
     sealed: list[Segment]
     recovery: Recovery
     free_bytes: int | None
-    """Space left on the file system, if it can be told."""
+    """Free space on the file system, if it is known."""
 
     def release(self) -> None:
-        """Give the lock back and let go of the directory; twice is allowed."""
+        """Release the lock and the directory; twice is allowed."""
         try:
             self.lock.release()
         finally:
@@ -110,10 +110,10 @@ class Entered:
     """Anchored to the directory."""
     lock: Lock
     names: Sequence[str]
-    """What lies in it. Only who has the lock makes or removes segments and files of transactions."""
+    """Its files. Only the holder of the lock makes or removes segments and files of transactions."""
 
     def peek(self) -> tuple[bytes | None, Claims]:
-        """Return the identity of the log, None if there is none yet, and what it knows of its claims."""
+        """Return the identity of the log, None if there is none yet, and its claims."""
         return peek_log_id(self.fs, self.directory), load_claims(self.fs, self.directory)
 
     def remember(self, claims: Claims) -> None:
@@ -121,7 +121,7 @@ class Entered:
         write_hint(self.fs, self.directory / claims_file.FILE_NAME, claims.encode())
 
     def release(self) -> None:
-        """Give the lock back and let go of the directory; twice is allowed."""
+        """Release the lock and the directory; twice is allowed."""
         try:
             self.lock.release()
         finally:
@@ -135,17 +135,17 @@ def enter_log(
     owner: str,
     take_lock: Callable[[FileSystem, Path, str], Lock] = lock_log,
 ) -> Entered:
-    """Lock the directory of a log, making it if there is none. WalLockedError, OSError."""
+    """Lock the directory of a log, creating it if needed. WalLockedError, OSError."""
     is_made = fs.make_directory(directory)
     with contextlib.ExitStack() as stack:
-        # From here on the log is in this directory, wherever that is moved.
+        # From here on the log is in this directory, even if that is moved.
         fs = fs.anchor(directory)
         stack.callback(fs.close)
         lock = take_lock(fs, directory, owner)
         stack.callback(lock.release)
         names = fs.list(directory)
         if not is_made and not any(name.endswith(segment.SUFFIX) for name in names):
-            sync_entry(fs, directory)  # before there is anything that would say it was done
+            sync_entry(fs, directory)  # before any file in it implies that this was done
         stack.pop_all()
     return Entered(directory, fs, lock, names)
 
@@ -188,13 +188,13 @@ def recover_log(
 ) -> Opened:
     """Recover or create the log in a directory, which is released if that fails.
 
-    ``tier_limit`` is the offset after the last one that the log's cloud tier holds (1 without a
-    tier). A new log begins there, so that offsets are never used twice; an existing log that ends
-    before it is refused with ContentionError. No record of a new log is older than
-    ``tier_timestamp_us``. Raises CorruptionError, FormatVersionError, OSError.
+    ``tier_limit`` is the offset after the last one in the log's cloud tier (1 without a tier). A new
+    log begins there, so that offsets are never used twice; an existing log that ends before it is
+    refused with ContentionError. No record of a new log is older than ``tier_timestamp_us``. Raises
+    CorruptionError, FormatVersionError, OSError.
 
     ``defers_epoch``: a log that was closed cleanly is opened without writing anything. Its new epoch
-    becomes durable with the first write; if there is none, the next opening has the same.
+    becomes durable with the first write; without one, the next opening has the same epoch.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(entered.release)
@@ -214,7 +214,7 @@ def recover_log(
 
 
 def close_log(opened: Opened) -> None:
-    """Release a log that was opened for nobody: its caller was cancelled meanwhile."""
+    """Release a log whose opener was cancelled meanwhile."""
     try:
         opened.tail.close(clean=True)
     finally:
@@ -293,10 +293,11 @@ def _open_locked(
 def _heeding_cursors(
     entered: Entered, hint: Checkpoint | None, cell: DurableCell | None
 ) -> DurableCell | None:
-    """Return the cell with a head that no cursor forbids, if the checkpoint does not know it.
+    """Return the cell with a head that no cursor forbids, if the checkpoint does not have it.
 
-    Without room for the lock of the cursors the cell shows a head before it is sure that there is none
-    (:class:`walstore.log.pins.HeldPins`), and the process may have died before it took that back.
+    Without room for the lock of the cursors, the cell shows a head before it is certain that there is
+    no cursor (:class:`walstore.log.pins.HeldPins`), and the process may have died before it took that
+    back.
     """
     if hint is None or cell is None or cell.head <= hint.head:
         return cell
@@ -309,19 +310,19 @@ def _heeding_cursors(
 
 @dataclass(slots=True)
 class _Start:
-    """Where a log goes on."""
+    """Where a log continues."""
 
     chain: Chain
     head: int
     recovery: Recovery
     sealed: list[SegmentSummary] = field(default_factory=list)
     active: tuple[Segment, File, int] | None = None
-    """The segment that is written on, open, and where its frames end; None to begin a new one."""
+    """The open segment to continue, and where its frames end; None to begin a new one."""
     given_up: Sequence[int] = ()
     """Segments below the head, to be removed once that is durable."""
 
     def close(self) -> None:
-        """Release the file; nobody goes on here."""
+        """Release the file; this start is not used."""
         if self.active is not None:
             self.active[1].close()
 
@@ -333,7 +334,7 @@ def _with_room(
     start: _Start,
     found: ScannedLog | None,
 ) -> Tail:
-    """Make the tail. If a full disk has no room for a new segment, go on in the last one, unsealed."""
+    """Make the tail. If a full disk has no room for a new segment, unseal and continue the last one."""
     try:
         return make_tail()
     except OSError as error:
@@ -341,11 +342,11 @@ def _with_room(
         if start.active is not None or not start.sealed or not is_full(error) or not can_unseal:
             raise
         if segment.file_name(start.chain.next_offset) in fs.list(directory):
-            raise  # there is one, though it was not known to be durable
+            raise  # a segment to continue exists, though it was not known to be durable
     assert found is not None
     summary = start.sealed.pop()
     path = directory / segment.file_name(summary.start)
-    logger.warning("no space for a new segment: %s is unsealed and written on", path)
+    logger.warning("no space for a new segment: %s is unsealed and continued", path)
     file = fs.open(path, "r+")
     source = Segment(path, summary.start, None, found.index, header=found.header)
     start.active = source, file, summary.data_bytes
@@ -357,7 +358,7 @@ def _with_room(
 def _is_as_checkpointed(
     hint: Checkpoint | None, cell: DurableCell | None, start: _Start, tier_url: str | None
 ) -> bool:
-    """Return whether a log was closed cleanly, so that there is nothing to write but the epoch."""
+    """Return whether a log was closed cleanly, so that only the epoch has to be written."""
     assert start.active is not None
     header = start.active[0].header
     return (
@@ -381,7 +382,7 @@ def _recover(
     hint: Checkpoint | None,
     cell: DurableCell | None,
 ) -> _Start:
-    """Bring the end of the log into a state on which can be built."""
+    """Make the end of the log safe to append to."""
     header, chain = found.header, found.chain
     path = directory / segment.file_name(header.start)
     evidence = evidence_of(header.start, header.salt, hint, cell)
@@ -428,9 +429,9 @@ def _cut_torn_tail(
     *,
     is_closed: bool,
 ) -> tuple[int, int, Path | None]:
-    """Walk the active segment to its end and cut off what is torn, durably.
+    """Walk the active segment to its end and cut off a torn tail, durably.
 
-    Returns where the frames end, how many bytes were torn, and where a copy of them is kept.
+    Returns where the frames end, how many bytes were torn, and the path of their copy.
     """
     chain, header = found.chain, found.header
     end, size = found.position, file.size()
@@ -453,30 +454,30 @@ def _cut_torn_tail(
         return end, 0, None
     if size != end:
         file.truncate(end)
-    # Also if nothing is behind the place that is known to be synced: cutting something off there may not be.
+    # Also if nothing follows the position known to be synced: an earlier cut there may not be synced.
     _write_again(file, max(min(evidence.durable_position, end), segment.HEADER_BYTES), end)
     fs.sync_directory(path.parent)
     return end, torn, copy
 
 
 def _write_again(file: File, begin: int, end: int) -> None:
-    """Make bytes durable that are perhaps only in memory, even if a sync of them failed before."""
+    """Make bytes durable that may be only in memory, even if a sync of them failed before."""
     for at in range(begin, end, _CHUNK_BYTES):
         file.pwrite([file.pread(min(_CHUNK_BYTES, end - at), at)], at)
     file.datasync()
 
 
 def _pass_over(start: _Start, starts: list[int], evidence: Evidence) -> None:
-    """Go on at the head of a log whose end went missing below it, so that no offset is used again."""
+    """Continue at the head of a log whose end is missing below it, so that no offset is used again."""
     chain = start.chain
     start.head = chain.next_offset = max(start.head, evidence.durable_limit)
     start.given_up, start.sealed = [*start.given_up, *starts], []
 
 
 def _keep(fs: FileSystem, path: Path, torn: bytes) -> Path | None:
-    """Keep a torn tail in a file that is not there yet, unless an opening that died just did.
+    """Keep a torn tail in a new file, unless an opening that crashed already did.
 
-    Of all such files the newest few are kept. None if there is no room for it.
+    Only the newest few such files are kept. None if there is no room for it.
     """
     names = fs.list(path.parent)
     kept = sorted(filter(None, map(_parse_broken, names)))
@@ -509,12 +510,13 @@ def _parse_broken(name: str) -> tuple[int, int, str] | None:
 
 
 def _missing(path: Path, chain: Chain, end: int, evidence: Evidence) -> int | None:
-    """Return where synced records or changes are missing from, and log it; None if none are."""
+    """Return the first offset at which synced records or changes are missing, and log it; None if none
+    are."""
     if evidence.durable_limit <= chain.next_offset and evidence.durable_position <= end:
         return None
     logger.error(
         "%s ends before offset %d although offsets below %d had been synced, at byte %d although bytes below "
-        "%d had been: the disk or somebody removed them",
+        "%d had been: they were lost or removed",
         path,
         chain.next_offset,
         max(evidence.durable_limit, chain.next_offset),

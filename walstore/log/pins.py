@@ -1,11 +1,12 @@
-"""Pins: who needs which part of a log, and the order in which that is asked and acted upon.
+"""Pins: the parts of a log that are still needed, and the order of reading pins and acting on them.
 
-Two kinds of pins hold retention back: named cursors, which lie in files and may be moved by other processes,
-and readers of this process that asked for it. A pin that is made while retention decides must be either
-seen by it or told the new head. For cursors the lock of ``cursors/directory.py`` sees to that, held until the
-new head is durable; for readers a lock in memory, held for the decision only, since the event loop takes it.
+Two kinds of pins hold retention back: named cursors, which are files that other processes may change,
+and readers of this process that request it. Retention must see a pin made while it decides, or the pin
+must get the new head. For cursors the lock of ``cursors/directory.py`` ensures that, held until the new
+head is durable; for readers a lock in memory does, held only for the decision, since the event loop
+takes it.
 
-Never deletes anything, and decides nothing by itself; see ``retention_plan.py``.
+Deletes nothing and decides nothing; see ``retention_plan.py``.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class ReaderPins:
         self._numbers = count()
 
     def add(self, offset: int, holder: str = "a reader") -> ReaderPin:
-        """Pin ``offset`` and all behind it, until the pin is moved or released.
+        """Pin ``offset`` and everything after it, until the pin is moved or released.
 
-        What has been given up already stays so: then the pin's ``offset`` is the new head.
+        Records already given up stay given up: then the pin's ``offset`` is the new head.
         """
         with self._lock:
             number = next(self._numbers)
@@ -49,7 +50,7 @@ class ReaderPins:
     def settle(
         self, cursors: Sequence[Pin], decide: Callable[[Sequence[Pin]], RetentionPlan]
     ) -> RetentionPlan:
-        """Return what ``decide`` makes of all pins. From then on no pin can be had below its head."""
+        """Return the plan that ``decide`` makes of all pins. From then on no pin can be below its head."""
         with self._lock:
             plan = decide([*cursors, *self._pins.values()])
             self._floor = max(self._floor, plan.head)
@@ -78,11 +79,11 @@ class ReaderPin:
         """The offset that is pinned."""
 
     def move(self, offset: int) -> None:
-        """Pin another offset instead. One that was given up already becomes the head at that time."""
+        """Pin another offset instead. If that was given up already, pin the head."""
         self.offset = self._pins._move(self._number, offset)  # noqa: SLF001
 
     def release(self) -> None:
-        """Pin nothing any more; twice is allowed."""
+        """End the pin; twice is allowed."""
         self._pins._remove(self._number)  # noqa: SLF001
 
     def __enter__(self) -> Self:
@@ -104,13 +105,13 @@ class LogPins:
         self._fs = fs
         self._directory = directory
         self.readers = readers
-        """Pins of this process; any thread may ask for one."""
+        """Pins of this process; any thread may add one."""
 
     @contextlib.contextmanager
     def hold(self, now_us: int) -> Iterator[HeldPins]:
-        """Keep all cursors where they are, and give what decides over all pins.
+        """Keep all cursors in place, and yield the pins to decide on.
 
-        Make what was decided durable before leaving. Raises WalLockedError if somebody else is at the
+        Make the decision durable before leaving. Raises WalLockedError if another holder has the
         cursors, for some milliseconds, and StorageUnavailableError if they cannot be read.
         """
         with contextlib.ExitStack() as stack:
@@ -131,7 +132,7 @@ class LogPins:
             yield HeldPins(self.readers, cursors, refusal, self._has_cursors)
 
     def _has_cursors(self) -> bool:
-        """Return whether there ever was a cursor; OSError."""
+        """Return whether a cursor was ever made; OSError."""
         return cursor_directory.DIRECTORY_NAME in self._fs.list(self._directory)
 
 
@@ -150,30 +151,31 @@ class HeldPins:
         self._has_cursors = has_cursors
         self.refusal = refusal
         """Why the cursors are not locked: there are none, and a full disk has no room for their directory.
-        Else a disk could not be trimmed because it is full. None if they are."""
+        Without this a full disk could not be trimmed. None if they are locked."""
 
     def settle(self, decide: Callable[[Sequence[Pin]], RetentionPlan]) -> RetentionPlan:
-        """Return what ``decide`` makes of all pins; see :meth:`ReaderPins.settle`."""
+        """Return the plan that ``decide`` makes of all pins; see :meth:`ReaderPins.settle`."""
         return self._readers.settle(self._cursors, decide)
 
     def confirm(self) -> None:
-        """Check that no cursor came meanwhile, if they are not locked. WalLockedError if there may be one.
+        """Check that no cursor was made meanwhile, if they are not locked. WalLockedError if there may
+        be one.
 
-        Show the head before: whoever makes the first cursor makes the directory, then looks for the head.
-        So a cursor of which this does not know is made at or above that head, or not at all.
+        Show the head first: the process that makes the first cursor makes the directory, then reads the
+        head. So a cursor that this check misses is made at or above that head, or not at all.
         """
         try:
             is_new = self.refusal is not None and self._has_cursors()
         except OSError as error:
             raise describe_upkeep(error, "the head cannot be moved") from error
         if is_new:
-            raise WalLockedError("the log's first cursor is just made", path="cursors")
+            raise WalLockedError("the log's first cursor is being made", path="cursors")
 
 
 def cursor_pins(fs: FileSystem, directory: Path, now_us: int) -> list[Pin]:
     """Return the pins of the cursors that have not expired. Blocking; only under their lock.
 
-    One whose file cannot be read pins all there is. Raises OSError.
+    One whose file cannot be read pins everything. Raises OSError.
     """
     found = []
     for cursor in cursor_directory.pins(fs, directory, now_us):

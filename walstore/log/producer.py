@@ -1,8 +1,8 @@
-"""Producer: appends that may be repeated and are in the log once.
+"""Producer: appends that may be repeated and are in the log only once.
 
-Each append of a producer has a sequence number, 1 for its first and one more each time. The log remembers
-the last appends of every producer, in the frames with the records, so also across a crash. An append under
-a number that was used before returns the offsets it got then.
+Each append of a producer has a sequence number, 1 for its first and one more each time. The log
+remembers the last appends of each producer, in the frames with the records, so also across a crash. An
+append with a number used before returns the offsets it got then.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 class Producer:
-    """Appends under sequence numbers; see :meth:`walstore.Wal.producer`.
+    """Appends with sequence numbers; see :meth:`walstore.Wal.producer`.
 
-    Without ``sequence`` an append gets the next number. Give it, and give the same one again after a
-    crash or an unknown outcome, to be sure that the records are in the log once. How many appends are
-    remembered is the setting ``producer_window``; how many producers, ``max_producers``.
+    Without ``sequence`` an append gets the next number. Pass it, and pass the same one again after a
+    crash or an unknown outcome, to ensure that the records are in the log once. The setting
+    ``producer_window`` is the number of appends remembered, ``max_producers`` that of producers.
     """
 
     def __init__(self, engine: Engine, producer_id: str) -> None:
         """Not for callers; see :meth:`walstore.Wal.producer`."""
         self._engine = engine
         self.id = producer_id
-        """Name under which the log remembers it."""
+        """Name of the producer in the log."""
 
     @property
     def last_sequence(self) -> int:
@@ -74,15 +74,15 @@ class Producer:
         timestamp_us: int | None = None,
         durability: AnyDurability | None = None,
     ) -> range:
-        """Append records once, as one atomic group under one number, and return their offsets.
+        """Append records once, as one atomic group with one number, and return their offsets.
 
-        Under a number used before nothing is appended, whatever the values, and the offsets of that
-        time are returned once they are as safe as ``durability`` says. SequenceMismatchError if the number
-        leaves a gap, or is older than what the log remembers. Else as :meth:`walstore.Wal.append_many`.
+        With a number used before nothing is appended, whatever the values, and the original offsets are
+        returned once they are as safe as ``durability`` says. SequenceMismatchError if the number
+        leaves a gap, or is older than the log remembers. Otherwise as :meth:`walstore.Wal.append_many`.
         """
-        terms = self._terms(sequence)
+        conditions = self._conditions(sequence)
         return await self._engine.append_group(
-            values, key, stream, headers, timestamp_us, durability, terms
+            values, key, stream, headers, timestamp_us, durability, conditions
         )
 
     def transaction(
@@ -91,16 +91,16 @@ class Producer:
         sequence: int | None = None,
         durability: AnyDurability | None = None,
     ) -> Transaction:
-        """Return a transaction that commits once under its number; see :meth:`walstore.Wal.transaction`.
+        """Return a transaction that commits once with its number; see :meth:`walstore.Wal.transaction`.
 
-        One that was committed before is dropped at its commit and gets the ``span`` of that time.
+        A transaction committed before is dropped at its commit and gets the original ``span``.
         """
-        return Transaction(self._engine, self._terms(sequence), self._engine.level(durability))
+        return Transaction(self._engine, self._conditions(sequence), self._engine.level(durability))
 
     def __repr__(self) -> str:
         return f"<Producer {self.id!r} at {self.last_sequence}>"
 
-    def _terms(self, sequence: int | None) -> AppendConditions:
+    def _conditions(self, sequence: int | None) -> AppendConditions:
         if sequence is not None:
             sequence = as_int(sequence, "sequence")
             if not 1 <= sequence <= MOST_SEQUENCE:

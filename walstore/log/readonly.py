@@ -1,7 +1,7 @@
 """ReadonlyWal: a log that another process writes, followed through its files without its lock.
 
-Sees what is durable and nothing else (``log_bounds.py``, ``log_watch.py``: how that is known). Records come
-from the files (``log_files.py``); nothing is cached. The writer may rotate, delete, crash and come back
+Sees only durable records (``log_bounds.py`` and ``log_watch.py`` find their limit). Reads records from
+the files (``log_files.py``) and caches nothing. The writer may rotate, delete, crash and restart
 meanwhile.
 """
 
@@ -51,15 +51,14 @@ _T = TypeVar("_T")
 
 
 class ReadonlyWal(CursorMixin):
-    """A log in a directory of this machine, open for reading beside its writer, or without one.
+    """A log in a directory of this machine, open for reading, with or without a running writer.
 
-    Make one with :meth:`open`. All methods and the offsets belong to the event loop that opened it: from
-    another thread or event loop they raise WrongLoopError, in a forked child WalClosedError. ``head``,
-    ``limit`` and ``tail`` are those of the moment in which they are asked for, looked up in the writer's
-    files; none of them ever goes back. Only
-    what is on local disk is read, not what the writer has shipped to a cloud tier and deleted here.
-    Holds one thread, two descriptors and no lock. It follows the directory if that is
-    moved, and never reads another one that takes its place.
+    Make one with :meth:`open`. All methods and the offsets belong to the event loop that opened it:
+    from another thread or event loop they raise WrongLoopError, in a forked child WalClosedError.
+    ``head``, ``limit`` and ``tail`` are looked up in the writer's files at each access; none of them
+    ever goes back. Only records on local disk are read, not those that the writer has shipped to a
+    cloud tier and deleted here. Holds one thread, two descriptors and no lock. It follows a directory
+    that is moved, and never reads another one that takes its place.
     """
 
     @classmethod
@@ -142,8 +141,8 @@ class ReadonlyWal(CursorMixin):
 
     @property
     def limit(self) -> int:
-        """Offset after the last record that can be read: the writer's durable limit. With ``sync="os"``
-        that of what is written."""
+        """Offset after the last record that can be read: the writer's durable limit, or with
+        ``sync="os"`` the limit of what is written."""
         self._watch.observe()
         return self._watch.limit
 
@@ -154,45 +153,45 @@ class ReadonlyWal(CursorMixin):
 
     @property
     def visible_limit(self) -> int:
-        """Same as :attr:`limit`: no cursor may stand above it."""
+        """Same as :attr:`limit`: no cursor may be above it."""
         return self.limit
 
     async def wait_durable(self, offset: int) -> None:
-        """Return when the record at ``offset`` can be read: then it is durable.
+        """Return when the record at ``offset`` can be read, which means that it is durable.
 
-        Unless the writer leaves syncing to the system: only it can sync, so a crash of the machine may
-        take the record back and leave a cursor behind the log's end.
+        Not if the writer leaves syncing to the system: only the writer can sync, so a crash of the
+        machine may lose the record and leave a cursor beyond the log's end.
         """
         await self.wait_limit(offset + 1)
 
     @property
     def tier_head(self) -> int | None:
-        """None: what the writer shipped and deleted here is not read."""
+        """None: records that the writer shipped and deleted here are not read."""
         return None
 
     @property
     def tail(self) -> int:
-        """Next offset to be assigned, as far as it can be seen from outside: :attr:`limit`, unless the
-        last :meth:`refresh` (or opening) found whole batches behind it that are not known to be durable."""
+        """Next offset to be assigned, as far as another process can see: :attr:`limit`, unless the last
+        :meth:`refresh` (or opening) found whole batches after it that are not known to be durable."""
         return max(self.limit, self._watch.written_limit)
 
     @property
     def epoch(self) -> int:
-        """How often the log had been opened for writing."""
+        """How often the log has been opened for writing."""
         self._watch.observe()
         return self._watch.epoch
 
     @property
     def is_polling(self) -> bool:
-        """Whether the poller runs, because somebody waits."""
+        """Whether the poller runs, because a caller waits."""
         return self._watch.poller is not None
 
     async def refresh(self) -> None:
-        """Look at the directory anew: cell, checkpoint, segments, and the frames behind the limit.
+        """Read the directory again: cell, checkpoint, segments, and the frames after the limit.
 
-        Nobody needs it to follow a log. It finds a cell that was missing or replaced at once instead
-        of within a second of waiting. Raises LogNotFoundError if the log was removed, CorruptionError,
-        StorageUnavailableError, WalClosedError.
+        Following a log does not need this. It finds a cell that was missing or replaced at once,
+        instead of within a second of waiting. Raises LogNotFoundError if the log was removed,
+        CorruptionError, StorageUnavailableError, WalClosedError.
         """
         watch = self._watch
         watch.check()
@@ -206,7 +205,7 @@ class ReadonlyWal(CursorMixin):
         try:
             found = await self._worker.run_owned(look, LogLook.discard)
         except OSError as error:
-            watch.check()  # closed meanwhile, and the directory with it
+            watch.check()  # closed meanwhile, together with the directory
             raise describe_read(error, self.path) from error
         if watch.failure is not None:
             found.discard()
@@ -226,8 +225,8 @@ class ReadonlyWal(CursorMixin):
     ) -> Reader:
         """Return a reader of durable records; options as :meth:`walstore.Wal.reader`.
 
-        It raises OffsetTrimmedError once the writer has deleted the record it is to read next, and goes
-        on as before through rotations and restarts of the writer.
+        It raises OffsetTrimmedError once the writer has deleted the next record to read, and continues
+        through rotations and restarts of the writer.
         """
         return Reader(
             self, start=start, stop=stop, stream=stream, follow=follow, guard=self._read_guard
@@ -237,15 +236,15 @@ class ReadonlyWal(CursorMixin):
         """Return when records below ``limit`` can be read.
 
         Raises WalClosedError when this object is closed, LogNotFoundError when the directory is gone,
-        CorruptionError when it holds another log or lost records, StorageUnavailableError. Cancelling
-        has no effect on others who wait.
+        CorruptionError when it contains another log or lost records, StorageUnavailableError.
+        Cancelling has no effect on other waiters.
         """
         await self._watch.wait(limit, self._check_cell)
 
     async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return consecutive batches from exactly ``position``; at least one record.
 
-        The caller keeps ``position < limit <= self.limit``. Raises OffsetTrimmedError if the position
+        The caller ensures ``position < limit <= self.limit``. Raises OffsetTrimmedError if the position
         was removed, CorruptionError, StorageUnavailableError.
         """
         watch = self._watch
@@ -260,8 +259,8 @@ class ReadonlyWal(CursorMixin):
             raise
 
     async def skip_stream(self, name: str, position: int, limit: int) -> int:
-        """Return an offset of ``[position, limit]`` before which no record of a stream lies, as far as
-        the footers of sealed segments tell. Raises as :meth:`read`."""
+        """Return an offset in ``[position, limit]`` with no record of the stream between ``position``
+        and it, according to the footers of sealed segments. Raises as :meth:`read`."""
         watch = self._watch
         watch.check()
         if position >= watch.tail_start:
@@ -297,10 +296,10 @@ class ReadonlyWal(CursorMixin):
             raise kind(f"the offset {what}", requested=offset, head=head, tail=self.tail)
         return (await self.read(offset, offset + 1, SEARCH_BYTES))[0].timestamps_us[0]
 
-    # -- beside the records ------------------------------------------------------------------
+    # -- registers and streams ---------------------------------------------------------------
 
     async def registers(self) -> dict[str, str]:
-        """Return the log's registers, as of what is durable now.
+        """Return the log's registers as they are durable now.
 
         Reads what was added to the active segment since the last call. Raises as :meth:`refresh`.
         """
@@ -308,7 +307,7 @@ class ReadonlyWal(CursorMixin):
         return await self._run(lambda: dict(self._ledger.look().registers))
 
     async def streams(self) -> dict[str, StreamInfo]:
-        """Return the log's streams by name, as of what is durable now; costs as :meth:`registers`."""
+        """Return the log's streams by name as they are durable now; costs as :meth:`registers`."""
         self._watch.check()
         return await self._run(lambda: dict(self._ledger.look().streams))
 
@@ -335,7 +334,7 @@ class ReadonlyWal(CursorMixin):
         self._read_guard.thread = 0
 
     def _check_readable(self) -> None:
-        """Refuse what readers have in memory to a wrong thread, and to all once this is closed."""
+        """Refuse records buffered by readers to a wrong thread, and to every caller after closing."""
         self._check_home()
         if self._is_closed:
             self._watch.check()
@@ -377,7 +376,7 @@ class ReadonlyWal(CursorMixin):
     # -- inside ------------------------------------------------------------------------------
 
     async def _check_cell(self, view: CellView | None) -> None:
-        """Make sure that the open cell is the log's; without one look at the files."""
+        """Check that the open cell is the log's; without a cell, look at the files."""
         if view is None or not await self._run(view.is_current):
             await self.refresh()
 

@@ -1,15 +1,15 @@
-"""Retention: which segments may go, where the head comes to lie, and why. Pure: no I/O, no asyncio.
+"""Retention: which segments are deleted, the new head, and why. Pure: no I/O, no asyncio.
 
-Segments go oldest first, whole, and only if
+Segments are deleted oldest first, whole, and only if
 
-  * they are wanted gone: trimmed, older than the age limit, or beyond the byte budget;
-  * nothing holds them: with a tier they are uploaded, and no pin needs a record of them.
+  * there is a reason: trimmed, older than the age limit, or beyond the byte budget;
+  * nothing holds them: with a tier they are uploaded, and no pin needs one of their records.
 
-The active segment never goes. Once its newest record has expired, and nothing holds it, the plan asks for
-it to be sealed; the next plan then drops it. So an age limit also empties a log that nobody appends to.
-The newest record of a segment decides, so no record goes before its time.
+The active segment is never deleted. Once its newest record has expired and nothing holds it, the plan
+requests its sealing; the next plan then drops it. So an age limit also empties an idle log. The newest
+record of a segment decides, so no record is deleted early.
 
-Who carries a plan out is ``retention_task.py``; who pins is ``pins.py`` and ``cursors/file.py``.
+``retention_task.py`` carries plans out; pins come from ``pins.py`` and ``cursors/file.py``.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from walstore.format.segment import SegmentSummary
 
 
 class Reason(StrEnum):
-    """Why a segment is wanted gone."""
+    """Why a segment should be deleted."""
 
     TRIMMED = "trimmed"
-    """All of it lies below the head already."""
+    """All of it is below the head already."""
     AGE = "age"
     """Its newest record is older than ``retention_seconds``."""
     BYTES = "bytes"
-    """It lies beyond ``retention_bytes``, counted from the newest sealed segment back."""
+    """It is beyond ``retention_bytes``, counted from the newest sealed segment back."""
 
 
 class RetentionHold(StrEnum):
-    """Why a segment that is wanted gone stays."""
+    """Why a segment that should be deleted stays."""
 
     NOT_UPLOADED = "not uploaded"
     """The log has a cloud tier, and no manifest names all of the segment yet."""
@@ -45,63 +45,63 @@ class RetentionHold(StrEnum):
 
 
 class Pin(NamedTuple):
-    """A promise that an offset and all behind it stays."""
+    """A promise that an offset and everything after it stays."""
 
     offset: int
     """First offset needed."""
     holder: str
-    """Who needs it, for people: ``"cursor billing"``."""
+    """The holder, for operators: ``"cursor billing"``."""
     expires_us: int | None = None
-    """When the promise ends by itself, in microseconds since 1970 UTC; None for never."""
+    """When the promise expires, in microseconds since 1970 UTC; None for never."""
 
 
 class Decision(NamedTuple):
-    """What becomes of one segment that is wanted gone."""
+    """The decision on one segment that should be deleted."""
 
     start: int
     limit: int
     data_bytes: int
     reason: Reason
     hold: RetentionHold | None = None
-    """None if it goes."""
+    """None if it is deleted."""
     holder: str | None = None
     """The pin's holder, if a pin holds it."""
 
     def __str__(self) -> str:
         what = f"segment [{self.start}, {self.limit}) of {self.data_bytes} bytes"
         if self.hold is None:
-            return f"{what} goes: {self.reason}"
+            return f"{what} is deleted: {self.reason}"
         by = f" by {self.holder}" if self.holder else ""
-        return f"{what} should go ({self.reason}) but stays: {self.hold}{by}"
+        return f"{what} should be deleted ({self.reason}) but is kept: {self.hold}{by}"
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """What retention does now, and when to ask again."""
+    """What retention does now, and when to plan again."""
 
     head: int
-    """The head to make durable; the present one if nothing moves it."""
+    """The head to make durable; the current one if it does not move."""
     decisions: tuple[Decision, ...] = ()
-    """Segments wanted gone, oldest first: those that go, then those that are held."""
+    """Segments that should be deleted, oldest first: those that are, then those that are held."""
     seals_active: bool = False
-    """Whether the active segment is to be sealed because all of it has expired."""
+    """Whether to seal the active segment because all of it has expired."""
     due_us: int | None = None
     """When time alone may change the plan, in microseconds since 1970 UTC; None for never."""
     limit: int = 0
-    """Offset after the last record that it knows of."""
+    """Offset after the last record that the plan considered."""
 
     @property
     def dropped(self) -> tuple[Decision, ...]:
-        """The segments that go, oldest first."""
+        """The segments that are deleted, oldest first."""
         return tuple(decision for decision in self.decisions if decision.hold is None)
 
     def changes(self, head: int) -> bool:
-        """Whether there is anything to do, or to ask pins about, for a log with that head."""
+        """Whether there is anything to do, or to check against pins, for a log with that head."""
         return self.head > head or self.seals_active or bool(self.decisions)
 
     @property
     def held(self) -> Decision | None:
-        """The oldest segment that is held, if any; those behind it wait for it."""
+        """The oldest segment that is held, if any; later ones wait for it."""
         return next((decision for decision in self.decisions if decision.hold is not None), None)
 
 
@@ -116,10 +116,10 @@ def plan_retention(
     uploaded_limit: int | None,
     pins: Iterable[Pin] = (),
 ) -> RetentionPlan:
-    """Decide what becomes of each segment.
+    """Decide on each segment.
 
-    ``sealed`` is in offset order, ``active`` is what sealing would now record of the active segment,
-    ``head`` the head so far. ``uploaded_limit`` is None for a log without a tier.
+    ``sealed`` is in offset order, ``active`` is the summary that sealing would now write for the active
+    segment, ``head`` the current head. ``uploaded_limit`` is None for a log without a tier.
     """
     pin = lowest(pins, now_us)
     age_us = None
@@ -149,7 +149,7 @@ def plan_retention(
             if not seals_active:
                 decisions.append(decision)
     held = next((found for found in decisions if found.hold is not None), None)
-    if held is not None:  # those behind it wait for it, whatever their age
+    if held is not None:  # later ones wait for it, whatever their age
         due_us = pin.expires_us if pin is not None and held.hold is RetentionHold.PINNED else None
     limits = [found.limit for found in decisions if found.hold is None]
     return RetentionPlan(max([head, *limits]), tuple(decisions), seals_active, due_us, active.limit)
@@ -164,11 +164,11 @@ def plan_trim(
     uploaded_limit: int | None,
     pins: Iterable[Pin] = (),
 ) -> int:
-    """Return where the head comes to lie if all below ``before`` is to go.
+    """Return the new head for a trim of everything below ``before``.
 
-    Exactly at ``before``, also inside a segment; lower for a pin or, with a tier, for records that are
-    not uploaded; never lower than ``head``. Raises OffsetNotWrittenError for an offset beyond the
-    durable limit. The durable limit itself is allowed: then the log holds no record.
+    Exactly ``before``, also inside a segment; lower for a pin or, with a tier, for records not yet
+    uploaded; never lower than ``head``. Raises OffsetNotWrittenError for an offset beyond the durable
+    limit. The durable limit itself is allowed: then the log is empty.
     """
     if isinstance(before, bool) or not isinstance(before, int):
         raise TypeError(f"before must be an offset, not {before!r}")
@@ -189,7 +189,7 @@ def plan_trim(
 
 
 def lowest(pins: Iterable[Pin], now_us: int) -> Pin | None:
-    """Return the pin that holds most among those that have not expired, or None."""
+    """Return the lowest pin that has not expired, or None."""
     alive = (pin for pin in pins if pin.expires_us is None or pin.expires_us > now_us)
     return min(alive, key=lambda pin: pin.offset, default=None)
 
@@ -197,9 +197,9 @@ def lowest(pins: Iterable[Pin], now_us: int) -> Pin | None:
 def _decide(
     summary: SegmentSummary, reason: Reason, uploaded_limit: int | None, pin: Pin | None
 ) -> Decision:
-    """Return the decision on a segment that is wanted gone."""
+    """Return the decision on a segment that should be deleted."""
     hold, holder = None, None
-    if reason is not Reason.TRIMMED:  # what is trimmed cannot be read any more by anybody
+    if reason is not Reason.TRIMMED:  # trimmed records can no longer be read
         if uploaded_limit is not None and summary.limit > uploaded_limit:
             hold = RetentionHold.NOT_UPLOADED
         elif pin is not None and summary.limit > pin.offset:

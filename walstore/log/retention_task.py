@@ -1,13 +1,13 @@
 """Retention: the task that deletes segments, and ``trim``. On the event loop; plans in ``retention_plan.py``.
 
-What is decided is decided on the writer's thread, between two commits and under the locks of the pins, by
-:class:`_RetentionDecision`, and made durable there before a file goes. The task sleeps until something was
-sealed, uploaded or unpinned, and with an age limit until exactly the moment at which the oldest segment
-expires. Without an age limit it never sets a timer.
+:class:`_RetentionDecision` decides on the writer's thread, between two commits and under the locks of
+the pins, and makes the decision durable there before a file is removed. The task sleeps until a segment
+was sealed, uploaded or unpinned, and with an age limit until exactly the time at which the oldest
+segment expires. Without an age limit it never sets a timer.
 
 Invariants (tests/walstore/log/test_retention_task.py)
-  R1  No record at or above a pin goes, also if the pin is made while retention decides.
-  R2  With a tier, no record goes that is not uploaded.
+  R1  No record at or above a pin is removed, also if the pin is made while retention decides.
+  R2  With a tier, no record is removed before it is uploaded.
   R3  The head is durable before a file below it is removed, and never goes back.
 """
 
@@ -37,14 +37,14 @@ logger = logging.getLogger("walstore")
 _LEAST_PAUSE_SECONDS: Final = 0.005
 _MOST_PAUSE_SECONDS: Final = 1.0
 _ATTEMPTS: Final = 12
-"""About five seconds of pauses; whoever moves a cursor needs milliseconds."""
+"""About five seconds of pauses; moving a cursor takes milliseconds."""
 _LEAST_SECONDS: Final = 1e-6
 _LEAST_RECHECK_SECONDS: Final = 60.0
 _RECHECK_PART: Final = 16
 
 
 class HeadKeeper(Protocol):
-    """What retention asks of :class:`walstore.append.tail.Tail`. Blocking; only on the writer's thread."""
+    """What retention needs of :class:`walstore.append.tail.Tail`. Blocking; only on the writer's thread."""
 
     head: int
     """First retained offset."""
@@ -54,26 +54,25 @@ class HeadKeeper(Protocol):
         """Every offset below it is synced."""
 
     def summaries(self) -> list[SegmentSummary]:
-        """Return the sealed segments, oldest first, and behind them the active one as sealing it now
-        would record it."""
+        """Return the sealed segments, oldest first, then the active one as sealing would now record it."""
 
     def show_head(self, limit: int) -> bool:
-        """Tell other processes that ``limit`` is the head, before it is; return whether they see it."""
+        """Show ``limit`` to other processes as the head before it is; return whether they see it."""
 
     def advance_head(self, limit: int) -> list[int]:
         """Make ``limit`` the head, durably, and give up the sealed segments wholly below it.
 
-        Returns their first offsets. Does nothing if there is nothing to do. WalError if the head cannot be
-        made durable now: then nothing was given up.
+        Returns their first offsets. Does nothing if there is nothing to do. WalError if the head cannot
+        be made durable now: then no segment was given up.
         """
 
 
 class HeadWriter(Protocol):
-    """What retention asks of :class:`walstore.append.writer.Writer`."""
+    """What retention needs of :class:`walstore.append.writer.Writer`."""
 
     async def advance_head(self, decide: Callable[[HeadKeeper], list[int]]) -> None:
-        """Run ``decide`` on the writer's thread between two commits, tell the listener the head that
-        it left, and remove the segments it returned. WalError if the log has failed or closes."""
+        """Run ``decide`` on the writer's thread between two commits, pass the resulting head to the
+        listener, and remove the segments it returned. WalError if the log has failed or closes."""
 
     async def rotate(self) -> None:
         """Seal the active segment if it holds records."""
@@ -101,19 +100,19 @@ class Retention:
         self._pins = pins
         self._is_tiered = is_tiered
         self.plan: RetentionPlan | None = None
-        """The latest plan, which says what is held and by whom; None before the first."""
+        """The latest plan, with the held segments and their holders; None before the first."""
         self.dropped_segments = 0
         """Segments deleted since the log was opened."""
         self.dropped_bytes = 0
         """Bytes of batches in them."""
 
     async def run(self) -> None:
-        """Delete what may go, until cancelled or until the log fails. For the log's task group.
+        """Delete expired segments until cancelled or until the log fails. For the log's task group.
 
-        Cancelled while it deletes, what was begun is finished.
+        If cancelled during a deletion, it finishes that first.
         """
         is_limited = self._seconds is not None or self._bytes is not None
-        with contextlib.suppress(WalError):  # the log failed; others are told
+        with contextlib.suppress(WalError):  # the log failed; its waiters get the error
             while True:
                 self._state.shrinkable.clear()
                 if is_limited or self._has_trimmed():
@@ -128,15 +127,15 @@ class Retention:
     async def trim(self, before: int) -> int:
         """Remove all records below ``before`` and return the new head.
 
-        The head is then exactly ``before``, unless a pin or, with a tier, a record that is not
-        uploaded stops it earlier, or it was higher already. It is durable when this returns. Files that
-        lie wholly below it are deleted; one in which it lies goes once it does not any more. With a
-        tier only this disk is concerned.
+        The head is then exactly ``before``, unless a pin or, with a tier, a record not yet uploaded
+        keeps it lower, or it was higher already. It is durable when this returns. Files wholly below it
+        are deleted; the file that contains it is deleted once the head has passed it. A tier's copy is
+        not affected.
 
         Raises TypeError, OffsetNotWrittenError for an offset beyond the durable limit,
         StorageUnavailableError if the cursors cannot be read, WalLockedError if another process keeps
         them locked for seconds, DiskFullError or OutcomeUnknownError if a write failed the log, and
-        WalClosedError. Cancelled, the head may have moved or may yet.
+        WalClosedError. If cancelled, the head may have moved or may still move.
         """
         uploaded_limit = self._uploaded_limit()
 
@@ -152,13 +151,13 @@ class Retention:
             return RetentionPlan(head)
 
         head = (await self._decide(plan)).head
-        logger.info("%d is the new head; trimming below %d was asked for", head, before)
+        logger.info("%d is the new head; trimming below %d was requested", head, before)
         return head
 
     # -- inside ------------------------------------------------------------------------------
 
     def _has_trimmed(self) -> bool:
-        """Whether a sealed segment lies below the head: it held the head while it was active."""
+        """Whether a sealed segment is below the head: it contained the head while it was active."""
         oldest = self._state.segments.peekitem(0)[1].summary
         return oldest is not None and oldest.limit <= self._state.head
 
@@ -166,7 +165,7 @@ class Retention:
         return self._state.uploaded.value if self._is_tiered else None
 
     async def _shrink(self) -> RetentionPlan | None:
-        """Drop what may go. None if the pins could not be learned: then nothing was dropped."""
+        """Drop expired segments. None if the pins could not be read: then nothing was dropped."""
         uploaded_limit = self._uploaded_limit()
 
         def plan(tail: HeadKeeper, now_us: int, pins: Sequence[Pin]) -> RetentionPlan:
@@ -214,7 +213,7 @@ class Retention:
         raise AssertionError("unreachable")
 
     async def _wait(self, plan: RetentionPlan | None) -> None:
-        """Return when the plan may be another."""
+        """Return when the plan may have changed."""
         shrinkable = self._state.shrinkable
         seconds = self._seconds_left(plan)
         if seconds is not None:
@@ -223,7 +222,7 @@ class Retention:
                 await shrinkable.wait()
                 timer.cancel()
         elif plan is not None and self._seconds is not None and plan.held is None:
-            # Not a record is left. The first one brings the next deadline.
+            # No record is left. The next one sets the next deadline.
             with contextlib.suppress(WalError):
                 await self._state.visible.wait(plan.limit + 1)
         else:
@@ -234,7 +233,7 @@ class Retention:
         self._state.shrinkable.set()
 
     def _seconds_left(self, plan: RetentionPlan | None) -> float | None:
-        """Return how long nothing changes by time alone; None for ever. Always, without an age limit."""
+        """Return how long nothing changes by time alone; None for ever, as without an age limit."""
         if self._seconds is None:
             return None
         now_us = self._clock.now_us()
@@ -244,19 +243,19 @@ class Retention:
         left = None if plan.due_us is None else max((plan.due_us - now_us) / 1e6, _LEAST_SECONDS)
         if plan.held is None or plan.held.hold is not RetentionHold.PINNED:
             return left
-        # A cursor may be moved by another process, of which we do not hear.
+        # Another process may move a cursor without any signal here.
         return recheck if left is None else min(left, recheck)
 
 
 class _Planner(Protocol):
-    """Makes a plan from what the tail says; called on the writer's thread."""
+    """Makes a plan from the state of the tail; called on the writer's thread."""
 
     def __call__(self, tail: HeadKeeper, now_us: int, pins: Sequence[Pin], /) -> RetentionPlan: ...
 
 
 @dataclass(slots=True)
 class _RetentionDecision:
-    """One look at the log on the writer's thread. Raises only what the tail does, which fails the log."""
+    """One decision on the writer's thread. Raises only errors of the tail, which fail the log."""
 
     pins: LogPins
     now_us: int
@@ -268,7 +267,7 @@ class _RetentionDecision:
     dropped_bytes: int = 0
 
     def __call__(self, tail: HeadKeeper) -> list[int]:
-        """Move the head as planned and return the segments to be removed."""
+        """Move the head as planned and return the segments to remove."""
         with contextlib.ExitStack() as held:
             try:
                 self.result = self.plan(tail, self.now_us, ())
@@ -283,11 +282,11 @@ class _RetentionDecision:
             sizes = {summary.start: summary.data_bytes for summary in tail.summaries()}
             try:
                 starts = tail.advance_head(self.result.head)
-            except WalError as error:  # the disk refused it for now; the log goes on
+            except WalError as error:  # the disk call failed for now; the log continues
                 self.result, self.error = None, error
                 tail.show_head(tail.head)
                 return []
-            if tail.head != self.result.head:  # no room to write it down
+            if tail.head != self.result.head:  # no room to write the head
                 self.result = replace(self.result, head=tail.head)
         self.dropped_segments = len(starts)
         self.dropped_bytes = sum(sizes[start] for start in starts)
@@ -295,7 +294,8 @@ class _RetentionDecision:
 
     @staticmethod
     def _show_and_confirm(tail: HeadKeeper, pins: HeldPins, refusal: OSError, head: int) -> None:
-        """Move the head though the cursors cannot be locked, since there are none. WalError if not."""
+        """Move the head although the cursors cannot be locked, since there are none. WalError if there may
+        be one."""
         if not tail.show_head(head):
             raise describe_upkeep(refusal, "the head cannot be moved")
         try:

@@ -1,4 +1,4 @@
-"""Shipping: what a log shows to the cloud tier: its records at the opening, and all that is to be shipped."""
+"""Shipping: a log as the cloud tier sees it: its records at opening, and the records to ship."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RecoveredRecords:
         """
         if position < self.head:
             raise OffsetTrimmedError(
-                "not on this disk any more",
+                "no longer on this disk",
                 requested=position,
                 head=self.head,
                 tail=self.durable_limit,
@@ -81,7 +81,7 @@ class Shipping:
 
     @property
     def wants_cloud(self) -> bool:
-        """Whether some caller waits for a record to reach the cloud."""
+        """Whether a caller is waiting for a record to reach the cloud."""
         return self._state.wants_cloud
 
     @property
@@ -103,7 +103,7 @@ class Shipping:
             await asyncio.wait((reached, self._state.draining), return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not reached.cancel() and not reached.cancelled():
-                reached.exception()  # a failed log drains; the failure is told elsewhere
+                reached.exception()  # a failed log drains; the failure is reported elsewhere
 
     async def wait_draining(self) -> None:
         """Return when the log is closing."""
@@ -118,10 +118,10 @@ class Shipping:
         return await self._source.read_local(position, limit, max_bytes)
 
     def advance_uploaded(self, limit: int) -> None:
-        """Tell the log that a manifest now names every offset below ``limit``."""
+        """Record that a manifest now names every offset below ``limit``."""
         self._writer.note_uploaded(limit)
         self._state.advance_uploaded(limit)
 
     def refuse_cloud(self, error: WalError) -> None:
-        """Tell callers that wait for the cloud why they should not; see the port."""
+        """Fail the callers that wait for the cloud; see the port."""
         self._state.refuse_cloud(error)

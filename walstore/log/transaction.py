@@ -1,8 +1,8 @@
 """Transaction: records of any total size that enter the log together or not at all.
 
-They gather in memory up to a budget and commit as one batch. Beyond it they go to a file of their own
-(:mod:`walstore.files.spill`), which becomes a segment at the commit. Until then they have no offset, nobody
-sees them, and other appends go on.
+They are kept in memory up to a budget and commit as one batch. Above it they are written to a file of
+their own (:mod:`walstore.files.spill`), which becomes a segment at the commit. Until then they have no
+offset and are invisible, and other appends continue.
 """
 
 from __future__ import annotations
@@ -26,49 +26,50 @@ if TYPE_CHECKING:
     from walstore.log.engine import Engine
 
 _LEAST_FRAME_BYTES: Final = 256 << 10
-"""Least size of a spilled batch: each costs one small write at the commit."""
+"""Minimum size of a spilled batch: each costs one small write at the commit."""
 
 
 class Transaction:
-    """An append in the making; see :meth:`walstore.Wal.transaction`. One task at a time, on the event loop
-    of the log: from another thread or event loop all methods raise WrongLoopError and change nothing.
+    """An append being built; see :meth:`walstore.Wal.transaction`. One task at a time, on the event
+    loop of the log: from another thread or event loop all methods raise WrongLoopError and change
+    nothing.
 
     Use it with ``async with``. If the block raises or is cancelled, everything is rolled back. If the
-    commit itself is cancelled, it may have happened all the same: ``span`` is set then.
+    commit itself is cancelled, it may still have happened: then ``span`` is set.
     """
 
-    def __init__(self, engine: Engine, terms: AppendConditions, level: Durability) -> None:
+    def __init__(self, engine: Engine, conditions: AppendConditions, level: Durability) -> None:
         """Not for callers; see :meth:`walstore.Wal.transaction`."""
         # Set once.
         self._engine = engine
-        self._terms = terms
+        self._conditions = conditions
         self._level = level
         settings = engine.settings
         self._memory_bytes = min(settings.transaction_memory_bytes, settings.channel_bytes)
         batch_bytes = min(settings.batch_bytes, settings.segment_bytes // 4)
         self._frame_bytes = max(batch_bytes, _LEAST_FRAME_BYTES)
         # Owned by the task that uses it.
-        self._draft = BatchBuilder(0)
+        self._builder = BatchBuilder(0)
         self._spill: Spill | None = None
         self._names: dict[str | None, None] = {}  # streams of records in the file, in order
         self._count = 0
         self._is_open = False
         self._failure: WalError | None = None
-        self._has_failed = False  # rather than rolled back by its user
+        self._has_failed = False  # as opposed to rolled back by its user
 
     @property
     def span(self) -> range | None:
         """Offsets of the records once they are committed; None before.
 
-        Without records: an empty range at the log's tail of that moment. Of a producer's repeated
-        transaction: the offsets it got the first time.
+        Without records: an empty range at the log's tail at the commit. For a producer's repeated
+        transaction: the original offsets.
         """
-        return self._terms.span
+        return self._conditions.span
 
     @property
     def is_duplicate(self) -> bool:
-        """Whether the commit found that a producer had committed it before."""
-        return self._terms.is_duplicate
+        """Whether the producer had committed it before."""
+        return self._conditions.is_duplicate
 
     async def append(
         self,
@@ -86,32 +87,32 @@ class Transaction:
         """
         if (
             get_ident() != self._engine.channel.thread
-        ):  # for each record; spilling looks at the loop, too
+        ):  # for each record; spilling also checks the loop
             self._engine.check_home()
         self._check_open()
         times = self._engine.timestamp(timestamp_us)
-        group = make_record(value, key, stream, headers, times)
+        request = make_record(value, key, stream, headers, times)
         limit = self._engine.settings.max_record_bytes
-        if group.size_bytes - RECORD_OVERHEAD_BYTES > limit:
+        if request.size_bytes - RECORD_OVERHEAD_BYTES > limit:
             raise RecordTooLargeError(
-                f"the record has {group.size_bytes - RECORD_OVERHEAD_BYTES} bytes; "
+                f"the record has {request.size_bytes - RECORD_OVERHEAD_BYTES} bytes; "
                 f"max_record_bytes is {limit}",
-                size_bytes=group.size_bytes - RECORD_OVERHEAD_BYTES,
+                size_bytes=request.size_bytes - RECORD_OVERHEAD_BYTES,
                 limit_bytes=limit,
             )
         threshold = self._memory_bytes if self._spill is None else self._frame_bytes
-        is_full = self._draft.size_bytes + group.size_bytes > threshold
+        is_full = self._builder.size_bytes + request.size_bytes > threshold
         if is_full:
             self._engine.check_home()
         place = self._count
-        self._draft.extend(group)
-        self._draft.size_bytes += group.size_bytes
+        self._builder.extend(request)
+        self._builder.size_bytes += request.size_bytes
         self._count = place + 1
         if is_full:
             try:
                 await self._write_out()
             except asyncio.CancelledError:
-                # Part of it may be missing in the file, and the caller may go on.
+                # Part of it may be missing in the file, and the caller may continue.
                 await self._roll_back_for(
                     WalClosedError("adding to the transaction was cancelled, so it was rolled back")
                 )
@@ -119,19 +120,19 @@ class Transaction:
         return place
 
     def set_registers(self, update: Mapping[str, str | None]) -> None:
-        """Set these registers too at the commit, or remove them with None; the last value counts.
+        """Also set these registers at the commit, or remove them with None; the last value counts.
 
-        They are copied. TypeError or ValueError for what cannot be a register, RuntimeError after the
-        commit. A transaction that is rolled back sets none.
+        They are copied. TypeError or ValueError for invalid registers, RuntimeError after the commit. A
+        transaction that is rolled back sets none.
         """
         self._engine.check_home()
         if self.span is not None:
             raise RuntimeError("the transaction is committed; make another to set registers")
         added = check_registers(update, "update")
-        self._terms.update = {**(self._terms.update or {}), **(added or {})} or None
+        self._conditions.update = {**(self._conditions.update or {}), **(added or {})} or None
 
     async def rollback(self) -> None:
-        """Forget everything now; leaving the block does nothing more. Twice is allowed."""
+        """Drop everything now; leaving the block then does nothing. Twice is allowed."""
         self._engine.channel.check_loop()
         if not self._is_open:
             return
@@ -161,7 +162,7 @@ class Transaction:
                 assert self._failure is not None
                 raise copy_error(
                     self._failure
-                )  # else whoever caught it inside would believe it committed
+                )  # else code that caught it inside would believe it committed
             return
         if error is not None:
             await self.rollback()
@@ -169,12 +170,12 @@ class Transaction:
         try:
             await self._commit()
         finally:
-            if self._terms.span is None:
+            if self._conditions.span is None:
                 await self.rollback()
             else:
                 self._is_open = False
                 self._engine.transactions_committed += 1
-                if self._terms.is_duplicate:
+                if self._conditions.is_duplicate:
                     await self._discard()
 
     # -- inside ------------------------------------------------------------------------------
@@ -185,37 +186,37 @@ class Transaction:
             spill = self._spill
             await self._blocking(spill.finish)
             names = list(self._names) or None
-            group = AppendRequest((), None, names, None, None, 0, self._terms, spill)
+            request = AppendRequest((), None, names, None, None, 0, self._conditions, spill)
         else:
-            draft = self._draft
-            draft.pad()
-            group = AppendRequest(
-                draft.values,
-                draft.keys,
-                draft.streams,
-                draft.headers,
-                draft.timestamps_us,
-                draft.size_bytes,
-                self._terms,
+            builder = self._builder
+            builder.pad()
+            request = AppendRequest(
+                builder.values,
+                builder.keys,
+                builder.streams,
+                builder.headers,
+                builder.timestamps_us,
+                builder.size_bytes,
+                self._conditions,
             )
-        await self._engine.submit(group, self._level)
+        await self._engine.submit(request, self._level)
 
     async def _write_out(self) -> None:
-        """Move what is in memory to the file, in batches of a size that readers can hold."""
+        """Move the records in memory to the file, in batches that fit readers' memory."""
         refusal = self._engine.disk_watch.refusal
         if refusal is not None:
             await self._roll_back_for(copy_error(refusal))
             raise copy_error(refusal)
-        draft, self._draft = self._draft, BatchBuilder(0)
-        draft.pad()
-        self._names.update(dict.fromkeys(draft.streams or ()))
+        builder, self._builder = self._builder, BatchBuilder(0)
+        builder.pad()
+        self._names.update(dict.fromkeys(builder.streams or ()))
         if self._spill is None:
             await self._open_spill()
         spill = self._spill
         assert spill is not None
         before = spill.size_bytes
         now_us = self._engine.clock.now_us()
-        for part in split(draft, self._frame_bytes):
+        for part in split(builder, self._frame_bytes):
             await self._blocking(spill.add, part, now_us)
         self._engine.spilled_bytes += spill.size_bytes - before
         self._engine.disk_watch.note_written(spill.size_bytes - before)
@@ -236,20 +237,20 @@ class Transaction:
             await self._fail(error)
 
     async def _fail(self, cause: OSError) -> None:
-        """Roll back because the disk refused; the log itself is not affected."""
+        """Roll back because a disk call failed; the log itself is not affected."""
         failure = describe_spill(cause)
         await self._roll_back_for(failure)
         raise copy_error(failure) from cause
 
     async def _roll_back_for(self, failure: WalError) -> None:
-        """Roll back because of a failure, which every later use is told, leaving the block included."""
+        """Roll back because of a failure, which every later use raises, including leaving the block."""
         self._failure = failure
         self._has_failed = True
         await self.rollback()
 
     async def _discard(self) -> None:
         """Delete the file; one left behind is deleted when the log closes or is opened again."""
-        self._draft = BatchBuilder(0)
+        self._builder = BatchBuilder(0)
         spill, self._spill = self._spill, None
         if spill is not None:
             with contextlib.suppress(WalClosedError, OSError):

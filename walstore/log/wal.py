@@ -1,4 +1,4 @@
-"""Wal: the public face of one log. Does no work itself; the parts behind it are in ``engine.py``."""
+"""Wal: the public interface of one log. Holds the append fast path; ``engine.py`` does the rest."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from walstore.validation.arguments import as_directory, as_int, as_moment_us, as
 class Wal(CursorMixin):
     """A write-ahead log in one directory, for one writing process.
 
-    Make one with :meth:`open`. All methods belong to the event loop that opened it: from another thread or
-    event loop they raise WrongLoopError, in a forked child WalClosedError. Only what is looked at without
-    waiting may be asked for on any thread: the offsets and limits, ``registers``, :meth:`streams` and
-    :meth:`statistics`. Appends from any number of tasks are committed together; they are never reordered,
-    split or interleaved.
+    Make one with :meth:`open`. All methods belong to the event loop that opened it: from another thread
+    or event loop they raise WrongLoopError, in a forked child WalClosedError. Only what needs no
+    waiting may be read on any thread: the offsets and limits, ``registers``, :meth:`streams` and
+    :meth:`statistics`. Appends from any number of tasks are committed together; they are never
+    reordered, split or interleaved.
     """
 
     @classmethod
@@ -68,11 +68,11 @@ class Wal(CursorMixin):
 
         Use as ``async with Wal.open(p) as wal`` or ``wal = await Wal.open(p)`` with a later
         ``await wal.aclose()``. ``tier`` ships the log to object storage (``uploader.CloudTier``).
-        ``metrics`` shows it to a monitoring system (``walstore.metrics.PrometheusMetrics``).
+        ``metrics`` exports its counters to a monitoring system (``walstore.metrics.PrometheusMetrics``).
 
-        Raises TypeError or InvalidSettingsError at once for a path that is none, such as a URL, ``""``
-        or ``"~/x"``. Opening raises WalLockedError if it is open elsewhere, CorruptionError if synced
-        records are damaged (nothing is changed then), FormatVersionError for files of a newer version,
+        Raises TypeError or InvalidSettingsError at once for an invalid path, such as a URL, ``""`` or
+        ``"~/x"``. Opening raises WalLockedError if the log is open elsewhere, CorruptionError if synced
+        records are damaged (then nothing is changed), FormatVersionError for files of a newer version,
         DiskFullError, StorageUnavailableError for a directory that cannot be written, and what the tier
         raises: FencedError if another directory took it over.
         """
@@ -104,12 +104,12 @@ class Wal(CursorMixin):
         shortest_poll_seconds: float = SHORTEST_POLL_SECONDS,
         longest_poll_seconds: float = LONGEST_POLL_SECONDS,
     ) -> Opening[ReadonlyWal]:
-        """Open the log in directory ``path`` for reading, beside its writer and without its lock.
+        """Open the log in directory ``path`` for reading, next to its writer and without its lock.
 
-        For other processes on the machine: sees what is durable, follows the log through rotation,
-        trim, and crash and restart of its writer, and changes nothing but cursors. While somebody waits
-        for records it looks for them every ``shortest_poll_seconds`` at first and every
-        ``longest_poll_seconds`` once nothing came for a while; else nothing runs. See docs/readonly.md.
+        For other processes on the machine: sees durable records, follows the log through rotation,
+        trim, and crash and restart of its writer, and changes nothing but cursors. While a caller waits
+        for records it polls every ``shortest_poll_seconds`` at first, slowing down to every
+        ``longest_poll_seconds`` while none arrive; otherwise nothing runs. See docs/readonly.md.
 
         Raises LogNotFoundError if there is no log, CorruptionError, FormatVersionError,
         StorageUnavailableError, InvalidSettingsError.
@@ -131,16 +131,16 @@ class Wal(CursorMixin):
         tier: Tier | None,
         fs: FileSystem,
         clock: Clock,
-        host: LogResources,
+        resources: LogResources,
         metrics: Metrics | None = None,
         name: str = "",
     ) -> Wal:
-        """Open a log that lives in a store; for :class:`walstore.WalStore`."""
-        wal = cls(await open_engine(path, settings, tier, fs, clock, host))
+        """Open a log of a store; for :class:`walstore.WalStore`."""
+        wal = cls(await open_engine(path, settings, tier, fs, clock, resources))
         return await wal._observed_by(metrics, name)
 
     async def _observed_by(self, metrics: Metrics | None, name: str) -> Self:
-        """Let metrics observe this log; if they refuse, close it again."""
+        """Attach metrics to this log; close it again if that fails."""
         if metrics is not None:
             try:
                 self._engine.writer.observer = metrics.attach(self, name)
@@ -153,7 +153,8 @@ class Wal(CursorMixin):
         """Not for callers; see :meth:`open`."""
         # Set once at open.
         self.path = engine.path
-        """The log's directory, as an absolute path; one that is moved is followed, this path is not."""
+        """The log's directory as an absolute path. The log follows a directory that is moved; this path
+        stays."""
         self.settings = engine.settings
         """As given to :meth:`open`."""
         self.recovery: Recovery = engine.opened.recovery
@@ -181,28 +182,28 @@ class Wal(CursorMixin):
     ) -> int:
         """Append one record and return its offset once it is as safe as ``durability`` says.
 
-        ``value`` may be empty. ``timestamp_us`` defaults to the time of the commit; one that is older
-        than the log's last record is raised to that record's. ``durability`` defaults to the log's.
+        ``value`` may be empty. ``timestamp_us`` defaults to the time of the commit; one older than the
+        log's last record is raised to that record's. ``durability`` defaults to the log's.
 
-        Waits, in turn with others, while the channel is full. Cancelled before that wait ends,
-        nothing was appended; cancelled later, the record is in the log all the same: cancelled is
-        not "not written". Raises TypeError or ValueError for bad arguments, RecordTooLargeError
-        (it took no offset), WalClosedError, DiskFullError, StorageUnavailableError and
-        OutcomeUnknownError, whose ``outcome`` tells what became of the record.
+        Waits, in turn with other callers, while the channel is full. If cancelled before that wait
+        ends, nothing was appended; if cancelled later, the record is appended nevertheless: cancelled
+        does not mean "not written". Raises TypeError or ValueError for bad arguments,
+        RecordTooLargeError (no offset was assigned), WalClosedError, DiskFullError,
+        StorageUnavailableError and OutcomeUnknownError; their ``outcome`` is the fate of the record.
         """
         level = self._durability if durability is None else self._engine.level(durability)
-        # Below another thread is noticed; in this one no other loop runs while the log's does. Asking for the
-        # running loop takes 180 ns.
+        # append_nowait() detects another thread; in this one no other loop runs while the log's does.
+        # Getting the running loop takes 180 ns.
         if not self._loop.is_running():
             self._channel.check_loop()
         try:
             offset = self.append_nowait(value, key, stream, headers, timestamp_us)
         except WouldBlock:
             times = self._engine.timestamp(timestamp_us)
-            group = make_record(value, key, stream, headers, times)
-            offset = (await self._engine.submit(group, Durability.MEMORY)).start
+            request = make_record(value, key, stream, headers, times)
+            offset = (await self._engine.submit(request, Durability.MEMORY)).start
         except StreamClosedError:
-            await self._engine.settle()  # else a crash might take back what the caller is told
+            await self._engine.settle()  # else a crash might undo what this error reports
             raise
         if level is Durability.DISK and self._engine.syncs_always:
             await self._state.durable.waiter(offset + 1)
@@ -225,21 +226,21 @@ class Wal(CursorMixin):
     ) -> range:
         """Append records as one atomic group and return their offsets.
 
-        After a crash all of them are in the log or none. The first options hold for each record. The
-        group may have up to ``channel_bytes``; for more, or for records with options of their own, see
-        :meth:`transaction`. An empty group is a ValueError.
+        After a crash all of them are in the log or none. ``key`` to ``timestamp_us`` apply to each
+        record. The group may have up to ``channel_bytes``; for more, or for records with options of
+        their own, see :meth:`transaction`. An empty group is a ValueError.
 
         With ``expect_offset`` the group is appended only if its first record gets that offset
         (OffsetMismatchError); with ``expect`` only if the registers have those values, None meaning
         absent (RegisterMismatchError). ``update`` sets registers, or removes them with None, together
-        with the records. Conditions are checked and the offsets given at one moment, so nothing can
-        come between; a group that is refused takes no offset. Else as :meth:`append`.
+        with the records. Conditions are checked and offsets assigned in one step, so nothing can come
+        between; a refused group takes no offset. Otherwise as :meth:`append`.
         """
-        terms = None
+        conditions = None
         if expect_offset is not None or expect is not None or update is not None:
-            terms = make_conditions(expect_offset, expect, update)
+            conditions = make_conditions(expect_offset, expect, update)
         return await self._engine.append_group(
-            values, key, stream, headers, timestamp_us, durability, terms
+            values, key, stream, headers, timestamp_us, durability, conditions
         )
 
     def append_nowait(
@@ -252,11 +253,11 @@ class Wal(CursorMixin):
     ) -> int:
         """Accept one record at level ``memory`` and return its offset; WouldBlock if there is no room.
 
-        Follow with :meth:`wait_durable` or :meth:`flush` to learn that it is safe. Else as
+        Await :meth:`wait_durable` or :meth:`flush` to know that it is safe. Otherwise as
         :meth:`append`.
         """
-        # Options are not keyword-only here and in append(): CPython 3.11 looks every omitted
-        # keyword-only argument up in a dict, which cost a third of this call.
+        # Options are not keyword-only here and in append(): CPython 3.11 looks up every omitted
+        # keyword-only argument in a dict, which cost a third of this call.
         if (
             type(value) is bytes
             and key is None
@@ -289,24 +290,24 @@ class Wal(CursorMixin):
         """Return a transaction: records of any total size that enter the log together or not at all.
 
         ``async with wal.transaction() as txn: await txn.append(...)``. Leaving the block commits; an
-        exception or a cancellation in it rolls back, as does a crash. Nothing is visible and no
-        offset is taken before the commit, and other appends go on meanwhile. The conditions are those
-        of :meth:`append_many`, checked at the commit. A transaction without records changes only
-        registers, or nothing: then it is a barrier behind which all that was accepted is durable.
+        exception or a cancellation in it rolls back, as does a crash. Nothing is visible and no offset
+        is assigned before the commit, and other appends continue meanwhile. The conditions are those of
+        :meth:`append_many`, checked at the commit. A transaction without records changes only
+        registers, or nothing: then it is a barrier after which everything accepted before is durable.
         """
-        terms = make_conditions(expect_offset, expect, update)
-        return Transaction(self._engine, terms, self._engine.level(durability))
+        conditions = make_conditions(expect_offset, expect, update)
+        return Transaction(self._engine, conditions, self._engine.level(durability))
 
     def producer(self, producer_id: str) -> Producer:
-        """Return an idempotent producer: an append that is repeated under its sequence number is in the
-        log once, across retries, crashes and reopening."""
+        """Return an idempotent producer: an append repeated with the same sequence number is in the log
+        once, across retries, crashes and reopening."""
         return Producer(self._engine, check_name(producer_id, "producer"))
 
     async def fence(self, owner: str, *, register: str = "fence") -> Fence:
         """Take the log over for ``owner``: appends through earlier fences fail with FencedError.
 
         The fence is a register, so it is durable, and independent fences have different names. It
-        binds those who append through it; other appends are not affected.
+        affects only appends made through a fence.
         """
         return await take_fence(self._engine, owner, register)
 
@@ -315,12 +316,12 @@ class Wal(CursorMixin):
     async def trim(self, before: int) -> int:
         """Remove all records below ``before`` from this disk and return the new head.
 
-        The head is then exactly ``before``, unless a cursor, a pin or, with a tier, a record that is
-        not uploaded holds it lower, or it was higher already. It is durable when this returns, and
-        never goes back. ``durable_limit`` empties the log; beyond it is an OffsetNotWrittenError.
-        Cancelled, the head may have moved or may yet. Raises also WalLockedError if another process
-        keeps the cursors locked for seconds, StorageUnavailableError if they cannot be read, DiskFullError
-        or OutcomeUnknownError if a write fails, which fails the log, and WalClosedError.
+        The head is then exactly ``before``, unless a cursor, a pin or, with a tier, a record not yet
+        uploaded keeps it lower, or it was higher already. It is durable when this returns, and never
+        moves back. ``durable_limit`` empties the log; a higher offset raises OffsetNotWrittenError. If
+        cancelled, the head may have moved or may still move. Also raises WalLockedError if another
+        process keeps the cursors locked for seconds, StorageUnavailableError if they cannot be read,
+        DiskFullError or OutcomeUnknownError if a write fails, which fails the log, and WalClosedError.
         """
         return await self._engine.retention.trim(as_int(before, "before"))
 
@@ -353,7 +354,7 @@ class Wal(CursorMixin):
     def streams(self) -> dict[str, StreamInfo]:
         """Return every stream that was opened or appended to, by name, in the order of opening.
 
-        It includes streams whose first record is accepted and not yet durable. May be called on any
+        Includes streams whose first record is accepted and not yet durable. May be called on any
         thread, also after closing.
         """
         return dict(self._channel.ledger.streams)
@@ -361,21 +362,22 @@ class Wal(CursorMixin):
     async def wait_durable(self, offset: int, durability: AnyDurability = "disk") -> None:
         """Return when the record at ``offset`` is as safe as ``durability`` says.
 
-        Raises OffsetNotWrittenError for an offset not assigned yet, and the log's failure. Cancelling
-        has no effect on the record.
+        Raises OffsetNotWrittenError for an offset not assigned yet, and the error of a failed log.
+        Cancelling has no effect on the record.
         """
         self._channel.check_assigned(as_int(offset, "offset"))
         await self._engine.wait(offset + 1, self._engine.level(durability))
 
     async def flush(self) -> None:
-        """Return when all that was accepted before the call is on disk."""
+        """Return when everything accepted before the call is on disk."""
         await self._engine.settle()
 
     async def rotate(self) -> None:
         """Seal the active segment now, if it holds records, and begin the next.
 
-        Returns when the sealed one is durable; cancelling does not stop the rotation. Raises DiskFullError
-        or OutcomeUnknownError if the disk refuses it, which fails the log, and WalClosedError.
+        Returns when the sealed one is durable; cancelling does not stop the rotation. Raises
+        DiskFullError or OutcomeUnknownError if the disk call fails, which fails the log, and
+        WalClosedError.
         """
         await self._engine.writer.rotate()
 
@@ -393,14 +395,14 @@ class Wal(CursorMixin):
         """Return a reader of durable records.
 
         ``start`` is ``"earliest"``, ``"latest"`` (the next record to become durable), an offset, or an
-        aware datetime: the first record at or after it, waited for if that time has not come. ``stop``
+        aware datetime: the first record at or after it, waiting for it if that time has not come. ``stop``
         is an exclusive last offset. ``follow`` waits for new records at the end; without it the
         iteration ends at the durable limit seen when it is reached. ``stream`` delivers only the records
         of that stream.
 
         With ``visibility="accepted"`` records are delivered as soon as they are accepted, for the
-        lowest latency: before their sync, so a crash may take back what was read, and another record
-        may get its offset. The time of a record that was given none is then not final.
+        lowest latency: before their sync, so a crash may lose records that were read, and other records
+        may get their offsets. The time of a record appended without one is then not final.
         """
         engine = self._engine
         if visibility not in ("durable", "accepted"):
@@ -439,7 +441,7 @@ class Wal(CursorMixin):
 
     @property
     def head(self) -> int:
-        """First retained offset, in whichever tier it lies; equals ``tail`` for an empty log."""
+        """First retained offset, in any tier; equals ``tail`` for an empty log."""
         return self._engine.source.head
 
     @property
@@ -459,12 +461,12 @@ class Wal(CursorMixin):
 
     @property
     def registers(self) -> Mapping[str, str]:
-        """The registers as they are durable; a snapshot that does not change."""
+        """The durable state of the registers; a snapshot that does not change."""
         return self._state.registers
 
     @property
     def visible_limit(self) -> int:
-        """Where readers stop: the durable limit, or behind what is written if ``sync`` is ``"os"``."""
+        """Where readers stop: the durable limit, or the end of what is written if ``sync`` is ``"os"``."""
         return self._state.visible.value
 
     @property
@@ -531,11 +533,11 @@ class Wal(CursorMixin):
         return self._engine.is_closing
 
     async def aclose(self) -> None:
-        """Drain and close: what was accepted is written and synced, then shipped if there is a tier.
+        """Drain and close: accepted records are written and synced, then shipped if there is a tier.
 
-        Twice is allowed. Cancelling the wait does not stop the closing. Raises WalClosedError with
-        the cause chained if the log had failed, since accepted records may be lost then. Open
-        transactions can no longer commit.
+        Twice is allowed. Cancelling the wait does not stop the closing. Raises WalClosedError with the
+        cause chained if the log had failed, since then accepted records may be lost. Open transactions
+        can no longer commit.
         """
         await self._engine.close()
 
@@ -555,7 +557,7 @@ class Wal(CursorMixin):
                 clock=engine.clock,
                 owner=engine.owner,
                 check_home=engine.check_home,
-                make_worker=engine.host.make_spilling,
+                make_worker=engine.resources.make_spilling,
             )
         return engine.cursors, engine.clock
 

@@ -1,7 +1,7 @@
 """Messages over several logs: published now, visible once their transaction commits.
 
-The layer uses only what every program can use of a log: appends, readers and registers. See
-docs/messages.md for the protocol, the outcome table and the bytes.
+The layer uses only the public interface of a log: appends, readers and registers. See docs/messages.md
+for the protocol, the outcome table and the format.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""CommittedReader: an iterator over the committed messages of one log. Reads; decides nothing itself."""
+"""CommittedReader: an iterator over the committed messages of one log. The sequencer decides; this
+reads."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ logger = logging.getLogger("walstore.messages")
 
 
 class ReadableLog(Protocol):
-    """What can be read: a ``Wal``, or a ``CloudLog``."""
+    """A log that can be read: a ``Wal``, or a ``CloudLog``."""
 
     def reader(
         self,
@@ -32,15 +33,15 @@ class ReadableLog(Protocol):
 
 
 class CommittedReader:
-    """Yields the committed messages of a log, each once, following the log if asked to.
+    """Yields the committed messages of a log, each once, and follows the log with ``follow=True``.
 
     Messages of one transaction come together, at the place of their acknowledgement, so offsets are not
     in order between producers; those of one producer are. A transaction that waits for its
-    acknowledgement keeps nobody else waiting. Records without a stamp are yielded where they lie.
+    acknowledgement delays no other producer. Records without a stamp are yielded at their place.
 
     Use with ``async for`` or ``anext``; one task at a time. Errors are those of
     :class:`walstore.Reader`, and FormatVersionError for a stamp of a newer version. After an error or a
-    cancellation it goes on with the first message not yet delivered.
+    cancellation it continues with the first message not yet delivered.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class CommittedReader:
         ring_bytes: int = RING_BYTES,
         horizon_seconds: float = HORIZON_SECONDS,
     ) -> None:
-        """Begin at ``start``, or where ``checkpoint`` was taken; ``start`` is not looked at then.
+        """Begin at ``start``, or where ``checkpoint`` was taken; then ``start`` is ignored.
 
         ``stop`` is an exclusive last offset, ``follow`` waits for new records at the end, both as for
         :meth:`walstore.Wal.reader`; the rest as for :class:`Sequencer`. A transaction whose first
-        messages lie below ``start`` is delivered without them; begin at "earliest" or at a checkpoint
+        messages are below ``start`` is delivered without them; begin at "earliest" or at a checkpoint
         where that matters.
         """
         self._log = log
@@ -110,10 +111,10 @@ class CommittedReader:
 
     @property
     def position(self) -> int:
-        """Every record below it is settled or pending; reading goes on there after a restart.
+        """Every record below it is settled or pending; reading continues there after a restart.
 
         It stays at an acknowledgement until the last message of its transaction was delivered and the
-        next one is asked for.
+        next one is requested.
         """
         if self._sequencer.position:
             return self._sequencer.position
@@ -129,8 +130,9 @@ class CommittedReader:
     def checkpoint(self) -> ReadCheckpoint:
         """Return where the messages delivered so far end, also in the middle of a transaction.
 
-        Save it together with what they caused, and give it to the next reader: it goes on with the
-        message behind the last one delivered. Keep the log from ``pin`` on until then.
+        Save it together with the results of the messages, and pass it to the next reader, which
+        continues with the message after the last one delivered. Keep the log from ``pin`` on until
+        then.
         """
         found = self._sequencer.checkpoint()
         return ReadCheckpoint(self.position, found.producers)

@@ -1,4 +1,4 @@
-"""CoordinatedTransaction: what a program sees of one transaction over several logs."""
+"""CoordinatedTransaction: the interface of one transaction over several logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from walstore.messages.publisher import Publisher
 
 
 class CoordinatedTransaction:
-    """Messages to several logs that become visible all or not at all.
+    """Messages to several logs that become visible all together or not at all.
 
     Made by :meth:`walstore.messages.Coordinator.transaction`.
     """
@@ -22,8 +22,8 @@ class CoordinatedTransaction:
         self._publisher: Publisher | None = publisher
         self._outputs = outputs
         self.position = position
-        """What to store with the commit, for example where the input was read up to; set it. As it was
-        before, unless set."""
+        """Value to store with the commit, for example the position of the input; set it. If it is not set,
+        the previous one stays."""
 
     async def publish(
         self,

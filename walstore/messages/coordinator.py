@@ -27,11 +27,11 @@ from walstore.runtime.resource import Opening
 
 
 class Coordinator:
-    """Publishes to several logs all or nothing, together with the position it has read up to.
+    """Publishes to several logs, all or nothing, together with the position of its input.
 
-    A transaction is committed at the moment at which the store has saved its state. Opening finishes
-    or rolls back what the program before left behind, and fences it off: exactly one coordinator can
-    save to a store, the one opened last. One transaction at a time, one event loop.
+    A transaction is committed when the store has saved its state. Opening finishes or rolls back the
+    unfinished work of the previous program, and fences it: only the coordinator opened last can save to
+    a store. One transaction at a time, one event loop.
     """
 
     @classmethod
@@ -45,10 +45,10 @@ class Coordinator:
         durability: AnyDurability = Durability.DISK,
         forget_missing: bool = False,
     ) -> Opening[Coordinator]:
-        """Take the store over, recover, and return a coordinator; to be awaited or entered.
+        """Take the store over, recover, and return a coordinator; await or enter the result.
 
-        ``outputs`` are all logs that transactions may publish to, among them those of the program
-        before: LogNotFoundError if one is not there, unless ``forget_missing`` says that it was deleted
+        ``outputs`` are all logs that transactions may publish to, including those of the previous
+        program: LogNotFoundError if one is missing, unless ``forget_missing`` says that it was deleted
         on purpose. Messages reach ``durability`` ("disk" or "cloud") before their transaction commits.
         Raises what the store and the logs raise.
         """
@@ -77,12 +77,12 @@ class Coordinator:
         self._durability = durability
         self._is_busy = False
         self._ended: WalClosedError | None = None
-        # Acknowledgements accepted and perhaps not on disk; the state that holds them must stay until.
+        # Acknowledgements accepted and perhaps not on disk; until they are, the state with them must stay.
         self._unsettled: dict[str, int] = {}
 
     @property
     def position(self) -> bytes | None:
-        """What the last committed transaction stored as its position; None before the first."""
+        """The position stored by the last committed transaction; None before the first."""
         return self._state.position
 
     @property
@@ -95,9 +95,9 @@ class Coordinator:
         """Open a transaction for an ``async with`` block: committed at its end, rolled back if it raises.
 
         ExpectationError if another one is open. WalClosedError if an earlier one failed such that only
-        opening again can tell its outcome, or finish it; if this one failed like that after it was
+        opening again can determine its outcome, or finish it; if this one failed like that after it was
         committed, the error's ``outcome`` is "durable". FencedError if another coordinator took over.
-        Cancelled while it commits, only opening again tells the outcome.
+        If cancelled while it commits, only opening again determines the outcome.
         """
         transaction = self._begin()
         try:
@@ -181,7 +181,8 @@ class Coordinator:
         self._unsettled = {}
 
     def _end(self, cause: BaseException) -> None:
-        """Refuse further transactions: only recovery can tell what became of this one, or finish it."""
+        """Refuse further transactions: only recovery can determine the outcome of this one, or finish
+        it."""
         self._ended = WalClosedError(
             "a transaction could not be ended; open the logs and the coordinator again to recover",
             reason="fenced" if isinstance(cause, FencedError) else "failed",
@@ -208,11 +209,11 @@ async def _open(
         missing = sorted(set(found.outputs) - set(names))
         if missing and not forget_missing:
             raise LogNotFoundError(
-                f"the program before published to the log {missing[0]}, which is not among the "
+                f"the previous program published to the log {missing[0]}, which is not among the "
                 "outputs; open it too, or say forget_missing=True if it is gone",
                 location=missing[0],
             )
-        # First the store is taken over: from here on nobody else can commit what is rolled back below.
+        # First take the store over: then no other program can commit what is rolled back below.
         claimed = dataclasses.replace(
             found,
             producers=(*found.producers, publisher.producer),

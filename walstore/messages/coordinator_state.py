@@ -1,4 +1,4 @@
-"""What a coordinator stores, as a value and as bytes, and where it may be stored. Pure."""
+"""The stored state of a coordinator, as a value and as bytes, and the port for its storage. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ VERSION: Final = 1
 class StateStore(Protocol):
     """A place for one small value that is replaced atomically and durably, by one owner at a time.
 
-    :class:`RegisterStore` is one. A table of a database that also holds what the transactions compute is
-    another: then state and results change in one step.
+    :class:`RegisterStore` is one. A database table that also contains the results of the transactions
+    is another: then state and results change in one step.
     """
 
     async def load(self) -> bytes | None:
@@ -26,23 +26,23 @@ class StateStore(Protocol):
     async def save(self, data: bytes) -> None:
         """Replace the value that this object loaded or saved last; durable on return.
 
-        FencedError if it is another one by now. Other errors of walstore tell by their ``outcome``
-        what became of it; any other exception counts as ``"unknown"``.
+        FencedError if the stored value is another one. The ``outcome`` of other walstore errors says
+        whether it was replaced; any other exception counts as ``"unknown"``.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorState:
-    """The truth about which transaction was committed last."""
+    """The authoritative record of the last committed transaction."""
 
     producers: tuple[bytes, ...]
-    """Who may have published since: the last is the current session's, the others are dead."""
+    """Producers that may have published since: the last is the current session's, the others are dead."""
     outputs: tuple[str, ...]
     """``log_id`` of every log that they may have published to."""
     intents: Mapping[str, bytes] = field(default_factory=dict)
     """Acknowledgements of the last committed transaction."""
     position: bytes | None = None
-    """What the last committed transaction stored with it."""
+    """The position stored by the last committed transaction."""
 
     def to_bytes(self) -> bytes:
         """Return the state as msgpack; docs/messages.md has the fields."""

@@ -1,4 +1,4 @@
-"""MessageClock: numbers that always grow and tell the time. Pure, but for the injected clock."""
+"""MessageClock: strictly increasing numbers that contain the time. Pure, except for the injected clock."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class MessageClock:
     """Gives each message of a publisher its clock value.
 
     A value is the wall time in units of 100 ns, shifted left by four bits; or the value before plus
-    one, if that is more. So values increase strictly even if the wall clock stands still or goes back,
-    and run ahead of it only beyond 160 values a microsecond. One event loop; nothing is awaited.
+    one, if that is more. So values increase strictly even if the wall clock stops or goes back, and run
+    ahead of it only above 160 values per microsecond. One event loop; nothing is awaited.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.last = 0
-        """The value given last; 0 before the first."""
+        """The last value returned; 0 before the first."""
 
     def tick(self) -> int:
         """Return the next value, at least 1."""

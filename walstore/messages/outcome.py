@@ -1,4 +1,4 @@
-"""Outcome: what a record meant for the transaction of its producer. The table is in docs/messages.md."""
+"""Outcome: the effect of a record on the transaction of its producer. The table is in docs/messages.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """What :meth:`walstore.messages.Sequencer.step` made of a record."""
+    """The effect of a record, returned by :meth:`walstore.messages.Sequencer.step`."""
 
     UNTRACKED = "untracked"
     """No stamp, or clock 0: committed, and not checked for duplicates."""
@@ -21,10 +21,10 @@ class Outcome(StrEnum):
     SPAN_EXTENDED = "span_extended"
     """CONTINUE, a further one: pending."""
     ROLLED_BACK = "rolled_back"
-    """ACK with the clock settled last: what was pending is dropped."""
+    """ACK with the clock settled last: pending messages are dropped."""
     ROLLED_BACK_TO_EARLIER = "rolled_back_to_earlier"
-    """ACK below the clock settled last: the producer's program went back to an older state. What was
-    pending is dropped, and what it publishes anew is delivered again: at least once from here on."""
+    """ACK below the clock settled last: the producer's program returned to an older state. Pending messages
+    are dropped, and messages it publishes again are delivered again: at least once from here on."""
     ACK_EMPTY = "ack_empty"
     """ACK with a new clock and nothing pending."""
     COMMITTED_FROM_RING = "committed_from_ring"
@@ -32,11 +32,11 @@ class Outcome(StrEnum):
     COMMITTED_BY_REPLAY = "committed_by_replay"
     """ACK of a span whose beginning must be read again."""
     ABORTED = "aborted"
-    """ABORT: what was pending is dropped."""
+    """ABORT: pending messages are dropped."""
 
     @property
     def commits(self) -> bool:
-        """Whether there are messages to be taken from the sequencer now."""
+        """Whether there are messages to take from the sequencer now."""
         return self in _COMMITS
 
 

@@ -1,4 +1,4 @@
-"""Producers: what a sequencer remembers of each producer of one log. Pure."""
+"""Producers: the state that a sequencer keeps for each producer of one log. Pure."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ _FIRST_PRUNING: Final = 64
 
 @dataclass(slots=True)
 class Partial:
-    """State of one producer, with fields as in :class:`ProducerState`, that changes as records come."""
+    """Mutable state of one producer, with fields as in :class:`ProducerState`."""
 
     acked: int
     newest: int
     begin: int = 0
     seen_us: int = 0
     run: deque[Held] = field(default_factory=deque)
-    """The tail end of the pending span, as far as the ring had room."""
+    """The end of the pending span, as far as the ring had room."""
 
     def settle(self, clock: int) -> None:
-        """Note that everything up to a clock is settled and nothing is pending."""
+        """Record that everything up to a clock is settled and nothing is pending."""
         self.begin = 0
         self.acked = clock
         self.newest = max(self.newest, clock)
 
     def go_back(self, clock: int) -> None:
-        """Note that nothing behind a clock counts any more, and nothing is pending."""
+        """Record that nothing after a clock counts any more, and nothing is pending."""
         self.begin = 0
         self.acked = self.newest = clock
 
 
 class Producers:
-    """All producers that were seen within the horizon, or have messages pending."""
+    """All producers that were seen within the horizon or have pending messages."""
 
     def __init__(self, states: Mapping[bytes, ProducerState], *, horizon_seconds: float) -> None:
-        """Begin with what a checkpoint remembers."""
+        """Begin with the state of a checkpoint."""
         self._partials = {name: Partial(*state) for name, state in states.items()}
         self._horizon_us = int(horizon_seconds * 1e6)
         self._now_us = max((one.seen_us for one in self._partials.values()), default=0)
         self._prune_at = _FIRST_PRUNING
 
     def advance(self, timestamp_us: int) -> None:
-        """Note the time of the newest record of the log; all times here are of its records."""
+        """Record the time of the newest record of the log; all times here are those of records."""
         self._now_us = max(self._now_us, timestamp_us)
 
     def get(self, producer: bytes) -> Partial | None:
-        """Return a producer and note that it was seen just now; None if it is not known."""
+        """Return a producer and mark it as seen now; None if it is not known."""
         partial = self._partials.get(producer)
         if partial is not None:
             partial.seen_us = self._now_us
@@ -66,7 +66,7 @@ class Producers:
         return partial
 
     def prune(self) -> None:
-        """Forget who is idle; never one with pending messages, since its ACK may still come."""
+        """Forget idle producers; never one with pending messages, since its ACK may still come."""
         oldest_us = self._now_us - self._horizon_us
         idle = [
             name
@@ -77,12 +77,12 @@ class Producers:
             del self._partials[name]
 
     def states(self) -> dict[bytes, ProducerState]:
-        """Return what a checkpoint must remember."""
+        """Return the state to store in a checkpoint."""
         return {
             name: ProducerState(one.acked, one.newest, one.begin, one.seen_us)
             for name, one in self._partials.items()
         }
 
     def pending(self) -> dict[bytes, int]:
-        """Return who has messages pending, and at which offset these begin."""
+        """Return the producers with pending messages, and the offset at which these begin."""
         return {name: one.begin for name, one in self._partials.items() if one.begin}

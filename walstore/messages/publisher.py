@@ -1,4 +1,4 @@
-"""Publisher: stamps messages and appends them, so that each log holds them in clock order."""
+"""Publisher: stamps messages and appends them in clock order to each log."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from walstore.runtime.clock import SystemClock
 from walstore.settings import parse_durability
 
 AckIntents = dict[str, bytes]
-"""Acknowledgements to be sent: the stamp for each log, by its ``log_id``."""
+"""Acknowledgements to send: the stamp for each log, by its ``log_id``."""
 
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """One log and what this publisher did to it."""
+    """One log and the state of this publisher in it."""
 
     log: Wal
     is_transactional: bool
@@ -29,21 +29,22 @@ class _Lane:
     """Held from the stamp to its acceptance, so that clock order is offset order."""
     in_flight: int = 0
     last_offset: int = 0
-    """Of the last accepted message; 0 if none."""
+    """Clock of the last accepted message; 0 if none."""
     is_pending: bool = False
-    """Whether it holds messages of the current transaction."""
+    """Whether it contains messages of the current transaction."""
 
 
 class Publisher:
     """Publishes messages to any number of logs under one producer id.
 
-    Two ways, of which each log sees one: :meth:`publish_committed` for messages that stand alone, and
-    :meth:`publish_uncommitted` for those of a transaction, which readers of committed messages see
-    after :meth:`ack`. The order of a transaction is: publish, :meth:`wait_durable`,
-    :meth:`build_ack_intents`, store the intents, :meth:`ack`. A program that dies between the last
-    two is finished by :func:`walstore.messages.send_intents`; :class:`Coordinator` does all of that.
+    There are two ways, and each log uses one of them: :meth:`publish_committed` for independent
+    messages, and :meth:`publish_uncommitted` for those of a transaction, which readers of committed
+    messages see after :meth:`ack`. The order of a transaction is: publish, :meth:`wait_durable`,
+    :meth:`build_ack_intents`, store the intents, :meth:`ack`. After a crash between the last two,
+    :func:`walstore.messages.send_intents` finishes the transaction; :class:`Coordinator` does all of
+    that.
 
-    One event loop. Nothing is held that must be released.
+    Belongs to one event loop. There is nothing to release.
     """
 
     def __init__(
@@ -96,11 +97,11 @@ class Publisher:
     ) -> int:
         """Append a message of the current transaction; return its offset when it is accepted.
 
-        It becomes visible to committed readers with :meth:`ack`, which needs :meth:`wait_durable`
-        before. Errors and cancellation as for :meth:`walstore.Wal.append`; after either, the message
-        may be in the log, and the transaction should be rolled back with :meth:`abort`.
-        ExpectationError between :meth:`build_ack_intents` and :meth:`ack`, and if this publisher
-        uses :meth:`publish_committed` in the log: mixing would roll the transaction back.
+        Committed readers see it after :meth:`ack`, which must follow :meth:`wait_durable`. Errors and
+        cancellation as for :meth:`walstore.Wal.append`; after either, the message may be in the log,
+        and the transaction should be rolled back with :meth:`abort`. ExpectationError between
+        :meth:`build_ack_intents` and :meth:`ack`, and if this publisher uses :meth:`publish_committed`
+        in the log: mixing would roll the transaction back.
         """
         self._check_open()
         lane = self._lane(log, is_transactional=True)
@@ -122,12 +123,12 @@ class Publisher:
                 await lane.log.wait_durable(lane.last_offset, durability)
 
     def build_ack_intents(self) -> AckIntents:
-        """Return the acknowledgements of the current transaction: one for each log it touched.
+        """Return the acknowledgements of the current transaction: one for each of its logs.
 
-        Store them before :meth:`ack`, in one step with whatever the transaction was computed from:
-        once that has succeeded the transaction is committed, whatever happens to this program. Until
-        then nothing more can be published uncommitted. ExpectationError while a message is being
-        published, and if there are intents that were not sent.
+        Store them before :meth:`ack`, in one step with the input position of the transaction: once that
+        has succeeded the transaction is committed, whatever happens to this program. Until :meth:`ack`
+        nothing more can be published uncommitted. ExpectationError while a message is being published,
+        and if there are unsent intents.
         """
         self._check_open()
         if any(lane.in_flight for lane in self._lanes.values()):
@@ -145,8 +146,8 @@ class Publisher:
         """Send the acknowledgements; return their offsets by ``log_id`` when all are accepted.
 
         Readers see the transaction in a log when its acknowledgement is durable there. Wait for that
-        before the stored intents are replaced. If a log fails, the rest can be sent by calling again;
-        what is sent twice has no effect the second time. ExpectationError for a transaction whose
+        before replacing the stored intents. If a log fails, call this again to send the rest; an
+        acknowledgement sent twice has no further effect. ExpectationError for a transaction whose
         intents were not built.
         """
         if not self._intents and self._pending():
@@ -162,10 +163,11 @@ class Publisher:
         return offsets
 
     async def abort(self) -> None:
-        """Roll the current transaction back, in every log it touched; drop intents not sent.
+        """Roll the current transaction back in all of its logs; drop unsent intents.
 
-        Not once the intents may have been stored: the transaction is committed then. If logs fail, the
-        others are done first and the first error is raised; their pending messages stay invisible.
+        Not allowed once the intents may have been stored: then the transaction is committed. If logs
+        fail, the others are done first and the first error is raised; pending messages in the failed
+        logs stay invisible.
         """
         self._intents.clear()
         first: WalError | None = None
@@ -233,5 +235,5 @@ class Publisher:
 
 
 async def append_stamp(log: Wal, stamp: bytes) -> int:
-    """Append a record that is nothing but an encoded stamp; return its offset when accepted."""
+    """Append a record that contains only an encoded stamp; return its offset when accepted."""
     return await log.append(b"", None, None, {HEADER: stamp}, None, Durability.MEMORY)

@@ -1,4 +1,4 @@
-"""ReadCheckpoint: where a reader of committed messages is, as a value and as bytes. Pure.
+"""ReadCheckpoint: the position of a reader of committed messages, as a value and as bytes. Pure.
 
 The bytes are msgpack; docs/messages.md has the fields.
 """
@@ -17,24 +17,24 @@ VERSION: Final = 1
 
 
 class ProducerState(NamedTuple):
-    """What a reader must remember of one producer."""
+    """A reader's state for one producer."""
 
     acked: int
     """Clock up to which its messages were delivered, or counted as delivered."""
     newest: int
-    """Largest clock of any of its messages, also one that was rolled back."""
+    """Largest clock of any of its messages, including rolled-back ones."""
     begin: int
-    """Offset from which its pending messages must be read again; 0 if there are none."""
+    """Offset from which its pending messages must be re-read; 0 if there are none."""
     seen_us: int
     """Timestamp of its last record."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCheckpoint:
-    """Enough to continue reading behind the last message delivered, losing and repeating nothing."""
+    """Enough to continue after the last message delivered, without loss or repetition."""
 
     position: int
-    """Offset of the next record to look at."""
+    """Offset of the next record to examine."""
     producers: Mapping[bytes, ProducerState] = field(default_factory=dict)
     """Producers seen within the horizon, and all that have pending messages."""
 
@@ -42,21 +42,21 @@ class ReadCheckpoint:
     def pin(self) -> int:
         """Lowest offset that a reader resuming here may have to read again: keep it in the log.
 
-        It never goes down from one checkpoint of a reader to the next, so a cursor may follow it.
+        It never decreases between checkpoints of a reader, so a cursor may follow it.
         """
         begins = (state.begin for state in self.producers.values() if state.begin)
         return min(begins, default=self.position)
 
     def to_bytes(self) -> bytes:
-        """Return the checkpoint as bytes: about 40 for each producer."""
+        """Return the checkpoint as bytes, about 40 for each producer."""
         rows = [[producer, *state] for producer, state in self.producers.items()]
         packed: bytes = msgpack.packb([VERSION, self.position, rows])
         return packed
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ReadCheckpoint:
-        """Parse :meth:`to_bytes`; FormatVersionError for bytes of a newer version, ValueError for
-        bytes that are no checkpoint."""
+        """Parse :meth:`to_bytes`; FormatVersionError for bytes of a newer version, ValueError for other
+        bytes."""
         try:
             fields: list[Any] = msgpack.unpackb(data)
             version = int(fields[0])

@@ -1,4 +1,4 @@
-"""Recovery: finishing what a publisher that died had begun, in the logs it wrote to."""
+"""Recovery: finishes the transactions of a dead publisher in the logs it wrote to."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ logger = logging.getLogger("walstore.messages")
 async def send_intents(
     logs: Iterable[Wal], intents: Mapping[str, bytes], *, forget_missing: bool = False
 ) -> None:
-    """Append stored acknowledgements again, as they are, and return when they are on disk.
+    """Append stored acknowledgements again, unchanged, and return when they are on disk.
 
-    Always right, and right to repeat, once the publisher that made them is dead: if a log never got its
+    Correct and idempotent once the publisher that made them is dead: if a log never got its
     acknowledgement, this commits the transaction there; if it did, this rolls back only what the
-    publisher left unfinished behind it.
+    publisher left unfinished after it.
 
     LogNotFoundError if an intent is for a log not among ``logs``, before anything is sent; with
     ``forget_missing`` it is logged instead, for logs that were deleted on purpose.
@@ -48,9 +48,9 @@ async def send_intents(
 
 
 async def abort_producers(logs: Iterable[Wal], producers: Iterable[bytes], *, clock: Clock) -> None:
-    """Roll back what dead producers left pending in the logs, and return when that is on disk.
+    """Roll back the pending messages of dead producers in the logs, and return when that is on disk.
 
-    Appends one record to each log for each producer, whether or not it left anything there. Only for
+    Appends one record to each log for each producer, even if it has nothing pending there. Only for
     producers that are dead and whose stored intents were sent to the log, or never were for it: a
     transaction that was committed by storing its intents must not be aborted.
     """
@@ -68,9 +68,9 @@ async def abort_producers(logs: Iterable[Wal], producers: Iterable[bytes], *, cl
 async def recover(
     found: CoordinatorState, outputs: Iterable[Wal], *, clock: Clock, forget_missing: bool = False
 ) -> None:
-    """Finish the last committed transaction in all logs, and roll back what was begun behind it.
+    """Finish the last committed transaction in all logs, and roll back those begun after it.
 
-    Only after the state was taken over, so that nobody else can commit any more.
+    Only after the state was taken over, so that no other program can commit.
     """
     logs = list(outputs)
     await send_intents(logs, found.intents, forget_missing=forget_missing)

@@ -15,10 +15,10 @@ MAX_PARTS: Final = 64
 class RegisterStore:
     """Keeps a value in registers ``name``, ``name/0``, ``name/1``, … of a log.
 
-    The log may be one of those that the transactions publish to. The first register holds a version
-    and the number of parts; a save expects the version it knows, so a program that lost its place to
-    another one cannot save any more. At most 64 parts, 192 KiB; every segment of the log begins with a
-    copy, so keep it small.
+    The log may be one of those that the transactions publish to. The first register contains a version
+    and the number of parts; a save expects the version it knows, so a program that another one replaced
+    can no longer save. At most 64 parts, 192 KiB; every segment of the log begins with a copy, so keep
+    it small.
     """
 
     def __init__(self, log: Wal, name: str = "coordinator") -> None:
@@ -40,7 +40,7 @@ class RegisterStore:
     async def save(self, data: bytes) -> None:
         """Replace the value; FencedError if another store replaced it since.
 
-        LimitExceededError if it is too large; else as a transaction of the log.
+        LimitExceededError if it is too large; otherwise raises as a transaction of the log.
         """
         text = base64.b64encode(data).decode()
         parts = [text[at : at + PART_CHARS] for at in range(0, len(text), PART_CHARS)]

@@ -1,7 +1,7 @@
 """Ring: the newest pending messages, kept in memory up to a bound. Pure.
 
-It holds the tail end of each producer's pending span: what is dropped for want of room is always the
-oldest message of the whole ring, hence the oldest one that its producer still has here.
+It contains the end of each producer's pending span. For lack of room it always drops the oldest message
+of the whole ring, which is the oldest one that its producer has here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from walstore.records import Record
 
 RECORD_OVERHEAD_BYTES: Final = 256
-"""What a record costs beside its bytes, about."""
+"""Approximate cost of a record in addition to its bytes."""
 
 
 class Held(NamedTuple):
@@ -27,13 +27,13 @@ class Ring:
     """Pending messages of all producers of one log, bounded in number and bytes."""
 
     def __init__(self, *, max_records: int, max_bytes: int) -> None:
-        """Hold at most so many; 0 of either holds nothing."""
+        """Hold at most this much; 0 of either holds nothing."""
         self._max_records = max_records
         self._max_bytes = max_bytes
-        # By offset, oldest first, with the run that holds the record.
+        # By offset, oldest first, with the run that contains the record.
         self._runs: OrderedDict[int, deque[Held]] = OrderedDict()
         self.nbytes = 0
-        """About how much memory the records take."""
+        """Approximate memory of the records."""
 
     def __len__(self) -> int:
         return len(self._runs)

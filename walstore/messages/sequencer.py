@@ -1,13 +1,13 @@
 """Sequencer: decides which messages of one log are committed, and in which order. Pure: no I/O.
 
 Records of the log go in, in offset order; committed messages come out. Pending ones wait in a bounded
-ring; of a span that is larger, the beginning is asked for again when it commits. So a transaction of any
-size costs a second reading and no memory, and nobody waits behind another producer's transaction.
+ring; the beginning of a larger span is requested again when it commits. So a transaction of any size
+costs a second read and no memory, and no producer waits for another one's transaction.
 
 Invariants (tests/walstore/messages/test_sequencer_laws.py)
   S1  A producer's messages come out in clock order, each at most once.
   S2  A pending message comes out when an ACK at or above its clock comes in, and never before.
-  S3  A sequencer made from a checkpoint, fed from its position, goes on as the one before would have.
+  S3  A sequencer made from a checkpoint, fed from its position, continues as the original would have.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class _Delivery:
     """The record that committed them: the ACK, or the message itself."""
     stamp: Stamp | None = None
     partial: Partial | None = None
-    """Whose they are; None for a record that is not tracked."""
+    """Their producer; None for a record that is not tracked."""
     next: int = 0
-    """Where the span must be read again from."""
+    """Offset from which the span must be re-read."""
     replayed: int = 0
-    """Largest clock met there."""
+    """Largest clock found there."""
 
 
 class Sequencer:
@@ -55,11 +55,11 @@ class Sequencer:
         ring_bytes: int = RING_BYTES,
         horizon_seconds: float = HORIZON_SECONDS,
     ) -> None:
-        """Begin anew, or where a checkpoint was taken.
+        """Begin empty, or where a checkpoint was taken.
 
-        ``ring_records`` and ``ring_bytes`` bound the pending messages in memory; 0 keeps none.
-        A producer without pending messages is forgotten when its last record is older than the newest
-        record of the log by ``horizon_seconds``: older duplicates are not known as such any more.
+        ``ring_records`` and ``ring_bytes`` bound the pending messages in memory; 0 keeps none. A
+        producer without pending messages is forgotten when its last record is older than the newest
+        record of the log by ``horizon_seconds``: older duplicates are no longer recognized.
         """
         self.position = checkpoint.position if checkpoint else 0
         """Offset of the next record for :meth:`step`; during a delivery, of the record that commits."""
@@ -203,7 +203,7 @@ class Sequencer:
 
     @staticmethod
     def _deliver(partial: Partial, clock: int, ack_clock: int, record: Record) -> Record | None:
-        """Return a message of the span, or None if it lies behind what the ACK commits."""
+        """Return a message of the span, or None if it is after what the ACK commits."""
         if not partial.acked < clock <= ack_clock:
             return None
         partial.acked = clock
@@ -223,7 +223,7 @@ class Sequencer:
 
     @property
     def ring_bytes(self) -> int:
-        """About how much memory the ring takes now."""
+        """Approximate memory of the ring now."""
         return self._ring.nbytes
 
     def checkpoint(self) -> ReadCheckpoint:

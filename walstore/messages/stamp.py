@@ -1,4 +1,5 @@
-"""Stamp: who published a message, when, and whether it counts yet. Pure.
+"""Stamp: the publisher of a message, its clock, and whether it is committed. Pure, except for
+:func:`new_producer_id`.
 
 A message is a record with one header of the reserved name :data:`HEADER`. Its 16 bytes are laid out in
 docs/messages.md. Records without it are ordinary records and count as committed.
@@ -26,16 +27,16 @@ _MULTICAST: Final = 0x01
 
 
 class Flag(IntEnum):
-    """What a message means for the transaction of its producer in its log."""
+    """The effect of a message on the transaction of its producer in its log."""
 
     OUTSIDE = 0
-    """Committed at once, on its own."""
+    """Committed at once, independently."""
     CONTINUE = 1
     """Pending until the producer's next acknowledgement in this log."""
     ACK = 2
     """Commits the pending messages with clocks up to its own; rolls back if there is nothing new."""
     ABORT = 3
-    """Rolls back all pending messages of the producer in this log; its clock is not looked at."""
+    """Rolls back all pending messages of the producer in this log; its clock is ignored."""
 
 
 class Stamp(NamedTuple):

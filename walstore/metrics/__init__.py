@@ -1,4 +1,4 @@
-"""Metrics of logs: what there is to know (definitions.py), and showing it to Prometheus."""
+"""Metrics of logs: the definitions (definitions.py) and the adapter for Prometheus."""
 
 from __future__ import annotations
 

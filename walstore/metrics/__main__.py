@@ -1,4 +1,5 @@
-"""Print the tables of docs/metrics.md, or renew them in the pages named: ``python -m walstore.metrics``."""
+"""Print the tables of docs/metrics.md, or update them in the given pages: ``python -m
+walstore.metrics``."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from walstore.metrics import table
 
 
 def main(pages: list[str]) -> None:
-    """Renew the tables of each page, or print them if none is named."""
+    """Update the tables of each page, or print them if none is given."""
     if not pages:
         sys.stdout.write(f"{table.render()}\n")
     for name in pages:

@@ -1,14 +1,14 @@
-"""Collection: all logs observed for one registry. Counts what they tell, reads the rest when asked.
+"""Collection: all logs observed for one registry. Counts their events and reads their statistics on demand.
 
-Pure but for one lock: it knows nothing of Prometheus. Logs attach, commit and close on their event loops,
-of which there may be several; looks come from any thread, mostly that of an HTTP server. So that neither
-waits for the other, a look takes the lock only to copy the list of logs, and reads each log afterwards
-without stopping it.
+It has one lock, no I/O and no dependency on Prometheus. Logs attach, commit and close on their event
+loops, of which there may be several; reads come from any thread, mostly that of an HTTP server. So that
+neither waits for the other, a read takes the lock only to copy the list of logs, and then reads each
+log without stopping it.
 
 Invariants (tests/walstore/metrics/test_collection.py)
   M1  Counters never go back while a log with their label is open, also when others with it are closed.
   M2  Counters about the process never go back.
-  M3  Nothing is kept of a label whose logs are all closed.
+  M3  Nothing is kept for a label whose logs are all closed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Values = dict[Metric, dict[Labels, float]]
 
 
 class MetricsReading(NamedTuple):
-    """What one log, or several taken together, looked like at one moment."""
+    """A snapshot of one log, or of several merged."""
 
     values: Values
     histograms: Sequence[Histogram]
@@ -42,7 +42,7 @@ class MetricsReading(NamedTuple):
 
 
 class MetricsLook(NamedTuple):
-    """What a collection looked like at one moment."""
+    """A snapshot of a collection."""
 
     process: Values
     """Metrics about all logs."""
@@ -51,11 +51,11 @@ class MetricsLook(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """The logs with one label. Replaced as a whole, so that a look may go on with an old one."""
+    """The logs with one label. Replaced as a whole, so that a read may continue with an old one."""
 
     live: tuple[Observation, ...]
     retired: tuple[MetricsReading, ...]
-    """Sum of the counters of those that were closed: one reading, or none yet."""
+    """Sum of the counters of closed logs: one reading, or none yet."""
 
 
 class Observation:
@@ -85,11 +85,11 @@ class Observation:
         self._samples[2].observe(seconds)
 
     def close(self) -> None:
-        """Keep nothing of the log but its part in the counters about the process."""
+        """Drop the log, except for its part in the counters about the process."""
         self._collection.detach(self)
 
     def read(self) -> MetricsReading:
-        """Look at the log. May be called on any thread."""
+        """Read the log. May be called on any thread."""
         statistics = self._log.statistics()
         return MetricsReading(
             {metric: dict(metric.read(statistics)) for metric in METRICS},
@@ -129,7 +129,7 @@ class Collection:
             self._retired = (_retire(_merge((*self._retired, last))),)
 
     def look(self) -> MetricsLook:
-        """Read all logs. May be called on any thread; stops none of them."""
+        """Read all logs without stopping them. May be called on any thread."""
         with self._lock:
             groups = list(self._groups.items())
             retired = self._retired
@@ -144,7 +144,7 @@ class Collection:
 
 
 def _merge(readings: Sequence[MetricsReading]) -> MetricsReading:
-    """Take several readings together, as each metric says."""
+    """Merge several readings by the rule of each metric."""
     histograms = [Histogram(metric.bounds) for metric in HISTOGRAMS]
     for at, histogram in enumerate(histograms):
         histogram.merge(reading.histograms[at] for reading in readings)
@@ -171,7 +171,7 @@ def _merge_values(metric: Metric, many: Sequence[dict[Labels, float]]) -> dict[L
 
 
 def _retire(reading: MetricsReading) -> MetricsReading:
-    """Return what outlives a log: its counters and histograms."""
+    """Return the part of a reading that outlives its log: counters and histograms."""
     counters = {m: values for m, values in reading.values.items() if m.kind is MetricKind.COUNTER}
     return MetricsReading(counters, reading.histograms)
 

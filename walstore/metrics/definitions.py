@@ -1,6 +1,6 @@
-"""Which metrics there are. Data: the adapter shows these, and docs/metrics.md is generated from them.
+"""Definitions of the metrics: the adapter exports these, and docs/metrics.md is generated from them.
 
-Names are without the ending ``_total`` that Prometheus gives to counters; see :attr:`Metric.full_name`.
+Names lack the suffix ``_total`` that Prometheus adds to counters; see :attr:`Metric.full_name`.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ class MetricKind(StrEnum):
 
 
 class Scope(StrEnum):
-    """Whom a value is about."""
+    """What a value is about."""
 
     LOG = "log"
-    """One log, or those with the same label ``log``; gone when they are closed."""
+    """One log, or those with the same label ``log``; removed when they are closed."""
     PROCESS = "process"
     """All logs since the metrics were made, closed ones included; without the label ``log``."""
 
 
 class Merge(StrEnum):
-    """How the values of several logs with the same label make one."""
+    """How to merge the values of several logs with the same label."""
 
     SUM = "sum"
     MAX = "max"
     LEAVE_OUT = "leave out"
-    """They make none: offsets of different logs cannot be added."""
+    """They are left out: offsets of different logs cannot be added."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """A counter or gauge that is read from a log's statistics when somebody looks."""
+    """A counter or gauge that is read from a log's statistics on demand."""
 
     name: str
     kind: MetricKind
     help: str
     read: Reader
     labels: tuple[str, ...] = ()
-    """Names of labels beside ``log``."""
+    """Names of labels in addition to ``log``."""
     merge: Merge = Merge.SUM
     scope: Scope = Scope.LOG
 
@@ -69,7 +69,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HistogramMetric:
-    """A histogram that every commit, or every sync, feeds with one sample."""
+    """A histogram with one sample for each commit or sync."""
 
     name: str
     help: str

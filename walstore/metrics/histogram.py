@@ -1,7 +1,7 @@
-"""Histogram: counts of samples by size, cheap enough to be fed by every commit.
+"""Histogram: counts of samples by size, cheap enough for every commit.
 
-Pure. It is written by one thread, the event loop of its log, and may be looked at by any other: a look
-copies the counts in one step, so it never sees a sample that is counted twice or in part.
+One thread, that of its log's event loop, writes it, and any other may read it: a read copies the
+counts in one step, so it never sees a sample counted twice or in part.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Histogram:
         self.total += sample
 
     def copy(self) -> Histogram:
-        """Return a histogram of the same samples that stays as it is."""
+        """Return an independent histogram of the same samples."""
         twin = Histogram(self.bounds)
         twin.total = self.total
         twin.counts = self.counts[:]

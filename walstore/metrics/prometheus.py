@@ -35,11 +35,11 @@ _collectors_lock: Final = threading.Lock()
 
 
 class PrometheusMetrics:
-    """Shows logs to Prometheus; what ``Wal.open(..., metrics=...)`` takes. See docs/metrics.md.
+    """Exports logs to Prometheus; the argument of ``Wal.open(..., metrics=...)``. See docs/metrics.md.
 
     One object may serve any number of logs, and any number of objects may share a registry: the metrics
-    are registered there once. Each log has the label ``log``; the metrics of a label are gone as soon as
-    all logs that have it are closed.
+    are registered there once. Each log has the label ``log``; the metrics of a label are removed as
+    soon as all logs with it are closed.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class PrometheusMetrics:
         """Register with ``registry``, by default the one that prometheus_client serves.
 
         ``log`` is the label of every log opened with this object; None takes each log's own name: the
-        last part of its directory, or its name in its store. Logs with the same label are shown as one:
-        counts and sizes are added, of lags the largest is taken, and offsets are left out while there
-        are several. Raises MissingExtraError if prometheus_client is not installed.
+        last part of its directory, or its name in its store. Logs with the same label are merged:
+        counts and sizes are added, the largest of the lags is taken, and offsets are left out while
+        there are several. Raises MissingExtraError if prometheus_client is not installed.
         """
         with needs_extra("metrics", "PrometheusMetrics"):
             import prometheus_client
@@ -65,20 +65,20 @@ class PrometheusMetrics:
         self._collection = found.collection
 
     def attach(self, log: ObservedLog, name: str) -> LogObserver:
-        """Show a log from now on until its observer is closed."""
+        """Export a log until its observer is closed."""
         label = name if self._log is None else self._log
-        # A directory's name need not be text; what cannot be written would spoil the whole answer.
+        # A directory's name may not be valid text; an invalid label would break the whole response.
         return self._collection.attach(label.encode(errors="replace").decode(), log)
 
 
 class _Collector:
-    """What a registry asks for its families. Called by the registry, on any thread."""
+    """Returns the families to a registry, which calls it on any thread."""
 
     def __init__(self) -> None:
         self.collection = Collection()
 
     def describe(self) -> Iterator[Family]:
-        """Yield the families without samples; registering looks for names that are taken."""
+        """Yield the families without samples, for the check for duplicate names."""
         for metric in METRICS:
             yield _family(metric)
         for histogram in HISTOGRAMS:

@@ -41,11 +41,11 @@ def render() -> str:
 
 
 def replace(page: str) -> str:
-    """Return the page with the tables between the markers made anew; ValueError without markers."""
+    """Return the page with new tables between the markers; ValueError without markers."""
     pattern = re.compile(f"(?<={re.escape(BEGIN)}\n).*(?={re.escape(END)})", re.DOTALL)
     found, count = pattern.subn(lambda _: f"\n{render()}\n\n", page)
     if count != 1:
-        raise ValueError(f"the page must have the line {BEGIN!r} and behind it {END!r}, once")
+        raise ValueError(f"the page must have the line {BEGIN!r} and after it {END!r}, once")
     return found
 
 

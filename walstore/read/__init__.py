@@ -1,1 +1,1 @@
-"""How records get from memory, the disk or the tier to a reader."""
+"""The path of records from memory, the disk or the tier to a reader."""

@@ -1,4 +1,4 @@
-"""Healing reads: which failed reads of a local file are answered by the tier's copy, and reporting them."""
+"""Healing reads: decides which failed reads of a local file the tier's copy answers, and reports them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from walstore.files.segment_file import Segment
 logger = logging.getLogger("walstore")
 
 _SHORTAGES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
-"""What the system lacks for the moment; the file may be sound."""
+"""Temporary shortages of the system; the file may be intact."""
 
 
 def is_damage(error: WalError) -> bool:
-    """Return whether a local file is damaged, missing or unreadable, so that a copy of it helps."""
+    """Return whether a local file is damaged, missing or unreadable, so that reading a copy helps."""
     if isinstance(error, CorruptionError):
         return True
     cause = error.__cause__
@@ -30,7 +30,7 @@ class DamagedSegments:
         self._reported: set[int] = set()
 
     def report(self, segment: Segment, error: WalError, url: str) -> None:
-        """Log the damage of a segment, unless that was done before."""
+        """Log the damage of a segment, once."""
         if segment.start in self._reported:
             return
         self._reported.add(segment.start)
@@ -44,7 +44,7 @@ class DamagedSegments:
 
 
 def not_shipped(error: CorruptionError, limit: int) -> CorruptionError:
-    """Return the error for damage that the uploader meets: the tier holds offsets below ``limit`` only."""
+    """Return the error for damage found by the uploader: the tier has only offsets below ``limit``."""
     where = error.path if error.position is None else f"{error.path} at byte {error.position}"
     bare = str(error).removesuffix(f": {where}")
     found = CorruptionError(

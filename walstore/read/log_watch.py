@@ -1,9 +1,9 @@
-"""LogWatch: how far a log reaches that another process writes, and waiting for it to reach further.
+"""LogWatch: the limits of a log that another process writes, and waiting for them to advance.
 
-The writer stores it in a few bytes of a small file (the durable cell), and a look at them is one system call
-that never waits for the disk. Whoever waits is served by one poller, which looks the less often the longer
-nothing came, and which is there only while somebody waits: an event for each store would cost more, and the
-commits of a busy log come faster than anybody needs to hear of them.
+The writer stores its durable limit in a few bytes of a small file (the durable cell). Reading them is
+one system call that never waits for the disk. One poller serves all waiters. It runs only while there
+are any, and polls less often the longer nothing arrives. An event for each store would cost more, and a
+busy log commits more often than readers need to know.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from walstore.runtime.watermark import Watermark
 SHORTEST_POLL_SECONDS: Final = 0.0005
 LONGEST_POLL_SECONDS: Final = 0.05
 _IDLE_SHARE: Final = 0.125
-"""A record is noticed at most so much later, as a share of the time for which nothing had come."""
+"""Maximum delay until a record is noticed, as a fraction of the time for which none had arrived."""
 _CHECK_SECONDS: Final = 1.0
-"""How often the poller makes sure that the open cell is still the log's."""
+"""How often the poller checks that the open cell is still the log's."""
 _CHECK_SHARE: Final = 20
-"""Without a cell the active segment is walked then: no more often than this many times its duration."""
+"""Without a cell the poller walks the active segment, at intervals of at least this many times the walk's
+duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogLook:
-    """What a look at the directory found. The cell belongs to whoever takes it."""
+    """What a look at the directory found. The cell belongs to the caller that takes it."""
 
     extent: LogBounds
     cell: CellView | None
@@ -44,13 +45,13 @@ class LogLook:
     """Whether the cell that was open before is still the log's."""
 
     def discard(self) -> None:
-        """Release the cell: nobody takes it."""
+        """Release a cell that is not taken."""
         if self.cell is not None:
             self.cell.close()
 
 
 def look_at(fs: FileSystem, directory: Path, opened: CellView | None = None) -> LogLook:
-    """Look at a directory and open its cell, unless ``opened`` is that. Blocking.
+    """Look at a directory and open its cell, unless ``opened`` is already that cell. Blocking.
 
     Raises as :func:`walstore.files.log_bounds.read_bounds`, and OSError.
     """
@@ -70,7 +71,7 @@ def look_at(fs: FileSystem, directory: Path, opened: CellView | None = None) -> 
 
 
 class LogWatch:
-    """Limits of a log as seen from outside. All of it belongs to one event loop; none goes back."""
+    """Limits of a log as seen by another process. Belongs to one event loop; no limit goes back."""
 
     def __init__(
         self, *, path: Path, clock: Clock, look: LogLook, poll_seconds: tuple[float, float]
@@ -83,7 +84,7 @@ class LogWatch:
         self._loop = asyncio.get_running_loop()
         self.guard = LoopGuard("log", self._loop)
         """Refuses other threads and event loops."""
-        # What was seen so far.
+        # The state seen so far.
         self.view: CellView | None = None
         """The open cell."""
         self.head = 0
@@ -93,20 +94,20 @@ class LogWatch:
         self.written_limit = 0
         """End of the whole batches that the last look saw."""
         self.failure: WalError | None = None
-        """Why watching ended for good."""
+        """Why watching ended permanently."""
         self._seen = b""
         self._is_torn = False
         self._cell: DurableCell | None = None
         self._outdated: DurableCell | None = None
-        """What the cell says of records that a crash of the machine has lost."""
+        """What the cell reports about records lost in a crash of the machine."""
         self._next: tuple[int, BatchPlace | None] = (0, None)
         self._limit = Watermark(0, self._loop)
         self._moved_at = clock.monotonic()
-        # Who waits, and who polls for them.
+        # The waiters and their poller.
         self.waiting = 0
         """How many callers wait."""
         self.poller: asyncio.Task[None] | None = None
-        """Runs while somebody waits."""
+        """Runs while there are waiters."""
         self.take(look)
 
     @property
@@ -115,7 +116,7 @@ class LogWatch:
         return self._limit.value
 
     def observe(self) -> None:
-        """Take over what the cell says now. One that is half updated says nothing new yet."""
+        """Adopt the current content of the cell. A half-updated cell is ignored until the next poll."""
         if self.failure is not None:
             return
         self.guard.check()
@@ -147,7 +148,7 @@ class LogWatch:
         self._advance(cell.visible_limit)
 
     def take(self, look: LogLook) -> None:
-        """Take over what a look found."""
+        """Adopt what a look found."""
         extent = look.extent
         if not look.keeps_cell:
             if self.view is not None:
@@ -156,7 +157,7 @@ class LogWatch:
         if extent.log_id != self._log_id:
             self.fail(
                 CorruptionError(
-                    "another log has taken this one's place; open it anew",
+                    "another log has taken this one's place; open it again",
                     path=str(self._path),
                     expected=self._log_id.hex(),
                     found=extent.log_id.hex(),
@@ -177,22 +178,23 @@ class LogWatch:
 
     @property
     def end_place(self) -> BatchPlace | None:
-        """Where the durable frames end, if that is where :attr:`limit` lies."""
+        """Where the durable frames end, if that is at :attr:`limit`."""
         cell = self._cell
         if cell is None or not self.limit == cell.durable_limit == cell.visible_limit:
             return None
         return BatchPlace(cell.tail_start, cell.tail_position)
 
     def place_of(self, offset: int) -> BatchPlace | None:
-        """Return where a record lies that somebody has waited for, if that is known."""
+        """Return the place of a record that a caller has waited for, if it is known."""
         waited, place = self._next
         return place if waited == offset else None
 
     async def wait(self, limit: int, check: Callable[[CellView | None], Awaitable[None]]) -> None:
-        """Return when the limit has reached ``limit``; raises what ends the watching, or the poller.
+        """Return when the limit has reached ``limit``; raises the error that ended the watching or the
+        poller.
 
-        ``check(cell)`` is awaited now and then; it shall look at the directory anew if that cell is
-        not the log's, or None.
+        ``check(cell)`` is awaited at intervals; it must look at the directory again if that cell is
+        None or not the log's.
         """
         self.observe()
         self.check()
@@ -200,7 +202,7 @@ class LogWatch:
             return
         cell = self._cell
         if cell is not None and cell.durable_limit > cell.tail_start:
-            # Where the next record comes to lie: who waits for it reads on there.
+            # Place of the next record: its waiter continues to read there.
             self._next = (cell.durable_limit, BatchPlace(cell.tail_start, cell.tail_position))
         if self.poller is None:
             self.poller = self._loop.create_task(
@@ -215,13 +217,13 @@ class LogWatch:
                 self._stop_polling()
 
     def check(self) -> None:
-        """Raise what ended the watching for good, or WrongLoopError."""
+        """Raise the error that ended the watching permanently, or WrongLoopError."""
         if self.failure is not None:
             raise copy_error(self.failure)
         self.guard.check()
 
     def fail(self, error: WalError) -> None:
-        """End for good: those who wait, and all who come later, get a copy of the error."""
+        """End permanently: present and later waiters get a copy of the error."""
         self.failure = error
         self._fail_waiters(error)
 
@@ -244,11 +246,11 @@ class LogWatch:
             self._limit.advance(limit)
 
     def _lose(self, limit: int) -> None:
-        """The writer was started again on less than had been durable."""
+        """The writer has restarted with fewer records than had been durable."""
         self.fail(
             CorruptionError(
                 f"the log ends at {limit} although offsets below {self.limit} had been durable; its "
-                "disk lost records, or somebody put older files in their place",
+                "disk lost records, or older files were put in their place",
                 path=str(self._path),
                 expected=self.limit,
                 found=limit,
@@ -256,7 +258,7 @@ class LogWatch:
         )
 
     async def _poll(self, check: Callable[[CellView | None], Awaitable[None]]) -> None:
-        """Look at the cell until nobody waits; then cancelled by the last one who did."""
+        """Poll the cell until the last waiter cancels this task."""
         clock = self._clock
         due_at = clock.monotonic() + _CHECK_SECONDS
         try:
@@ -273,7 +275,7 @@ class LogWatch:
         except WalError as error:
             self.poller = None
             self._fail_waiters(error)
-        except Exception as error:  # noqa: BLE001 - a defect of ours must not leave waiters hanging
+        except Exception as error:  # noqa: BLE001 - a defect here must not leave waiters hanging
             self.poller = None
             failure = StorageUnavailableError(f"{self._path} cannot be followed: {error!r}")
             failure.__cause__ = error
@@ -285,6 +287,6 @@ class LogWatch:
             poller.cancel()
 
     def _fail_waiters(self, error: WalError) -> None:
-        """Tell those who wait now; later ones begin anew."""
+        """Fail the present waiters; later ones start again."""
         failed, self._limit = self._limit, Watermark(self.limit, self._loop)
         failed.fail(lambda _: copy_error(error))

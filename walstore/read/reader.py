@@ -1,4 +1,4 @@
-"""Reader: a position that moves over a log. Pulls; holds no queue; may be as slow as it likes."""
+"""Reader: a position that moves over a log. It pulls, has no queue, and may be arbitrarily slow."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ from walstore.validation.arguments import as_int, as_seconds, as_text
 
 MIB = 1 << 20
 _TURN_SECONDS = 0.002
-"""After so much work on records that are not delivered a reader lets others have their turn."""
+"""After this much work on records that are not delivered, a reader yields to the event loop."""
 _TAKEN_APART_RECORDS = 4096
-"""How many records are made of a batch at one go, which the event loop has to wait for."""
+"""How many records of a batch are unpacked at once, which blocks the event loop."""
 _NO_OFFSET = "offsets begin at 1; start at 'earliest' for the first record that is retained"
 _SETTLE_BYTES = 64 << 10
-"""How much is read at once to see whether records are as late as a start by time asks for."""
+"""How much is read at once to find the first record for a start by time."""
 
 
 def _allow() -> None:
-    """For sources that belong to nobody."""
+    """For sources without an owner."""
 
 
 class ReadGuard:
-    """Keeps readers from handing out what they have in memory: in a wrong thread, or once the log is closed.
+    """Keeps readers from returning buffered records in a wrong thread, or once the log is closed.
 
-    Shared by all readers of a log. One comparison for each record: a thread that is not the one that asked
-    last asks again.
+    Shared by all readers of a log. Costs one comparison per record: only a thread other than the last
+    one repeats the check.
     """
 
     __slots__ = ("check", "thread")
 
     def __init__(self, check: Callable[[], None] = _allow) -> None:
         self.check = check
-        """Raises WrongLoopError for a caller that is not the owner, WalClosedError after closing."""
+        """Raises WrongLoopError if the caller is not the owner, WalClosedError after closing."""
         self.thread = 0
-        """Identity of the thread that asked last; 0 to let everybody ask, as closing must."""
+        """Identity of the thread checked last; 0 makes every thread repeat the check, which closing
+        needs."""
 
 
 class ReadSource(Protocol):
@@ -56,7 +57,7 @@ class ReadSource(Protocol):
 
     @property
     def limit(self) -> int:
-        """Offset after the last one that readers may see now."""
+        """Offset after the last one that is visible now."""
 
     @property
     def tail(self) -> int:
@@ -75,23 +76,23 @@ class ReadSource(Protocol):
 
 @runtime_checkable
 class StreamIndex(Protocol):
-    """What a source offers besides, if it can tell without reading where a stream is not."""
+    """An optional part of a source: it knows without reading where a stream has no records."""
 
     async def skip_stream(self, name: str, position: int, limit: int) -> int:
-        """Return an offset of ``[position, limit]`` before which, from ``position`` on, no record of
-        stream ``name`` lies; ``position`` itself if it cannot tell."""
+        """Return an offset in ``[position, limit]`` with no record of stream ``name`` between ``position``
+        and it; ``position`` itself if that is not known."""
 
 
 class Reader:
-    """Reads records in offset order, each exactly once, following the log if asked to.
+    """Reads records in offset order, each exactly once, and follows the log with ``follow=True``.
 
-    Use it with ``async for``, or :meth:`fetch`, or :meth:`batches`; all move the same position. It
-    may be used with ``async with``, but holds nothing that must be released. One task at a time.
+    Use it with ``async for``, :meth:`fetch` or :meth:`batches`; all move the same position. ``async
+    with`` is allowed, but there is nothing to release. One task at a time.
 
-    Raises OffsetTrimmedError if its position was removed from the log, OffsetNotWrittenError if it
-    lies beyond the tail, CorruptionError for damaged data, WalClosedError when the log is closed, also
-    for what the reader had in memory. After an error or a cancellation the position is that of the first
-    record not yet delivered.
+    Raises OffsetTrimmedError if its position was removed from the log, OffsetNotWrittenError if it is
+    beyond the tail, CorruptionError for damaged data, WalClosedError when the log is closed, also for
+    buffered records. After an error or a cancellation the position is that of the first record not yet
+    delivered.
     """
 
     def __init__(
@@ -121,17 +122,17 @@ class Reader:
         self._time_us: int | None
         # Batches read and not yet delivered, the next one last; the first of them is at _position.
         self._batches: list[Batch] = []
-        # Records taken apart for ``async for`` and not yet delivered, the next one last.
+        # Records unpacked for ``async for`` and not yet delivered, the next one last.
         self._records: list[Record] = []
         self._guard = guard or ReadGuard()
-        # Size of the batches of other streams that the last read has found instead of any.
+        # Size of the batches of other streams that the last read found instead.
         self._passed_bytes = 0
-        # When to let others have their turn while batches of other streams are passed over.
+        # When to yield to the event loop while batches of other streams are skipped.
         self._turn_at = 0.0
         self._position, self._time_us = self._resolve(start, "start")
 
     def _resolve(self, start: object, what: str) -> tuple[int, int | None]:
-        """Return a position, and the time to look for from there if a time was given."""
+        """Return a position, and the time to search from there if a time was given."""
         if isinstance(start, datetime):
             return self._source.head, to_timestamp_us(start)
         if isinstance(start, int) and not isinstance(start, bool):
@@ -160,8 +161,8 @@ class Reader:
     @property
     def position(self) -> int:
         """Offset of the next record to be delivered. For a start by time: before the first read or
-        ``async with``, the head; while no record is late enough, the next one to be looked at."""
-        try:  # metrics ask on another thread while records are delivered
+        ``async with``, the head; while no record is late enough, the next one to examine."""
+        try:  # metrics read it on another thread while records are delivered
             return self._records[-1].offset
         except IndexError:
             return self._position
@@ -170,16 +171,16 @@ class Reader:
     def is_caught_up(self) -> bool:
         """Whether every record visible now has been delivered.
 
-        With a stream: delivered, or seen to be of another stream. A reader that has delivered the
-        stream's last record may have to look at more; :meth:`fetch` without waiting does so.
+        With a stream: delivered, or seen to belong to another stream. A reader that has delivered the
+        stream's last record may have more records to examine; :meth:`fetch` without waiting does so.
         """
         return self.position >= self._source.limit
 
     def seek(self, start: Start | str | int | datetime) -> None:
-        """Continue elsewhere: at an offset, ``"earliest"``, ``"latest"``, or an aware datetime.
+        """Continue at another place: an offset, ``"earliest"``, ``"latest"``, or an aware datetime.
 
-        As ``start`` of :meth:`walstore.Wal.reader`: whether the log has that offset is checked when it
-        is read. ValueError for what is no place; then the reader stays where it is.
+        As ``start`` of :meth:`walstore.Wal.reader`: reading checks whether the log has that offset.
+        ValueError for an invalid place; then the reader stays where it is.
         """
         self._position, self._time_us = self._resolve(start, "a place to seek")
         self._batches.clear()
@@ -207,7 +208,7 @@ class Reader:
                 return records.pop()
 
     def batches(self) -> AsyncIterator[Batch]:
-        """Iterate over batches as they lie in the log, the cheapest way to read much.
+        """Iterate over batches as they are stored, the cheapest way to read many records.
 
         A batch counts as delivered when it is yielded.
         """
@@ -220,15 +221,15 @@ class Reader:
         max_bytes: int = MIB,
         max_wait: float | None = None,
     ) -> Batch:
-        """Return the next records as one batch: what is there now, up to the limits.
+        """Return the next records as one batch: those available now, up to the limits.
 
-        Waits only if there is nothing: at most ``max_wait`` seconds from the call (None: as long as it
-        takes, or not at all without ``follow``), then returns an empty batch. ``max_bytes`` counts whole
+        Waits only if there are none: at most ``max_wait`` seconds from the call (None: without limit,
+        or not at all without ``follow``), then returns an empty batch. ``max_bytes`` counts whole
         stored batches; at least one record is returned whatever its size. Cancelling loses nothing.
 
-        With a stream, ``max_records`` counts its records only, and ``max_bytes`` also what was passed
-        over behind the first of them, so that no call reads on and on to fill a batch. Whatever is
-        returned, empty or not, its ``limit`` is the new position.
+        With a stream, ``max_records`` counts only its records, and ``max_bytes`` also the records
+        skipped after the first of them, so that no call reads without end to fill a batch. The
+        ``limit`` of the returned batch, empty or not, is the new position.
         """
         if max_records < 1:
             raise ValueError(f"max_records must be at least 1, not {max_records}")
@@ -243,7 +244,7 @@ class Reader:
             if not self._batches:
                 if not await self._fill_more(parts, deadline):
                     break
-                if not self._batches:  # only records of other streams were there
+                if not self._batches:  # there were only records of other streams
                     if parts:
                         size += self._passed_bytes
                     elif _seconds_left(deadline) == 0:
@@ -263,14 +264,14 @@ class Reader:
     # -- inside ------------------------------------------------------------------------------
 
     async def _fill_more(self, parts: Sequence[Batch], deadline: float | None) -> bool:
-        """Read on for a fetch that has gathered ``parts``; False if it should end with them."""
+        """Continue a fetch that has gathered ``parts``; False if it should end with them."""
         follow = not parts and (self._follow or deadline is not None)
         try:
             return await self._fill(follow=follow, deadline=deadline)
         except WalError:
             if not parts:
                 raise
-            return False  # the next call begins there and meets it again
+            return False  # the next call begins there and gets the error again
         except BaseException:
             if parts:
                 self.seek(parts[0].start)  # they were not delivered
@@ -288,7 +289,7 @@ class Reader:
         return batch if begin is None else spanning(batch, begin, batch.limit)
 
     def _pop(self, most_records: int | None) -> Batch:
-        """Return the next batch, or so many records of it: what is taken apart at one go stops the loop."""
+        """Return the next batch, or ``most_records`` of it: unpacking blocks the event loop."""
         batch = self._batches.pop()
         if most_records is None or len(batch) <= most_records:
             return batch
@@ -297,21 +298,21 @@ class Reader:
         return batch.slice(batch.start, cut)
 
     def _begin(self) -> int | None:
-        """Return where the interval of the next batch begins; None while a start by time is open."""
+        """Return where the interval of the next batch begins; None while a start by time is unresolved."""
         return self._position if self._time_us is None else None
 
     def _unread_records(self) -> None:
-        """Return records taken apart for ``async for`` and not delivered to the batches."""
+        """Put records unpacked for ``async for`` and not delivered back into the batches."""
         if self._records:
             self._position = self._records[-1].offset
             self._batches.clear()
             self._records = []
 
     async def _fill(self, *, follow: bool, deadline: float | None = None) -> bool:
-        """Read batches at the position; False if there are none and none are waited for.
+        """Read batches at the position; False if there are none and the caller does not wait.
 
-        With a stream there may be no batch after all, if only other streams were found; then the
-        position has moved behind them.
+        With a stream there may be no batch, if only other streams were found; then the position has
+        moved past them.
         """
         if not await self._settle(follow=follow, max_wait=_seconds_left(deadline)):
             return False
@@ -349,7 +350,7 @@ class Reader:
         return True
 
     async def _wait(self, limit: int, deadline: float | None) -> bool:
-        """Wait until records below ``limit`` are visible; False if that took too long, or none will come."""
+        """Wait until records below ``limit`` are visible; False on timeout, or if none will come."""
         if deadline is None:
             await self._source.wait_limit(limit)
             return self._source.limit >= limit
@@ -361,7 +362,7 @@ class Reader:
         return self._source.limit >= limit
 
     async def _read_stream(self, name: str, limit: int) -> list[Batch]:
-        """Read at the position and return what belongs to the stream; move on if nothing does."""
+        """Read at the position and return the stream's records; advance if there are none."""
         position = self._position
         if self._index is not None:
             position = await self._index.skip_stream(name, position, limit)
@@ -377,10 +378,10 @@ class Reader:
         return covering(batches, self._position, position)
 
     async def _select(self, batches: Sequence[Batch], name: str) -> list[Batch]:
-        """Return what batches hold of a stream, without those that hold nothing.
+        """Return the stream's part of the batches, without empty ones.
 
-        What is cached was read without waiting, and there may be much of it to pass over: others get
-        their turn every few milliseconds.
+        Cached batches are read without waiting, and there may be many to skip: this yields to the event
+        loop every few milliseconds.
         """
         time = asyncio.get_running_loop().time
         found: list[Batch] = []
@@ -397,8 +398,8 @@ class Reader:
     async def _settle(self, *, follow: bool, max_wait: float | None = None) -> bool:
         """Turn a start by time into the offset of the first record that is not older.
 
-        Waits for that record if there is none yet, passing over older ones that come meanwhile; False
-        if there is none and none is waited for, and then the next call goes on looking.
+        Waits for that record if there is none yet, skipping older ones that arrive meanwhile. False if
+        there is none and the caller does not wait; then the next call continues the search.
         """
         if self._time_us is None:
             return True

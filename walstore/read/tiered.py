@@ -1,9 +1,9 @@
-"""TieredSource: finds the batch for a position in the fastest tier that has it.
+"""TieredSource: reads the batch at a position from the fastest tier that has it.
 
-Asked anew for every read, so a reader passes from cloud to files to cache and back as often as it must:
-the tiers may change under it at any time, by commits, rotation, upload and deletion. Where a local file
-is damaged, missing or unreadable and the tier holds the position, the tier's copy is read instead; what
-the uploader reads for itself never comes from there.
+Each read chooses the tier again, so a reader moves between cloud, files and cache as needed: commits,
+rotation, upload and deletion may change the tiers at any time. Where a local file is damaged, missing
+or unreadable and the tier has the position, the tier's copy is read instead. The uploader's own reads
+never come from the tier.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class TieredSource:
         self._channel = channel
         self._closed: WalError | None = None
         self.guard = ReadGuard(self.check_open)
-        """Of all its readers."""
-        # Bytes of the batches that reads returned, by where they were.
+        """Shared by all readers of the log."""
+        # Bytes of the batches that reads returned, by source.
         self.cache_read_bytes = 0
         self.file_reads = 0
         self.file_read_bytes = 0
         self.tier_reads = 0
         self.tier_read_bytes = 0
         self.healed_reads = 0
-        """Reads served from the tier because a local file is damaged; those of times included."""
+        """Reads served from the tier because a local file is damaged, including searches by time."""
         self._damaged = DamagedSegments()
 
     @property
@@ -69,7 +69,7 @@ class TieredSource:
 
     @property
     def limit(self) -> int:
-        """Offset after the last one visible: the durable limit, unless syncing is left to the system."""
+        """Offset after the last visible record: the durable limit, unless syncing is left to the system."""
         return self._state.visible.value
 
     @property
@@ -89,8 +89,8 @@ class TieredSource:
     async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return consecutive batches from exactly ``position``; at least one record.
 
-        The caller keeps ``position < limit <= self.limit``. Raises OffsetTrimmedError if no tier
-        holds the position any more, CorruptionError, StorageUnavailableError.
+        The caller ensures ``position < limit <= self.limit``. Raises OffsetTrimmedError if no tier has
+        the position any more, CorruptionError, StorageUnavailableError.
         """
         try:
             return await self._read(position, limit, max_bytes)
@@ -118,7 +118,7 @@ class TieredSource:
     async def _heal(
         self, error: WalError, position: int, limit: int, max_bytes: int
     ) -> list[Batch]:
-        """Return the tier's copy of what could not be read locally; ``error`` if it has none."""
+        """Return the tier's copy of what could not be read locally; raise ``error`` if it has none."""
         tier, segment = self._holder_of(position), self._state.segment_of(position)
         if tier is None or segment is None:
             raise error
@@ -131,7 +131,7 @@ class TieredSource:
         return found
 
     def _holder_of(self, position: int) -> Tier | None:
-        """Return the tier if it holds the position."""
+        """Return the tier if it has the position."""
         tier = self._tier
         return tier if tier is not None and tier.head <= position < tier.limit else None
 
@@ -144,10 +144,11 @@ class TieredSource:
         return found
 
     async def skip_stream(self, name: str, position: int, limit: int) -> int:
-        """Return an offset of ``[position, limit]`` before which no record of a stream lies.
+        """Return an offset in ``[position, limit]`` with no record of the stream between ``position``
+        and it.
 
-        Passes over the sealed segments, from the one at ``position`` on, that say of themselves that
-        they hold none. Looks at their footers, once, and reads no record.
+        Skips the sealed segments, from the one at ``position`` on, whose footers list no such record.
+        Reads each footer once and no records.
         """
         while position < limit:
             segment = self._state.segment_of(position)
@@ -158,7 +159,7 @@ class TieredSource:
                 try:
                     streams = await self._worker.run(load_streams, self._fs, segment)
                 except (OSError, WalError):
-                    break  # reading there says what it is
+                    break  # reading there raises the right error
             if streams.may_hold(name):
                 break
             position = min(limit, segment.summary.limit)
@@ -167,8 +168,8 @@ class TieredSource:
     async def read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return batches from cache or files only; OffsetTrimmedError if they are gone.
 
-        The caller keeps ``position < limit <= self.limit``. CorruptionError if the file is damaged, though
-        the tier may hold a copy: what comes from the tier must not be shipped as new.
+        The caller ensures ``position < limit <= self.limit``. CorruptionError if the file is damaged,
+        even if the tier has a copy: records from the tier must not be shipped as new.
         """
         while position >= self._state.head:
             try:
@@ -180,7 +181,7 @@ class TieredSource:
             if found:
                 return found
         raise OffsetTrimmedError(
-            "the offset is not on local disk any more",
+            "the offset is no longer on local disk",
             requested=position,
             head=self._state.head,
             tail=self.limit,
@@ -189,7 +190,7 @@ class TieredSource:
     async def offset_at(self, timestamp_us: int) -> int:
         """Return the first visible offset at or after a time, or the limit if all records are older.
 
-        One binary search over the segments, whose times are in memory, and a read at one place.
+        Costs one binary search over the segments, whose times are in memory, and a read at one place.
         """
         self.check_open()
         if self._tier is not None and self.head < self._state.head:
@@ -204,7 +205,7 @@ class TieredSource:
             return await self._heal_offset_at(error, timestamp_us)
 
     async def _offset_in_files(self, timestamp_us: int, least: int = 0) -> int:
-        """Return what :meth:`offset_at` does, from the segments that end behind ``least``."""
+        """Search as :meth:`offset_at` does, in the segments that end after ``least``."""
         while True:
             limit = self.limit
             segments = [
@@ -222,13 +223,13 @@ class TieredSource:
             return max(limit if found is None else found, self._state.head)
 
     async def _heal_offset_at(self, error: WalError, timestamp_us: int) -> int:
-        """Look for a time in the tier, and in the files only behind what the tier holds."""
+        """Search for a time in the tier, and in the files only after the end of the tier."""
         tier, head = self._tier, self._state.head
         if tier is None or not tier.head <= head < tier.limit:
             raise error
         limit = tier.limit
         found = await tier.offset_at(timestamp_us)
-        if found is None:  # all in the tier is older, which may just be where the damage begins
+        if found is None:  # everything in the tier is older; the damage may begin right after it
             found = await self._offset_in_files(timestamp_us, least=limit)
         segment = self._state.segment_of(min(max(found, head), limit - 1))
         if segment is not None:
@@ -255,9 +256,9 @@ class TieredSource:
         return (await self.read(offset, offset + 1, SEARCH_BYTES))[0].timestamps_us[0]
 
     def _segments_at(self, timestamp_us: int) -> list[Segment]:
-        """Return the few segments among which is the first record that is not older than a time.
+        """Return the few segments that may contain the first record not older than a time.
 
-        All, if there are some whose times are not in memory.
+        All segments, if the times of some are not in memory.
         """
         sources = self._state.segments.values()
         try:
@@ -275,18 +276,18 @@ class TieredSource:
         )
 
     def close(self, error: WalError) -> None:
-        """Refuse every read from now on, also of what readers have in memory, with ``error``."""
+        """Fail every read from now on with ``error``, also of records that readers have buffered."""
         self._closed = error
         self.guard.thread = 0
 
     def check_open(self) -> None:
-        """Raise what reading ended by, or WrongLoopError for another thread or event loop."""
+        """Raise the error that ended reading, or WrongLoopError for another thread or event loop."""
         if self._closed is not None:
             raise copy_error(self._closed)
         self._channel.check_loop()
 
     async def _read_local(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
-        """Return batches from cache or files; nothing if the files were deleted meanwhile."""
+        """Return batches from cache or files; an empty list if the files were deleted meanwhile."""
         cached = self._state.cache.read(position, limit, max_bytes)
         if cached:
             self.cache_read_bytes += _size(cached)

@@ -1,7 +1,7 @@
-"""Records that are accepted and not yet synced, for readers that ask for them.
+"""Records that are accepted and not yet synced, for readers that request them.
 
-They are read where they wait: in the channel's drafts, and once written in cache and files as any other. A
-crash may take them back, and another record may get their offset then.
+They are read from the channel's batch builders, and once written from cache and files as any other. A
+crash may lose them, and then other records may get their offsets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _MOST_RECORDS = 4096
-"""Taken from a draft at once: what is read of an open one is copied."""
+"""Records taken from a builder at once: those of an open builder are copied."""
 
 
 class AcceptedSource:
@@ -41,7 +41,7 @@ class AcceptedSource:
 
     @property
     def limit(self) -> int:
-        """The log's tail, or where a large transaction begins that is being committed."""
+        """The log's tail, or the start of a large transaction that is being committed."""
         return self._channel.readable_limit
 
     @property
@@ -52,7 +52,7 @@ class AcceptedSource:
     async def wait_limit(self, limit: int) -> None:
         """Return when records up to ``limit`` are accepted; raises when the log closes."""
         while self.limit < limit:
-            self._channel.check_readable()  # a failed log keeps what was being written
+            self._channel.check_readable()  # a failed log keeps the records that were being written
             if self.limit < self.tail:  # a large transaction is read once it is a segment
                 await self._source.wait_limit(self.limit + 1)
             else:
@@ -66,17 +66,19 @@ class AcceptedSource:
             return await self._source.read(position, min(limit, written), max_bytes)
         found: list[Batch] = []
         size = 0
-        for draft in self._channel.drafts():
-            if draft.limit <= position or (found and size >= max_bytes):
+        for builder in self._channel.builders():
+            if builder.limit <= position or (found and size >= max_bytes):
                 continue
-            if position >= limit or draft.spill is not None:
+            if position >= limit or builder.spill is not None:
                 break
-            part = DraftBatch.of(draft, position, min(draft.limit, limit), self._clock.now_us())
+            part = BuilderBatch.of(
+                builder, position, min(builder.limit, limit), self._clock.now_us()
+            )
             found.append(part)
             size += part.nbytes
             position = part.limit
-            if position < draft.limit:
-                break  # the rest of this draft comes before the next
+            if position < builder.limit:
+                break  # the rest of this builder comes before the next
         return found
 
     async def offset_at(self, timestamp_us: int) -> int:
@@ -84,10 +86,10 @@ class AcceptedSource:
         return await self._source.offset_at(timestamp_us)
 
 
-class DraftBatch(Batch):
-    """Records of a draft, copied: what is behind them may still change.
+class BuilderBatch(Batch):
+    """A copy of records in a batch builder, which may still change after them.
 
-    Records that were given no time get that of the commit; here they show the present.
+    Records appended without a time get that of the commit; here they show the current time.
     """
 
     __slots__ = ("_headers", "_keys", "_now_us", "_streams", "_times", "_values")
@@ -113,17 +115,17 @@ class DraftBatch(Batch):
         self._now_us = now_us
 
     @classmethod
-    def of(cls, draft: BatchBuilder, start: int, limit: int, now_us: int) -> DraftBatch:
+    def of(cls, builder: BatchBuilder, start: int, limit: int, now_us: int) -> BuilderBatch:
         """Take ``[start, limit)``, or the first few thousand records of it."""
         limit = min(limit, start + _MOST_RECORDS)
-        low, rows = start - draft.start, limit - start
+        low, rows = start - builder.start, limit - start
         return cls(
             start,
-            draft.values[low : low + rows],
-            _part(draft.keys, low, rows),
-            _part(draft.streams, low, rows),
-            _part(draft.headers, low, rows),
-            _part(draft.timestamps_us, low, rows),
+            builder.values[low : low + rows],
+            _part(builder.keys, low, rows),
+            _part(builder.streams, low, rows),
+            _part(builder.headers, low, rows),
+            _part(builder.timestamps_us, low, rows),
             now_us,
         )
 
@@ -152,8 +154,8 @@ class DraftBatch(Batch):
         """Microseconds since 1970 UTC, never decreasing."""
         times: list[int] = []
         latest = 0
-        for asked in self._times:
-            latest = max(latest, self._now_us if asked is None else asked)
+        for requested in self._times:
+            latest = max(latest, self._now_us if requested is None else requested)
             times.append(latest)
         return times
 
@@ -162,11 +164,11 @@ class DraftBatch(Batch):
         """Bytes of the values."""
         return sum(map(len, self._values))
 
-    def slice(self, start: int, limit: int) -> DraftBatch:
+    def slice(self, start: int, limit: int) -> BuilderBatch:
         """Return the part in ``[start, limit)``; ValueError if outside."""
         self._check_inside(start, limit)
         low, high = start - self.start, limit - self.start
-        return DraftBatch(
+        return BuilderBatch(
             start,
             self._values[low:high],
             self._keys[low:high],

@@ -1,1 +1,1 @@
-"""Threads, time, waiting and what programs watch: nothing here knows what a log is."""
+"""Threads, time, waiting, errors and statistics. Nothing here depends on the rest of a log."""

@@ -1,4 +1,4 @@
-"""The real clock. The only module that may ask the system for the time."""
+"""The real clock. The only module that may read the system's time."""
 
 from __future__ import annotations
 

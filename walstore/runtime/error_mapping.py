@@ -1,4 +1,4 @@
-"""Translation of operating system errors into walstore's own, with what became of the data."""
+"""Maps operating system errors to walstore's own, with the outcome of the data."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def to_wal_error(cause: BaseException, outcome: Outcome) -> WalError:
         )
     elif outcome == "unknown":
         error = OutcomeUnknownError(
-            f"a write failed half-way; open the log again and read from its tail before "
-            f"submitting anything twice: {cause}"
+            f"a write failed part-way; open the log again and read from its tail before "
+            f"submitting anything again: {cause}"
         )
     else:
         error = StorageUnavailableError(
-            f"the disk refused a write; open the log again: {cause}",
+            f"a write to the disk failed; open the log again: {cause}",
             outcome=outcome,
             retriable=False,
         )
@@ -46,7 +46,7 @@ def to_wal_error(cause: BaseException, outcome: Outcome) -> WalError:
 
 
 def describe_upkeep(cause: OSError, what: str) -> WalError:
-    """Return the error for a call that failed beside the way of the data: the log goes on."""
+    """Return the error for a failed call that the data does not depend on: the log continues."""
     error: WalError
     if is_full(cause):
         error = DiskFullError(f"{what}, no space left on the device: {cause}; nothing was changed")
@@ -73,7 +73,7 @@ def describe_spill(cause: OSError) -> WalError:
 def copy_error(error: WalError) -> WalError:
     """Return a copy with the same cause, for an error that is raised to more than one caller.
 
-    One instance raised again and again collects the tracebacks, and so the locals, of all of them.
+    One instance raised repeatedly collects the tracebacks, and so the locals, of all callers.
     """
     twin = copy.copy(error)
     twin.__cause__ = error.__cause__
@@ -81,7 +81,7 @@ def copy_error(error: WalError) -> WalError:
 
 
 def describe_read(cause: OSError, path: Path) -> WalError:
-    """Return the error for a segment that cannot be read just now."""
+    """Return the error for a segment that cannot be read now."""
     error = StorageUnavailableError(f"{path} cannot be read: {cause.strerror or cause}")
     error.__cause__ = cause
     return error
@@ -90,7 +90,7 @@ def describe_read(cause: OSError, path: Path) -> WalError:
 def describe_open(cause: Exception, path: Path) -> WalError:
     """Return the error for a directory that cannot be opened, written or closed."""
     error: WalError
-    if not isinstance(cause, OSError):  # a defect, or no memory
+    if not isinstance(cause, OSError):  # a defect, or out of memory
         error = StorageUnavailableError(f"the log at {path} failed: {cause!r}", retriable=False)
     elif is_full(cause):
         error = DiskFullError(f"no space left for the log at {path}: {cause.strerror}")

@@ -1,4 +1,4 @@
-"""Packages of extras, which the core does without, and the error that says how to get them."""
+"""Optional packages, and the error that says how to install them."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ _EXTRA_OF: Final = {
 
 
 class MissingExtraError(InvalidSettingsError, ModuleNotFoundError):
-    """A package of an extra is not installed; the message says what to install. Nothing was done."""
+    """A package of an extra is not installed; the message says how to install it. Nothing was done."""
 
     def __init__(self, message: str, *, name: str, extra: str) -> None:
-        """``name`` is the module that is missing, ``extra`` the extra that has it."""
+        """``name`` is the missing module, ``extra`` the extra that has it."""
         super().__init__(message)
         self.msg = message
         self.name = name
         self.extra = extra
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a copy is made of: ImportError's own fields are not in ``__dict__``."""
+        """Include ImportError's own fields, which are not in ``__dict__``."""
         return partial(MissingExtraError, name=str(self.name), extra=self.extra), self.args
 
 
 @contextmanager
 def needs_extra(extra: str, what: str = "this") -> Iterator[None]:
-    """Raise MissingExtraError for a package that an import within needs and that is not installed.
+    """Raise MissingExtraError if an import within the block needs a package that is not installed.
 
-    ``what`` begins the message: it is what the caller wanted. A module of our own that is missing is a
-    mistake of ours and stays what it is.
+    ``what`` begins the message: the feature that the caller used. A missing module of walstore itself
+    is a defect and raises unchanged.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Followers: the live readers or cursors of a log, to see how far behind they are. Keeps none alive."""
+"""Followers: weak references to the readers or cursors of a log, to measure how far behind they are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Positioned(Protocol):
-    """A reader or cursor, as far as its lag is concerned."""
+    """A reader or cursor with a lag."""
 
     @property
     def position(self) -> int:
@@ -18,10 +18,10 @@ _F = TypeVar("_F", bound=Positioned)
 
 
 class Followers(Generic[_F]):
-    """Weak references to readers or cursors, which are forgotten when their last user drops them.
+    """Weak references to readers or cursors, which disappear with their last user.
 
-    They are added on the log's event loop; looking is allowed on any thread. Only what follows the log
-    without end belongs here: the lag of a reader that stops somewhere would mean nothing.
+    They are added on the log's event loop; reading is allowed on any thread. Only readers that follow
+    the log without end belong here: the lag of a reader with a stop means nothing.
     """
 
     __slots__ = ("_forget", "_references")
@@ -33,16 +33,16 @@ class Followers(Generic[_F]):
         self._forget = lambda reference: references.pop(id(reference), None)
 
     def add(self, follower: _F) -> None:
-        """Watch it for as long as it lives."""
+        """Track a follower while it is alive."""
         reference = weakref.ref(follower, self._forget)
         self._references[id(reference)] = reference
 
     def alive(self) -> list[_F]:
-        """Return those that live."""
+        """Return those that are alive."""
         return [found for ref in self._references.copy().values() if (found := ref()) is not None]
 
     def look(self, limit: int) -> tuple[int, int]:
-        """Return how many live, and the largest distance from one of them to ``limit``."""
+        """Return how many are alive, and the largest distance from one of them to ``limit``."""
         alive = self.alive()
         lag = max((limit - follower.position for follower in alive), default=0)
         return len(alive), max(lag, 0)

@@ -1,8 +1,8 @@
-"""Forks: what a child process gets a copy of and must not use.
+"""Forks: disables the copies of logs, stores and pools in a forked child process.
 
-A child has the descriptors of its parent, locks included, and copies of its objects, but none of its threads.
-So in a child every descriptor is closed, which takes nothing from the parent, and every log, store and pool
-of threads refuses to be used. A child that wants a log opens it by itself.
+A child has the descriptors of its parent, locks included, and copies of its objects, but none of its
+threads. So in a child every descriptor is closed, which does not affect the parent, and every log,
+store and thread pool refuses to be used. A child that needs a log opens it itself.
 
 The hook runs in the child's only thread and takes no lock: another thread may have held it at the fork.
 """
@@ -18,12 +18,12 @@ from walstore.errors import WalClosedError
 
 
 class Inherited(Protocol):
-    """What a child process must not use."""
+    """An object that a child process must not use."""
 
     def abandon(self, error: WalClosedError) -> None:
         """Refuse everything from now on, with copies of ``error``. Called in a child process, once.
 
-        Takes no lock, waits for nothing, and wakes nobody: the event loop may be that of the parent."""
+        Takes no lock, does not wait and wakes no waiter: the event loop may be that of the parent."""
 
 
 _inherited: Final[WeakSet[Inherited]] = WeakSet()
@@ -31,7 +31,7 @@ _process = os.getpid()
 
 
 def abandon_in_children(thing: Inherited) -> None:
-    """Have a thing abandoned in every child process that is forked from now on, while it lives."""
+    """Abandon an object in every child process forked from now on, while it is alive."""
     _inherited.add(thing)
 
 
@@ -42,7 +42,7 @@ def _abandon_all() -> None:
     )
     _process = os.getpid()
     for thing in list(_inherited):
-        with contextlib.suppress(OSError):  # of closing; the others must be closed all the same
+        with contextlib.suppress(OSError):  # of closing; the others must still be closed
             thing.abandon(error)
     _inherited.clear()
 

@@ -1,4 +1,4 @@
-"""KeyedLocks: one caller at a time for each of many names, and few at a time for costly work."""
+"""KeyedLocks: one caller at a time for each of many names, and a few at a time for costly work."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from collections.abc import AsyncIterator
 
 
 class KeyedLocks:
-    """Locks by name that exist only while somebody uses them. Belongs to the event loop."""
+    """Locks by name that exist only while they are used. Belongs to the event loop."""
 
     def __init__(self, few: int) -> None:
         self.few = asyncio.Semaphore(few)
-        """For work of which only a few at a time shall be under way, over all names."""
-        self._gates: dict[str, _Gate] = {}
+        """For work of which only a few may run at a time, over all names."""
+        self._locks: dict[str, _Entry] = {}
 
     @property
     def busy(self) -> list[str]:
-        """Names that somebody has, or waits for."""
-        return list(self._gates)
+        """Names that are locked or waited for."""
+        return list(self._locks)
 
     @contextlib.asynccontextmanager
     async def pass_through(self, name: str) -> AsyncIterator[None]:
-        """Have ``name`` alone for the length of the block; others get it in the order they asked."""
-        gate = self._gates.get(name)
-        if gate is None:
-            gate = self._gates[name] = _Gate()
-        gate.users += 1
+        """Hold the lock of ``name`` for the block; waiters get it in the order of their requests."""
+        entry = self._locks.get(name)
+        if entry is None:
+            entry = self._locks[name] = _Entry()
+        entry.users += 1
         try:
-            async with gate.lock:
+            async with entry.lock:
                 yield
         finally:
-            gate.users -= 1
-            if not gate.users:
-                del self._gates[name]
+            entry.users -= 1
+            if not entry.users:
+                del self._locks[name]
 
 
-class _Gate:
+class _Entry:
     __slots__ = ("lock", "users")
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""LoopGuard: refuses every thread and event loop but those of whoever opened a log or a store."""
+"""LoopGuard: refuses every thread and event loop except those that opened a log or a store."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from walstore.errors import WrongLoopError
 
 
 class LoopGuard:
-    """Knows the thread and the event loop that something belongs to: those that run where it is made."""
+    """Remembers the thread and the event loop of an object: those that run when this is made."""
 
     __slots__ = ("_loop", "_what", "thread")
 
     def __init__(self, what: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """``what`` names the thing in errors. Without ``loop``: the event loop that runs."""
+        """``what`` names the object in errors. ``loop`` defaults to the running event loop."""
         self._what: Final = what
         self._loop: Final = loop or asyncio.get_running_loop()
         self.thread: Final = get_ident()
@@ -24,9 +24,9 @@ class LoopGuard:
 
     @property
     def is_home(self) -> bool:
-        """Whether its own event loop runs the caller; or none does, and the thread is the one that opened it.
+        """Whether the caller runs in its event loop, or in no event loop and in the thread that opened it.
 
-        An event loop runs in one thread at a time, but may run in another one later.
+        An event loop runs in one thread at a time, but may later run in another.
         """
         running = _get_running_loop()
         if running is None:

@@ -1,4 +1,4 @@
-"""Opening: what ``Wal.open`` returns, to be awaited or entered."""
+"""Opening: the result of ``Wal.open``, to be awaited or entered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _C = TypeVar("_C", bound=_Closeable)
 
 
 def warn_unclosed(what: str, lost: str = "") -> None:
-    """Warn of something that is forgotten and was never closed. Its descriptors go with it."""
+    """Warn of an object that is collected and was never closed. Its descriptors are closed with it."""
     warnings.warn(
         f"{what} was not closed{lost}; use 'async with', or await aclose() before its event loop ends",
         ResourceWarning,
@@ -27,8 +27,8 @@ def warn_unclosed(what: str, lost: str = "") -> None:
 class Opening(Generic[_C]):
     """An open that has not happened yet: ``await`` it and call ``aclose`` yourself, or ``async with``.
 
-    Leaving the block closes the resource. If the block itself raised, an error of closing is noted on
-    that exception instead of replacing it.
+    Leaving the block closes the resource. If the block itself raised, an error of closing is added to
+    that exception as a note.
     """
 
     def __init__(self, open_it: Callable[[], Awaitable[_C]]) -> None:

@@ -13,10 +13,10 @@ _NOT_COUNTED: Final = (WalClosedError, WouldBlock)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What a log looked like at one moment. Counters count since it was opened.
+    """A snapshot of a log. Counters count since it was opened.
 
-    Taken on another thread than the log's event loop, each value is right, but two of them may be of
-    slightly different moments.
+    If taken on another thread than the log's event loop, each value is correct, but two of them may be
+    from slightly different moments.
     """
 
     head: int
@@ -40,7 +40,7 @@ class Statistics:
     waiting_records: int
     """Records accepted and not yet written."""
     durable_lag_seconds: float = 0.0
-    """Time since the oldest record that is not synced yet was accepted; 0 if there are none."""
+    """Time since the oldest unsynced record was accepted; 0 if there is none."""
     blocked_appends: int = 0
     """Callers that wait for room in the channel; their records are not accepted yet."""
     appended_records: int
@@ -81,23 +81,22 @@ class Statistics:
     reader_lag_records: int = 0
     """Durable records that the slowest of them has not delivered yet."""
     cursor_lag_records: Mapping[str, int] = field(default_factory=dict)
-    """By name, for each cursor of which this process has a handle: records that readers see and it has
-    not passed."""
+    """For each cursor with a handle in this process, by name: visible records that it has not passed."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """Errors by the name of their type; see :class:`ErrorCounts` for which."""
     failure: str | None = None
-    """Why the log failed and must be opened again; None while all is well."""
+    """Why the log failed and must be opened again; None while it has not failed."""
     tier_failure: str | None
-    """Why shipping to the cloud ended before the log was closed, or what somebody has to do before it can go
-    on by itself (credentials that are refused, say); None while all is well."""
+    """Why shipping to the cloud ended before the log was closed, or why it waits for an operator before it
+    resumes by itself (refused credentials, for example); None while it works."""
 
 
 class ErrorCounts:
     """Counts a log's errors by type.
 
-    Counted are failures of the log and of its tier, records and transactions that were refused, and
-    reads that failed. Not counted are :class:`WouldBlock`, which asks the caller to wait,
-    :class:`WalClosedError`, whose cause was counted when it happened, and errors of arguments.
+    It counts failures of the log and of its tier, refused records and transactions, and failed reads.
+    It does not count :class:`WouldBlock`, which makes the caller wait, :class:`WalClosedError`, whose
+    cause was counted before, and errors of arguments.
     """
 
     def __init__(self) -> None:

@@ -1,14 +1,13 @@
-"""Threads that do a log's blocking work, so that the event loop never does.
+"""Threads for a log's blocking work, which never runs on the event loop.
 
-A :class:`Pool` owns threads, a :class:`Lane` is a queue of calls that run on them. Lanes take turns: each
-call that ends sends its lane to the back of the pool's queue, so a lane with a thousand calls delays
-another one by no more than one call for each thread. A lane of width 1 runs its calls in the order in
-which they were made, one at a time, on whichever thread is free. A :class:`Worker` is a lane with a pool
-of its own.
+A :class:`Pool` owns threads, a :class:`Lane` is a queue of calls that run on them. Lanes take turns:
+after each call its lane moves to the back of the pool's queue, so a lane with a thousand calls delays
+another one by at most one call per thread. A lane of width 1 runs its calls one at a time, in the order
+in which they were made, on any free thread. A :class:`Worker` is a lane with a pool of its own.
 
-Every durable append waits for one call, so its way there and back counts. That is why the threads take
-their work from a plain queue: through ``concurrent.futures`` the round trip of a call that does nothing
-took 87 µs instead of 45 (bench/test_latency.py).
+Every durable append waits for one call, so the round trip counts. That is why the threads take their
+work from a plain queue: through ``concurrent.futures`` the round trip of an empty call took 87 µs
+instead of 45 (bench/test_latency.py).
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ _Queue = SimpleQueue[tuple[_Turn, Callable[[], None]] | None]
 class Pool:
     """A few threads shared by any number of lanes. Threads start when there is work for them.
 
-    A pool that nobody closes ends its threads when it is forgotten, or when the interpreter exits; then
-    the calls that were made are finished first.
+    A pool that is never closed ends its threads when it is garbage-collected or when the interpreter
+    exits, after finishing the calls that were made.
     """
 
     def __init__(self, name: str, threads: int) -> None:
@@ -53,19 +52,19 @@ class Pool:
         self._threads: list[threading.Thread] = []
         self._is_closed = False
         self.refusal: WalClosedError | None = None
-        """Why no lane can be used, in a child process: it has none of the threads."""
+        """Why no lane can be used in a child process, which has none of the threads."""
         abandon_in_children(self)
         finalize(self, self._queue.put, None).atexit = False
         _pools.add(self)
 
     def lane(self, width: int = 1) -> Lane:
-        """Return one more lane, with at most ``width`` calls on the threads at a time."""
+        """Return a new lane, with at most ``width`` calls on the threads at a time."""
         return Lane(self, width)
 
     def submit(self, turn: _Turn, job: Callable[[], None]) -> None:
         """Queue a lane's turn; RuntimeError after :meth:`close`.
 
-        StorageUnavailableError if the system has no thread for a pool that has none yet.
+        StorageUnavailableError if the pool has no thread yet and the system cannot start one.
         """
         with self.guard:
             if self._is_closed:
@@ -79,9 +78,9 @@ class Pool:
         self._close(None)
 
     def close_with(self, last: Callable[[], object]) -> asyncio.Future[None]:
-        """As :meth:`close`, and call ``last()`` on the thread that ends last, when all calls are done.
+        """As :meth:`close`, and call ``last()`` on the last thread to end, when all calls are done.
 
-        That happens whether or not the caller waits for it. Not for a pool that was closed before.
+        That happens whether or not the caller waits for it. Not for a closed pool.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -92,8 +91,8 @@ class Pool:
                 last()
             except BaseException as raised:  # noqa: BLE001 - the caller gets it
                 error = raised
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(_tell, done, None, None, error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: there is no waiter
+                loop.call_soon_threadsafe(_resolve, done, None, None, error)
 
         self._close(run_last)
         return done
@@ -110,7 +109,7 @@ class Pool:
             with contextlib.suppress(StorageUnavailableError):
                 self._start_thread()
                 return
-        last()  # it blocks the caller, but else it would never happen
+        last()  # it blocks the caller, but otherwise it would never run
 
     def join(self) -> None:
         """Wait for the threads to end, after :meth:`close`."""
@@ -118,14 +117,14 @@ class Pool:
             thread.join()
 
     def abandon(self, error: WalClosedError) -> None:
-        """Forget the threads: they are the parent's."""
+        """Drop the threads: they are the parent's."""
         self.refusal = error
         self.guard = threading.Lock()
         self._threads = []
         self._is_closed = True
 
     def _start_thread(self) -> None:
-        # Daemons, since the interpreter waits for others before it lets anybody end them.
+        # Daemons, since the interpreter waits for other threads before its exit handlers run.
         thread = threading.Thread(
             target=_serve,
             args=(self._queue, self._end),
@@ -151,7 +150,7 @@ _pools: WeakSet[Pool] = WeakSet()
 
 @atexit.register
 def _finish_all() -> None:
-    """Finish what was begun before the interpreter takes itself apart under the threads."""
+    """Finish calls before the interpreter shuts down."""
     pools = list(_pools)
     for pool in pools:
         pool.close()
@@ -160,27 +159,27 @@ def _finish_all() -> None:
 
 
 class _End:
-    """What the last thread of a pool does; threads hold this, not the pool."""
+    """The action of the last thread of a pool; threads reference this, not the pool."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self.threads = 0
-        """Threads that were started and have not ended. More of them only before the end is told."""
+        """Threads that were started and have not ended. None is started after the end is signalled."""
         self.last: Callable[[], None] | None = None
 
     def reach(self) -> bool:
-        """Note the end of a thread; return whether it was the last."""
+        """Record the end of a thread; return whether it was the last."""
         with self._guard:
             self.threads -= 1
             return self.threads == 0
 
 
 def _serve(queue: _Queue, end: _End) -> None:
-    """Take turns until the end is told; pass that on to the other threads."""
+    """Take turns until the end is signalled; pass that on to the other threads."""
     while (taken := queue.get()) is not None:
         turn, job = taken
         turn(job)
-        del taken, turn, job  # else a result would live until the next call
+        del taken, turn, job  # else a result would stay alive until the next call
     queue.put(None)
     if end.reach() and end.last is not None:
         end.last()
@@ -211,10 +210,10 @@ class Lane:
         return await self._start(call, args)
 
     async def run_owned(self, call: Callable[[], _T], discard: Callable[[_T], object]) -> _T:
-        """Run ``call`` for a result that must be released: nobody else can.
+        """Run ``call`` for a result that must be released, even if the caller is cancelled.
 
-        If the caller is cancelled, waits for the call to end and runs ``discard(result)`` on a thread
-        before it goes, however often it is cancelled. For lanes of width 1.
+        A cancelled caller waits for the call to end and runs ``discard(result)`` on a thread before it
+        raises, however often it is cancelled. For lanes of width 1.
         """
         made: list[_T] = []
         calling = self._start(lambda: made.append(call()), ())
@@ -223,12 +222,12 @@ class Lane:
         except asyncio.CancelledError:
             discarding = self._start(lambda: [discard(found) for found in made], ())
             pending: set[asyncio.Future[Any]] = {calling, discarding}
-            while pending:  # whoever cancels again meanwhile
+            while pending:  # even if cancelled again meanwhile
                 with contextlib.suppress(asyncio.CancelledError):
                     _, pending = await asyncio.wait(pending)
             for future in (calling, discarding):
                 if not future.cancelled():
-                    future.exception()  # nobody is left to be told
+                    future.exception()  # there is no waiter left
             raise
         return made[0]
 
@@ -242,8 +241,8 @@ class Lane:
         """As :meth:`run`, but a cancelled caller still waits for the call and gets its result:
         ``on_cancel()`` is called instead of raising.
 
-        ``then(result)`` is called on the event loop one turn before the caller goes on; what it raises is
-        raised here. For tasks that own something that must not be left half done.
+        ``then(result)`` is called on the event loop one turn before the caller continues; its errors
+        are raised here. For tasks whose work must not be left half done.
         """
         job = self._start(call, args, then, _Uncancellable)
         try:
@@ -258,7 +257,7 @@ class Lane:
         self._closed = True
 
     async def close_through(self) -> None:
-        """As :meth:`close`, and return when the calls made before are done, whoever cancels the caller
+        """As :meth:`close`, and return when the calls made before are done, even if the caller is cancelled
         meanwhile. For lanes of width 1."""
         last = self._start(_nothing, (), None, _Uncancellable)
         self.close()
@@ -274,7 +273,7 @@ class Lane:
     ) -> asyncio.Future[_T]:
         if self._pool.refusal is not None:
             raise copy_error(self._pool.refusal)
-        if self._closed:  # under a reader that was between two calls, for one
+        if self._closed:  # for example while a reader was between two calls
             raise WalClosedError("the log is closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = make_future(loop=loop)
@@ -289,9 +288,9 @@ class Lane:
             except BaseException as raised:  # noqa: BLE001 - the caller gets it
                 error = raised
             try:  # noqa: SIM105 - suppress() takes 0.6 µs, which each durable append waits for
-                loop.call_soon_threadsafe(_tell, future, then, result, error)
+                loop.call_soon_threadsafe(_resolve, future, then, result, error)
             except RuntimeError:
-                pass  # the loop is closed: nobody waits
+                pass  # the loop is closed: there is no waiter
             error = None  # else its traceback would keep this frame
 
         with self._pool.guard:
@@ -312,7 +311,7 @@ class Lane:
         return future
 
     def _turn(self, job: Callable[[], None]) -> None:
-        """Do one call, then queue up behind the other lanes for the next."""
+        """Do one call, then queue behind the other lanes for the next."""
         while True:
             job()
             with self._pool.guard:
@@ -324,7 +323,7 @@ class Lane:
             try:
                 self._pool.submit(self._turn, job)
             except RuntimeError:
-                continue  # the pool was closed: finish here what had been accepted
+                continue  # the pool was closed: finish the accepted calls here
             return
 
 
@@ -345,16 +344,16 @@ class Worker(Lane):
         super().__init__(Pool(name, threads), threads)
 
     def close(self) -> None:
-        """Let calls under way finish and end the threads; does not wait for them."""
+        """Let running calls finish and end the threads; does not wait for them."""
         super().close()
         self._pool.close()
 
 
 def _nothing() -> None:
-    """What a call does that is only waited for."""
+    """A call that does nothing, to wait for earlier ones."""
 
 
-def _tell(
+def _resolve(
     future: asyncio.Future[Any],
     then: Callable[[Any], object] | None,
     result: object,
@@ -371,4 +370,4 @@ def _tell(
         future.set_result(result)
     else:
         future.set_exception(error)
-        future.exception()  # a caller cancelled at this moment never looks
+        future.exception()  # a caller cancelled at this moment never retrieves it

@@ -10,13 +10,13 @@ from itertools import count
 from typing import Final
 
 _NOBODY: Final[deque[tuple[int, asyncio.Future[None]]]] = deque(maxlen=0)
-"""Queue of a limit for which nobody has waited yet: an own one has 0.7 KiB."""
+"""Shared queue of watermarks that never had a waiter: a separate one takes 0.7 KiB."""
 
 
 class Watermark:
     """A growing offset with waiters. Belongs to one event loop.
 
-    Every waiter has a future of its own: cancelling one caller never touches another's.
+    Every waiter has a future of its own: cancelling one does not affect the others.
     """
 
     __slots__ = ("_cancelled", "_failure", "_loop", "_others", "_queue", "_tiebreak", "value")
@@ -24,7 +24,7 @@ class Watermark:
     def __init__(self, value: int, loop: asyncio.AbstractEventLoop) -> None:
         self.value = value
         self._loop = loop
-        # Waiters whose targets came in order (nearly all), and the rest in a heap.
+        # Waiters with ascending targets (nearly all), and the rest in a heap.
         self._queue = _NOBODY
         self._others: list[tuple[int, int, asyncio.Future[None]]] = []
         self._tiebreak = count()
@@ -33,11 +33,11 @@ class Watermark:
 
     @property
     def has_waiters(self) -> bool:
-        """Whether somebody waits."""
+        """Whether there are waiters."""
         return bool(self._queue or self._others)
 
     def waiter(self, target: int) -> asyncio.Future[None]:
-        """Return a future that resolves when the limit reaches ``target``. Cancel it freely."""
+        """Return a future that resolves when the limit reaches ``target``. It may be cancelled."""
         future: asyncio.Future[None] = self._loop.create_future()
         queue = self._queue
         if self.value >= target:
@@ -53,7 +53,7 @@ class Watermark:
         return future
 
     async def wait(self, target: int) -> None:
-        """Return when the limit has reached ``target``; raise what :meth:`fail` was given."""
+        """Return when the limit has reached ``target``; raise the error passed to :meth:`fail`."""
         if self.value >= target:
             return
         future = self.waiter(target)
@@ -64,7 +64,7 @@ class Watermark:
             raise
 
     def advance(self, value: int) -> None:
-        """Raise the limit and wake whoever waited for it, in order; a lower value is ignored."""
+        """Raise the limit and wake the waiters up to it, in order; a lower value is ignored."""
         if value <= self.value:
             return
         self.value = value
@@ -85,7 +85,7 @@ class Watermark:
         self.fail_waiting(failure)
 
     def fail_waiting(self, failure: Callable[[int], BaseException]) -> None:
-        """Fail those who wait now with ``failure(target)``; who comes later waits."""
+        """Fail present waiters with ``failure(target)``; later ones wait."""
         for target, future in [*self._queue, *((t, f) for t, _, f in self._others)]:
             if not future.done():
                 _fail(future, failure(target))
@@ -93,12 +93,12 @@ class Watermark:
         self._others.clear()
 
     def refuse(self, failure: Callable[[int], BaseException]) -> None:
-        """Fail all who come later, as :meth:`fail` does, and leave those who wait alone."""
+        """Fail later waiters, as :meth:`fail` does, and leave present ones waiting."""
         self._failure = failure
 
     def _note_cancelled(self) -> None:
-        """Forget cancelled waiters once they may be the most, so that polling an idle log does not
-        pile them up."""
+        """Drop cancelled waiters once they may be the majority, so that polling an idle log does not
+        accumulate them."""
         self._cancelled += 1
         if self._cancelled * 2 > len(self._queue) + len(self._others):
             self._cancelled = 0
@@ -109,4 +109,4 @@ class Watermark:
 
 def _fail(future: asyncio.Future[None], error: BaseException) -> None:
     future.set_exception(error)
-    future.exception()  # a caller cancelled at this moment never looks
+    future.exception()  # a caller cancelled at this moment never retrieves it

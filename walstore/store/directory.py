@@ -1,4 +1,4 @@
-"""What lies in a store's directory: the lock, the logs, and what is left of deleted ones. Blocking.
+"""The content of a store's directory: the lock, the logs, and remains of deleted ones. Blocking.
 
 .store            the lock; marks the directory as a store
 orders%2F0/       a log, see store/names.py
@@ -28,10 +28,10 @@ class OpenedStore(NamedTuple):
     """Anchored to the store's directory."""
     lock: Lock
     free_bytes: int | None
-    """Space left on the file system, if that is known."""
+    """Free space on the file system, if it is known."""
 
     def release(self) -> None:
-        """Give the lock back and let go of the directory; twice is allowed."""
+        """Release the lock and the directory; twice is allowed."""
         try:
             self.lock.release()
         finally:
@@ -65,9 +65,9 @@ def list_logs(fs: FileSystem, path: Path) -> list[str]:
 
 
 def delete_log(fs: FileSystem, path: Path, directory: str) -> None:
-    """Rename a log that is closed away, durably, then remove it.
+    """Rename a closed log away durably, then remove it.
 
-    Raises LogNotFoundError, WalLockedError if it is open by itself, and OSError.
+    Raises LogNotFoundError, WalLockedError if it is open outside the store, and OSError.
     """
     found = fs.list_directories(path)
     if directory not in found:

@@ -1,11 +1,11 @@
 """Names of a store's logs and the directories they map to. Pure.
 
-A name is one or more parts with ``/`` between them, such as ``orders`` or ``eu-west.orders/0``. A part is
-not empty, not ``.`` and not ``..``; a name holds no control characters and its directory's name has at
-most 255 bytes. Every log lies directly in the store's directory: whatever is not an ASCII letter, a digit,
-``-``, ``_`` or ``.`` is written as ``%`` and two hex digits for each byte of its UTF-8 form, and so is a
-dot at the beginning. So the mapping can be reversed, no two names share a directory, none leads out of the
-store, and what begins with a dot belongs to the store itself.
+A name is one or more parts with ``/`` between them, such as ``orders`` or ``eu-west.orders/0``. A part
+is not empty, not ``.`` and not ``..``; a name holds no control characters and its directory's name has
+at most 255 bytes. Every log is a direct subdirectory of the store: any character but ASCII letters,
+digits, ``-``, ``_`` and ``.`` is written as ``%`` and two hex digits for each byte of its UTF-8 form,
+and so is a leading dot. The mapping is reversible, no two names share a directory, none leads out of
+the store, and names with a leading dot belong to the store itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLAIN: Final = frozenset((string.ascii_letters + string.digits + "-_.").encode(
 
 
 def directory_of(name: str) -> str:
-    """Return the directory name of the log ``name``; InvalidSettingsError if it is no log name."""
+    """Return the directory name of the log ``name``; InvalidSettingsError if it is not a valid name."""
     if not isinstance(name, str):
         raise TypeError(f"a log's name must be a str, not {type(name).__name__}")
     if any(part in ("", ".", "..") for part in name.split("/")):
@@ -31,7 +31,7 @@ def directory_of(name: str) -> str:
             f"a log's name has parts between slashes that are not empty, '.' or '..': {name!r}"
         )
     if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
-        raise InvalidSettingsError(f"a log's name holds no control characters: {name!r}")
+        raise InvalidSettingsError(f"a log's name must not contain control characters: {name!r}")
     directory = "".join(chr(b) if b in _PLAIN else f"%{b:02X}" for b in name.encode())
     if directory.startswith("."):
         directory = "%2E" + directory[1:]
@@ -44,7 +44,7 @@ def directory_of(name: str) -> str:
 
 
 def name_of(directory: str) -> str | None:
-    """Return the name of the log in a directory of the store, or None if it holds none."""
+    """Return the name of the log in a directory of the store, or None if it is not a log's."""
     try:
         name = unquote_to_bytes(directory).decode()
         return name if directory_of(name) == directory else None

@@ -18,15 +18,17 @@ class StoreSettings:
 
     cache_bytes: int = size(
         128 * MIB,
-        """Most bytes of recent batches that all logs keep in memory together; each log is bounded by its
-        own cache_bytes besides. The log used longest ago gives up its oldest first. 0 keeps none.""",
+        """Maximum bytes of recent batches that all logs together keep in memory; each log is also
+        bounded by its own cache_bytes. The least recently used log drops its oldest first. 0 keeps
+        none.""",
     )
 
     channel_bytes: int = size(
         256 * MIB,
-        """Most bytes that all logs have accepted and not yet on disk; each log is bounded by its own
-        channel_bytes besides. Beyond it 'append' waits, in turn with the other logs, and 'append_nowait'
-        raises WouldBlock. A group larger than this is accepted while nothing else is.""",
+        """Maximum bytes that all logs together have accepted and not yet on disk; each log is also
+        bounded by its own channel_bytes. Above it 'append' waits, in turn with the other logs, and
+        'append_nowait' raises WouldBlock. A group larger than this is accepted while nothing else is
+        pending.""",
         low=MIB,
     )
 
@@ -46,15 +48,15 @@ class StoreSettings:
 
     max_open_logs: int = whole(
         256,
-        """Most logs that have their files open, two descriptors each, not counting those that are being
-        used at the moment. The one used longest ago is parked: its files are closed until its next
+        """Maximum number of logs with open files, two descriptors each, not counting those in use at
+        the moment. The least recently used one is parked: its files are closed until its next
         append.""",
         low=1,
     )
 
     max_concurrent_opens: int = whole(
         16,
-        "Most logs that are being opened or closed at the same time; others wait in turn.",
+        "Maximum number of logs being opened or closed at the same time; others wait in turn.",
         low=1,
     )
 

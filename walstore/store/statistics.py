@@ -1,4 +1,4 @@
-"""StoreStatistics: what the logs of a store share, at one moment."""
+"""StoreStatistics: a snapshot of what the logs of a store share."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class StoreStatistics:
     logs_with_files: int
     """Open logs that have descriptors; the others are parked."""
     parkings: int
-    """How often a log's files were closed for another one's."""
+    """How often a log's files were closed to make room for another's."""
     cache_bytes: int
     """Bytes of recent batches that all logs keep in memory."""
     channel_bytes: int
-    """Bytes that all logs have accepted and not yet on disk, with the room leased for more."""
+    """Bytes that all logs have accepted and not yet on disk, including leased room."""
     waiting_logs: int
     """Logs that wait for a share of the channel budget."""

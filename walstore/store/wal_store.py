@@ -1,12 +1,12 @@
 """WalStore: many logs in one directory and one process, with shared threads, budgets and descriptors.
 
-Opens, closes, lists and deletes logs; what happens in a log is the log's own affair. One task watches the
-space on disk for all of them, asleep until megabytes were written. An idle log costs memory, nothing else.
+Opens, closes, lists and deletes logs. One task watches the disk space for all of them; it sleeps until
+megabytes have been written. An idle log costs only memory.
 
 Invariants (tests/scenarios/test_store.py, test_store_sharing.py)
-  S1  While a store is open, nobody else writes to any of its logs.
-  S2  A log has at most one open object; everybody who asks for it gets that one.
-  S3  A deleted log is gone as a whole, also after a crash: it is renamed away durably, then removed.
+  S1  While a store is open, no other process or object writes to any of its logs.
+  S2  A log has at most one open object; every caller gets that one.
+  S3  A deleted log is gone as a whole, also after a crash: it is renamed durably, then removed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ logger = logging.getLogger("walstore")
 _READS_OF_ONE_LOG: Final = 2
 
 MakeTier = Callable[[str], Tier | None]
-"""Makes the tier of a log from its name; None for a log without."""
+"""Makes the tier of a log from its name; None for a log without one."""
 
 
 class WalStore:
@@ -77,11 +77,11 @@ class WalStore:
 
         Use as ``async with WalStore.open(p) as store`` or ``store = await WalStore.open(p)`` with a
         later ``await store.aclose()``. ``settings`` are those of each log. ``tier`` is called with a
-        log's name when it is opened and makes its tier, a new one for each. ``metrics`` shows each log
-        by its name.
+        log's name when it is opened and makes its tier, a new one for each. ``metrics`` exports each
+        log under its name.
 
-        Raises TypeError or InvalidSettingsError at once for a path that is none, such as a URL, ``""``
-        or ``"~/x"``. Opening raises WalLockedError if the store, or one of its logs by itself, is open
+        Raises TypeError or InvalidSettingsError at once for an invalid path, such as a URL, ``""`` or
+        ``"~/x"``. Opening raises WalLockedError if the store, or one of its logs on its own, is open
         elsewhere, DiskFullError, and StorageUnavailableError for a directory that cannot be written.
         """
         directory = as_directory(path, "WalStore.open()")
@@ -114,7 +114,8 @@ class WalStore:
         """Not for callers; see :meth:`open`."""
         # Set once at open.
         self.path = path
-        """The store's directory, as an absolute path; one that is moved is followed, this path is not."""
+        """The store's directory as an absolute path. A directory that is moved is followed; this path
+        stays."""
         self.settings = settings
         """Settings of each log, as given to :meth:`open`."""
         self.store_settings = store_settings
@@ -138,16 +139,16 @@ class WalStore:
             waiting_bytes=lambda: self._channel.used_bytes,
         )
         self._disk_watch.judge(opened.free_bytes)
-        # Owned by the event loop. Logs and gates by the names of their directories.
+        # Owned by the event loop. Logs and locks by the names of their directories.
         self._logs: dict[str, Wal] = {}
-        self._gates = KeyedLocks(store_settings.max_concurrent_opens)
+        self._locks = KeyedLocks(store_settings.max_concurrent_opens)
         self._opened_logs = 0
         self._closing: asyncio.Task[None] | None = None
         self._abandoned: WalClosedError | None = None
         abandon_in_children(self)
         loop = asyncio.get_running_loop()
         self._guard = LoopGuard("store", loop)
-        # Set by the first step of the closing.
+        # Set by the first step of closing.
         self._close_begun: asyncio.Future[None] = loop.create_future()
         # Ended by aclose().
         self._watching = loop.create_task(self._disk_watch.run(), name=f"walstore {path} space")
@@ -155,13 +156,13 @@ class WalStore:
     # -- logs --------------------------------------------------------------------------------
 
     async def wal(self, name: str) -> Wal:
-        """Return the log ``name``, opened or created if it is not open: the same object for all.
+        """Return the log ``name``, opening or creating it if needed: the same object for all callers.
 
-        A log that failed is closed and opened again. The store closes its logs; ``aclose()`` of the
-        log does so earlier. Names are parts with ``/`` between them, see ``docs/store.md``.
+        A failed log is closed and opened again. The store closes its logs; ``aclose()`` of the log
+        closes it earlier. Names are parts with ``/`` between them, see ``docs/store.md``.
 
-        Raises InvalidSettingsError for what is no name, WalClosedError once the store is closed, and
-        what :meth:`walstore.Wal.open` raises. Cancelled, the log stays as it was.
+        Raises InvalidSettingsError for an invalid name, WalClosedError once the store is closed, and
+        what :meth:`walstore.Wal.open` raises. If cancelled, the log stays as it was.
         """
         self._check_home()
         directory = directory_of(name)
@@ -169,7 +170,7 @@ class WalStore:
         if found is not None and not found.is_closing:
             return found
         self._check_open()
-        async with self._gates.pass_through(directory):
+        async with self._locks.pass_through(directory):
             found = self._logs.get(directory)
             if found is not None:
                 if not found.is_closing:
@@ -190,28 +191,28 @@ class WalStore:
         """Drain and close the log ``name`` if it is open; see :meth:`walstore.Wal.aclose`."""
         self._check_home()
         directory = directory_of(name)
-        async with self._gates.pass_through(directory):
+        async with self._locks.pass_through(directory):
             found = self._logs.get(directory)
             if found is not None:
                 await found.aclose()
 
     async def delete(self, name: str) -> None:
-        """Close the log ``name`` and delete it with all its records from this disk.
+        """Close the log ``name`` and delete it and all its records from this disk.
 
-        It is gone for good once this returns; after a crash or an error on the way, it is there as a
-        whole or gone. What a tier holds stays there. Cancelled, it may be deleted or not.
+        It is permanently deleted once this returns; after a crash or an error before that, it is whole
+        or deleted. Records in a tier stay. If cancelled, it may or may not be deleted.
 
-        Raises LogNotFoundError if there is no such log, WalLockedError if it is open by itself.
+        Raises LogNotFoundError if there is no such log, WalLockedError if it is open outside the store.
         """
         self._check_home()
         directory = directory_of(name)
-        async with self._gates.pass_through(directory):
+        async with self._locks.pass_through(directory):
             self._check_open()
             found = self._logs.get(directory)
             if found is not None:
                 await self._close(directory, found)
             try:
-                # Owned: nobody may open the log before this has ended, even if the caller has gone.
+                # Owned: the log must not be opened before this has ended, even if the caller was cancelled.
                 await self._lane.run_owned(
                     partial(delete_log, self._fs, self.path, directory), _nothing
                 )
@@ -221,7 +222,7 @@ class WalStore:
     # -- looking -----------------------------------------------------------------------------
 
     def statistics(self) -> StoreStatistics:
-        """Return a snapshot of what the logs share. Those of one log: ``(await wal(n)).statistics()``.
+        """Return a snapshot of what the logs share. For one log: ``(await wal(n)).statistics()``.
 
         May be called on any thread, also after closing."""
         return StoreStatistics(
@@ -240,7 +241,7 @@ class WalStore:
         """Close all logs, several at a time, and the store.
 
         Twice is allowed. Cancelling the wait does not stop the closing. If logs failed, raises the
-        error of one, with the others noted on it; every log is closed all the same.
+        error of one, with notes about the others; every log is closed nevertheless.
         """
         self._check_home()
         await asyncio.shield(await self._begin_to_close())
@@ -275,14 +276,14 @@ class WalStore:
             raise WalClosedError("the store is closed")
 
     async def _open_log(self, name: str, directory: str) -> Wal:
-        async with self._gates.few:
+        async with self._locks.few:
             wal = await Wal.open_in(
                 self.path / directory,
                 settings=self.settings,
                 tier=self._tier(name) if self._tier is not None else None,
                 fs=self._fs,
                 clock=self._clock,
-                host=LogResources(
+                resources=LogResources(
                     writing=FileLane(self._writing, self._files),
                     reading=self._reading.lane(_READS_OF_ONE_LOG),
                     make_spilling=self._writing.lane,
@@ -319,29 +320,29 @@ class WalStore:
                 is_cancelled = True
         assert self._closing is not None
         if is_cancelled:
-            if was_ended:  # by whoever cancels all tasks, and waits for those that were there
+            if was_ended:  # by code that cancels all tasks and waits for those it found
                 await asyncio.wait((self._closing,))
             raise asyncio.CancelledError
         return self._closing
 
     async def _close(self, directory: str, wal: Wal) -> None:
-        """Close a log whose failure, if any, its users have been told."""
+        """Close a log whose failure, if any, its users already know."""
         try:
-            async with self._gates.few:
+            async with self._locks.few:
                 await wal.aclose()
         except WalError as error:
             logger.warning("log %s had failed: %s", self.path / directory, error)
 
     async def _close_all(self) -> None:
-        """Close the logs, then give the lock back: on a thread, when nothing can write any more.
+        """Close the logs, then release the lock: on a thread, when nothing can write any more.
 
-        Cancelled from outside, because the event loop is being stopped, it closes them all the same.
+        If cancelled from outside, because the event loop is being stopped, it still closes them.
         """
         self._close_begun.set_result(None)
         errors: list[Exception] = []
         current = asyncio.current_task()
         assert current is not None
-        while self._logs or self._gates.busy:
+        while self._logs or self._locks.busy:
             try:
                 await self._close_logs(errors)
             except asyncio.CancelledError:
@@ -364,11 +365,11 @@ class WalStore:
             raise errors[0]
 
     async def _close_logs(self, errors: list[Exception]) -> None:
-        waiting = iter(dict.fromkeys((*self._logs, *self._gates.busy)))
+        waiting = iter(dict.fromkeys((*self._logs, *self._locks.busy)))
 
         async def close_some() -> None:
             for directory in waiting:
-                async with self._gates.pass_through(directory):
+                async with self._locks.pass_through(directory):
                     found = self._logs.get(directory)
                     if found is None:
                         continue
@@ -377,7 +378,7 @@ class WalStore:
                     except asyncio.CancelledError:
                         if _is_cancelled():
                             raise
-                    except Exception as error:  # noqa: BLE001 - the others are closed all the same
+                    except Exception as error:  # noqa: BLE001 - the others are still closed
                         errors.append(error)
                     self._forget(directory)
 
@@ -419,10 +420,10 @@ async def _open(
 
 
 def _is_cancelled() -> bool:
-    """Return whether somebody cancelled the task that runs."""
+    """Return whether the current task is being cancelled."""
     current = asyncio.current_task()
     return current is not None and current.cancelling() > 0
 
 
 def _nothing(_: None) -> None:
-    """A deletion leaves nothing that would have to be released."""
+    """Nothing has to be released after a deletion."""

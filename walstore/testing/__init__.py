@@ -1,4 +1,4 @@
-"""What tests of walstore, and of programs built on it, can use: a clock and file systems to control.
+"""A clock and file systems under a test's control, for tests of walstore and of programs that use it.
 
 Nothing here is imported by the rest of the package, and nothing needs a test framework.
 """

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that stops until a test moves it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 _MICROSECONDS: Final = 1_000_000
 DEFAULT_NOW_US: Final = 1_750_000_000 * _MICROSECONDS
-"""Where the wall clock of a new :class:`ManualClock` stands, unless the test says otherwise."""
+"""Default wall-clock time of a new :class:`ManualClock`."""
 
 
 class ManualClock:
@@ -19,7 +19,7 @@ class ManualClock:
     """
 
     def __init__(self, now_us: int = DEFAULT_NOW_US) -> None:
-        """Stand at a wall-clock time in microseconds since 1970 UTC; monotonic time begins at 0."""
+        """Start at a wall-clock time in microseconds since 1970 UTC; monotonic time starts at 0."""
         self._wall_origin_us = now_us
         self._elapsed_us = 0
         # Sleepers by deadline, then by arrival; woken and cancelled ones are dropped when they surface.
@@ -44,7 +44,7 @@ class ManualClock:
     async def sleep(self, seconds: float) -> None:
         """Wait until the clock was advanced by ``seconds``; 0 or less only lets other tasks run.
 
-        A cancelled sleeper is forgotten.
+        A cancelled sleeper is dropped.
         """
         if seconds <= 0:
             await asyncio.sleep(0)  # noqa: TID251 - the one way to let the loop turn
@@ -59,7 +59,7 @@ class ManualClock:
     async def wait_for_sleepers(self, count: int = 1) -> None:
         """Return when at least ``count`` callers are in :meth:`sleep`.
 
-        This is how a test knows that a task has gone to sleep and time may be moved, without guessing.
+        With this a test knows, without guessing, that a task sleeps and time may be moved.
         """
         if self.sleepers >= count:
             return
@@ -68,7 +68,7 @@ class ManualClock:
         await future
 
     def advance(self, seconds: float) -> None:
-        """Move both clocks on and wake the sleepers whose time has come, earliest deadline first.
+        """Advance both clocks and wake the sleepers whose time has come, earliest deadline first.
 
         The woken tasks run when the caller next awaits; each of them then sees the new time. A task that
         sleeps again counts from there, so wake a periodic task once for each of its periods.
@@ -82,7 +82,7 @@ class ManualClock:
                 future.set_result(None)
 
     def shift_wall(self, seconds: float) -> None:
-        """Move the wall clock alone, also backwards, as an administrator or NTP would."""
+        """Move only the wall clock, also backwards, as an administrator or NTP would."""
         self._wall_origin_us += round(seconds * _MICROSECONDS)
 
     def _notify_watchers(self) -> None:

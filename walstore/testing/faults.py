@@ -1,8 +1,8 @@
-"""A file system that fails when it is told to.
+"""A file system that fails on request.
 
-:class:`FaultyFileSystem` stands between a log and another :class:`walstore.ports.FileSystem`. A test can
-make any call fail, let it fail half done or after it was done, bound the space on the disk, stop calls
-half-way to look around, and read which calls were made. It never fails unless told.
+:class:`FaultyFileSystem` wraps another :class:`walstore.ports.FileSystem`. A test can make any call
+fail, before, during or after its work, limit the space on the disk, hold calls to inspect the state,
+and read the calls that were made. It never fails without a rule.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from walstore.testing.script import Call, FaultScript, failure
 
 
 class Length:
-    """Length of a file, shared by everything that has it open and kept over renames."""
+    """Length of a file, shared by all its open handles and kept across renames."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -36,16 +36,16 @@ class FaultyFileSystem(FaultScript):
         self._lengths: dict[Path, Length] = {}
 
     def limit_space(self, size_bytes: int | None) -> None:
-        """Let the files opened through this object be ``size_bytes`` long together; None: no limit.
+        """Limit the total length of the files opened through this object; None: no limit.
 
-        Reserved space counts as used. A write for which there is no room is written as far as it fits
-        and then fails with ENOSPC, as on a full disk. Cutting and removing files makes room.
+        Reserved space counts as used. A write without enough room is written as far as it fits and then
+        fails with ENOSPC, as on a full disk. Truncating and removing files makes room.
         """
         with self._lock:
             self._space_bytes = size_bytes
 
     def heal(self) -> None:
-        """Forget all faults, the hook and the limit, and release what is held."""
+        """Remove all faults, the hook and the limit, and release held calls."""
         self.limit_space(None)
         super().heal()
 
@@ -54,7 +54,7 @@ class FaultyFileSystem(FaultScript):
         call = Call("anchor", directory)
         inner = self.run(call, lambda: self._inner.anchor(directory), lambda made: made.close())
         twin = object.__new__(type(self))
-        twin.__dict__ = self.__dict__  # the same rules, also those that are made later
+        twin.__dict__ = self.__dict__  # the same rules, including later ones
         twin._inner = inner
         return twin
 
@@ -142,12 +142,12 @@ class FaultyFileSystem(FaultScript):
         return _FaultyCell(self, cell, path)
 
     def view_cell(self, path: Path, size: int) -> CellView:
-        """Map a cell for reading; what is read from it never fails."""
+        """Map a cell for reading; reads from it never fail."""
         call = Call("view_cell", path, size_bytes=size)
         return self.run(call, lambda: self._inner.view_cell(path, size), lambda made: made.close())
 
     def free_bytes(self, path: Path) -> int:
-        """Return the space left, of the limit if there is one."""
+        """Return the free space, within the limit if there is one."""
         free_bytes = self.run(Call("free_bytes", path), lambda: self._inner.free_bytes(path))
         with self._lock:
             return free_bytes if self._space_bytes is None else min(self._room_bytes(), free_bytes)
@@ -162,7 +162,7 @@ class FaultyFileSystem(FaultScript):
             return length.size_bytes
 
     def set_length(self, length: Length, size_bytes: int) -> None:
-        """Note the length a file was cut or extended to."""
+        """Record the length to which a file was truncated or extended."""
         with self._lock:
             length.size_bytes = size_bytes
 
@@ -227,7 +227,7 @@ class _FaultyFile:
         self._system.run(Call("allocate", self._path, size_bytes=size), act)
 
     def truncate(self, size: int) -> None:
-        """Cut or extend the file; never fails for want of space."""
+        """Cut or extend the file; never fails for lack of space."""
 
         def act() -> None:
             self._inner.truncate(size)

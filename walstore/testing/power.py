@@ -1,20 +1,20 @@
 """A file system that can lose power.
 
-:class:`PowerLossFileSystem` lets a log work on real files and remembers what of it was made durable.
-:meth:`~PowerLossFileSystem.crash` then writes a directory as the disk might hold it after the power
-failed: everything that was synced, and any part of what was not.
+:class:`PowerLossFileSystem` lets a log work on real files and remembers what was made durable.
+:meth:`~PowerLossFileSystem.crash` then writes a directory as the disk might contain it after a power
+failure: everything that was synced, and any part of the rest.
 
-What may happen to work that no sync covered:
+Possible outcomes for changes that no sync covered:
   * Each 512-byte sector of a write is kept or lost on its own; a sector is never half written.
   * Changes of a file's length are kept in order up to some point, the rest is lost. A length that
     was kept without its data shows zeroes.
   * Each creation, removal and rename is kept or lost on its own, also out of order; a rename is never
     half done. Syncing a file does not make its name durable, syncing its directory does.
-  * A cell shows any of its last 64 stores, whether or not what it speaks of was kept.
+  * A cell shows any of its last 64 stores, whether or not the data it describes was kept.
   * Directories are durable once made, as :class:`walstore.ports.FileSystem` promises; but for those of
     :meth:`~PowerLossFileSystem.make_unsynced_directory`.
 
-Contents are held in memory, so this is for logs of megabytes. Everything may be called on any thread.
+Contents are kept in memory, so this is for logs of megabytes. Everything may be called on any thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from walstore.testing.script import failure
 from walstore.testing.unsynced import FileContent, Keep
 
 LOSE_ALL: Final = 0
-"""The seed of a crash that keeps nothing but what was synced."""
+"""The seed of a crash that keeps only what was synced."""
 KEEP_ALL: Final = 1
 """The seed of a crash that loses nothing."""
 _CELL_STORES: Final = 64
@@ -62,9 +62,9 @@ class _NameChange:
 
 
 class PowerLossFileSystem:
-    """Works on the files below ``root`` through ``inner``, until the power goes.
+    """Works on the files below ``root`` through ``inner``, until the power is cut.
 
-    What lies there before is taken to be durable. Only this object may change files below ``root``.
+    Existing files count as durable. Only this object may change files below ``root``.
     """
 
     __slots__ = ("__dict__", "_inner")
@@ -88,7 +88,7 @@ class PowerLossFileSystem:
     def crash(self, seed: int, into: Path) -> None:
         """Cut the power and fill the new directory ``into`` with one possible outcome.
 
-        The outcome depends on ``seed`` alone: 0 loses all that was not synced, 1 keeps all, others
+        The outcome depends only on ``seed``: 0 loses everything unsynced, 1 keeps everything, others
         lose some. It may be called again with another seed and directory.
         """
         self.cut()
@@ -104,7 +104,7 @@ class PowerLossFileSystem:
             if any(directory in path.parents for directory in lost):
                 continue
             target = into / path.relative_to(self._root)
-            target.parent.mkdir(parents=True, exist_ok=True)  # maybe of a tree that was removed
+            target.parent.mkdir(parents=True, exist_ok=True)  # possibly of a removed tree
             target.write_bytes(names[path].survivors(keep))
 
     def anchor(self, directory: Path) -> Self:
@@ -244,7 +244,7 @@ class PowerLossFileSystem:
         return path in self._names or path.name in self._inner.list(path.parent)
 
     def _know(self, path: Path) -> FileContent:
-        """Return the content of a file, taking what nobody wrote through here as durable."""
+        """Return the content of a file; content not written through this object counts as durable."""
         content = self._names.get(path)
         if content is None:
             content = FileContent(self._inner.read(path))
@@ -281,7 +281,7 @@ class _PowerLossFile:
         return self._inner.pread(size, position)
 
     def datasync(self) -> None:
-        """Make what was written before the call durable."""
+        """Make everything written before the call durable."""
         with self._system.powered(self._path):
             covered = 0 if self._content is None else self._content.pending
         self._inner.datasync()
@@ -336,7 +336,7 @@ class _PowerLossCell:
 
 
 def _keeper(seed: int) -> Keep:
-    """Return what decides, again and again, whether something is kept."""
+    """Return the function that decides, for each change, whether it is kept."""
     if seed in (LOSE_ALL, KEEP_ALL):
         return lambda: seed == KEEP_ALL
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Rules for calls that shall fail, stop or be watched, and a trace of the calls that were made.
+"""Rules for calls to fail, hold or hook, and a trace of the calls that were made.
 
 It knows nothing of files; ``faults.py`` applies it to a file system. All of it may be used from any
 thread: calls come from executor threads, tests run on the event loop.
@@ -38,7 +38,7 @@ class Call(NamedTuple):
 
 
 class Hold:
-    """Calls that stop before they do anything, until :meth:`release`. Also a context manager."""
+    """Calls that are held before they do anything, until :meth:`release`. Also a context manager."""
 
     def __init__(self, kind: str, name: str) -> None:
         self._pattern = (kind, name)
@@ -51,11 +51,11 @@ class Hold:
             raise TimeoutError(f"no call like {self._pattern} came")
 
     def release(self) -> None:
-        """Let the held calls, and all later ones, go on; twice is allowed."""
+        """Let the held calls, and all later ones, continue; twice is allowed."""
         self._released.set()
 
     def pause(self, call: Call) -> None:
-        """Stop here if the call is one of those to be held; TimeoutError after 30 s."""
+        """Wait here if the call matches; TimeoutError after 30 s."""
         if call.matches(*self._pattern) and not self._released.is_set():
             self._entered.set()
             if not self._released.wait(_HOLD_SECONDS):
@@ -81,7 +81,7 @@ class Fault:
     happened: bool
 
     def takes(self, call: Call) -> bool:
-        """Count a call; return whether it is one that fails."""
+        """Count a call; return whether it fails."""
         if not call.matches(self.kind, self.name) or self.left == 0:
             return False
         if self.skip:
@@ -93,7 +93,7 @@ class Fault:
 
 
 class FaultScript:
-    """What a test wants to happen to calls, and what happened."""
+    """The rules of a test for calls, and the calls made."""
 
     def __init__(self) -> None:
         # Guards all below. Never held while a call runs, is held or is hooked.
@@ -137,12 +137,12 @@ class FaultScript:
         return hold
 
     def before_each(self, hook: Callable[[Call], None] | None) -> None:
-        """Call ``hook`` before each call, on the call's thread; what it raises, the call raises."""
+        """Call ``hook`` before each call, on the call's thread; the call raises the hook's errors."""
         with self._lock:
             self._hook = hook
 
     def heal(self) -> None:
-        """Forget all faults and the hook, and release what is held."""
+        """Remove all faults and the hook, and release held calls."""
         with self._lock:
             holds, self._holds = self._holds, []
             self._faults.clear()
@@ -161,7 +161,7 @@ class FaultScript:
         return sum(call.matches(kind, name) for call in self.calls)
 
     def begin(self, call: Call) -> Fault | None:
-        """Record a call, hold it, run the hook; return the fault it shall suffer, if any."""
+        """Record a call, hold it, run the hook; return its fault, if any."""
         with self._lock:
             self._calls.append(call)
             holds, hook = tuple(self._holds), self._hook
@@ -177,7 +177,7 @@ class FaultScript:
     def run(
         self, call: Call, act: Callable[[], _T], discard: Callable[[_T], None] | None = None
     ) -> _T:
-        """Do a call, or fail it; ``discard`` releases a result that nobody will get."""
+        """Do a call, or fail it; ``discard`` releases a result that is not returned."""
         fault = self.begin(call)
         if fault is None:
             return act()

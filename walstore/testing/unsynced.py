@@ -1,4 +1,4 @@
-"""What was done to a file since its last sync, and what a crash may leave of that. Pure.
+"""The changes to a file since its last sync, and what a crash may leave of them. Pure.
 
 ``power.py`` keeps one :class:`FileContent` for each file.
 """
@@ -14,7 +14,7 @@ from typing import Final
 SECTOR_BYTES: Final = 512
 
 Keep = Callable[[], bool]
-"""Asked once for everything that may be kept or lost."""
+"""Called once for each change that may be kept or lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Write:
 
     @property
     def limit(self) -> int:
-        """Position behind the last byte."""
+        """Position after the last byte."""
         return self.position + len(self.data)
 
     def sectors(self) -> list[Write]:
@@ -50,7 +50,7 @@ class FileContent:
     """A file's bytes: what is durable, and the changes since, in order."""
 
     def __init__(self, durable: bytes, *, most_pending: int | None = None) -> None:
-        """Begin with durable bytes; of more than ``most_pending`` changes the oldest are forgotten."""
+        """Begin with durable bytes; above ``most_pending`` changes the oldest are dropped."""
         self._durable = bytearray(durable)
         self._pending: deque[Write | Resize] = deque(maxlen=most_pending)
         self._size_bytes = len(durable)
@@ -61,7 +61,7 @@ class FileContent:
         return len(self._pending)
 
     def write(self, position: int, data: bytes) -> None:
-        """Note a write; one behind the end also changes the length."""
+        """Record a write; one beyond the end also changes the length."""
         if not data:
             return
         write = Write(position, data)
@@ -70,12 +70,12 @@ class FileContent:
         self._pending.append(write)
 
     def resize(self, size_bytes: int) -> None:
-        """Note that the file was cut or extended."""
+        """Record that the file was truncated or extended."""
         self._size_bytes = size_bytes
         self._pending.append(Resize(size_bytes))
 
     def reserve(self, size_bytes: int) -> None:
-        """Note that space was reserved, which makes a shorter file longer."""
+        """Record that space was reserved, which extends a shorter file."""
         if size_bytes > self._size_bytes:
             self.resize(size_bytes)
 
@@ -113,7 +113,7 @@ def _resize(content: bytearray, size_bytes: int) -> None:
 
 
 def _overwrite(content: bytearray, write: Write) -> None:
-    """Replace bytes in place; what lies behind the end stays lost."""
+    """Replace bytes in place; bytes beyond the end stay lost."""
     room = len(content) - write.position
     if room > 0:
         data = write.data[:room]

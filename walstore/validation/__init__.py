@@ -1,1 +1,1 @@
-"""Checks of what callers pass and of settings."""
+"""Checks of arguments and settings."""

@@ -1,8 +1,9 @@
-"""Arguments: what callers pass, checked at once and turned into plain values. Pure.
+"""Arguments: checks callers' arguments at once and converts them to plain values. Pure.
 
-Everything behind the door relies on exact types: a subclass of ``str``, ``bytes`` or ``int`` may compare,
-hash or convert as it likes, and text with a lone surrogate has no UTF-8 form. So each value is copied into
-the built-in type here, in the caller's own call, and framing on the writer's thread cannot fail over it.
+The code behind the public methods relies on exact types: a subclass of ``str``, ``bytes`` or ``int``
+may override comparison, hashing or conversion, and text with a lone surrogate has no UTF-8 form. So
+each value is copied to the built-in type here, in the caller's own call, and framing on the writer's
+thread cannot fail because of it.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def as_count(value: object, what: str, *, low: int = 1, high: int | None = None)
 
 
 def as_settings(value: _S | None, kind: type[_S], what: str = "settings") -> _S:
-    """Return an object of the class of settings ``kind``, the default one for None; else TypeError."""
+    """Return a settings object of class ``kind``, the default one for None; TypeError otherwise."""
     if value is None:
         return kind()
     if not isinstance(value, kind):
@@ -99,7 +100,8 @@ def as_seconds(value: object, what: str) -> float:
 
 
 def as_moment_us(value: int | datetime) -> int:
-    """Return a time as microseconds since 1970 UTC: an int is that already, a datetime must be aware."""
+    """Return a time as microseconds since 1970 UTC; an int is returned as it is, a datetime must be
+    aware."""
     if isinstance(value, datetime):
         return to_timestamp_us(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -118,11 +120,11 @@ def as_mapping(value: object, what: str) -> Mapping[object, object]:
 
 
 def as_directory(path: object, call: str) -> Path:
-    """Return the directory that a caller of ``call`` names.
+    """Return the directory given by a caller of ``call``.
 
     TypeError unless it is a str or a path of str. InvalidSettingsError for the empty name; for a URL,
-    which would become a directory of that name; and for a leading ``~``, which is not expanded here, since
-    no other call on files expands it and the two would then mean different places.
+    which would become a directory of that name; and for a leading ``~``, which is not expanded here: no
+    other call on files expands it, so the two would mean different places.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{call} takes a str or a path, not {type(path).__name__}")
@@ -150,7 +152,7 @@ def as_directory(path: object, call: str) -> Path:
 
 
 def _shown(value: float) -> str:
-    """Return a number for people; Python refuses to write out some that are very long."""
+    """Return a number for a message; Python refuses to print very long ones."""
     if isinstance(value, int) and abs(value) >= 10**100:
         return "a number of more than 100 digits"
     return repr(value)

@@ -1,4 +1,4 @@
-"""Fields of settings: what each means, what it may be, and the check of it, said once. Pure.
+"""Fields of settings: the meaning, range and check of each field, declared once. Pure.
 
 A settings class lists its fields as ``name: int = whole(default, "What it means.", low=1)``. Type checkers
 see the plain type and a default; :func:`check_fields` checks the values, and :func:`described` adds the
@@ -22,10 +22,10 @@ MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 MOST_WHOLE: Final = (1 << 63) - 1
 MOST_SECONDS: Final = 10**12
-"""Highest values of fields that have no bound of their own: beyond them arithmetic fails elsewhere."""
+"""Maximum values of fields without a bound of their own: above them arithmetic fails elsewhere."""
 CENTURY_SECONDS: Final = 100 * 365 * 86_400
-"""Longest time from now on of what is kept as a date: no date of a later century needs to be shown."""
-_MOST_SHOWN: Final = 10**1000  # Python refuses to write out some numbers that are longer
+"""Maximum time from now of values stored as dates: no date of a later century has to be shown."""
+_MOST_SHOWN: Final = 10**1000  # Python refuses to print some longer numbers
 
 _FRACTIONS: Final = ("seconds", "number")
 _NO_NUMBERS: Final = ("flag", "object")
@@ -42,12 +42,12 @@ _C = TypeVar("_C", bound=type)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a field means, and which values it may have."""
+    """The meaning of a field, and its allowed values."""
 
     meaning: str
     kind: str
-    """``"bytes"``, ``"seconds"``, ``"number"`` for any other that need not be whole, ``"flag"`` for True or
-    False, ``"object"`` for one of the class :attr:`holds`, or ``""`` for a number of things."""
+    """``"bytes"``, ``"seconds"``, ``"number"`` for another number that need not be whole, ``"flag"`` for
+    True or False, ``"object"`` for one of the class :attr:`holds`, or ``""`` for a count."""
     low: float = 0
     high: float | None = None
     above: bool = False
@@ -55,14 +55,14 @@ class Rule:
     below: bool = False
     """Whether ``high`` itself is refused."""
     words: tuple[str, ...] = ()
-    """Words that are allowed; with ``high`` None and no kind nothing else is."""
+    """Allowed words; with ``high`` None and no kind, the only allowed values."""
     optional: bool = False
     """Whether None is allowed."""
     holds: type | None = None
-    """Class of the values, if they are objects; they have checked themselves."""
+    """Class of the values, if they are objects, which check themselves."""
 
     def check(self, name: str, value: object) -> object:
-        """Return a value in its plain type; InvalidSettingsError naming the field if it is refused."""
+        """Return a value in its plain type; InvalidSettingsError naming the field if it is not allowed."""
         if value is None and self.optional:
             return None
         if self.kind in _NO_NUMBERS:
@@ -82,7 +82,7 @@ class Rule:
 
     @property
     def range(self) -> str:
-        """The values that are allowed, for people."""
+        """The allowed values, for messages."""
         found = [repr(word) for word in self.words]
         if self.kind == "flag":
             found = ["True", "False"]
@@ -174,7 +174,7 @@ def flag(meaning: str, *, default: bool) -> bool:
 
 
 def nested(kind: type[_S], meaning: str) -> _S:
-    """Return the field of an object of another settings class, whose defaults it has."""
+    """Return the field of an object of another settings class, by default with its defaults."""
     metadata = {"rule": Rule(meaning, "object", holds=kind)}
     found: Any = dataclasses.field(default_factory=kind, metadata=metadata)
     return found  # type: ignore[no-any-return]
@@ -211,7 +211,7 @@ def rule_of(field: dataclasses.Field[Any]) -> Rule | None:
 
 
 def described(cls: _C) -> _C:
-    """Add what is known of the fields to the docstring of a settings class."""
+    """Add the fields to the docstring of a settings class."""
     lines = [inspect.getdoc(cls) or "", "", "Fields:"]
     for field in dataclasses.fields(cls):
         rule = rule_of(field)
@@ -224,7 +224,7 @@ def described(cls: _C) -> _C:
 
 
 def default_of(field: dataclasses.Field[Any]) -> str:
-    """Return the default of a field that has a rule, for people."""
+    """Return the default of a field that has a rule, as text."""
     rule = rule_of(field)
     if rule is None or rule.holds is not None:
         return "its own defaults"
@@ -232,7 +232,7 @@ def default_of(field: dataclasses.Field[Any]) -> str:
 
 
 def show(value: object, kind: str) -> str:
-    """Return a value of a field for people: ``"64 MiB"``."""
+    """Return a value of a field as text: ``"64 MiB"``."""
     if kind == "bytes" and isinstance(value, int) and value:
         for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
             if not value % unit:

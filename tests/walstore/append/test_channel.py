@@ -455,6 +455,6 @@ class _History:
 async def test_a_group_has_no_more_records_than_a_frame_can_have() -> None:
     channel = make()
     group = dataclasses.replace(group_of(b""), values=range(MOST_RECORDS + 1))
-    with pytest.raises(RecordTooLargeError, match="records; 16777216 are the most"):
+    with pytest.raises(RecordTooLargeError, match="records; the maximum is 16777216"):
         channel.put(group)
     assert channel.put_value(b"a") == 1

@@ -84,7 +84,7 @@ def test_records_without_bytes_are_bounded() -> None:
     data = forged(columns, count=frame.MOST_RECORDS + 1)
     header = frame.parse_header(data, 0)
     assert header is not None
-    with pytest.raises(MalformedError, match="are the most"):
+    with pytest.raises(MalformedError, match="the maximum is"):
         FrameBatch(data, header)
 
 

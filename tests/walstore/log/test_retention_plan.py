@@ -217,11 +217,14 @@ def test_a_pin_that_expired_holds_nothing_and_one_that_will_sets_the_deadline() 
 def test_a_decision_says_in_words_what_and_why() -> None:
     found = plan(sealed_of(30, 20), retention_seconds=1, pins=[Pin(12, "cursor billing")])
     assert [str(decision) for decision in found.decisions] == [
-        "segment [1, 11) of 100 bytes goes: age",
-        "segment [11, 21) of 100 bytes should go (age) but stays: pinned by cursor billing",
+        "segment [1, 11) of 100 bytes is deleted: age",
+        "segment [11, 21) of 100 bytes should be deleted (age) but is kept: pinned by cursor billing",
     ]
     held = plan(sealed_of(30), retention_bytes=0, uploaded_limit=1).held
-    assert str(held) == "segment [1, 11) of 100 bytes should go (bytes) but stays: not uploaded"
+    assert (
+        str(held)
+        == "segment [1, 11) of 100 bytes should be deleted (bytes) but is kept: not uploaded"
+    )
 
 
 ages = st.lists(st.integers(0, 100), max_size=8).map(lambda found: sorted(found, reverse=True))

@@ -16,7 +16,7 @@ import pytest
 from tests.local import turns
 from tests.waiting import until
 from walstore.errors import StorageUnavailableError, WalClosedError
-from walstore.runtime.threads import Lane, Pool, Worker, _tell
+from walstore.runtime.threads import Lane, Pool, Worker, _resolve
 
 
 @pytest.fixture
@@ -305,7 +305,7 @@ async def test_a_call_that_has_a_sequel_runs_though_it_was_cancelled_in_the_queu
 async def test_a_caller_cancelled_as_its_call_fails_leaves_nothing_to_complain_about() -> None:
     """The error is there, and the caller, who had not run yet, never looks."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    _tell(future, None, None, ZeroDivisionError())
+    _resolve(future, None, None, ZeroDivisionError())
     del future  # asyncio would log it as an error that nobody saw
     gc.collect()
 
