@@ -26,7 +26,7 @@ from uploader.stores.wrapper import StoreWrapper
 from walstore.files.posix import PosixFileSystem
 from walstore.format.segment import parse_file_name
 from walstore.spark.location import Location
-from walstore.spark.sync_runner import Loop
+from walstore.spark.store import Loop
 from walstore.store.directory import list_logs
 from walstore.store.names import directory_of
 

@@ -6,12 +6,22 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, OffsetTrimmedError
 from walstore.format.segment import SegmentIndex
 from walstore.spark.bounds import Bound, Edge, TimeBound
 from walstore.spark.partition import FilePart, LogPartition
+
+
+class Span(NamedTuple):
+    """Records ``[start, limit)`` of one log that lie together."""
+
+    start: int
+    limit: int
+    size_bytes: int
+    """About how many stored bytes they take."""
+
 
 PARTITION_BYTES: Final = 32 << 20
 """About how many stored bytes a task reads, unless ``minPartitions`` asks for smaller tasks."""

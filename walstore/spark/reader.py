@@ -14,7 +14,7 @@ from walstore.spark.filters import Narrowed, narrow
 from walstore.spark.options import ReadOptions
 from walstore.spark.partition import LogPartition
 from walstore.spark.planner import plan_read
-from walstore.spark.projection import Wanted
+from walstore.spark.schema import Wanted
 from walstore.spark.task import read_rows
 
 if TYPE_CHECKING:

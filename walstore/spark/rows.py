@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 from walstore.batches.arrow import HEADERS_TYPE, SCHEMA, offsets_array, offsets_of
 from walstore.batches.batch import Batch
 from walstore.batches.concat import ConcatBatch
-from walstore.spark.projection import Wanted
-from walstore.spark.schema import HEADERS, HEADERS_ARROW, arrow_schema
+from walstore.spark.schema import HEADERS, HEADERS_ARROW, Wanted, arrow_schema
 
 MOST_ROWS: Final = 16 * 1024
 """Rows in one Arrow batch, at most. Spark goes through a batch once for each column, so it should stay in

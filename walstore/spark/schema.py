@@ -6,6 +6,7 @@ batch; so every batch is built from :func:`arrow_schema`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from walstore.errors import InvalidSettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
 
 _HEADER_FIELDS: Final = [pa.field("key", pa.string()), pa.field("value", pa.binary())]
 HEADERS_ARROW: Final = pa.list_(pa.field("element", pa.struct(_HEADER_FIELDS)))
@@ -82,3 +84,29 @@ def column_names(schema: StructType) -> tuple[str, ...]:
 def arrow_schema(names: Sequence[str]) -> pa.Schema:
     """Return the Arrow schema that Spark expects for these columns."""
     return pa.schema([pa.field(name, _COLUMNS[name][1]) for name in names])
+
+
+_STORED_AS: Final = {
+    "key": "key",
+    "value": "value",
+    "timestamp": "timestamp_us",
+    "stream": "stream",
+    HEADERS: "headers",
+}
+"""Columns that lie in the log, as ``arrow.SCHEMA`` names them; the others are known without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The columns and the records of a read."""
+
+    names: tuple[str, ...]
+    """Columns of the rows, in order."""
+    streams: frozenset[str] | None = None
+    """Whose records; None for all, also those without a stream."""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """What must be read of the records; nothing if topic, partition and offsets are all it takes."""
+        filtered = {"stream"} if self.streams is not None else set()
+        return frozenset(filtered | {_STORED_AS[name] for name in self.names if name in _STORED_AS})

@@ -6,19 +6,43 @@ Each object here has one event loop, run on demand. Nothing of it may be used in
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Generator, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from uploader import CloudLog
+from uploader import CloudLog, open_store
+from uploader.read.fragment_reader import FragmentReader
 from uploader.stores.port import ObjectStore
-from walstore.errors import LogNotFoundError
+from walstore.batches.batch import Batch
+from walstore.errors import LogNotFoundError, WalError
 from walstore.format.segment import parse_file_name
+from walstore.runtime.threads import Worker
 from walstore.spark.location import Location
 from walstore.spark.partition import FragmentPart, FragmentPartition, LogPartition
-from walstore.spark.plan import clip, group
-from walstore.spark.span import Span
-from walstore.spark.sync_runner import Loop
+from walstore.spark.plan import Span, clip, group
+from walstore.spark.schema import Wanted
+
+_T = TypeVar("_T")
+
+
+class Loop:
+    """Runs one coroutine after the other, on one event loop. Not to be used inside another loop."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        # Not Runner.run(): it restores a signal handler, and signal() formats the one it replaces,
+        # with the task it holds and all of its result.
+        self._run = self._runner.get_loop().run_until_complete
+
+    def run(self, call: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine to its end and return its result."""
+        return self._run(call)
+
+    def close(self) -> None:
+        """Cancel what is left over and close the event loop; twice is allowed."""
+        self._runner.close()
 
 
 class StoreLog:
@@ -131,3 +155,64 @@ def _hint(error: LogNotFoundError, url: str) -> None:
         parse_file_name(found.name) is not None for found in directory.glob("*.wal")
     ):
         error.add_note(f"a log directory lies there: load it by its path, {directory}")
+
+
+FOOTERS_AT_ONCE: Final = 16
+_MOST_COLUMNS: Final = frozenset({"timestamp_us", "stream"})
+"""Columns that are short beside values, keys and headers, so that reading them alone is worth requests."""
+
+
+class FragmentSource:
+    """The fragments of one log. A context manager; nothing happens before a read."""
+
+    def __init__(self, url: str, wanted: Wanted, *, store: ObjectStore | None = None) -> None:
+        """Read what is ``wanted`` from the store at ``url``, or from ``store``, which is closed then."""
+        self._wanted = wanted
+        self._store = store if store is not None else open_store(url)
+        self._worker = Worker("spark")
+        self._fragments = FragmentReader(store=self._store, worker=self._worker, cache_bytes=0)
+        self._loop = Loop()
+
+    def holding(
+        self, parts: Sequence[FragmentPart]
+    ) -> Generator[tuple[FragmentPart, bool], None, None]:
+        """Yield each part and whether it may hold any record that is wanted."""
+        if self._wanted.streams is None:
+            yield from ((part, True) for part in parts)
+            return
+        for at in range(0, len(parts), FOOTERS_AT_ONCE):
+            window = parts[at : at + FOOTERS_AT_ONCE]
+            yield from zip(window, self._loop.run(self._ask(window)), strict=True)
+
+    def read(self, part: FragmentPart) -> Batch:
+        """Return the records of a part, with all columns that are wanted; others may be null.
+
+        The fragment is checked against its entry (length, offsets). Raises OffsetTrimmedError for a
+        fragment that was collected meanwhile, CorruptionError, StorageUnavailableError.
+        """
+        columns = self._wanted.columns
+        if columns <= _MOST_COLUMNS:
+            reading = self._fragments.read_columns(part.entry, columns)
+        else:
+            reading = self._fragments.read(part.entry)
+        return self._loop.run(reading).slice(part.start, part.limit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._worker.close()
+            self._loop.run(self._store.aclose())
+        finally:
+            self._loop.close()
+
+    async def _ask(self, parts: Sequence[FragmentPart]) -> list[bool]:
+        return list(await asyncio.gather(*map(self._may_hold, parts)))
+
+    async def _may_hold(self, part: FragmentPart) -> bool:
+        try:
+            streams = (await self._fragments.footers.get(part.entry)).streams
+        except WalError:
+            return True  # reading it tells what is wrong
+        return any(streams.may_hold(name) for name in self._wanted.streams or ())

@@ -18,7 +18,6 @@ from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError, LogNotFoundError, OffsetTrimmedError
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import Segment, iter_chunks
-from walstore.spark.fragment_source import FragmentSource
 from walstore.spark.location import Location
 from walstore.spark.partition import (
     FilePart,
@@ -27,9 +26,9 @@ from walstore.spark.partition import (
     FragmentPartition,
     LogPartition,
 )
-from walstore.spark.projection import Wanted
 from walstore.spark.rows import RowBuilder
-from walstore.spark.store import StoreLog
+from walstore.spark.schema import Wanted
+from walstore.spark.store import FragmentSource, StoreLog
 
 logger = logging.getLogger("walstore.spark")
 

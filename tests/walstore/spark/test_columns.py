@@ -22,10 +22,9 @@ from uploader import CloudTier, UploadSettings, open_store
 from uploader.stores.metering import MeteredStore
 from walstore import Record, Settings, Wal
 from walstore.errors import CorruptionError, OffsetTrimmedError
-from walstore.spark.fragment_source import FragmentSource
 from walstore.spark.partition import FragmentPartition
-from walstore.spark.projection import Wanted
-from walstore.spark.schema import spark_schema
+from walstore.spark.schema import Wanted, spark_schema
+from walstore.spark.store import FragmentSource
 
 ALL = spark_schema(include_headers=True)
 

@@ -14,8 +14,7 @@ from tests.walstore.spark.reading import fill
 from uploader import CloudTier, UploadSettings
 from walstore.spark.directory import DirectoryLog
 from walstore.spark.location import parse_location
-from walstore.spark.store import StoreLog
-from walstore.spark.sync_runner import Loop
+from walstore.spark.store import Loop, StoreLog
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from walstore.spark.workers import explain_worker
+from walstore.spark.environment import explain_worker
 
 
 @pytest.mark.parametrize(

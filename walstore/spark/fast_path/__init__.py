@@ -5,7 +5,7 @@ say of themselves (``kinds.py``, ``footers.py``); ``places.py`` says how the JVM
 all that touches the JVM; ``columns.py`` makes of their columns those of ``format("walstore")``.
 """
 
-from walstore.spark.fast_path.obstacle import FastPathError
+from walstore.spark.fast_path.hadoop import FastPathError
 from walstore.spark.fast_path.reading import read
 
 __all__ = ["FastPathError", "read"]

@@ -22,8 +22,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from walstore.spark.fast_path.kinds import FragmentKind
-from walstore.spark.fast_path.scans import Scan
+from walstore.spark.fast_path.footers import FragmentKind
+from walstore.spark.fast_path.planner import Scan
 from walstore.spark.rows import PRODUCER_TIME
 from walstore.spark.schema import HEADERS, spark_schema
 

@@ -16,8 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from walstore.spark.fast_path.obstacle import FastPathError
-from walstore.spark.fast_path.places import HadoopPlace
+from walstore.spark.fast_path.hadoop import FastPathError, HadoopPlace
 
 _THRESHOLD: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _PARALLELISM: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"

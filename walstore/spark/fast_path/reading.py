@@ -14,8 +14,7 @@ from walstore.spark.environment import require_packages
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from walstore.spark.fast_path.planner import FileRange
-    from walstore.spark.fast_path.scans import Scan
+    from walstore.spark.fast_path.planner import FileRange, Scan
     from walstore.spark.options import ReadOptions
 
 logger = logging.getLogger("walstore.spark")
@@ -62,7 +61,7 @@ def read(
     if fast_path == "never":
         return spark.read.format("walstore").options(**given).load(path)
 
-    from walstore.spark.fast_path.obstacle import FastPathError
+    from walstore.spark.fast_path.hadoop import FastPathError
 
     try:
         return _read(spark, path, given, is_shared=fast_path == "always")
@@ -77,9 +76,8 @@ def _read(
     spark: SparkSession, path: str, given: Mapping[str, str], *, is_shared: bool
 ) -> DataFrame:
     from walstore.spark.fast_path import jvm
-    from walstore.spark.fast_path.places import place_of
-    from walstore.spark.fast_path.planner import plan
-    from walstore.spark.fast_path.scans import divide
+    from walstore.spark.fast_path.hadoop import place_of
+    from walstore.spark.fast_path.planner import divide, plan
     from walstore.spark.options import parse_options
     from walstore.spark.schema import spark_schema
 
@@ -103,7 +101,7 @@ def _read(
 def _scan(spark: SparkSession, scan: Scan, options: ReadOptions) -> DataFrame:
     from walstore.spark.fast_path import jvm
     from walstore.spark.fast_path.columns import project, stored_schema
-    from walstore.spark.fast_path.places import place_of
+    from walstore.spark.fast_path.hadoop import place_of
 
     stored = jvm.scan(
         spark,

@@ -7,17 +7,21 @@ systems, wherever the checkpoint lies; writes nothing.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from walstore.errors import FormatVersionError, InvalidSettingsError
+from walstore.errors import FormatVersionError, InvalidSettingsError, StorageUnavailableError
 from walstore.spark.bounds import LogName
 from walstore.spark.streaming.offsets import from_json, show
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 VERSION: Final = "v1"
 _SINK_LOG: Final = "_spark_metadata"
@@ -157,3 +161,32 @@ def _batches(names: Iterable[str]) -> list[int]:
     """Return the batches in the sink's log: files ``N``, and ``N.compact`` for all up to N."""
     words = [name.removesuffix(".compact") for name in names]
     return [int(word) for word in words if word.isdigit()]
+
+
+def sync_file_systems(places: Iterable[str]) -> None:
+    """Write out everything in the file systems that hold these directories. Blocking.
+
+    StorageUnavailableError if a disk fails; then nothing says that the directories are durable.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    synced: set[int] = set()
+    for place in places:
+        path = _existing(Path(place))
+        try:
+            device = path.stat().st_dev
+            if device in synced:
+                continue
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                if libc.syncfs(descriptor):
+                    code = ctypes.get_errno()
+                    raise OSError(code, os.strerror(code), str(path))
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StorageUnavailableError(f"cannot make {place} durable: {error}") from error
+        synced.add(device)
+
+
+def _existing(path: Path) -> Path:
+    return next(found for found in (path, *path.parents) if found.exists())

@@ -13,7 +13,7 @@ from typing import Final
 
 from walstore import errors
 from walstore.errors import WalError
-from walstore.spark.workers import explain_worker
+from walstore.spark.environment import explain_worker
 
 _OURS: Final = re.compile(r"^\s*(?:\w+\.)*walstore\.errors\.(\w+): (.+)$", re.MULTILINE)
 _CAUSE: Final = re.compile(

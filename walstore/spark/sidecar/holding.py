@@ -16,10 +16,10 @@ from uploader import open_store
 from walstore.errors import InvalidSettingsError, OffsetTrimmedError
 from walstore.spark.bounds import LogName
 from walstore.spark.logs import NamedLog
+from walstore.spark.store import Loop
 from walstore.spark.streaming.cursors import StreamCursor
 from walstore.spark.streaming.followed import Followed, StoreOpener, follow
 from walstore.spark.streaming.offsets import Offsets, show
-from walstore.spark.sync_runner import Loop
 
 _ATTEMPTS: Final = 10
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+from walstore.errors import InvalidSettingsError
+from walstore.spark.bounds import LogName
 
 Offsets: TypeAlias = Mapping[tuple[str, int], int]
 """An offset for each log, by topic and partition."""
@@ -72,3 +76,26 @@ class Observer(Protocol):
 
     def warned(self, text: str) -> None:
         """Learn what went wrong and will be tried again."""
+
+
+def count_records(before: Mapping[LogName, int], after: Mapping[LogName, int]) -> int:
+    """Return how many records lie between: offsets have no gaps. A log found meanwhile began at 1."""
+    return sum(position - before.get(name, 1) for name, position in after.items())
+
+
+def tails_of(progress: Mapping[str, Any], before: dict[LogName, int]) -> dict[LogName, int]:
+    """Return how far the logs reach as the source told Spark, or what was known ``before``."""
+    from walstore.spark.streaming.offsets import from_json
+
+    sources = progress["sources"]
+    latest = sources[0].get("latestOffset") if sources else None
+    try:
+        return from_json(json.loads(latest) if isinstance(latest, str) else latest)
+    except (ValueError, InvalidSettingsError):
+        return before
+
+
+def seconds_of(progress: Mapping[str, Any] | None) -> float | None:
+    """Return how long the last batch took, or None if Spark does not say."""
+    duration = None if progress is None else progress["durationMs"].get("triggerExecution")
+    return None if duration is None else float(duration) / 1000

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from walstore.errors import WalError
 from walstore.spark import environment
+from walstore.spark.environment import require_workers
 from walstore.spark.session import local_session, register
 from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
-from walstore.spark.workers import require_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,8 +20,15 @@ from walstore.errors import WalError
 from walstore.ports import Clock
 from walstore.spark.environment import require_packages
 from walstore.spark.sidecar.failures import spark_errors
-from walstore.spark.sidecar.progress import count_records, seconds_of, tails_of
-from walstore.spark.sidecar.reports import Landed, Observer, Started, Summary
+from walstore.spark.sidecar.reports import (
+    Landed,
+    Observer,
+    Started,
+    Summary,
+    count_records,
+    seconds_of,
+    tails_of,
+)
 from walstore.spark.sidecar.settings import SidecarSettings
 
 if TYPE_CHECKING:
@@ -233,7 +240,7 @@ class Sidecar:
             self._retry_at = self._clock.monotonic() + RETRY_SECONDS
 
     def _sync(self) -> None:
-        from walstore.spark.sidecar.local_disk import sync_file_systems
+        from walstore.spark.sidecar.checkpoint import sync_file_systems
 
         sync_file_systems(self._local_places())
 

@@ -11,10 +11,9 @@ from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
 from walstore.errors import InvalidSettingsError
-from walstore.spark.sink.batch import BatchWriter
 from walstore.spark.sink.columns import check_columns
 from walstore.spark.sink.options import BATCH_OPTIONS, STREAM_OPTIONS, parse_sink_options
-from walstore.spark.sink.stream import make_stream_writer
+from walstore.spark.sink.writers import BatchWriter, make_stream_writer
 
 __all__ = ["batch_writer", "stream_writer"]
 

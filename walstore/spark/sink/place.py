@@ -14,7 +14,7 @@ from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker
 from walstore.spark.sink.options import SinkOptions
-from walstore.spark.sync_runner import Loop
+from walstore.spark.store import Loop
 
 _T = TypeVar("_T")
 

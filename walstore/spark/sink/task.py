@@ -3,17 +3,66 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import WriterCommitMessage
 
 from uploader.partitioned import Staged, Stager, WriteId
+from walstore.errors import WalError
 from walstore.spark.sink.columns import partition_column, to_records
-from walstore.spark.sink.message import StagedMessage
 from walstore.spark.sink.options import SinkOptions
 from walstore.spark.sink.place import SinkStore, at_place
-from walstore.spark.sink.routing import key_partitions, split
+
+
+@dataclass(frozen=True)
+class StagedMessage(WriterCommitMessage):
+    """The result of one task."""
+
+    write: WriteId
+    task: int
+    """Number of the task among those of the job; its rows come in this order."""
+    staged: Staged
+
+
+def merge(messages: Iterable[WriterCommitMessage | None]) -> tuple[WriteId | None, Staged]:
+    """Return whose rows all messages speak of, and what was staged, in the order of the tasks.
+
+    WalError if a task is missing, or they are not of one write.
+    """
+    found = [one for one in messages if isinstance(one, StagedMessage)]
+    if not found:
+        return None, {}
+    writes = {one.write for one in found}
+    if len(writes) > 1:
+        raise WalError(f"the tasks of one job staged rows of {len(writes)} writes")
+    staged: Staged = {}
+    for one in sorted(found, key=lambda message: message.task):
+        for partition, fragments in one.staged.items():
+            staged[partition] = (*staged.get(partition, ()), *fragments)
+    return found[0].write, staged
+
+
+def key_partitions(keys: pa.ChunkedArray, partitions: int, task: int) -> pa.Array:
+    """Return the partition of each key; the task's own one for null."""
+    own, crc32 = task % partitions, zlib.crc32
+    return pa.array(
+        [own if key is None else crc32(key) % partitions for key in keys.to_pylist()], pa.int64()
+    )
+
+
+def split(records: pa.Table, numbers: pa.Array) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the records of each partition, in their order; copied together once."""
+    order = pc.sort_indices(numbers)  # stable
+    counts = pc.value_counts(numbers.take(order))
+    sorted_records = records.take(order)
+    start = 0
+    for number, count in zip(counts.field(0).to_pylist(), counts.field(1).to_pylist(), strict=True):
+        yield number, sorted_records.slice(start, count)
+        start += count
 
 
 @dataclass(frozen=True, slots=True)

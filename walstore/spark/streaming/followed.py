@@ -23,9 +23,8 @@ from walstore.spark.directory import DirectoryLog
 from walstore.spark.location import Location
 from walstore.spark.logs import NamedLog
 from walstore.spark.plan import EmptyLog
-from walstore.spark.store import StoreLog, open_cloud_log
+from walstore.spark.store import Loop, StoreLog, open_cloud_log
 from walstore.spark.streaming.cursors import DirectoryCursor, StoreCursor, StreamCursor
-from walstore.spark.sync_runner import Loop
 
 StoreOpener = Callable[[str], ObjectStore]
 """Opens the store at a URL."""

@@ -14,11 +14,9 @@ from contextlib import ExitStack, closing
 from walstore.errors import CorruptionError, LogNotFoundError, OffsetTrimmedError
 from walstore.spark.bounds import LogName
 from walstore.spark.partition import LogPartition
-from walstore.spark.plan import EmptyLog, Log, ReadInterval, divide
-from walstore.spark.span import Span
-from walstore.spark.streaming.admission import by_bytes, by_rows
+from walstore.spark.plan import EmptyLog, Log, ReadInterval, Span, divide
+from walstore.spark.streaming.admission import Budget, by_bytes, by_rows
 from walstore.spark.streaming.followed import Followed, PlannedLog
-from walstore.spark.streaming.limits import Budget
 from walstore.spark.streaming.offsets import Offsets, show
 
 logger = logging.getLogger("walstore.spark")

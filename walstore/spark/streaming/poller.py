@@ -1,7 +1,7 @@
 """All logs that a stream follows: which they are, and how far each reaches. Blocking.
 
 Spark asks some fifty times a second. The answer is what is known; the logs themselves are asked by their
-:class:`~walstore.spark.streaming.pace.PollPace`, those that are due all at once.
+:class:`~walstore.spark.streaming.poller.PollPace`, those that are due all at once.
 """
 
 from __future__ import annotations
@@ -15,10 +15,48 @@ from walstore.errors import LogNotFoundError, WalError
 from walstore.ports import Clock
 from walstore.spark.bounds import LogName
 from walstore.spark.logs import NamedLog
+from walstore.spark.store import Loop
 from walstore.spark.streaming.followed import Followed
 from walstore.spark.streaming.offsets import show
-from walstore.spark.streaming.pace import PollPace
-from walstore.spark.sync_runner import Loop
+
+_SLOWER: Final = 1.5
+
+
+class PollPace:
+    """When to ask one log again. Times are monotonic seconds."""
+
+    def __init__(self, *, shortest_seconds: float, longest_seconds: float) -> None:
+        """Wait ``shortest_seconds`` after something came, up to ``longest_seconds`` after much nothing."""
+        self._shortest_seconds = shortest_seconds
+        self._longest_seconds = max(shortest_seconds, longest_seconds)
+        self._pause_seconds = shortest_seconds
+        self._due_at = 0.0
+        self._failing_since: float | None = None
+
+    def is_due(self, now: float) -> bool:
+        """Return whether it is time to ask."""
+        return now >= self._due_at
+
+    def answered(self, now: float, *, is_new: bool) -> None:
+        """Take note of an answer, and whether it told of new records."""
+        self._failing_since = None
+        if is_new:
+            self._pause_seconds = self._shortest_seconds
+        else:
+            self._slow_down()
+        self._due_at = now + self._pause_seconds
+
+    def failed(self, now: float) -> float:
+        """Take note that there was no answer; return for how many seconds there has been none."""
+        if self._failing_since is None:
+            self._failing_since = now
+        self._slow_down()
+        self._due_at = now + self._pause_seconds
+        return now - self._failing_since
+
+    def _slow_down(self) -> None:
+        self._pause_seconds = min(self._pause_seconds * _SLOWER, self._longest_seconds)
+
 
 logger = logging.getLogger("walstore.spark")
 

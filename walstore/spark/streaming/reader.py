@@ -17,22 +17,16 @@ from walstore.errors import CorruptionError, InvalidSettingsError, OffsetTrimmed
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.spark.bounds import LogName
+from walstore.spark.features import ReadLimit, SupportsTriggerAvailableNow
 from walstore.spark.logs import find_logs
 from walstore.spark.partition import LogPartition
-from walstore.spark.projection import Wanted
+from walstore.spark.schema import Wanted
+from walstore.spark.streaming.admission import budget_of, check_limits, default_limit
 from walstore.spark.streaming.followed import StoreOpener, follow
-from walstore.spark.streaming.limits import (
-    ReadLimit,
-    SupportsTriggerAvailableNow,
-    budget_of,
-    check_limits,
-    default_limit,
-)
 from walstore.spark.streaming.micro_batch import MicroBatches
 from walstore.spark.streaming.offsets import Offsets, from_json, show, to_json
 from walstore.spark.streaming.poller import Following
-from walstore.spark.streaming.start import initial_offsets
-from walstore.spark.streaming.stream_cursors import StreamCursors
+from walstore.spark.streaming.stream_cursors import StreamCursors, initial_offsets
 from walstore.spark.streaming.stream_options import StreamOptions, moves
 from walstore.spark.task import read_rows
 

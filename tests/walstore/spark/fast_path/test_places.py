@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from walstore.spark.fast_path.places import place_of
+from walstore.spark.fast_path.hadoop import place_of
 
 
 @pytest.mark.parametrize(

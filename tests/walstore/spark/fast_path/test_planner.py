@@ -14,7 +14,7 @@ from tests.walstore.spark.reading import fill
 from uploader import CloudTier, UploadSettings
 from walstore import Wal
 from walstore.errors import CorruptionError
-from walstore.spark.fast_path.kinds import FragmentKind
+from walstore.spark.fast_path.footers import FragmentKind
 from walstore.spark.fast_path.planner import plan
 from walstore.spark.options import parse_options
 

@@ -30,7 +30,7 @@ from walstore.errors import (
 )
 from walstore.spark import FastPathError, read
 from walstore.spark.fast_path import jvm
-from walstore.spark.fast_path.places import place_of
+from walstore.spark.fast_path.hadoop import place_of
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from uploader.format.entries import Fragment
 from uploader.format.setsum import Setsum
-from walstore.spark.fast_path.kinds import FragmentKind
-from walstore.spark.fast_path.scans import MOST_SCANS, divide, scans_of
+from walstore.spark.fast_path.footers import FragmentKind
+from walstore.spark.fast_path.planner import MOST_SCANS, divide, scans_of
 from walstore.spark.partition import FragmentPart
 
 

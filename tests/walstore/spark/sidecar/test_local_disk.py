@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from walstore.spark.sidecar.local_disk import sync_file_systems
+from walstore.spark.sidecar.checkpoint import sync_file_systems
 
 
 def test_directories_that_are_there_and_such_that_will_be(tmp_path: Path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from walstore.spark.span import Span
+from walstore.spark.plan import Span
 from walstore.spark.streaming.admission import by_bytes, by_rows, share
 
 A, B, C = ("a", 0), ("b", 0), ("c", 0)

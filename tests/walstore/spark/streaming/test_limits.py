@@ -10,7 +10,7 @@ import pytest
 from tests.walstore.spark.versions import needs_limits
 from walstore.errors import InvalidSettingsError
 from walstore.spark.features import HAS_LIMITS, ReadAllAvailable, ReadMaxBytes, ReadMaxRows
-from walstore.spark.streaming.limits import Budget, budget_of, check_limits
+from walstore.spark.streaming.admission import Budget, budget_of, check_limits
 from walstore.spark.streaming.stream_options import parse_stream_options
 
 

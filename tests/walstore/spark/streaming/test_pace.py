@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from walstore.spark.streaming.pace import PollPace
+from walstore.spark.streaming.poller import PollPace
 
 
 def asked(

@@ -11,6 +11,13 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from walstore.errors import WalError
+
+
+class FastPathError(WalError):
+    """The JVM cannot read this log by itself; ``fast_path="auto"`` reads it with Python instead."""
+
+
 _GLOB: Final = re.compile(r"([\\*?\[\]{}])")
 """Spark takes these in a path for a pattern unless a backslash is before them."""
 _DEFAULT_REGION: Final = "us-east-1"
