@@ -26,7 +26,7 @@ from uploader.stores.wrapper import StoreWrapper
 from walstore.files.posix import PosixFileSystem
 from walstore.format.segment import parse_file_name
 from walstore.spark.location import Location
-from walstore.spark.store import Loop
+from walstore.spark.store import SyncRunner
 from walstore.store.directory import list_logs
 from walstore.store.names import directory_of
 
@@ -60,16 +60,16 @@ class LogCatalog(Protocol):
         With ``most_objects`` perhaps only some of them: of a bucket's objects no more are looked at.
         """
 
-    def place(self, name: str) -> Location:
+    def location_of(self, name: str) -> Location:
         """Return where the log of that name lies."""
 
     def close(self) -> None:
         """Release what it holds."""
 
 
-def shelf_at(location: Location) -> LogCatalog:
+def open_catalog(location: Location) -> LogCatalog:
     """Return the place at a location."""
-    return StoreShelf(location) if location.is_store else DirectoryShelf(location)
+    return StoreCatalog(location) if location.is_store else DirectoryCatalog(location)
 
 
 def split_partition(name: str) -> tuple[str, int] | None:
@@ -78,7 +78,7 @@ def split_partition(name: str) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found else None
 
 
-class DirectoryShelf:
+class DirectoryCatalog:
     """The logs in a WalStore's directory, as they were when this was made."""
 
     def __init__(self, location: Location) -> None:
@@ -103,7 +103,7 @@ class DirectoryShelf:
         """Return the names of logs and partitioned logs; partitions alone are not among them."""
         return [name for name in _topics(self._counts) if self._is_log(name)]
 
-    def place(self, name: str) -> Location:
+    def location_of(self, name: str) -> Location:
         """Return the log's directory."""
         return self._location.child(directory_of(name))
 
@@ -114,21 +114,21 @@ class DirectoryShelf:
         return any(
             parse_file_name(file) is not None
             for log in names
-            for file in PosixFileSystem().list(Path(self.place(log).text))
+            for file in PosixFileSystem().list(Path(self.location_of(log).text))
         )
 
     def close(self) -> None:
         """Do nothing."""
 
 
-class StoreShelf:
+class StoreCatalog:
     """The logs below a prefix of an object store. Owns an event loop, run on demand."""
 
     def __init__(self, location: Location) -> None:
         """Ask the store at a location; nothing happens before a call."""
         self._location = location
         self._store = open_store(location.text)
-        self._loop = Loop()
+        self._runner = SyncRunner()
 
     def counts(self, names: Iterable[str]) -> Counts:
         """Return the partitions of the names; whether a log by itself is there is not looked at.
@@ -138,17 +138,17 @@ class StoreShelf:
         found = list(names)
         for name in filter(None, found):
             directory_of(name)  # refuses what leads out of the prefix
-        return self._loop.run(self._counts(found))
+        return self._runner.run(self._counts(found))
 
     def names(self, *, most_objects: int | None = None) -> list[str]:
         """Return the names of logs and partitioned logs below the location, by one listing."""
-        return self._loop.run(self._names(most_objects))
+        return self._runner.run(self._names(most_objects))
 
     def has_fragments(self) -> bool:
         """Return whether a fragment lies at the location itself; asks for the first ones of a listing."""
-        return self._loop.run(self._has_fragments())
+        return self._runner.run(self._has_fragments())
 
-    def place(self, name: str) -> Location:
+    def location_of(self, name: str) -> Location:
         """Return the log's URL."""
         directory_of(name)
         return self._location.child(name)
@@ -156,9 +156,9 @@ class StoreShelf:
     def close(self) -> None:
         """Release connections and threads."""
         try:
-            self._loop.run(self._store.aclose())
+            self._runner.run(self._store.aclose())
         finally:
-            self._loop.close()
+            self._runner.close()
 
     async def _counts(self, names: list[str]) -> Counts:
         gate = asyncio.Semaphore(PARALLEL)

@@ -72,9 +72,9 @@ def _plan(options: ReadOptions, narrowed: Narrowed) -> list[LogPartition]:
     names = [(log.topic, log.partition) for log in named]
     options.starting.check(names)
     options.ending.check(names)
-    wanted = [log for log in named if narrowed.admits(log.topic, log.partition)]
+    admitted = [log for log in named if narrowed.admits(log.topic, log.partition)]
     with ExitStack() as stack:
-        reads = _open_all(wanted, partial(_look, options, narrowed), stack)
+        reads = _open_all(admitted, partial(_look, options, narrowed), stack)
         return divide(reads, options.min_partitions)
 
 

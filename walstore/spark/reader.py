@@ -14,7 +14,7 @@ from walstore.spark.filters import Narrowed, narrow
 from walstore.spark.options import ReadOptions
 from walstore.spark.partition import LogPartition
 from walstore.spark.planner import plan_read
-from walstore.spark.schema import Wanted
+from walstore.spark.schema import Projection
 from walstore.spark.task import read_rows
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class BatchReader(DataSourceReader):
         """Yield the rows of one partition."""
         if not isinstance(partition, LogPartition):
             return iter(())  # what Spark plans when there is nothing to read
-        wanted = Wanted(self._names, self._left().streams)
-        return read_rows(partition, wanted, fail_on_data_loss=self._options.fail_on_data_loss)
+        projection = Projection(self._names, self._left().streams)
+        return read_rows(partition, projection, fail_on_data_loss=self._options.fail_on_data_loss)
 
     def _left(self) -> Narrowed:
         """Return what options and filters leave. Not kept: Spark copies a reader before it plans."""

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from walstore.batches.arrow import HEADERS_TYPE, SCHEMA, offsets_array, offsets_of
 from walstore.batches.batch import Batch
 from walstore.batches.concat import ConcatBatch
-from walstore.spark.schema import HEADERS, HEADERS_ARROW, Wanted, arrow_schema
+from walstore.spark.schema import HEADERS, HEADERS_ARROW, Projection, arrow_schema
 
 MOST_ROWS: Final = 16 * 1024
 """Rows in one Arrow batch, at most. Spark goes through a batch once for each column, so it should stay in
@@ -35,10 +35,12 @@ PRODUCER_TIME: Final = 0
 class RowBuilder:
     """Turns a log's batches into what Spark expects."""
 
-    def __init__(self, wanted: Wanted, *, topic: str, partition: int = 0) -> None:
+    def __init__(self, projection: Projection, *, topic: str, partition: int = 0) -> None:
         """Build the columns that are wanted, of the records that are wanted, for one log."""
-        self._schema = arrow_schema(wanted.names)
-        self._streams = None if wanted.streams is None else pa.array(wanted.streams, pa.string())
+        self._schema = arrow_schema(projection.names)
+        self._streams = (
+            None if projection.streams is None else pa.array(projection.streams, pa.string())
+        )
         self._topic = topic
         self._partition = partition
         self._repeated: dict[str, pa.Array] = {}

@@ -97,7 +97,7 @@ _STORED_AS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Projection:
     """The columns and the records of a read."""
 
     names: tuple[str, ...]

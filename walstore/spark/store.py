@@ -22,12 +22,12 @@ from walstore.runtime.threads import Worker
 from walstore.spark.location import Location
 from walstore.spark.partition import FragmentPart, FragmentPartition, LogPartition
 from walstore.spark.plan import Span, clip, group
-from walstore.spark.schema import Wanted
+from walstore.spark.schema import Projection
 
 _T = TypeVar("_T")
 
 
-class Loop:
+class SyncRunner:
     """Runs one coroutine after the other, on one event loop. Not to be used inside another loop."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class StoreLog:
         *,
         partition: int = 0,
         log: CloudLog | None = None,
-        loop: Loop | None = None,
+        runner: SyncRunner | None = None,
     ) -> None:
         """Read the manifest; see :meth:`uploader.CloudLog.open` for the errors.
 
@@ -63,13 +63,13 @@ class StoreLog:
         """
         self._topic = location.topic
         self._partition = partition
-        self._loop = loop or Loop()
-        self._run = self._loop.run
+        self._runner = runner or SyncRunner()
+        self._run = self._runner.run
         self._owns_log = log is None
         try:
             self._log = log or self._run(open_cloud_log(location.text))
         except BaseException:
-            self._loop.close()
+            self._runner.close()
             raise
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class StoreLog:
             try:
                 self._run(self._log.aclose())
             finally:
-                self._loop.close()
+                self._runner.close()
 
     @property
     def head(self) -> int:
@@ -165,24 +165,26 @@ _MOST_COLUMNS: Final = frozenset({"timestamp_us", "stream"})
 class FragmentSource:
     """The fragments of one log. A context manager; nothing happens before a read."""
 
-    def __init__(self, url: str, wanted: Wanted, *, store: ObjectStore | None = None) -> None:
+    def __init__(
+        self, url: str, projection: Projection, *, store: ObjectStore | None = None
+    ) -> None:
         """Read what is ``wanted`` from the store at ``url``, or from ``store``, which is closed then."""
-        self._wanted = wanted
+        self._projection = projection
         self._store = store if store is not None else open_store(url)
         self._worker = Worker("spark")
         self._fragments = FragmentReader(store=self._store, worker=self._worker, cache_bytes=0)
-        self._loop = Loop()
+        self._runner = SyncRunner()
 
     def holding(
         self, parts: Sequence[FragmentPart]
     ) -> Generator[tuple[FragmentPart, bool], None, None]:
         """Yield each part and whether it may hold any record that is wanted."""
-        if self._wanted.streams is None:
+        if self._projection.streams is None:
             yield from ((part, True) for part in parts)
             return
         for at in range(0, len(parts), FOOTERS_AT_ONCE):
             window = parts[at : at + FOOTERS_AT_ONCE]
-            yield from zip(window, self._loop.run(self._ask(window)), strict=True)
+            yield from zip(window, self._runner.run(self._ask(window)), strict=True)
 
     def read(self, part: FragmentPart) -> Batch:
         """Return the records of a part, with all columns that are wanted; others may be null.
@@ -190,12 +192,12 @@ class FragmentSource:
         The fragment is checked against its entry (length, offsets). Raises OffsetTrimmedError for a
         fragment that was collected meanwhile, CorruptionError, StorageUnavailableError.
         """
-        columns = self._wanted.columns
+        columns = self._projection.columns
         if columns <= _MOST_COLUMNS:
             reading = self._fragments.read_columns(part.entry, columns)
         else:
             reading = self._fragments.read(part.entry)
-        return self._loop.run(reading).slice(part.start, part.limit)
+        return self._runner.run(reading).slice(part.start, part.limit)
 
     def __enter__(self) -> Self:
         return self
@@ -203,9 +205,9 @@ class FragmentSource:
     def __exit__(self, *_: object) -> None:
         try:
             self._worker.close()
-            self._loop.run(self._store.aclose())
+            self._runner.run(self._store.aclose())
         finally:
-            self._loop.close()
+            self._runner.close()
 
     async def _ask(self, parts: Sequence[FragmentPart]) -> list[bool]:
         return list(await asyncio.gather(*map(self._may_hold, parts)))
@@ -215,4 +217,4 @@ class FragmentSource:
             streams = (await self._fragments.footers.get(part.entry)).streams
         except WalError:
             return True  # reading it tells what is wrong
-        return any(streams.may_hold(name) for name in self._wanted.streams or ())
+        return any(streams.may_hold(name) for name in self._projection.streams or ())

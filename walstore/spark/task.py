@@ -27,7 +27,7 @@ from walstore.spark.partition import (
     LogPartition,
 )
 from walstore.spark.rows import RowBuilder
-from walstore.spark.schema import Wanted
+from walstore.spark.schema import Projection
 from walstore.spark.store import FragmentSource, StoreLog
 
 logger = logging.getLogger("walstore.spark")
@@ -39,7 +39,7 @@ CHUNK_BYTES: Final = 4 << 20
 
 
 def read_rows(
-    partition: LogPartition, wanted: Wanted, *, fail_on_data_loss: bool
+    partition: LogPartition, projection: Projection, *, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
     """Yield the partition's rows that are wanted.
 
@@ -47,22 +47,22 @@ def read_rows(
     CorruptionError if what is stored is not what was planned, and OffsetTrimmedError for a file or
     fragment that was removed since; without ``fail_on_data_loss`` that one is left out, with a warning.
     """
-    rows = RowBuilder(wanted, topic=partition.topic, partition=partition.partition)
-    if not wanted.columns:
+    rows = RowBuilder(projection, topic=partition.topic, partition=partition.partition)
+    if not projection.columns:
         yield from rows.count(partition.start, partition.limit)
         return
-    with closing(_read(partition, wanted, fail_on_data_loss=fail_on_data_loss)) as batches:
+    with closing(_read(partition, projection, fail_on_data_loss=fail_on_data_loss)) as batches:
         yield from rows.build(batches)
 
 
 def _read(
-    partition: LogPartition, wanted: Wanted, *, fail_on_data_loss: bool
+    partition: LogPartition, projection: Projection, *, fail_on_data_loss: bool
 ) -> Generator[Batch, None, None]:
-    with closing(_read_parts(partition, wanted)) as parts:
+    with closing(_read_parts(partition, projection)) as parts:
         for part, batches in parts:
             try:
                 for batch in _whole(batches, part, partition):
-                    if _may_hold(batch, wanted):
+                    if _may_hold(batch, projection):
                         yield batch
             except OffsetTrimmedError as error:
                 if fail_on_data_loss:
@@ -70,7 +70,9 @@ def _read(
                 logger.warning("left out of [%d, %d): %s", part.start, part.limit, error)
 
 
-def _read_parts(partition: LogPartition, wanted: Wanted) -> Generator[_PartBatches, None, None]:
+def _read_parts(
+    partition: LogPartition, projection: Projection
+) -> Generator[_PartBatches, None, None]:
     """Yield each part with its batches, which are to be taken before the next part is.
 
     Parts that hold nothing that is wanted may be passed over. Holds connections and threads: close it.
@@ -79,10 +81,10 @@ def _read_parts(partition: LogPartition, wanted: Wanted) -> Generator[_PartBatch
     """
     if isinstance(partition, FilePartition):
         for file in partition.parts:
-            yield file, _read_file_or_tier(partition, file, wanted)
+            yield file, _read_file_or_tier(partition, file, projection)
     elif isinstance(partition, FragmentPartition):
         with (
-            FragmentSource(partition.url, wanted) as source,
+            FragmentSource(partition.url, projection) as source,
             closing(source.holding(partition.parts)) as parts,
         ):
             for fragment, may_hold in parts:
@@ -92,8 +94,8 @@ def _read_parts(partition: LogPartition, wanted: Wanted) -> Generator[_PartBatch
         raise TypeError(f"not a partition of this source: {partition!r}")
 
 
-def _may_hold(batch: Batch, wanted: Wanted) -> bool:
-    streams = wanted.streams
+def _may_hold(batch: Batch, projection: Projection) -> bool:
+    streams = projection.streams
     return streams is None or any(batch.may_hold_stream(name) for name in streams)
 
 
@@ -120,13 +122,15 @@ def _hole(partition: LogPartition, expected: int, found: int) -> CorruptionError
     )
 
 
-def _read_file_or_tier(partition: FilePartition, part: FilePart, wanted: Wanted) -> Iterator[Batch]:
+def _read_file_or_tier(
+    partition: FilePartition, part: FilePart, projection: Projection
+) -> Iterator[Batch]:
     """Yield from the file or, where retention has deleted it since the planning, from the tier."""
     path = Path(partition.directory, part.name)
     try:
         file = PosixFileSystem().open(path, "r")
     except FileNotFoundError:
-        yield from _read_tier(partition, part, wanted)
+        yield from _read_tier(partition, part, projection)
         return
     try:
         source = Segment(path, part.segment_start)
@@ -138,7 +142,7 @@ def _read_file_or_tier(partition: FilePartition, part: FilePart, wanted: Wanted)
         file.close()
 
 
-def _read_tier(partition: FilePartition, part: FilePart, wanted: Wanted) -> Iterator[Batch]:
+def _read_tier(partition: FilePartition, part: FilePart, projection: Projection) -> Iterator[Batch]:
     gone = OffsetTrimmedError(
         f"{part.name} in {partition.directory} was deleted since the read was planned, or this machine"
         " does not see the directory",
@@ -160,5 +164,5 @@ def _read_tier(partition: FilePartition, part: FilePart, wanted: Wanted) -> Iter
         log.close()
     for fragments in found:
         if isinstance(fragments, FragmentPartition):
-            with FragmentSource(fragments.url, wanted) as source:
+            with FragmentSource(fragments.url, projection) as source:
                 yield from map(source.read, fragments.parts)

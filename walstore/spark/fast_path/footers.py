@@ -25,7 +25,7 @@ from walstore.errors import CorruptionError, FormatVersionError
 from walstore.runtime.threads import Worker
 from walstore.spark.fast_path.hadoop import FastPathError
 from walstore.spark.partition import FragmentPart
-from walstore.spark.store import Loop
+from walstore.spark.store import SyncRunner
 
 _WAL3_NAMES: Final = frozenset(field.name for field in WAL3_FIELDS)
 _OUR_NAMES: Final = frozenset(field.name for field in OUR_FIELDS)
@@ -88,7 +88,7 @@ PARALLEL: Final = 32
 KnownPart = tuple[FragmentPart, FragmentKind]
 
 
-def look_at(url: str, parts: Sequence[FragmentPart], stream: str | None) -> list[KnownPart]:
+def read_footers(url: str, parts: Sequence[FragmentPart], stream: str | None) -> list[KnownPart]:
     """Return what each fragment of the log at ``url`` is, in order.
 
     Without those that deny holding records of ``stream``, if one is named. Raises what
@@ -96,14 +96,14 @@ def look_at(url: str, parts: Sequence[FragmentPart], stream: str | None) -> list
     collected since the manifest was read, CorruptionError for one that is missing or has other records, and
     the store's errors.
     """
-    loop = Loop()
+    runner = SyncRunner()
     try:
-        return loop.run(_look_at(open_store(url), parts, stream))
+        return runner.run(_read_footers(open_store(url), parts, stream))
     finally:
-        loop.close()
+        runner.close()
 
 
-async def _look_at(
+async def _read_footers(
     store: ObjectStore, parts: Sequence[FragmentPart], stream: str | None
 ) -> list[KnownPart]:
     worker = Worker("footers")

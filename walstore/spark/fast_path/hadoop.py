@@ -25,7 +25,7 @@ _DEFAULT_REGION: Final = "us-east-1"
 
 
 @dataclass(frozen=True, slots=True)
-class HadoopPlace:
+class HadoopStore:
     """A log's store as Hadoop names it."""
 
     scheme: str
@@ -40,7 +40,7 @@ class HadoopPlace:
         return _GLOB.sub(r"\\\1", self.base + key)
 
 
-def place_of(url: str, environment: Mapping[str, str]) -> HadoopPlace:
+def hadoop_store(url: str, environment: Mapping[str, str]) -> HadoopStore:
     """Return the place of a store, given by the URL that the store says of itself.
 
     ``environment`` may name the S3 server and the region where the URL does not, as for the Python client
@@ -50,7 +50,7 @@ def place_of(url: str, environment: Mapping[str, str]) -> HadoopPlace:
     path = unquote(parts.path).strip("/")
     prefix = f"{path}/" if path else ""
     if parts.scheme == "file":
-        return HadoopPlace("file", f"file:/{prefix}")
+        return HadoopStore("file", f"file:/{prefix}")
     given = dict(parse_qsl(parts.query))
     named = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     endpoint = given.get("endpoint_url") or _first(environment, named)
@@ -64,7 +64,7 @@ def place_of(url: str, environment: Mapping[str, str]) -> HadoopPlace:
     if region:
         options["endpoint.region"] = region
     bucket = parts.netloc
-    return HadoopPlace(
+    return HadoopStore(
         "s3a",
         f"s3a://{bucket}/{prefix}",
         {f"fs.s3a.bucket.{bucket}.{name}": value for name, value in options.items()},

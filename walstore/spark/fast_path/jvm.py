@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from walstore.spark.fast_path.hadoop import FastPathError, HadoopPlace
+from walstore.spark.fast_path.hadoop import FastPathError, HadoopStore
 
 _THRESHOLD: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _PARALLELISM: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
@@ -39,12 +39,12 @@ def require_jvm(spark: SparkSession) -> None:
         )
 
 
-def require_access(spark: SparkSession, place: HadoopPlace, *, is_shared: bool) -> None:
+def require_access(spark: SparkSession, store: HadoopStore, *, is_shared: bool) -> None:
     """Raise FastPathError unless the JVM, and the executors', can open files at a place.
 
     ``is_shared`` says that all machines of a cluster see the same directories.
     """
-    if place.scheme == "file":
+    if store.scheme == "file":
         master = str(spark.sparkContext.master)
         if not is_shared and not master.startswith("local"):
             raise FastPathError(
@@ -55,7 +55,7 @@ def require_access(spark: SparkSession, place: HadoopPlace, *, is_shared: bool) 
     session: Any = spark
     try:
         conf = session._jsc.hadoopConfiguration()  # noqa: SLF001
-        session._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(place.scheme, conf)  # noqa: SLF001
+        session._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(store.scheme, conf)  # noqa: SLF001
     except Py4JError:
         version = session._jvm.org.apache.hadoop.util.VersionInfo.getVersion()  # noqa: SLF001
         raise FastPathError(
@@ -67,7 +67,7 @@ def require_access(spark: SparkSession, place: HadoopPlace, *, is_shared: bool) 
 def scan(
     spark: SparkSession,
     schema: StructType,
-    place: HadoopPlace,
+    store: HadoopStore,
     keys: Sequence[str],
     *,
     size_bytes: int,
@@ -80,7 +80,7 @@ def scan(
     """
     reader = spark.read.schema(schema).options(
         **{
-            **place.options,
+            **store.options,
             "recursiveFileLookup": "true",  # no columns out of the names of folders
             "ignoreCorruptFiles": "false",
             "ignoreMissingFiles": "false" if fail_on_data_loss else "true",
@@ -88,32 +88,32 @@ def scan(
         }
     )
     try:
-        with _listing(spark, place):
-            found = reader.parquet(*map(place.path, keys))
+        with _listing(spark, store):
+            found = reader.parquet(*map(store.path, keys))
         session: Any = found
         relation = session._jdf.queryExecution().analyzed().relation()  # noqa: SLF001
         seen_bytes = int(relation.location().sizeInBytes())
     except (Py4JError, PySparkException) as error:
         raise FastPathError(
-            f"Spark cannot open the fragments under {place.base}: {_words(error)}"
+            f"Spark cannot open the fragments under {store.base}: {_words(error)}"
         ) from error
     if seen_bytes != size_bytes:
         raise FastPathError(
-            f"Spark finds {seen_bytes} bytes in the fragments under {place.base}, this process"
+            f"Spark finds {seen_bytes} bytes in the fragments under {store.base}, this process"
             f" {size_bytes}: they do not look at the same store, or wal3 has written the objects anew"
         )
     return found
 
 
 @contextmanager
-def _listing(spark: SparkSession, place: HadoopPlace) -> Iterator[None]:
+def _listing(spark: SparkSession, store: HadoopStore) -> Iterator[None]:
     """Let Spark look at files in the driver if they are near, else in not too many tasks.
 
     By itself it starts one task for each of more than 32 files, which takes 5 ms each: for 10 000 files in a
     directory 40 s instead of 1.
     """
     wanted = {_THRESHOLD: _NEVER}
-    if place.scheme != "file":
+    if store.scheme != "file":
         slots = max(1, spark.sparkContext.defaultParallelism)
         wanted = {_PARALLELISM: str(_LISTINGS_PER_SLOT * slots)}
     with _SETTING:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from walstore.errors import LogNotFoundError, WalError
-from walstore.spark.fast_path.footers import FragmentKind, KnownPart, look_at
+from walstore.spark.fast_path.footers import FragmentKind, KnownPart, read_footers
 from walstore.spark.filters import Narrowed
 from walstore.spark.location import Location
 from walstore.spark.options import ReadOptions
@@ -114,7 +114,7 @@ class Fragments:
 
     def scans(self, stream: str | None) -> list[Scan]:
         """Look at the fragments' footers; see :func:`walstore.spark.fast_path.footers.look_at`."""
-        found = look_at(self.url, self.parts, stream)
+        found = read_footers(self.url, self.parts, stream)
         return scans_of(self.topic, self.partition, self.url, found, self.bounds)
 
 
@@ -173,9 +173,9 @@ def _shipped(files: FilePartition, start: int, limit: int) -> Fragments | None:
     """
     if files.tier_url is None:
         return None
-    place = Location(files.tier_url, is_store=True, topic=files.topic)
+    location = Location(files.tier_url, is_store=True, topic=files.topic)
     try:
-        with closing(StoreLog(place, partition=files.partition)) as tier:
+        with closing(StoreLog(location, partition=files.partition)) as tier:
             limit = min(limit, tier.limit)
             if start >= limit or tier.is_trimmed(start):
                 return None

@@ -76,7 +76,7 @@ def _read(
     spark: SparkSession, path: str, given: Mapping[str, str], *, is_shared: bool
 ) -> DataFrame:
     from walstore.spark.fast_path import jvm
-    from walstore.spark.fast_path.hadoop import place_of
+    from walstore.spark.fast_path.hadoop import hadoop_store
     from walstore.spark.fast_path.planner import divide, plan
     from walstore.spark.options import parse_options
     from walstore.spark.schema import spark_schema
@@ -84,11 +84,11 @@ def _read(
     options = parse_options({**given, "path": path})
     jvm.require_jvm(spark)
     if options.location.is_store:  # before the log is looked at
-        place = place_of(options.location.text, os.environ)
-        jvm.require_access(spark, place, is_shared=is_shared)
+        store = hadoop_store(options.location.text, os.environ)
+        jvm.require_access(spark, store, is_shared=is_shared)
     planned = plan(options)
     for url in {fragments.url for fragments in planned.fragments}:
-        jvm.require_access(spark, place_of(url, os.environ), is_shared=is_shared)
+        jvm.require_access(spark, hadoop_store(url, os.environ), is_shared=is_shared)
     slots = max(1, spark.sparkContext.defaultParallelism)
     scans = divide(planned.scans(options.stream), -(-options.min_partitions // slots))
     frames = [_scan(spark, scan, options) for scan in scans]
@@ -101,12 +101,12 @@ def _read(
 def _scan(spark: SparkSession, scan: Scan, options: ReadOptions) -> DataFrame:
     from walstore.spark.fast_path import jvm
     from walstore.spark.fast_path.columns import project, stored_schema
-    from walstore.spark.fast_path.hadoop import place_of
+    from walstore.spark.fast_path.hadoop import hadoop_store
 
     stored = jvm.scan(
         spark,
         stored_schema(scan.kind),
-        place_of(scan.url, os.environ),
+        hadoop_store(scan.url, os.environ),
         [part.entry.path for part in scan.parts],
         size_bytes=scan.size_bytes,
         fail_on_data_loss=options.fail_on_data_loss,

@@ -16,10 +16,10 @@ from uploader import open_store
 from walstore.errors import InvalidSettingsError, OffsetTrimmedError
 from walstore.spark.bounds import LogName
 from walstore.spark.logs import NamedLog
-from walstore.spark.store import Loop
+from walstore.spark.store import SyncRunner
 from walstore.spark.streaming.cursors import StreamCursor
-from walstore.spark.streaming.followed import Followed, StoreOpener, follow
 from walstore.spark.streaming.offsets import Offsets, show
+from walstore.spark.streaming.polled_log import PolledLog, StoreOpener, make_polled_log
 
 _ATTEMPTS: Final = 10
 
@@ -31,8 +31,8 @@ class HeldLogs:
         """Hold no log yet; the cursors will have that name. ``open_store`` is for tests of faults."""
         self._open_store = open_store
         self._name = cursor_name
-        self._loop = Loop()
-        self._logs: dict[LogName, Followed] = {}
+        self._runner = SyncRunner()
+        self._logs: dict[LogName, PolledLog] = {}
         self._cursors: dict[LogName, StreamCursor] = {}
         self._positions: dict[LogName, int] = {}
         # Logs without an object yet, partitions to which nobody has written: nothing to hold, nor where.
@@ -54,14 +54,16 @@ class HeldLogs:
             name = (named.topic, named.partition)
             if name in self._logs:
                 continue
-            followed = follow(named, self._loop, use_tier=True, open_store=self._open_store)
-            self._logs[name] = followed
-            self._loop.run(followed.ask())
-            self._cursors[name] = followed.cursor(self._name)
+            polled_log = make_polled_log(
+                named, self._runner, use_tier=True, open_store=self._open_store
+            )
+            self._logs[name] = polled_log
+            self._runner.run(polled_log.refresh())
+            self._cursors[name] = polled_log.cursor(self._name)
 
     def begins(self) -> dict[LogName, int]:
         """Return where each log begins if nothing has landed; makes no cursor."""
-        found = {name: self._loop.run(self._cursors[name].load()) for name in self._logs}
+        found = {name: self._runner.run(self._cursors[name].load()) for name in self._logs}
         return {name: self._head(name) if at is None else at for name, at in found.items()}
 
     def begin(self, landed: Offsets | None) -> dict[LogName, int]:
@@ -75,7 +77,7 @@ class HeldLogs:
         for name in self._logs:
             at = None if landed is None else landed.get(name)
             self._positions[name] = self._begin_one(name, at)
-            if self._loop.run(self._cursors[name].load()) is None:
+            if self._runner.run(self._cursors[name].load()) is None:
                 self._unmade.add(name)
         return dict(self._positions)
 
@@ -85,16 +87,16 @@ class HeldLogs:
         Every cursor is tried, also if one fails; then the error of one of them is raised, and those that
         did not move are moved by the next call.
         """
-        wanted = {
+        due = {
             name: position
             for name, position in landed.items()
             if name in self._cursors and position > self._positions.get(name, 0)
         }
-        for name in self._unmade & wanted.keys():
-            self._loop.run(self._logs[name].ask())
+        for name in self._unmade & due.keys():
+            self._runner.run(self._logs[name].refresh())
             self._cursors[name] = self._logs[name].cursor(self._name)
             self._unmade.discard(name)
-        failures = self._loop.run(self._advance_all(wanted))
+        failures = self._runner.run(self._advance_all(due))
         if failures:
             raise failures[0]
 
@@ -102,17 +104,17 @@ class HeldLogs:
         """Release connections; the cursors stay where they are."""
         try:
             for cursor in self._cursors.values():
-                self._loop.run(cursor.aclose())
+                self._runner.run(cursor.aclose())
             for log in self._logs.values():
-                self._loop.run(log.aclose())
+                self._runner.run(log.aclose())
         finally:
-            self._loop.close()
+            self._runner.close()
 
     # -- inside ------------------------------------------------------------------------------
 
     def _begin_one(self, name: LogName, landed: int | None) -> int:
         cursor = self._cursors[name]
-        found = self._loop.run(cursor.load())
+        found = self._runner.run(cursor.load())
         if landed is None:
             return self._create_at_head(name) if found is None else self._check_kept(name, found)
         if found is not None and found > landed:
@@ -129,14 +131,14 @@ class HeldLogs:
             )
         if found is None:
             try:
-                self._loop.run(cursor.create(landed))
+                self._runner.run(cursor.create(landed))
             except OffsetTrimmedError as error:
                 error.add_note(
                     f"cursor {self._name!r} of {show(name)} was removed, and records since that did not land"
                 )
                 raise
         else:
-            self._loop.run(cursor.advance(landed))
+            self._runner.run(cursor.advance(landed))
         return landed
 
     def _check_kept(self, name: LogName, position: int) -> int:
@@ -157,7 +159,7 @@ class HeldLogs:
         head = self._head(name)
         for attempt in range(_ATTEMPTS):
             try:
-                return self._loop.run(self._cursors[name].create(head))
+                return self._runner.run(self._cursors[name].create(head))
             except OffsetTrimmedError as error:
                 if attempt == _ATTEMPTS - 1 or error.head <= head:
                     raise
@@ -168,7 +170,7 @@ class HeldLogs:
         with closing(self._logs[name].plan()) as planned:
             return planned.head
 
-    async def _advance_all(self, wanted: Mapping[LogName, int]) -> list[Exception]:
+    async def _advance_all(self, due: Mapping[LogName, int]) -> list[Exception]:
         gate = asyncio.Semaphore(_ATTEMPTS)
 
         async def one(name: LogName, position: int) -> None:
@@ -176,7 +178,7 @@ class HeldLogs:
                 await self._cursors[name].advance(position)
             self._positions[name] = position
 
-        moves = (one(name, position) for name, position in wanted.items())
+        moves = (one(name, position) for name, position in due.items())
         results = await asyncio.gather(*moves, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, Exception):

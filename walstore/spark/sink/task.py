@@ -15,7 +15,7 @@ from uploader.partitioned import Staged, Stager, WriteId
 from walstore.errors import WalError
 from walstore.spark.sink.columns import partition_column, to_records
 from walstore.spark.sink.options import SinkOptions
-from walstore.spark.sink.place import SinkStore, at_place
+from walstore.spark.sink.sink_store import SinkStore, run_in_store
 
 
 @dataclass(frozen=True)
@@ -88,25 +88,25 @@ class Sink:
         """Put the rows of one attempt of a task; blocks until the store has them."""
         attempt = f"{task}-{secrets.token_hex(4)}"
 
-        async def act(place: SinkStore) -> Staged:
+        async def act(target: SinkStore) -> Staged:
             stager = Stager(
-                place.store,
+                target.store,
                 write,
                 attempt,
-                settings=place.settings,
-                retry=place.retry,
-                clock=place.clock,
-                worker=place.worker,
+                settings=target.settings,
+                retry=target.retry,
+                clock=target.clock,
+                worker=target.worker,
             )
             async with stager:
-                while (batch := await place.worker.run(_next, batches)) is not None:
-                    now_us = place.clock.now_us()
-                    parts = await place.worker.run(self.route, batch, task, now_us)
+                while (batch := await target.worker.run(_next, batches)) is not None:
+                    now_us = target.clock.now_us()
+                    parts = await target.worker.run(self.route, batch, task, now_us)
                     for partition, records in parts:
                         await stager.add(partition, records)
                 return await stager.finish()
 
-        return StagedMessage(write, task, at_place(self.options, act))
+        return StagedMessage(write, task, run_in_store(self.options, act))
 
     def route(
         self, batch: pa.RecordBatch, task: int, now_us: int

@@ -22,7 +22,7 @@ from walstore.errors import WalError
 from walstore.runtime.clock import SystemClock
 from walstore.spark.features import DataSourceStreamArrowWriter
 from walstore.spark.sink.options import SinkOptions
-from walstore.spark.sink.place import SinkStore, at_place, prepare
+from walstore.spark.sink.sink_store import SinkStore, prepare, run_in_store
 from walstore.spark.sink.task import Sink, merge
 
 
@@ -56,18 +56,18 @@ class BatchWriter(DataSourceArrowWriter):
             raise WalError("a task did not say what it staged; nothing was written")
         _, staged = merge(messages)
 
-        async def act(place: SinkStore) -> bool:
-            return await place.committer.commit(self._write, staged)
+        async def act(target: SinkStore) -> bool:
+            return await target.committer.commit(self._write, staged)
 
-        at_place(self._sink.options, act)
+        run_in_store(self._sink.options, act)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove what was staged, unless it is committed: then a later run finishes it."""
 
-        async def act(place: SinkStore) -> bool:
-            return await place.committer.abort(self._write)
+        async def act(target: SinkStore) -> bool:
+            return await target.committer.abort(self._write)
 
-        at_place(self._sink.options, act)
+        run_in_store(self._sink.options, act)
 
 
 def new_job() -> str:
@@ -121,10 +121,10 @@ class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
             raise WalError(f"the tasks staged micro-batch {write.epoch}, not {batchId}")
         found = write
 
-        async def act(place: SinkStore) -> bool:
-            return await place.committer.commit(found, staged)
+        async def act(target: SinkStore) -> bool:
+            return await target.committer.commit(found, staged)
 
-        at_place(self.sink.options, act)
+        run_in_store(self.sink.options, act)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Remove what was staged, unless it is committed: then the next run finishes it.
@@ -137,10 +137,10 @@ class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
             return
         found = write
 
-        async def act(place: SinkStore) -> bool:
-            return await place.committer.abort(found)
+        async def act(target: SinkStore) -> bool:
+            return await target.committer.abort(found)
 
-        at_place(self.sink.options, act)
+        run_in_store(self.sink.options, act)
 
 
 def make_stream_writer(options: SinkOptions, names: tuple[str, ...]) -> StreamWriter:

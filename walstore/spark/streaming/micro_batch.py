@@ -16,8 +16,8 @@ from walstore.spark.bounds import LogName
 from walstore.spark.partition import LogPartition
 from walstore.spark.plan import EmptyLog, Log, ReadInterval, Span, divide
 from walstore.spark.streaming.admission import Budget, by_bytes, by_rows
-from walstore.spark.streaming.followed import Followed, PlannedLog
 from walstore.spark.streaming.offsets import Offsets, show
+from walstore.spark.streaming.polled_log import PlannedLog, PolledLog
 
 logger = logging.getLogger("walstore.spark")
 
@@ -26,13 +26,13 @@ class MicroBatches:
     """Plans the micro-batches of one stream."""
 
     def __init__(
-        self, logs: Mapping[LogName, Followed], *, fail_on_data_loss: bool, min_partitions: int
+        self, logs: Mapping[LogName, PolledLog], *, fail_on_data_loss: bool, min_partitions: int
     ) -> None:
         """Plan over ``logs``, which may become more."""
         self._logs = logs
         self._fail_on_data_loss = fail_on_data_loss
         self._min_partitions = min_partitions
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def end(self, start: Offsets, tails: Offsets, budget: Budget) -> dict[LogName, int]:
         """Return where the batch ends that begins at ``start``; at ``tails`` at the most.
@@ -108,7 +108,7 @@ class MicroBatches:
                 head=head,
                 tail=planned.limit,
             )
-        self._tell(
+        self._warn_once(
             f"{show(name)}: offsets [{start}, {min(head, limit)}) were removed before they were read"
         )
         return min(head, limit)
@@ -123,7 +123,7 @@ class MicroBatches:
                 f"{text}, or not asked for; failOnDataLoss=false goes on without",
                 location=show(gone[0]),
             )
-        self._tell(text)
+        self._warn_once(text)
 
     def _check_none_forgotten(self, start: Offsets, end: Offsets) -> None:
         """See to it that a batch ends in every log in which it begins.
@@ -145,7 +145,7 @@ class MicroBatches:
                 "and read it from its head if it comes back",
                 location=show(forgotten[0]),
             )
-        self._tell(f"{text}; it is read from its head if it comes back")
+        self._warn_once(f"{text}; it is read from its head if it comes back")
 
     def _head(self, name: LogName) -> int:
         with closing(self._plan(name)) as planned:
@@ -154,10 +154,10 @@ class MicroBatches:
     def _plan(self, name: LogName) -> PlannedLog:
         return self._logs[name].plan()
 
-    def _tell(self, text: str) -> None:
+    def _warn_once(self, text: str) -> None:
         """Warn once of each."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             logger.warning(text)
 
 

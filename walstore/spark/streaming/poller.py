@@ -15,9 +15,9 @@ from walstore.errors import LogNotFoundError, WalError
 from walstore.ports import Clock
 from walstore.spark.bounds import LogName
 from walstore.spark.logs import NamedLog
-from walstore.spark.store import Loop
-from walstore.spark.streaming.followed import Followed
+from walstore.spark.store import SyncRunner
 from walstore.spark.streaming.offsets import show
+from walstore.spark.streaming.polled_log import PolledLog
 
 _SLOWER: Final = 1.5
 
@@ -71,14 +71,14 @@ Finder = Callable[[], list[NamedLog]]
 """Returns the logs there are to follow; blocking."""
 
 
-class Following:
+class Poller:
     """The logs of one stream. Belongs to one thread; holds connections and threads until closed."""
 
     def __init__(
         self,
         *,
         find: Finder,
-        follow: Callable[[NamedLog, Loop], Followed],
+        make_log: Callable[[NamedLog, SyncRunner], PolledLog],
         clock: Clock,
         poll_seconds: float,
         discovery_seconds: float | None,
@@ -89,12 +89,12 @@ class Following:
         are looked for every ``discovery_seconds``; never, if that is None.
         """
         self._find = find
-        self._follow = follow
+        self._make_log = make_log
         self._clock = clock
         self._poll_seconds = poll_seconds
         self._discovery_seconds = discovery_seconds
-        self._loop = Loop()
-        self._logs: dict[LogName, Followed] = {}
+        self._runner = SyncRunner()
+        self._logs: dict[LogName, PolledLog] = {}
         self._paces: dict[LogName, PollPace] = {}
         try:
             self._add(find())
@@ -104,20 +104,20 @@ class Following:
         self._discovered_at = clock.monotonic()
 
     @property
-    def logs(self) -> Mapping[LogName, Followed]:
+    def logs(self) -> Mapping[LogName, PolledLog]:
         """The logs by name."""
         return self._logs
 
     @property
-    def loop(self) -> Loop:
+    def runner(self) -> SyncRunner:
         """Where they are open."""
-        return self._loop
+        return self._runner
 
     def limits(self) -> dict[LogName, int]:
         """Return how far each log reaches, as far as is known; asks nobody."""
         return {name: log.limit for name, log in self._logs.items()}
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Ask the logs that are due, and look for new ones if that is due.
 
         A log that does not answer counts as unchanged for :data:`PATIENCE_SECONDS`. Errors that will not
@@ -125,16 +125,16 @@ class Following:
         """
         now = self._clock.monotonic()
         due = [name for name, pace in self._paces.items() if pace.is_due(now)]
-        for name, error in self._ask(due):
+        for name, error in self._refresh(due):
             silent_seconds = self._paces[name].failed(self._clock.monotonic())
             if not error.retriable or silent_seconds >= PATIENCE_SECONDS:
                 raise error
             logger.warning("%s does not answer and is asked again: %s", show(name), error)
         self._discover(now)
 
-    def ask_all(self, names: Iterable[LogName] | None = None) -> None:
+    def refresh_all(self, names: Iterable[LogName] | None = None) -> None:
         """Ask all logs, or those named, whether they are due or not; raises the first error."""
-        for _, error in self._ask(self._logs if names is None else names):
+        for _, error in self._refresh(self._logs if names is None else names):
             raise error
 
     def close(self) -> None:
@@ -142,16 +142,16 @@ class Following:
         try:
             while self._logs:
                 _, log = self._logs.popitem()
-                self._loop.run(log.aclose())
+                self._runner.run(log.aclose())
         finally:
-            self._loop.close()
+            self._runner.close()
 
-    def _ask(self, names: Iterable[LogName]) -> list[tuple[LogName, WalError]]:
+    def _refresh(self, names: Iterable[LogName]) -> list[tuple[LogName, WalError]]:
         asked = list(names)
         if not asked:
             return []
         before = self.limits()
-        answers = self._loop.run(_all_of([self._logs[name] for name in asked]))
+        answers = self._runner.run(_all_of([self._logs[name] for name in asked]))
         now = self._clock.monotonic()
         failed = []
         for name, answer in zip(asked, answers, strict=True):
@@ -178,7 +178,7 @@ class Following:
             logger.warning("new logs are looked for again later: %s", error)
 
     def _add(self, found: Iterable[NamedLog]) -> None:
-        added = [self._follow(log, self._loop) for log in found]
+        added = [self._make_log(log, self._runner) for log in found]
         if not added:
             return
         idle_seconds = min(MOST_IDLE_SECONDS, IDLE_SECONDS * (len(self._logs) + len(added)))
@@ -188,13 +188,13 @@ class Following:
                 shortest_seconds=self._poll_seconds, longest_seconds=idle_seconds
             )
         try:
-            self.ask_all([log.name for log in added])
+            self.refresh_all([log.name for log in added])
         except BaseException:
             for log in added:
                 del self._logs[log.name], self._paces[log.name]
-                self._loop.run(log.aclose())
+                self._runner.run(log.aclose())
             raise
 
 
-async def _all_of(logs: list[Followed]) -> list[BaseException | None]:
-    return await asyncio.gather(*(log.ask() for log in logs), return_exceptions=True)
+async def _all_of(logs: list[PolledLog]) -> list[BaseException | None]:
+    return await asyncio.gather(*(log.refresh() for log in logs), return_exceptions=True)

@@ -20,12 +20,12 @@ from walstore.spark.bounds import LogName
 from walstore.spark.features import ReadLimit, SupportsTriggerAvailableNow
 from walstore.spark.logs import find_logs
 from walstore.spark.partition import LogPartition
-from walstore.spark.schema import Wanted
+from walstore.spark.schema import Projection
 from walstore.spark.streaming.admission import budget_of, check_limits, default_limit
-from walstore.spark.streaming.followed import StoreOpener, follow
 from walstore.spark.streaming.micro_batch import MicroBatches
 from walstore.spark.streaming.offsets import Offsets, from_json, show, to_json
-from walstore.spark.streaming.poller import Following
+from walstore.spark.streaming.polled_log import StoreOpener, make_polled_log
+from walstore.spark.streaming.poller import Poller
 from walstore.spark.streaming.stream_cursors import StreamCursors, initial_offsets
 from walstore.spark.streaming.stream_options import StreamOptions, moves
 from walstore.spark.task import read_rows
@@ -53,8 +53,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._names = tuple(names)
         self._clock = clock or SystemClock()
         self._open_store = open_store
-        self._following: Following | None = None
-        self._trail: StreamCursors | None = None
+        self._poller: Poller | None = None
+        self._cursors: StreamCursors | None = None
         self._initial: dict[LogName, int] | None = None
         self._target: dict[LogName, int] | None = None
         self._is_resumed = False
@@ -68,7 +68,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._initial is None:
             logs = self._open().logs
-            self._initial = initial_offsets(logs, self._options, self._trail)
+            self._initial = initial_offsets(logs, self._options, self._cursors)
         return to_json(self._initial)
 
     def latestOffset(  # noqa: N802
@@ -78,17 +78,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Spark 4.0 and 4.1 do not say where that is, and get the tail.
         """
-        following = self._open()
+        poller = self._open()
         if start is None:
             self._resolve_first()
         if self._target is None:
-            following.look()
-        tails = following.limits() if self._target is None else self._target
+            poller.poll()
+        tails = poller.limits() if self._target is None else self._target
         if start is None:
             return to_json(tails)
         begin = from_json(start)
-        self._renew(following, begin)
-        tails = following.limits() if self._target is None else self._target
+        self._refresh_behind(poller, begin)
+        tails = poller.limits() if self._target is None else self._target
         return to_json(self._batches.end(begin, tails, budget_of(limit, self._options)))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -97,24 +97,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Freeze the end: what is there now is what the query will read."""
-        following = self._open()
-        following.ask_all()
-        self._target = following.limits()
+        poller = self._open()
+        poller.refresh_all()
+        self._target = poller.limits()
 
     def reportLatestOffset(self) -> JsonOffsets:  # noqa: N802
         """Return how far the logs reach, for Spark to show how far the query is behind."""
-        following = self._open()
-        following.look()
-        return to_json(following.limits())
+        poller = self._open()
+        poller.poll()
+        return to_json(poller.limits())
 
     # -- planning and reading ----------------------------------------------------------------
 
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
         """Return what tasks read of ``[start, end)``; reads indexes and manifests, no records."""
-        following = self._open()
+        poller = self._open()
         self._is_resumed = True
         limit = from_json(end)
-        self._renew(following, limit)
+        self._refresh_behind(poller, limit)
         return [*self._batches.partitions(from_json(start), limit)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -122,49 +122,51 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, LogPartition):
             return iter(())
         stream = self._options.stream
-        wanted = Wanted(self._names, None if stream is None else frozenset([stream]))
-        return read_rows(partition, wanted, fail_on_data_loss=self._options.fail_on_data_loss)
+        projection = Projection(self._names, None if stream is None else frozenset([stream]))
+        return read_rows(partition, projection, fail_on_data_loss=self._options.fail_on_data_loss)
 
     # -- behind the query --------------------------------------------------------------------
 
     def commit(self, end: JsonOffsets) -> None:
         """Move the cursor behind what is done. Spark tells that one batch late, and never of the last."""
-        following = self._open()
-        if self._trail is not None:
-            self._trail.advance(following.logs, from_json(end))
+        poller = self._open()
+        if self._cursors is not None:
+            self._cursors.advance(poller.logs, from_json(end))
 
     def stop(self) -> None:
         """Release connections and threads."""
-        following, self._following = self._following, None
-        trail, self._trail = self._trail, None
+        poller, self._poller = self._poller, None
+        cursors, self._cursors = self._cursors, None
         try:
-            if trail is not None:
-                trail.close()
+            if cursors is not None:
+                cursors.close()
         finally:
-            if following is not None:
-                following.close()
+            if poller is not None:
+                poller.close()
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _open(self) -> Following:
-        if self._following is None:
+    def _open(self) -> Poller:
+        if self._poller is None:
             options = self._options
             by_pattern = options.selection.pattern is not None
-            self._following = Following(
+            self._poller = Poller(
                 find=partial(find_logs, options.location, options.selection),
-                follow=partial(follow, use_tier=options.use_tier, open_store=self._open_store),
+                make_log=partial(
+                    make_polled_log, use_tier=options.use_tier, open_store=self._open_store
+                ),
                 clock=self._clock,
                 poll_seconds=options.poll_seconds,
                 discovery_seconds=options.discovery_seconds if by_pattern else None,
             )
             self._batches = MicroBatches(
-                self._following.logs,
+                self._poller.logs,
                 fail_on_data_loss=options.fail_on_data_loss,
                 min_partitions=options.min_partitions,
             )
             if options.cursor is not None:
-                self._trail = StreamCursors(options.cursor, self._following.loop)
-        return self._following
+                self._cursors = StreamCursors(options.cursor, self._poller.runner)
+        return self._poller
 
     def _resolve_first(self) -> None:
         """Resolve where the query starts before it is told how far the first batch goes.
@@ -182,12 +184,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if moves(self._options.starting):
                 raise
 
-    def _renew(self, following: Following, offsets: Offsets) -> None:
+    def _refresh_behind(self, poller: Poller, offsets: Offsets) -> None:
         """See to it that all offsets are known that Spark knows: they may come from a checkpoint."""
-        logs = following.logs
+        logs = poller.logs
         behind = [name for name in offsets if name in logs and logs[name].limit < offsets[name]]
         if behind:
-            following.ask_all(behind)
+            poller.refresh_all(behind)
         for name in behind:
             if logs[name].limit < offsets[name]:
                 raise CorruptionError(

@@ -8,10 +8,10 @@ from contextlib import closing
 
 from walstore.spark.bounds import Bound, Edge, LogName
 from walstore.spark.plan import resolve
-from walstore.spark.store import Loop
+from walstore.spark.store import SyncRunner
 from walstore.spark.streaming.cursors import StreamCursor
-from walstore.spark.streaming.followed import Followed
 from walstore.spark.streaming.offsets import Offsets, show
+from walstore.spark.streaming.polled_log import PolledLog
 from walstore.spark.streaming.stream_options import StreamOptions
 
 logger = logging.getLogger("walstore.spark")
@@ -20,29 +20,31 @@ logger = logging.getLogger("walstore.spark")
 class StreamCursors:
     """Cursors of the logs of one stream."""
 
-    def __init__(self, name: str, loop: Loop) -> None:
+    def __init__(self, name: str, runner: SyncRunner) -> None:
         """Use the cursors called ``name``; ``loop`` is where the logs are open."""
         self._name = name
-        self._loop = loop
+        self._runner = runner
         self._cursors: dict[LogName, StreamCursor] = {}
         self._known: dict[LogName, int] = {}
 
-    def positions(self, logs: Mapping[LogName, Followed]) -> dict[LogName, int]:
+    def positions(self, logs: Mapping[LogName, PolledLog]) -> dict[LogName, int]:
         """Return where the cursors stand that there are."""
-        found = {name: self._loop.run(self._cursor(name, log).load()) for name, log in logs.items()}
+        found = {
+            name: self._runner.run(self._cursor(name, log).load()) for name, log in logs.items()
+        }
         return {name: position for name, position in found.items() if position is not None}
 
-    def begin(self, name: LogName, log: Followed, position: int) -> int:
+    def begin(self, name: LogName, log: PolledLog, position: int) -> int:
         """Make a log's cursor at ``position`` unless there is one; return where it stands."""
-        return self._loop.run(self._cursor(name, log).create(position))
+        return self._runner.run(self._cursor(name, log).create(position))
 
-    def advance(self, logs: Mapping[LogName, Followed], offsets: Offsets) -> None:
+    def advance(self, logs: Mapping[LogName, PolledLog], offsets: Offsets) -> None:
         """Move the cursors forward. What fails is logged and left for the next time."""
         for name, position in offsets.items():
             if name not in logs or position <= self._known.get(name, 0):
                 continue
             try:
-                self._loop.run(self._cursor(name, logs[name]).advance(position))
+                self._runner.run(self._cursor(name, logs[name]).advance(position))
             except Exception as error:  # noqa: BLE001 - the query goes on without its cursor
                 logger.warning(
                     "cursor %s of %s was not moved to %d: %s",
@@ -55,36 +57,36 @@ class StreamCursors:
         """Release what was opened for the cursors."""
         while self._cursors:
             _, cursor = self._cursors.popitem()
-            self._loop.run(cursor.aclose())
+            self._runner.run(cursor.aclose())
 
-    def _cursor(self, name: LogName, log: Followed) -> StreamCursor:
+    def _cursor(self, name: LogName, log: PolledLog) -> StreamCursor:
         if name not in self._cursors:
             self._cursors[name] = log.cursor(self._name)
         return self._cursors[name]
 
 
 def initial_offsets(
-    logs: Mapping[LogName, Followed], options: StreamOptions, trail: StreamCursors | None
+    logs: Mapping[LogName, PolledLog], options: StreamOptions, cursors: StreamCursors | None
 ) -> dict[LogName, int]:
     """Return where each log starts: at its cursor, which is made if there is none.
 
     Raises OffsetTrimmedError or OffsetNotWrittenError for offsets that are not there, InvalidSettingsError
     for bounds that do not fit the logs, and what cursors raise.
     """
-    held = {} if trail is None else trail.positions(logs)
+    held = {} if cursors is None else cursors.positions(logs)
     if held.keys() != logs.keys():
         options.starting.check(logs.keys())
     found = {}
     for name, log in logs.items():
         bound = held.get(name) or options.starting.of(*name)
         start = _resolve(name, log, bound, options)
-        if trail is not None and name not in held:
-            start = trail.begin(name, log, start)
+        if cursors is not None and name not in held:
+            start = cursors.begin(name, log, start)
         found[name] = start
     return found
 
 
-def _resolve(name: LogName, log: Followed, bound: Bound, options: StreamOptions) -> int:
+def _resolve(name: LogName, log: PolledLog, bound: Bound, options: StreamOptions) -> int:
     with closing(log.plan()) as planned:
         interval = resolve(
             planned,

@@ -23,7 +23,7 @@ from walstore.spark.directory import DirectoryLog
 from walstore.spark.location import Location
 from walstore.spark.logs import NamedLog
 from walstore.spark.plan import EmptyLog
-from walstore.spark.store import Loop, StoreLog, open_cloud_log
+from walstore.spark.store import StoreLog, SyncRunner, open_cloud_log
 from walstore.spark.streaming.cursors import DirectoryCursor, StoreCursor, StreamCursor
 
 StoreOpener = Callable[[str], ObjectStore]
@@ -32,7 +32,7 @@ StoreOpener = Callable[[str], ObjectStore]
 PlannedLog = StoreLog | DirectoryLog | EmptyLog
 
 
-class Followed(Protocol):
+class PolledLog(Protocol):
     """One log of a stream."""
 
     @property
@@ -47,7 +47,7 @@ class Followed(Protocol):
     def limit(self) -> int:
         """Offset after the last one that can be read, as far as is known; cheap."""
 
-    async def ask(self) -> None:
+    async def refresh(self) -> None:
         """Find out how far the log reaches now. The first time it is opened.
 
         Raises LogNotFoundError, CorruptionError, StorageUnavailableError.
@@ -63,14 +63,14 @@ class Followed(Protocol):
         """Release connections and threads."""
 
 
-class FollowedStore:
+class PolledStore:
     """A log in an object store. Asking it costs one request if there is nothing new."""
 
-    def __init__(self, log: NamedLog, loop: Loop, open_store: StoreOpener) -> None:
+    def __init__(self, log: NamedLog, runner: SyncRunner, open_store: StoreOpener) -> None:
         """Follow ``log`` on ``loop``."""
         self.name = (log.topic, log.partition)
         self._named = log
-        self._loop = loop
+        self._runner = runner
         self._open_store = open_store
         self._log: CloudLog | None = None
 
@@ -84,7 +84,7 @@ class FollowedStore:
         """Offset after the last one that the manifest named when it was read last."""
         return 1 if self._log is None else self._log.tail
 
-    async def ask(self) -> None:
+    async def refresh(self) -> None:
         """Read the manifest; a partition to which nobody has written yet has none."""
         if self._log is not None:
             await self._log.refresh()
@@ -100,7 +100,9 @@ class FollowedStore:
         """Return the log as its manifest was when it was asked last."""
         if self._log is None:
             return EmptyLog()
-        return StoreLog(_place(self._named), partition=self.name[1], log=self._log, loop=self._loop)
+        return StoreLog(
+            _location(self._named), partition=self.name[1], log=self._log, runner=self._runner
+        )
 
     def cursor(self, name: str) -> StreamCursor:
         """Return a cursor in the store."""
@@ -117,39 +119,39 @@ class FollowedStore:
         return self._open_store(self._named.location.text)
 
 
-class FollowedDirectory:
+class PolledDirectory:
     """A log in a directory of this machine, beside its writer. How far it reaches is known at any time.
 
     The log belongs to ``loop``, and is looked at there only: Spark may call from another thread each time.
     """
 
-    def __init__(self, log: NamedLog, loop: Loop, *, use_tier: bool) -> None:
+    def __init__(self, log: NamedLog, runner: SyncRunner, *, use_tier: bool) -> None:
         """Follow ``log`` on ``loop``."""
         self.name = (log.topic, log.partition)
         self._named = log
-        self._loop = loop
+        self._runner = runner
         self._use_tier = use_tier
         self._log: ReadonlyWal | None = None
 
     @property
     def head(self) -> int:
         """First offset in the directory; what lies before it may be in its tier."""
-        return 1 if self._log is None else self._loop.run(_head(self._log))
+        return 1 if self._log is None else self._runner.run(_head(self._log))
 
     @property
     def limit(self) -> int:
         """The durable limit."""
-        return 1 if self._log is None else self._loop.run(_limit(self._log))
+        return 1 if self._log is None else self._runner.run(_limit(self._log))
 
-    async def ask(self) -> None:
+    async def refresh(self) -> None:
         """Make sure that the directory still holds that log."""
         if self._log is None:
             self._log = await Wal.open_readonly(self._named.location.text)
         else:
             await self._log.refresh()
-            await asyncio.to_thread(self._check_place, self._log)
+            await asyncio.to_thread(self._check_location, self._log)
 
-    def _check_place(self, log: ReadonlyWal) -> None:
+    def _check_location(self, log: ReadonlyWal) -> None:
         """Make sure that the path still leads to the log, which tasks read by its path."""
         path = Path(self._named.location.text)
         found = peek_log_id(PosixFileSystem(), path)
@@ -165,7 +167,7 @@ class FollowedDirectory:
 
     def plan(self) -> PlannedLog:
         """Return a new look at the directory."""
-        return DirectoryLog(_place(self._named), partition=self.name[1], use_tier=self._use_tier)
+        return DirectoryLog(_location(self._named), partition=self.name[1], use_tier=self._use_tier)
 
     def cursor(self, name: str) -> StreamCursor:
         """Return a cursor in the tier, where there is one, or else in the directory."""
@@ -181,14 +183,16 @@ class FollowedDirectory:
             await self._log.aclose()
 
 
-def follow(log: NamedLog, loop: Loop, *, use_tier: bool, open_store: StoreOpener) -> Followed:
+def make_polled_log(
+    log: NamedLog, runner: SyncRunner, *, use_tier: bool, open_store: StoreOpener
+) -> PolledLog:
     """Return a log to be followed; nothing is opened yet."""
     if log.location.is_store:
-        return FollowedStore(log, loop, open_store)
-    return FollowedDirectory(log, loop, use_tier=use_tier)
+        return PolledStore(log, runner, open_store)
+    return PolledDirectory(log, runner, use_tier=use_tier)
 
 
-def _place(log: NamedLog) -> Location:
+def _location(log: NamedLog) -> Location:
     return replace(log.location, topic=log.topic)
 
 

@@ -14,7 +14,7 @@ from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker
 from walstore.spark.sink.options import SinkOptions
-from walstore.spark.store import Loop
+from walstore.spark.store import SyncRunner
 
 _T = TypeVar("_T")
 
@@ -41,7 +41,7 @@ class SinkStore:
         )
 
 
-def at_place(options: SinkOptions, act: Callable[[SinkStore], Awaitable[_T]]) -> _T:
+def run_in_store(options: SinkOptions, act: Callable[[SinkStore], Awaitable[_T]]) -> _T:
     """Return what ``act`` returns; blocks. Connections and threads are released afterwards."""
 
     async def run() -> _T:
@@ -56,16 +56,16 @@ def at_place(options: SinkOptions, act: Callable[[SinkStore], Awaitable[_T]]) ->
             worker.close()
             await store.aclose()
 
-    with closing(Loop()) as loop:
-        return loop.run(run())
+    with closing(SyncRunner()) as runner:
+        return runner.run(run())
 
 
 def prepare(options: SinkOptions) -> int:
     """Return how many logs there are, after making the partitioned log if need be; blocks."""
 
-    async def act(place: SinkStore) -> int:
+    async def act(target: SinkStore) -> int:
         return await open_partitions(
-            place.store, options.partitions, retry=place.retry, worker=place.worker
+            target.store, options.partitions, retry=target.retry, worker=target.worker
         )
 
-    return at_place(options, act)
+    return run_in_store(options, act)
