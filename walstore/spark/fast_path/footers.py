@@ -6,7 +6,6 @@ with another length are hashed.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from enum import Enum
 from typing import Final
@@ -20,6 +19,7 @@ from uploader.fragments.fragment_file import (
     Footer,
 )
 from uploader.read.fragment_reader import FragmentReader
+from uploader.runtime.task_groups import all_of
 from uploader.stores.port import ObjectStore
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.runtime.threads import Worker
@@ -119,13 +119,7 @@ async def _read_footers(
                 found[at] = parts[at], kind
 
     try:
-        takers = [asyncio.ensure_future(take()) for _ in range(min(PARALLEL, len(parts)))]  # noqa: TID251
-        try:
-            await asyncio.gather(*takers)
-        finally:
-            for taker in takers:
-                taker.cancel()
-            await asyncio.wait(takers)
+        await all_of(take() for _ in range(min(PARALLEL, len(parts))))
     finally:
         await reader.aclose()
         worker.close()
