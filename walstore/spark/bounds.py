@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.spark.values import Options, number
 
 _JSON_LATEST: Final = -1

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from walstore.errors import WalError
-from walstore.runtime.extras import MissingExtraError, missing_extra
+from walstore import MissingExtraError, WalError
+from walstore.runtime.extras import missing_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

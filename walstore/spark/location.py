@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,8 @@ from typing import Final, Protocol, cast
 from uploader import open_store
 from uploader.format.layout import FRAGMENT_FOLDER, MANIFEST
 from uploader.partitioned import PARTITIONS, read_partitions
-from uploader.stores.port import (
-    ListedObject,
-    ListingOrder,
-    ObjectStore,
-    StoredObject,
-    get_bounded,
-)
-from uploader.stores.wrapper import StoreWrapper
+from uploader.stores import ListedObject, ObjectStore, StoredObject, StoreWrapper
+from uploader.stores.port import ListingOrder, get_bounded
 from walstore.files.posix import PosixFileSystem
 from walstore.format.segment import parse_file_name
 from walstore.spark.location import Location

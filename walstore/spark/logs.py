@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from walstore.errors import CorruptionError, InvalidSettingsError, LogNotFoundError, WalError
+from walstore import CorruptionError, InvalidSettingsError, LogNotFoundError, WalError
 from walstore.spark.directory import DirectoryLog
 from walstore.spark.location import Location
 from walstore.spark.log_catalog import (

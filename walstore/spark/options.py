@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.spark.bounds import ENDING, STARTING, Bounds, Edge, parse_bounds
 from walstore.spark.location import Location, parse_location
 from walstore.spark.values import Options

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, OffsetTrimmedError
+from walstore import InvalidSettingsError, OffsetNotWrittenError, OffsetTrimmedError
 from walstore.format.segment import SegmentIndex
 from walstore.spark.bounds import Bound, Edge, TimeBound
 from walstore.spark.partition import FilePart, LogPartition

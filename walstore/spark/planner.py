@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
-from walstore.errors import WalError
+from walstore import WalError
 from walstore.spark.filters import Narrowed
 from walstore.spark.logs import NamedLog, find_logs, open_log
 from walstore.spark.options import ReadOptions

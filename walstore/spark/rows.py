@@ -12,8 +12,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from walstore import Batch
 from walstore.batches.arrow import HEADERS_TYPE, SCHEMA, offsets_array, offsets_of
-from walstore.batches.batch import Batch
 from walstore.batches.concat import ConcatBatch
 from walstore.spark.schema import HEADERS, HEADERS_ARROW, Projection, arrow_schema
 

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

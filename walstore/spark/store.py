@@ -14,9 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 from uploader import CloudLog, open_store
 from uploader.read.fragment_reader import FragmentReader
-from uploader.stores.port import ObjectStore
-from walstore.batches.batch import Batch
-from walstore.errors import LogNotFoundError, WalError
+from uploader.stores import ObjectStore
+from walstore import Batch, LogNotFoundError, WalError
 from walstore.format.segment import parse_file_name
 from walstore.runtime.threads import Worker
 from walstore.spark.location import Location

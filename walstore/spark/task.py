@@ -14,8 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from walstore.batches.batch import Batch
-from walstore.errors import CorruptionError, LogNotFoundError, OffsetTrimmedError
+from walstore import Batch, CorruptionError, LogNotFoundError, OffsetTrimmedError
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import Segment, iter_chunks
 from walstore.spark.location import Location

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, overload
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 
 STORE_PREFIX: Final = "store."
 

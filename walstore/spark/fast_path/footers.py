@@ -20,8 +20,8 @@ from uploader.fragments.fragment_file import (
 )
 from uploader.read.fragment_reader import FragmentReader
 from uploader.runtime.task_groups import all_of
-from uploader.stores.port import ObjectStore
-from walstore.errors import CorruptionError, FormatVersionError
+from uploader.stores import ObjectStore
+from walstore import CorruptionError, FormatVersionError
 from walstore.runtime.threads import Worker
 from walstore.spark.fast_path.hadoop import FastPathError
 from walstore.spark.partition import FragmentPart

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from walstore.errors import WalError
+from walstore import WalError
 
 
 class FastPathError(WalError):

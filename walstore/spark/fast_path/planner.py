@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from walstore.errors import LogNotFoundError, WalError
+from walstore import LogNotFoundError, WalError
 from walstore.spark.fast_path.footers import FragmentKind, KnownPart, read_footers
 from walstore.spark.filters import Narrowed
 from walstore.spark.location import Location

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from walstore.errors import FormatVersionError, InvalidSettingsError, StorageUnavailableError
+from walstore import FormatVersionError, InvalidSettingsError, StorageUnavailableError
 from walstore.spark.bounds import LogName
 from walstore.spark.streaming.offsets import from_json, show
 

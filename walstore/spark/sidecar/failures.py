@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from walstore import errors
-from walstore.errors import WalError
+from walstore import WalError, errors
 from walstore.spark.environment import explain_worker
 
 _OURS: Final = re.compile(r"^\s*(?:\w+\.)*walstore\.errors\.(\w+): (.+)$", re.MULTILINE)

@@ -13,7 +13,7 @@ from contextlib import closing
 from typing import Final
 
 from uploader import open_store
-from walstore.errors import InvalidSettingsError, OffsetTrimmedError
+from walstore import InvalidSettingsError, OffsetTrimmedError
 from walstore.spark.bounds import LogName
 from walstore.spark.logs import NamedLog
 from walstore.spark.store import SyncRunner

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.extras import needs_extra

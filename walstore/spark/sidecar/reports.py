@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.spark.bounds import LogName
 
 Offsets: TypeAlias = Mapping[tuple[str, int], int]

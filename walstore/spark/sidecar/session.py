@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from walstore.errors import WalError
+from walstore import WalError
 from walstore.spark import environment
 from walstore.spark.environment import require_workers
 from walstore.spark.session import local_session, register

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 
 DEFAULT_TRIGGER_SECONDS: Final = 10.0
 DEFAULT_MAX_RECORDS: Final = 1_000_000

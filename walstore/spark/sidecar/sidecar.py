@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from walstore.errors import WalError
+from walstore import WalError
 from walstore.ports import Clock
 from walstore.spark.environment import require_packages
 from walstore.spark.sidecar.failures import spark_errors

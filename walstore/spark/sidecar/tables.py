@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.spark.bounds import LogName
 from walstore.spark.schema import spark_schema
 from walstore.spark.sidecar.checkpoint import (

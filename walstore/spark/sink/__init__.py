@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.spark.sink.columns import check_columns
 from walstore.spark.sink.options import BATCH_OPTIONS, STREAM_OPTIONS, parse_sink_options
 from walstore.spark.sink.writers import BatchWriter, make_stream_writer

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from uploader.partitioned.staged import RECORDS
-from walstore.errors import InvalidSettingsError, WalError
+from walstore import InvalidSettingsError, WalError
 from walstore.spark.schema import HEADERS_ARROW
 
 COLUMNS: Final[dict[str, str]] = {

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
-from uploader.layouts.open_root import Layout
+from uploader import Layout
 from uploader.partitioned import SinkSettings
 from uploader.partitioned.partitions import MOST_PARTITIONS
 from uploader.partitioned.sink_settings import FRAGMENT_BYTES
 from uploader.partitioned.write_id import check_query
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.spark.location import Location, parse_location
 from walstore.spark.values import Options
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from uploader.partitioned import Committer, SinkSettings, open_partitions
-from uploader.stores import RetryPolicy, open_store
-from uploader.stores.port import ObjectStore
+from uploader.stores import ObjectStore, RetryPolicy, open_store
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker

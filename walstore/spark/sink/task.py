@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
 from uploader.partitioned import Staged, Stager, WriteId
-from walstore.errors import WalError
+from walstore import WalError
 from walstore.spark.sink.columns import partition_column, to_records
 from walstore.spark.sink.options import SinkOptions
 from walstore.spark.sink.sink_store import SinkStore, run_in_store

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 )
 
 from uploader.partitioned import WriteId, job_name
-from walstore.errors import WalError
+from walstore import WalError
 from walstore.runtime.clock import SystemClock
 from walstore.spark.features import DataSourceStreamArrowWriter
 from walstore.spark.sink.options import SinkOptions

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.spark.bounds import LogName
 from walstore.spark.features import (
     HAS_LIMITS,

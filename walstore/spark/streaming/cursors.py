@@ -9,21 +9,19 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Protocol
 
-from uploader import CloudLog
-from uploader.cursors.cloud_cursors import CloudCursors
+from uploader import CloudCursors, CloudLog
 from uploader.format.manifest import Manifest
 from uploader.layouts.open_root import find_root
-from uploader.stores.port import ObjectStore
-from uploader.stores.retry import RetryPolicy
-from walstore.cursors.cursor import Cursor
-from walstore.errors import (
+from uploader.stores import ObjectStore, RetryPolicy
+from walstore import (
+    Cursor,
     CursorMovedError,
     InvalidSettingsError,
     LogNotFoundError,
     OffsetTrimmedError,
+    ReadonlyWal,
 )
 from walstore.files.locks import this_process
-from walstore.log.readonly import ReadonlyWal
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 
-from walstore.errors import CorruptionError, LogNotFoundError, OffsetTrimmedError
+from walstore import CorruptionError, LogNotFoundError, OffsetTrimmedError
 from walstore.spark.bounds import LogName
 from walstore.spark.partition import LogPartition
 from walstore.spark.plan import EmptyLog, Log, ReadInterval, Span, divide

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Protocol
 
 from uploader import CloudLog
-from uploader.stores.port import ObjectStore
-from walstore import Wal
-from walstore.errors import CorruptionError, LogNotFoundError
+from uploader.stores import ObjectStore
+from walstore import CorruptionError, LogNotFoundError, ReadonlyWal, Wal
 from walstore.files.directory import peek_log_id
 from walstore.files.posix import PosixFileSystem
-from walstore.log.readonly import ReadonlyWal
 from walstore.spark.bounds import LogName
 from walstore.spark.directory import DirectoryLog
 from walstore.spark.location import Location

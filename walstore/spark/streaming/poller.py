@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from walstore.errors import LogNotFoundError, WalError
+from walstore import LogNotFoundError, WalError
 from walstore.ports import Clock
 from walstore.spark.bounds import LogName
 from walstore.spark.logs import NamedLog

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from uploader import open_store
-from walstore.errors import CorruptionError, InvalidSettingsError, OffsetTrimmedError
+from walstore import CorruptionError, InvalidSettingsError, OffsetTrimmedError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.spark.bounds import LogName

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.spark.bounds import ENDING, STARTING, Bounds, Edge, TimeBound, parse_bounds
 from walstore.spark.location import Location
 from walstore.spark.options import (
