@@ -1,8 +1,8 @@
 """The logs of a read: from a location and a selection to one location for each log. Blocking I/O.
 
-A log stands by itself or is a partition of a partitioned one. In an object store the object
-``partitioned/PARTITIONS`` says which (``uploader/partitioned``). In a WalStore's directory the names do:
-``orders/0``, ``orders/1``, … are the partitions of ``orders``, unless there is a log ``orders``.
+A log is partitioned or not. In an object store the object ``partitioned/PARTITIONS`` defines it
+(``uploader/partitioned``). In a WalStore's directory the names do: ``orders/0``, ``orders/1``, … are the
+partitions of ``orders``, unless there is a log ``orders``.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from walstore.spark.plan import EmptyLog
 from walstore.spark.store import StoreLog
 
 _SHOWN: Final = 5
-"""How many names a message tells at most."""
+"""Most names in a message."""
 _LOOKED_AT: Final = 10_000
-"""Objects of a bucket that are looked at for the sake of a message."""
+"""Objects of a bucket that are listed for a message, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +39,23 @@ class NamedLog:
     """One log of a read."""
 
     topic: str
-    """Its name; that of the whole if it is a partition."""
+    """Its name; that of the partitioned log if it is a partition."""
     partition: int
-    """Which partition it is; 0 for a log by itself."""
+    """Number of the partition; 0 for a log that is not partitioned."""
     location: Location
-    """Where it lies; its topic is the same."""
+    """Where it is; the topic is the same."""
     is_part: bool = False
-    """Whether it is a partition of a partitioned log in a store: nobody may have written to it yet."""
+    """Whether it is a partition of a partitioned log in a store, which may have no records yet."""
 
 
 def find_logs(location: Location, selection: Selection) -> list[NamedLog]:
     """Return the logs that a selection names, sorted by topic and partition.
 
     Reads a small object for each name in a store, or the names in a directory; lists a prefix only
-    for a pattern. Whether a log in a store is there shows when it is opened.
+    for a pattern. Does not check that a log in a store exists; opening it does.
 
     Raises LogNotFoundError for a name that a directory does not have and for a pattern that no log
-    matches, InvalidSettingsError for partitions that there are not, CorruptionError, and the store's
+    matches, InvalidSettingsError for partitions that do not exist, CorruptionError, and the store's
     errors.
     """
     if selection.is_whole and not location.is_store:
@@ -73,11 +73,11 @@ def find_logs(location: Location, selection: Selection) -> list[NamedLog]:
 
 
 def open_log(log: NamedLog, *, use_tier: bool) -> StoreLog | DirectoryLog | EmptyLog:
-    """Return the log, ready to be planned over; the caller closes it.
+    """Return the log, opened for planning; the caller closes it.
 
-    A partition of a partitioned log that was never written to is an empty log. Raises LogNotFoundError
-    otherwise, naming the logs that lie at that place if there are any; CorruptionError, also for fragments
-    without a manifest, and the store's errors.
+    A partition of a partitioned log that was never written to is an empty log. Any other missing log raises
+    LogNotFoundError, which names the logs below the location, if any. Raises CorruptionError, also for
+    fragments without a manifest, and the store's errors.
     """
     try:
         return _open(log, use_tier=use_tier)
@@ -88,7 +88,7 @@ def open_log(log: NamedLog, *, use_tier: bool) -> StoreLog | DirectoryLog | Empt
     if not _has_fragments(log.location):
         return EmptyLog()
     try:
-        return _open(log, use_tier=use_tier)  # it may have come into being meanwhile
+        return _open(log, use_tier=use_tier)  # it may have been created meanwhile
     except LogNotFoundError as error:
         raise CorruptionError(
             f"partition {log.partition} of {log.topic!r} has fragments and its manifest is missing",
@@ -108,7 +108,7 @@ def _has_fragments(location: Location) -> bool:
 
 
 def _hint(error: LogNotFoundError, location: Location) -> None:
-    """Say so if other logs lie below the location."""
+    """Add a note if there are other logs below the location."""
     with suppress(WalError), closing(open_catalog(location)) as catalog:
         names = catalog.names(most_objects=_LOOKED_AT)
         if names:
@@ -116,7 +116,7 @@ def _hint(error: LogNotFoundError, location: Location) -> None:
 
 
 def _whole(location: Location, catalog: LogCatalog) -> list[NamedLog]:
-    """Return the log at the location of a store, or its partitions."""
+    """Return the log at the location in a store, or its partitions."""
     partitions = catalog.counts([""])[""]
     if partitions is None:
         return [NamedLog(location.topic, 0, location)]
@@ -126,7 +126,7 @@ def _whole(location: Location, catalog: LogCatalog) -> list[NamedLog]:
 
 
 def _named(location: Location, catalog: LogCatalog, names: Iterable[str]) -> list[NamedLog]:
-    """Return the logs named: each alone, all partitions of one, or one partition."""
+    """Return the named logs: a log, all partitions of one, or one partition."""
     parts = {name: split_partition(name) for name in names}
     counts = catalog.counts({*parts, *(part[0] for part in parts.values() if part)})
     found: list[NamedLog] = []
@@ -167,7 +167,7 @@ def _of_topic(
     topic: str,
     partitions_wanted: Iterable[int] | None = None,
 ) -> list[NamedLog]:
-    """Return the partitions of a topic that are wanted, by default all there are."""
+    """Return the requested partitions of a topic, by default all."""
     if topic not in counts:
         raise LogNotFoundError(
             f"there is no log {topic!r} at {location.text}; there are {_some(catalog.names())}",

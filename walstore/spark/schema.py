@@ -1,7 +1,7 @@
 """The columns of ``format("walstore")``: Kafka's, and ``stream``. Pure; one table for Spark and Arrow.
 
-Spark compares the Arrow schema of what a task yields with its own, exactly, but only for the first
-batch; so every batch is built from :func:`arrow_schema`.
+Spark compares the Arrow schema of a task's batches with its own exactly, but only for the first batch; so
+every batch is built from :func:`arrow_schema`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {
 
 
 def spark_schema(*, include_headers: bool) -> StructType:
-    """Return all columns; ``headers`` only on request, as it costs the most to decode."""
+    """Return all columns; ``headers`` only on request, since it costs the most to decode."""
     return StructType(
         [
             StructField(name, spark)
@@ -60,9 +60,9 @@ def spark_schema(*, include_headers: bool) -> StructType:
 
 
 def column_names(schema: StructType) -> tuple[str, ...]:
-    """Return the names in a schema that the caller may have given with ``.schema(...)``.
+    """Return the names in a schema, which the caller may have passed to ``.schema(...)``.
 
-    It may leave columns out, which spares decoding them, and order them freely; the types are fixed.
+    It may leave columns out, which saves decoding them, and order them freely; the types are fixed.
     InvalidSettingsError otherwise.
     """
     for field in schema.fields:
@@ -93,20 +93,20 @@ _STORED_AS: Final = {
     "stream": "stream",
     HEADERS: "headers",
 }
-"""Columns that lie in the log, as ``arrow.SCHEMA`` names them; the others are known without it."""
+"""Columns that are stored in the log, as ``arrow.SCHEMA`` names them; the others are known without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The columns and the records of a read."""
+    """Which columns and which records a read returns."""
 
     names: tuple[str, ...]
     """Columns of the rows, in order."""
     streams: frozenset[str] | None = None
-    """Whose records; None for all, also those without a stream."""
+    """The streams whose records are read; None for all records, also those without a stream."""
 
     @property
     def columns(self) -> frozenset[str]:
-        """What must be read of the records; nothing if topic, partition and offsets are all it takes."""
+        """Stored columns to read; empty if topic, partition and offsets are enough."""
         filtered = {"stream"} if self.streams is not None else set()
         return frozenset(filtered | {_STORED_AS[name] for name in self.names if name in _STORED_AS})

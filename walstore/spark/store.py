@@ -1,6 +1,6 @@
-"""A log in an object store, for callers without an event loop: planning and reading.
+"""A log in an object store, for callers without an event loop: planning and reading. Blocking I/O.
 
-Each object here has one event loop, run on demand. Nothing of it may be used inside another loop.
+Each object here has one event loop, which runs during calls. None may be used inside another event loop.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _T = TypeVar("_T")
 
 
 class SyncRunner:
-    """Runs one coroutine after the other, on one event loop. Not to be used inside another loop."""
+    """Runs one coroutine after another, on one event loop. Must not be used inside another loop."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
-        # Not Runner.run(): it restores a signal handler, and signal() formats the one it replaces,
-        # with the task it holds and all of its result.
+        # Not Runner.run(): it restores a signal handler, and signal() formats the replaced handler
+        # with its task and the whole result of that task.
         self._run = self._runner.get_loop().run_until_complete
 
     def run(self, call: Coroutine[Any, Any, _T]) -> _T:
@@ -40,12 +40,12 @@ class SyncRunner:
         return self._run(call)
 
     def close(self) -> None:
-        """Cancel what is left over and close the event loop; twice is allowed."""
+        """Cancel remaining tasks and close the event loop; may be called twice."""
         self._runner.close()
 
 
 class StoreLog:
-    """A log as its manifest was when this was made. Close it after planning."""
+    """A log as of its manifest at construction. Close it after planning."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class StoreLog:
     ) -> None:
         """Read the manifest; see :meth:`uploader.CloudLog.open` for the errors.
 
-        ``partition`` is its number if it is one of a partitioned log. ``log`` is the log that lies there,
-        open on ``loop``, if it is open already: then it is not closed with this.
+        ``partition`` is its number if it is one of a partitioned log. ``log`` is the same log if it is
+        already open on ``runner``; it is not closed with this object.
         """
         self._topic = location.topic
         self._partition = partition
@@ -86,7 +86,7 @@ class StoreLog:
 
     @property
     def limit(self) -> int:
-        """Offset after the last one that the manifest names."""
+        """Offset after the last one in the manifest."""
         return self._log.tail
 
     def is_trimmed(self, offset: int) -> bool:
@@ -94,12 +94,12 @@ class StoreLog:
         return offset < self.head
 
     def offset_at(self, timestamp_us: int) -> int | None:
-        """Return the first offset that is not older than a time, or None."""
+        """Return the first offset at or after a time, or None."""
         found = self._run(self._log.offset_at(timestamp_us))
         return None if found >= self.limit else found
 
     def partitions(self, start: int, limit: int, most_bytes: int) -> list[LogPartition]:
-        """Return partitions of whole fragments, cut only where the interval begins and ends."""
+        """Return partitions of whole fragments, cut only at the ends of the interval."""
         entries = self._run(self._log.fragments(start, limit))
         parts = [
             FragmentPart(*clip((entry.start, entry.limit), start, limit), entry)
@@ -116,9 +116,9 @@ class StoreLog:
         ]
 
     def spans(self, start: int, limit: int, most_bytes: int) -> list[Span]:
-        """Return what fragments hold of ``[start, limit)``, as many as are needed for ``most_bytes``.
+        """Return the spans of ``[start, limit)`` in fragments, as many as ``most_bytes`` needs.
 
-        Nothing of what lies behind is looked at. Raises OffsetTrimmedError if ``start`` was collected.
+        Later fragments are not looked up. Raises OffsetTrimmedError if ``start`` was collected.
         """
         return self._run(self._spans(start, limit, most_bytes))
 
@@ -130,7 +130,7 @@ class StoreLog:
                 if entry.start >= limit or total_bytes >= most_bytes:
                     break
                 low, high = clip((entry.start, entry.limit), start, limit)
-                # Of a fragment that is read in parts, each part counts by its records.
+                # A part of a fragment counts in proportion to its records.
                 size_bytes = entry.num_bytes * (high - low) // (entry.limit - entry.start)
                 found.append(Span(low, high, max(1, size_bytes)))
                 total_bytes += size_bytes
@@ -138,7 +138,7 @@ class StoreLog:
 
 
 async def open_cloud_log(url: str, *, store: ObjectStore | None = None) -> CloudLog:
-    """Open a log, in ``store`` instead of the one that the URL names; see :meth:`uploader.CloudLog.open`."""
+    """Open a log, in ``store`` if given, else in the URL's store; see :meth:`uploader.CloudLog.open`."""
     try:
         return await CloudLog.open(url, store=store)
     except LogNotFoundError as error:
@@ -147,27 +147,29 @@ async def open_cloud_log(url: str, *, store: ObjectStore | None = None) -> Cloud
 
 
 def _hint(error: LogNotFoundError, url: str) -> None:
-    """Say so if a log directory was named as if it were a store."""
+    """Add a note if the URL of a store names a log directory."""
     parts = urlsplit(url)
     directory = Path(unquote(parts.path))
     if parts.scheme == "file" and any(
         parse_file_name(found.name) is not None for found in directory.glob("*.wal")
     ):
-        error.add_note(f"a log directory lies there: load it by its path, {directory}")
+        error.add_note(f"there is a log directory at that path: load it by its path, {directory}")
 
 
 FOOTERS_AT_ONCE: Final = 16
 _MOST_COLUMNS: Final = frozenset({"timestamp_us", "stream"})
-"""Columns that are short beside values, keys and headers, so that reading them alone is worth requests."""
+"""Columns that are short next to values, keys and headers, so that reading them alone is worth requests."""
 
 
 class FragmentSource:
-    """The fragments of one log. A context manager; nothing happens before a read."""
+    """Reads the fragments of one log. A context manager; the first request is made by the first read.
+
+    Fragments whose footers exclude the requested streams are not read; footers are read some at a time."""
 
     def __init__(
         self, url: str, projection: Projection, *, store: ObjectStore | None = None
     ) -> None:
-        """Read what is ``wanted`` from the store at ``url``, or from ``store``, which is closed then."""
+        """Read ``projection`` from the store at ``url``, or from ``store``, which is closed with this."""
         self._projection = projection
         self._store = store if store is not None else open_store(url)
         self._worker = Worker("spark")
@@ -177,7 +179,7 @@ class FragmentSource:
     def holding(
         self, parts: Sequence[FragmentPart]
     ) -> Generator[tuple[FragmentPart, bool], None, None]:
-        """Yield each part and whether it may hold any record that is wanted."""
+        """Yield each part and whether it may contain a record of the projection."""
         if self._projection.streams is None:
             yield from ((part, True) for part in parts)
             return
@@ -186,7 +188,7 @@ class FragmentSource:
             yield from zip(window, self._runner.run(self._ask(window)), strict=True)
 
     def read(self, part: FragmentPart) -> Batch:
-        """Return the records of a part, with all columns that are wanted; others may be null.
+        """Return the records of a part, with all columns of the projection; others may be null.
 
         The fragment is checked against its entry (length, offsets). Raises OffsetTrimmedError for a
         fragment that was collected meanwhile, CorruptionError, StorageUnavailableError.
@@ -215,5 +217,5 @@ class FragmentSource:
         try:
             streams = (await self._fragments.footers.get(part.entry)).streams
         except WalError:
-            return True  # reading it tells what is wrong
+            return True  # reading it raises the error
         return any(streams.may_hold(name) for name in self._projection.streams or ())

@@ -1,7 +1,7 @@
 """What a Spark task does: from a partition to Arrow batches, checked, in bounded memory.
 
-Runs on an executor, in a process that knows nothing but the partition. Holds one fragment at a time, or a
-few megabytes of a local file.
+Runs on an executor, with no input but the partition. Holds one fragment at a time, or a few megabytes of a
+local file.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ logger = logging.getLogger("walstore.spark")
 _PartBatches = tuple[FilePart | FragmentPart, Iterator[Batch]]
 
 CHUNK_BYTES: Final = 4 << 20
-"""How much of a local file is read at once."""
+"""Size of one read of a local file."""
 
 
 def read_rows(
     partition: LogPartition, projection: Projection, *, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the partition's rows that are wanted.
+    """Yield the partition's rows of the projection.
 
-    If nothing is wanted that lies in the log, nothing is read: what was planned tells. Raises
-    CorruptionError if what is stored is not what was planned, and OffsetTrimmedError for a file or
-    fragment that was removed since; without ``fail_on_data_loss`` that one is left out, with a warning.
+    If the projection needs no stored column, nothing is read: the plan has the offsets. Raises
+    CorruptionError if the stored records are not those of the plan, and OffsetTrimmedError for a file or
+    fragment that was removed since; without ``fail_on_data_loss`` it is left out, with a warning.
     """
     rows = RowBuilder(projection, topic=partition.topic, partition=partition.partition)
     if not projection.columns:
@@ -72,11 +72,10 @@ def _read(
 def _read_parts(
     partition: LogPartition, projection: Projection
 ) -> Generator[_PartBatches, None, None]:
-    """Yield each part with its batches, which are to be taken before the next part is.
+    """Yield each part with its batches, which the caller consumes before it takes the next part.
 
-    Parts that hold nothing that is wanted may be passed over. Holds connections and threads: close it.
-    Left to the garbage collector it would release them at any point of any thread, where locks may be
-    held that this needs.
+    Parts without a record of the projection may be skipped. Holds connections and threads: close it. The
+    garbage collector would release them at any point of any thread, which may hold locks that this needs.
     """
     if isinstance(partition, FilePartition):
         for file in partition.parts:
@@ -101,7 +100,7 @@ def _may_hold(batch: Batch, projection: Projection) -> bool:
 def _whole(
     batches: Iterable[Batch], part: FilePart | FragmentPart, partition: LogPartition
 ) -> Iterator[Batch]:
-    """Pass batches on while they follow each other, from the part's start to its limit."""
+    """Yield the batches after checking that they are contiguous from the part's start to its limit."""
     position = part.start
     for batch in batches:
         if batch.start != position:
@@ -124,7 +123,7 @@ def _hole(partition: LogPartition, expected: int, found: int) -> CorruptionError
 def _read_file_or_tier(
     partition: FilePartition, part: FilePart, projection: Projection
 ) -> Iterator[Batch]:
-    """Yield from the file or, where retention has deleted it since the planning, from the tier."""
+    """Yield from the file or, if retention has deleted it since planning, from the tier."""
     path = Path(partition.directory, part.name)
     try:
         file = PosixFileSystem().open(path, "r")

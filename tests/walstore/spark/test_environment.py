@@ -69,7 +69,7 @@ def test_old_java(tmp_path, monkeypatch, version, shown):
 def test_java_that_does_not_answer(tmp_path, monkeypatch):
     program(tmp_path / "bin" / "java", "exit 1")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert "does not tell its version" in (problem() or "")
+    assert "does not report its version" in (problem() or "")
 
 
 def test_missing_packages(monkeypatch):

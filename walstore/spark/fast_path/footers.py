@@ -1,7 +1,8 @@
-"""Reading the footers of the fragments that the JVM is going to scan. Blocking I/O, many at a time.
+"""Reads and checks the footers of the fragments that the JVM will scan. Blocking I/O, many at a time.
 
-Costs a small ranged request for each fragment. Their lengths are checked with that, too; the records of one
-with another length are hashed.
+The JVM's reader knows neither the manifest nor the formats. What it would not notice is checked here: the
+number of records, their offsets, and the columns. This costs a small ranged request for each fragment, which
+checks its length too; the records of a fragment with another length are hashed.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from walstore.spark.fast_path.hadoop import FastPathError
 from walstore.spark.partition import FragmentPart
 from walstore.spark.store import SyncRunner
 
+PARALLEL: Final = 32
+"""Footers of one log read concurrently."""
 _WAL3_NAMES: Final = frozenset(field.name for field in WAL3_FIELDS)
 _OUR_NAMES: Final = frozenset(field.name for field in OUR_FIELDS)
 
 
 class FragmentKind(Enum):
-    """Who made a fragment, and with that how its columns are stored."""
+    """Which program wrote a fragment, and so how its columns are stored."""
 
     OURS = "ours"
     """All of our columns. Offsets and times are stored as deltas."""
@@ -41,11 +44,11 @@ class FragmentKind(Enum):
 
 
 def kind_of(footer: Footer, entry: Fragment) -> FragmentKind:
-    """Return what the fragment of a manifest entry is.
+    """Return the kind of a manifest entry's fragment.
 
-    Raises CorruptionError if it has not as many records as the entry says, other offsets, or lacks a
-    column; FormatVersionError if a newer version of this program wrote it; FastPathError if it has columns
-    that only the Python source can judge.
+    Raises CorruptionError if its number of records or offsets differ from the entry or a column is missing;
+    FormatVersionError if a newer version of this program wrote it; FastPathError if it has columns that only
+    the Python source can interpret.
     """
     if footer.version not in {None, FORMAT_VERSION}:
         raise FormatVersionError(
@@ -66,8 +69,8 @@ def kind_of(footer: Footer, entry: Fragment) -> FragmentKind:
     strange = sorted(name for name in footer.columns if name in _OUR_NAMES)
     if strange:
         raise FastPathError(
-            f"{entry.path} was written by another program and has a column {strange[0]!r}, of which only"
-            " the Python source can tell whether it is the log's"
+            f"{entry.path} was written by another program and has a column {strange[0]!r}, which only"
+            " the Python source can interpret"
         )
     return FragmentKind.WAL3
 
@@ -82,19 +85,15 @@ def _same(what: str, entry: Fragment, expected: object, found: object) -> None:
         )
 
 
-PARALLEL: Final = 32
-"""Footers of one log that are asked for at the same time."""
-
 KnownPart = tuple[FragmentPart, FragmentKind]
 
 
 def read_footers(url: str, parts: Sequence[FragmentPart], stream: str | None) -> list[KnownPart]:
-    """Return what each fragment of the log at ``url`` is, in order.
+    """Return each fragment of the log at ``url`` with its kind, in order.
 
-    Without those that deny holding records of ``stream``, if one is named. Raises what
-    :func:`walstore.spark.fast_path.kinds.kind_of` does, OffsetTrimmedError for a fragment that was
-    collected since the manifest was read, CorruptionError for one that is missing or has other records, and
-    the store's errors.
+    Leaves out fragments whose footers exclude ``stream``, if one is named. Raises what :func:`kind_of`
+    raises, OffsetTrimmedError for a fragment that was collected since the manifest was read, CorruptionError
+    for one that is missing or has other records, and the store's errors.
     """
     runner = SyncRunner()
     try:

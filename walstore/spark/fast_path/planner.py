@@ -1,7 +1,7 @@
-"""Which fragments the JVM reads, and what is left for the Python source. Blocking I/O.
+"""Plans which fragments the JVM reads, and what remains for the Python source. Blocking I/O.
 
-The plan is that of ``format("walstore")``. Of a local log's files only those are left whose records are in
-no fragment yet.
+The plan is that of ``format("walstore")``. Of a local log's files only those remain whose records are in no
+fragment yet.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ from walstore.spark.partition import FilePartition, FragmentPart, FragmentPartit
 from walstore.spark.planner import plan_read
 from walstore.spark.store import StoreLog
 
+logger = logging.getLogger("walstore.spark")
+
+PARALLEL: Final = 8
+"""Logs whose footers are read concurrently."""
+_ANY_SIZE: Final = 1 << 62
 MOST_SCANS: Final = 64
-"""``minPartitions`` divides a read into no more scans: Spark takes some 30 ms to plan each."""
+"""Most scans into which ``minPartitions`` divides a read: Spark takes some 30 ms to plan each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,7 @@ class Scan:
     kind: FragmentKind
     parts: tuple[FragmentPart, ...] = field(repr=False)
     cut: tuple[int, int] | None = None
-    """Offsets ``[start, limit)`` that are wanted, if the fragments hold others too."""
+    """Offsets ``[start, limit)`` to read, if the fragments contain others too."""
 
     @property
     def size_bytes(self) -> int:
@@ -48,9 +53,9 @@ class Scan:
 def scans_of(
     topic: str, partition: int, url: str, found: Sequence[KnownPart], bounds: tuple[int, int]
 ) -> list[Scan]:
-    """Return the scans for fragments of one log, of which ``bounds`` is wanted.
+    """Return the scans of one log's fragments for the offsets ``bounds``.
 
-    Rows are compared with the bounds only in fragments that the bounds cut: there are at most two.
+    Only the fragments that the bounds cut, at most two, are scanned with a filter on the offset.
     """
     whole: dict[FragmentKind, list[FragmentPart]] = {}
     cut: dict[FragmentKind, list[FragmentPart]] = {}
@@ -64,7 +69,7 @@ def scans_of(
 
 
 def divide(scans: Sequence[Scan], count: int) -> list[Scan]:
-    """Return about ``count`` scans of about the same size, as far as there are fragments."""
+    """Return about ``count`` scans of about the same size, as far as the fragments allow."""
     total = sum(scan.size_bytes for scan in scans) or 1
     goal = min(count, MOST_SCANS)
     if len(scans) >= goal:
@@ -78,13 +83,6 @@ def _pieces(scan: Scan, count: int) -> Iterable[Scan]:
     for at in range(count):
         low, high = len(parts) * at // count, len(parts) * (at + 1) // count
         yield replace(scan, parts=parts[low:high])
-
-
-logger = logging.getLogger("walstore.spark")
-
-PARALLEL: Final = 8
-"""Logs that are looked at at the same time."""
-_ANY_SIZE: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,24 +107,24 @@ class Fragments:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Which offsets of them are wanted."""
+        """The offsets to read."""
         return self.parts[0].start, self.parts[-1].limit
 
     def scans(self, stream: str | None) -> list[Scan]:
-        """Look at the fragments' footers; see :func:`walstore.spark.fast_path.footers.look_at`."""
+        """Read the fragments' footers; see :func:`walstore.spark.fast_path.footers.read_footers`."""
         found = read_footers(self.url, self.parts, stream)
         return scans_of(self.topic, self.partition, self.url, found, self.bounds)
 
 
 @dataclass(frozen=True, slots=True)
 class FastPathPlan:
-    """Who reads what."""
+    """What the JVM reads, and what the Python source reads."""
 
     fragments: Sequence[Fragments]
     files: Sequence[FileRange]
 
     def scans(self, stream: str | None) -> list[Scan]:
-        """Look at all fragments and return the scans."""
+        """Read all footers and return the scans."""
         with ThreadPoolExecutor(PARALLEL, "walstore-footers") as threads:
             looks = [threads.submit(found.scans, stream) for found in self.fragments]
         return [scan for look in looks for scan in look.result()]
@@ -167,9 +165,9 @@ def _join(partitions: Sequence[FragmentPartition]) -> Fragments:
 
 
 def _shipped(files: FilePartition, start: int, limit: int) -> Fragments | None:
-    """Return the fragments that hold the first of some records in files, if there are any.
+    """Return the fragments that contain the first of the files' records, if any.
 
-    The files have them all, so a tier that does not answer only makes the read slower.
+    The files have all records, so a tier that does not answer only makes the read slower.
     """
     if files.tier_url is None:
         return None

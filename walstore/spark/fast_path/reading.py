@@ -1,4 +1,4 @@
-"""``walstore.spark.read``: the rows of ``format("walstore")``, by the JVM's own reader where it can."""
+"""``walstore.spark.read``: the rows of ``format("walstore")``, by the JVM's own reader where possible."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ def read(
     fast_path: FastPath = "auto",
     **more: object,
 ) -> DataFrame:
-    """Return the records of logs, with the columns of ``format("walstore")`` and by its options.
+    """Return the records of logs, with the columns and options of ``format("walstore")``.
 
-    Fragments in a store that Spark can open itself are read by its own Parquet reader, which skips columns
-    that a query does not need: in a directory if Spark runs on this machine alone, in S3 if the JVM has
-    Hadoop's S3A connector. Records of a local log that are in no fragment yet are read from its files.
+    Spark's own Parquet reader reads fragments in a store that it can open itself, and skips columns that a
+    query does not need: in a directory if Spark runs on this machine alone, in S3 if the JVM has Hadoop's
+    S3A connector. Records of a local log that are in no fragment yet are read from its files.
 
-    What is read is fixed now: later executions of the frame see the same records. A fragment that garbage
+    This call fixes what is read: later executions of the frame see the same records. A fragment that garbage
     collection deletes before it is read fails the query with Spark's ``FILE_NOT_EXIST``, unless
-    ``failOnDataLoss`` is false; a cursor holds it off.
+    ``failOnDataLoss`` is false; a cursor prevents the deletion.
 
     Args:
         spark: The session.
         location: As for ``load``: the URL of a store or a log's directory.
         options: Options of :class:`walstore.spark.source.WalstoreSource`; in any case.
-        fast_path: ``auto`` goes by ``format("walstore")`` where the JVM cannot read, and logs why;
-            ``always`` raises FastPathError instead, and takes for granted that all machines of a cluster
+        fast_path: ``auto`` uses ``format("walstore")`` if the JVM cannot read, and logs why;
+            ``always`` raises FastPathError instead, and assumes that all machines of a cluster
             see a ``file:`` store; ``never`` is ``format("walstore")`` itself.
         more: More options.
 
-    Raises InvalidSettingsError for options that are not understood, LogNotFoundError, OffsetTrimmedError and
-    OffsetNotWrittenError for what is not there, CorruptionError for a fragment that is missing or not the
-    one that the manifest names, and the store's errors. With ``never`` they come from Spark, later.
+    Raises InvalidSettingsError for invalid options, LogNotFoundError, OffsetTrimmedError and
+    OffsetNotWrittenError for what does not exist, CorruptionError for a fragment that is missing or not the
+    one that the manifest names, and the store's errors. With ``never`` Spark raises them, later.
     """
     require_packages()
     if fast_path not in get_args(FastPath):
@@ -83,7 +83,7 @@ def _read(
 
     options = parse_options({**given, "path": path})
     jvm.require_jvm(spark)
-    if options.location.is_store:  # before the log is looked at
+    if options.location.is_store:  # before the log is opened
         store = hadoop_store(options.location.text, os.environ)
         jvm.require_access(spark, store, is_shared=is_shared)
     planned = plan(options)
@@ -116,7 +116,7 @@ def _scan(spark: SparkSession, scan: Scan, options: ReadOptions) -> DataFrame:
 
 
 def _files(spark: SparkSession, found: FileRange, options: ReadOptions) -> DataFrame:
-    """Return records that are in no fragment yet. By then they may be: the source looks there too."""
+    """Return records that are in no fragment yet; the source also reads those shipped meanwhile."""
     from walstore.spark.fast_path.columns import rename
 
     reader = spark.read.format("walstore").options(
@@ -132,7 +132,7 @@ def _files(spark: SparkSession, found: FileRange, options: ReadOptions) -> DataF
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:
-    """Put frames together, in a tree that stays flat however many there are."""
+    """Return the union of frames, as a balanced tree."""
     while len(frames) > 1:
         frames = [
             reduce(lambda one, other: one.union(other), frames[at : at + 2])
@@ -142,7 +142,7 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def _texts(options: Mapping[str, object]) -> dict[str, str]:
-    """Return options as Spark's readers do: true and false in its words, None left out."""
+    """Return options as text, as Spark's readers convert them: ``true``, ``false``, None left out."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()

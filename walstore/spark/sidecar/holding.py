@@ -1,8 +1,8 @@
 """The cursors of a sidecar: one in each log, from before it starts until after the last batch.
 
-A cursor is made before the first batch is planned, so that nothing is collected between the two, and moves
-only to where batches are in the table for good. One that stands further on was moved by somebody else:
-records that did not land may be gone, so nothing goes on then until somebody has looked.
+A cursor is created before the first batch is planned, so that nothing is collected in between, and moves only
+to the end of committed batches. A cursor beyond that was moved by another program: records that did not land
+may have been removed, so the sidecar refuses to start until a user has resolved it.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _ATTEMPTS: Final = 10
 
 
 class HeldLogs:
-    """The logs of a sidecar, held by cursors. Blocking; one thread at a time. Close it."""
+    """The logs of a sidecar, retained by cursors. Blocking; one thread at a time. Close it."""
 
     def __init__(self, cursor_name: str, *, open_store: StoreOpener = open_store) -> None:
-        """Hold no log yet; the cursors will have that name. ``open_store`` is for tests of faults."""
+        """Hold no log yet; the cursors will have that name. Tests of faults pass ``open_store``."""
         self._open_store = open_store
         self._name = cursor_name
         self._runner = SyncRunner()
         self._logs: dict[LogName, PolledLog] = {}
         self._cursors: dict[LogName, StreamCursor] = {}
         self._positions: dict[LogName, int] = {}
-        # Logs without an object yet, partitions to which nobody has written: nothing to hold, nor where.
+        # Partitions without records: they have no manifest yet, so there is nothing to retain.
         self._unmade: set[LogName] = set()
 
     @property
     def positions(self) -> Offsets:
-        """Where the cursors stand, as far as this object moved or made them."""
+        """Positions of the cursors that this object created or moved."""
         return dict(self._positions)
 
     @property
     def names(self) -> frozenset[LogName]:
-        """The logs that are held."""
+        """The open logs."""
         return frozenset(self._logs)
 
     def open(self, logs: Iterable[NamedLog]) -> None:
@@ -62,17 +62,17 @@ class HeldLogs:
             self._cursors[name] = polled_log.cursor(self._name)
 
     def begins(self) -> dict[LogName, int]:
-        """Return where each log begins if nothing has landed; makes no cursor."""
+        """Return where each log begins if nothing has landed; creates no cursor."""
         found = {name: self._runner.run(self._cursors[name].load()) for name in self._logs}
         return {name: self._head(name) if at is None else at for name, at in found.items()}
 
     def begin(self, landed: Offsets | None) -> dict[LogName, int]:
-        """Make the cursors that are missing; return where each log begins.
+        """Create the missing cursors; return where each log begins.
 
-        ``landed`` is how far an earlier run came in each log; None if no batch ever landed. A log begins
-        there, or else where its cursor stands, or else at its head. Raises InvalidSettingsError if a
-        cursor stands further on than what has landed, or a log ends before that; OffsetTrimmedError
-        if records were removed before they landed.
+        ``landed`` is the position of an earlier run in each log; None if no batch ever landed. A log begins
+        there, or else at its cursor, or else at its head. Raises InvalidSettingsError if a cursor is beyond
+        what has landed, or a log ends before that; OffsetTrimmedError if records were removed before they
+        landed.
         """
         for name in self._logs:
             at = None if landed is None else landed.get(name)
@@ -82,10 +82,10 @@ class HeldLogs:
         return dict(self._positions)
 
     def advance(self, landed: Offsets) -> None:
-        """Move the cursors to where the logs have landed; those further on stay.
+        """Move the cursors to what has landed; cursors beyond that stay.
 
-        Every cursor is tried, also if one fails; then the error of one of them is raised, and those that
-        did not move are moved by the next call.
+        Every cursor is tried, also if one fails. Then one of the errors is raised, and the next call moves
+        the cursors that did not move.
         """
         due = {
             name: position
@@ -101,7 +101,7 @@ class HeldLogs:
             raise failures[0]
 
     def close(self) -> None:
-        """Release connections; the cursors stay where they are."""
+        """Release connections; the cursors stay."""
         try:
             for cursor in self._cursors.values():
                 self._runner.run(cursor.aclose())
@@ -120,7 +120,7 @@ class HeldLogs:
         if found is not None and found > landed:
             raise InvalidSettingsError(
                 f"cursor {self._name!r} of {show(name)} stands at {found}, and only what comes before "
-                f"{landed} has landed: what lies between may have been removed; if it is still there, "
+                f"{landed} has landed: records in between may have been removed; if they still exist, "
                 f"set the cursor back: walstore cursors … --set {self._name} {landed} --confirm"
             )
         log = self._logs[name]
@@ -155,7 +155,7 @@ class HeldLogs:
         raise error
 
     def _create_at_head(self, name: LogName) -> int:
-        """Make a cursor at the head, which a collection may move meanwhile."""
+        """Create a cursor at the head, which a collection may move meanwhile."""
         head = self._head(name)
         for attempt in range(_ATTEMPTS):
             try:

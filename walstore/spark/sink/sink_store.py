@@ -1,4 +1,4 @@
-"""Doing something at the place of a sink, from code without an event loop."""
+"""Calls on the store of a sink, from code without an event loop. Blocking."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class SinkStore:
-    """The store that holds the logs, and what work on them needs."""
+    """The store that contains the logs, with what calls on it need."""
 
     store: ObjectStore
     settings: SinkSettings
@@ -30,7 +30,7 @@ class SinkStore:
 
     @property
     def committer(self) -> Committer:
-        """What puts staged rows into the logs."""
+        """The committer that publishes staged rows to the logs."""
         return Committer(
             self.store,
             settings=self.settings,
@@ -60,7 +60,7 @@ def run_in_store(options: SinkOptions, act: Callable[[SinkStore], Awaitable[_T]]
 
 
 def prepare(options: SinkOptions) -> int:
-    """Return how many logs there are, after making the partitioned log if need be; blocks."""
+    """Create the partitioned log if it does not exist; return its number of logs. Blocks."""
 
     async def act(target: SinkStore) -> int:
         return await open_partitions(

@@ -1,4 +1,9 @@
-"""What a task of the sink does: from Arrow batches to staged fragments, in bounded memory."""
+"""What a task of the sink does: from Arrow batches to staged fragments, in bounded memory.
+
+The partition of a key is ``crc32(key) % partitions``, in Spark ``pmod(crc32(key), partitions)``. A task's
+rows without a key go to one partition. The message to the driver names the staged fragments; it is small,
+however many rows there were, and picklable.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +29,14 @@ class StagedMessage(WriterCommitMessage):
 
     write: WriteId
     task: int
-    """Number of the task among those of the job; its rows come in this order."""
+    """Number of the task in the job; rows are published in this order."""
     staged: Staged
 
 
 def merge(messages: Iterable[WriterCommitMessage | None]) -> tuple[WriteId | None, Staged]:
-    """Return whose rows all messages speak of, and what was staged, in the order of the tasks.
+    """Return the write of all messages, and what was staged, in the order of the tasks.
 
-    WalError if a task is missing, or they are not of one write.
+    WalError if they are not of one write.
     """
     found = [one for one in messages if isinstance(one, StagedMessage)]
     if not found:
@@ -47,7 +52,7 @@ def merge(messages: Iterable[WriterCommitMessage | None]) -> tuple[WriteId | Non
 
 
 def key_partitions(keys: pa.ChunkedArray, partitions: int, task: int) -> pa.Array:
-    """Return the partition of each key; the task's own one for null."""
+    """Return the partition of each key; for null, that of the task."""
     own, crc32 = task % partitions, zlib.crc32
     return pa.array(
         [own if key is None else crc32(key) % partitions for key in keys.to_pylist()], pa.int64()
@@ -55,7 +60,7 @@ def key_partitions(keys: pa.ChunkedArray, partitions: int, task: int) -> pa.Arra
 
 
 def split(records: pa.Table, numbers: pa.Array) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the records of each partition, in their order; copied together once."""
+    """Yield the records of each partition, in order; copies the records once."""
     order = pc.sort_indices(numbers)  # stable
     counts = pc.value_counts(numbers.take(order))
     sorted_records = records.take(order)
@@ -67,7 +72,7 @@ def split(records: pa.Table, numbers: pa.Array) -> Iterator[tuple[int, pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Where rows of certain columns go. Picklable; it travels to the tasks."""
+    """Writes rows with given columns. Picklable; sent to the tasks."""
 
     options: SinkOptions
     names: tuple[str, ...]
@@ -76,7 +81,7 @@ class Sink:
 
     @property
     def by(self) -> str:
-        """What decides on a row's log: ``key``, ``column`` or ``task``."""
+        """What selects a row's partition: ``key``, ``column`` or ``task``."""
         if self.options.partition_by is not None:
             return self.options.partition_by
         for column, by in (("partition", "column"), ("key", "key")):
@@ -85,7 +90,7 @@ class Sink:
         return "task"
 
     def stage(self, batches: Iterator[pa.RecordBatch], write: WriteId, task: int) -> StagedMessage:
-        """Put the rows of one attempt of a task; blocks until the store has them."""
+        """Stage the rows of one attempt of a task; blocks until the store has them."""
         attempt = f"{task}-{secrets.token_hex(4)}"
 
         async def act(target: SinkStore) -> Staged:

@@ -1,7 +1,8 @@
-"""The stream writer: the rows of each micro-batch once, across restarts.
+"""The sink's writers. Batch: all rows of a job or none. Stream: each micro-batch once, across restarts.
 
-Spark gives each stream an identity that lies in its checkpoint, and each micro-batch a number. Tasks find
-both in their properties and pass them on in their messages, since the process that commits is not told.
+A batch with a ``queryId`` takes effect once, however often it is run. Spark gives each stream an id, which is
+in its checkpoint, and each micro-batch a number. Tasks find both in their properties and pass them on in
+their messages, since the process that commits does not get them.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ from walstore.spark.sink.task import Sink, merge
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes one job. Picklable: Spark plans with one copy of it, writes with others, commits with one
-    more."""
+    """Writes one job. Picklable: Spark plans with one copy, writes with others, and commits with another."""
 
     def __init__(self, sink: Sink, write: WriteId) -> None:
         """Stage and commit as ``write``."""
@@ -37,7 +37,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     @classmethod
     def open(cls, options: SinkOptions, names: tuple[str, ...]) -> BatchWriter:
-        """Return a writer of a new job, after a look at the place; blocks."""
+        """Return a writer of a new job, after opening the partitioned log; blocks."""
         job = new_job()
         query, epoch = options.query, options.epoch
         write = WriteId.once(job) if query is None else WriteId(query, epoch, job)
@@ -51,9 +51,9 @@ class BatchWriter(DataSourceArrowWriter):
         )
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Put what all tasks staged into the logs; see :meth:`uploader.partitioned.Committer.commit`."""
+        """Publish what all tasks staged to the logs; see :meth:`uploader.partitioned.Committer.commit`."""
         if None in messages:
-            raise WalError("a task did not say what it staged; nothing was written")
+            raise WalError("a task did not report what it staged; nothing was written")
         _, staged = merge(messages)
 
         async def act(target: SinkStore) -> bool:
@@ -62,7 +62,7 @@ class BatchWriter(DataSourceArrowWriter):
         run_in_store(self._sink.options, act)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove what was staged, unless it is committed: then a later run finishes it."""
+        """Delete what was staged, unless it is committed: then a later run finishes it."""
 
         async def act(target: SinkStore) -> bool:
             return await target.committer.abort(self._write)
@@ -71,20 +71,20 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 def new_job() -> str:
-    """Return the name of a job that begins now."""
+    """Return the name of a new job."""
     return job_name(SystemClock().now_us(), secrets.token_hex(8))
 
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
-"""Properties in which Spark tells the tasks of a stream which stream it is, and which micro-batch."""
+"""Properties in which Spark passes the tasks of a stream the ids of the stream and of the micro-batch."""
 
 
 class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
-    """Writes micro-batches. Spark plans each with a new one, and commits with another."""
+    """Writes one micro-batch. Spark plans each with a new writer, and commits with another."""
 
     def __init__(self, sink: Sink, job: str) -> None:
-        """Stage as ``job``, which is a run of one micro-batch."""
+        """Stage as ``job``, one attempt of a micro-batch."""
         self.sink = sink
         self._job = job
 
@@ -106,17 +106,17 @@ class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
         """Stage rows of a task of a stream's micro-batch."""
         if not stream or epoch is None:
             raise WalError(
-                f"this Spark does not tell its tasks which stream they belong to ({QUERY_ID}, {BATCH_ID}); "
+                f"this Spark does not pass its tasks the id of their stream ({QUERY_ID}, {BATCH_ID}); "
                 "write with foreachBatch, the batch writer, a queryId, and the micro-batch's number as epoch"
             )
         query = self.sink.options.query or stream
         return self.sink.stage(batches, WriteId(query, int(epoch), self._job, stream), task)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Put what all tasks staged into the logs, unless the micro-batch is in them already."""
+        """Publish what all tasks staged to the logs, unless they already contain the micro-batch."""
         write, staged = merge(messages)
         if write is None or None in messages:
-            raise WalError("a task did not say what it staged; nothing was written")
+            raise WalError("a task did not report what it staged; nothing was written")
         if write.epoch != batchId:
             raise WalError(f"the tasks staged micro-batch {write.epoch}, not {batchId}")
         found = write
@@ -127,9 +127,9 @@ class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
         run_in_store(self.sink.options, act)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Remove what was staged, unless it is committed: then the next run finishes it.
+        """Delete what was staged, unless it is committed: then the next run finishes it.
 
-        If no task came to its end nobody knows here what was staged; the next micro-batch removes it.
+        If no task finished, this process does not know what was staged; the next micro-batch deletes it.
         """
         del batchId
         write, _ = merge(messages)
@@ -144,5 +144,5 @@ class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
 
 
 def make_stream_writer(options: SinkOptions, names: tuple[str, ...]) -> StreamWriter:
-    """Return a writer for one micro-batch, after a look at the place; blocks."""
+    """Return a writer for one micro-batch, after opening the partitioned log; blocks."""
     return StreamWriter(Sink(options, names, prepare(options)), new_job())

@@ -1,6 +1,6 @@
-"""A log that is followed: opened once, asked now and then how far it reaches, planned over at any time.
+"""A log of a stream: opened once, polled for its limit, planned over at any time.
 
-All of them share one event loop, so that many logs are asked at once.
+All logs of a stream share one event loop, so that many are polled concurrently.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ class PolledLog(Protocol):
 
     @property
     def head(self) -> int:
-        """First offset that can surely be read; cheap. What lies before it may be in a tier."""
+        """First offset that can certainly be read; cheap. Earlier records may be in a tier."""
 
     @property
     def limit(self) -> int:
-        """Offset after the last one that can be read, as far as is known; cheap."""
+        """Last known offset after the last one that can be read; cheap."""
 
     async def refresh(self) -> None:
-        """Find out how far the log reaches now. The first time it is opened.
+        """Update what is known of the log; the first call opens it.
 
         Raises LogNotFoundError, CorruptionError, StorageUnavailableError.
         """
 
     def plan(self) -> PlannedLog:
-        """Return the log to be planned over; close that. Blocking, so not within the loop."""
+        """Return a snapshot for planning, which the caller closes. Blocking: not on the event loop."""
 
     def cursor(self, name: str) -> StreamCursor:
-        """Return the log's cursor of that name; the log was asked before."""
+        """Return the log's cursor of that name; call :meth:`refresh` first."""
 
     async def aclose(self) -> None:
         """Release connections and threads."""
 
 
 class PolledStore:
-    """A log in an object store. Asking it costs one request if there is nothing new."""
+    """A log in an object store. A refresh costs one request if nothing is new."""
 
     def __init__(self, log: NamedLog, runner: SyncRunner, open_store: StoreOpener) -> None:
-        """Follow ``log`` on ``loop``."""
+        """Poll ``log`` on ``runner``."""
         self.name = (log.topic, log.partition)
         self._named = log
         self._runner = runner
@@ -79,11 +79,11 @@ class PolledStore:
 
     @property
     def limit(self) -> int:
-        """Offset after the last one that the manifest named when it was read last."""
+        """Offset after the last one in the manifest that was read last."""
         return 1 if self._log is None else self._log.tail
 
     async def refresh(self) -> None:
-        """Read the manifest; a partition to which nobody has written yet has none."""
+        """Read the manifest; a partition without records may have none yet."""
         if self._log is not None:
             await self._log.refresh()
             return
@@ -95,7 +95,7 @@ class PolledStore:
                 raise
 
     def plan(self) -> PlannedLog:
-        """Return the log as its manifest was when it was asked last."""
+        """Return the log as of the manifest that was read last."""
         if self._log is None:
             return EmptyLog()
         return StoreLog(
@@ -118,13 +118,13 @@ class PolledStore:
 
 
 class PolledDirectory:
-    """A log in a directory of this machine, beside its writer. How far it reaches is known at any time.
+    """A log in a directory of this machine, next to its writer. Its limit is known at any time.
 
-    The log belongs to ``loop``, and is looked at there only: Spark may call from another thread each time.
+    The log belongs to ``runner`` and is used only there: Spark may call from another thread each time.
     """
 
     def __init__(self, log: NamedLog, runner: SyncRunner, *, use_tier: bool) -> None:
-        """Follow ``log`` on ``loop``."""
+        """Poll ``log`` on ``runner``."""
         self.name = (log.topic, log.partition)
         self._named = log
         self._runner = runner
@@ -133,7 +133,7 @@ class PolledDirectory:
 
     @property
     def head(self) -> int:
-        """First offset in the directory; what lies before it may be in its tier."""
+        """First offset in the directory; earlier records may be in its tier."""
         return 1 if self._log is None else self._runner.run(_head(self._log))
 
     @property
@@ -142,7 +142,7 @@ class PolledDirectory:
         return 1 if self._log is None else self._runner.run(_limit(self._log))
 
     async def refresh(self) -> None:
-        """Make sure that the directory still holds that log."""
+        """Refresh the log, and check that the directory still contains it."""
         if self._log is None:
             self._log = await Wal.open_readonly(self._named.location.text)
         else:
@@ -150,7 +150,7 @@ class PolledDirectory:
             await asyncio.to_thread(self._check_location, self._log)
 
     def _check_location(self, log: ReadonlyWal) -> None:
-        """Make sure that the path still leads to the log, which tasks read by its path."""
+        """Check that the path still leads to this log, since tasks read it by its path."""
         path = Path(self._named.location.text)
         found = peek_log_id(PosixFileSystem(), path)
         if found is None:
@@ -164,11 +164,11 @@ class PolledDirectory:
             )
 
     def plan(self) -> PlannedLog:
-        """Return a new look at the directory."""
+        """Return a new snapshot of the directory."""
         return DirectoryLog(_location(self._named), partition=self.name[1], use_tier=self._use_tier)
 
     def cursor(self, name: str) -> StreamCursor:
-        """Return a cursor in the tier, where there is one, or else in the directory."""
+        """Return a cursor in the tier, if there is one, or else in the directory."""
         assert self._log is not None
         planned = self.plan()
         assert isinstance(planned, DirectoryLog)
@@ -176,7 +176,7 @@ class PolledDirectory:
         return DirectoryCursor(self._log, planned.tier_url, name)
 
     async def aclose(self) -> None:
-        """Release the thread and the descriptors."""
+        """Release the thread and the file descriptors."""
         if self._log is not None:
             await self._log.aclose()
 
@@ -184,7 +184,7 @@ class PolledDirectory:
 def make_polled_log(
     log: NamedLog, runner: SyncRunner, *, use_tier: bool, open_store: StoreOpener
 ) -> PolledLog:
-    """Return a log to be followed; nothing is opened yet."""
+    """Return a log to poll; nothing is opened yet."""
     if log.location.is_store:
         return PolledStore(log, runner, open_store)
     return PolledDirectory(log, runner, use_tier=use_tier)

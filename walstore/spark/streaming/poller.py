@@ -1,7 +1,7 @@
-"""All logs that a stream follows: which they are, and how far each reaches. Blocking.
+"""Polls the logs of a stream: which logs exist, and the limit of each. Blocking.
 
-Spark asks some fifty times a second. The answer is what is known; the logs themselves are asked by their
-:class:`~walstore.spark.streaming.poller.PollPace`, those that are due all at once.
+Spark asks for the offsets some fifty times a second and gets what is known. The logs themselves are polled at
+the pace of :class:`PollPace`, all that are due concurrently.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ _SLOWER: Final = 1.5
 
 
 class PollPace:
-    """When to ask one log again. Times are monotonic seconds."""
+    """When to poll one log again. Times are monotonic seconds. Pure.
+
+    Soon while records arrive, and less and less often while none do, so that an idle stream polls its store
+    about once a second, however often Spark asks the stream.
+    """
 
     def __init__(self, *, shortest_seconds: float, longest_seconds: float) -> None:
-        """Wait ``shortest_seconds`` after something came, up to ``longest_seconds`` after much nothing."""
+        """Wait ``shortest_seconds`` after new records, and up to ``longest_seconds`` while idle."""
         self._shortest_seconds = shortest_seconds
         self._longest_seconds = max(shortest_seconds, longest_seconds)
         self._pause_seconds = shortest_seconds
@@ -34,11 +38,11 @@ class PollPace:
         self._failing_since: float | None = None
 
     def is_due(self, now: float) -> bool:
-        """Return whether it is time to ask."""
+        """Return whether to poll now."""
         return now >= self._due_at
 
     def answered(self, now: float, *, is_new: bool) -> None:
-        """Take note of an answer, and whether it told of new records."""
+        """Record an answer, and whether there were new records."""
         self._failing_since = None
         if is_new:
             self._pause_seconds = self._shortest_seconds
@@ -47,7 +51,7 @@ class PollPace:
         self._due_at = now + self._pause_seconds
 
     def failed(self, now: float) -> float:
-        """Take note that there was no answer; return for how many seconds there has been none."""
+        """Record a failure; return for how many seconds there has been no answer."""
         if self._failing_since is None:
             self._failing_since = now
         self._slow_down()
@@ -61,14 +65,14 @@ class PollPace:
 logger = logging.getLogger("walstore.spark")
 
 IDLE_SECONDS: Final = 1.0
-"""A log on which nothing happens is asked so often, times the number of logs,"""
+"""Poll interval of an idle log, multiplied by the number of logs."""
 MOST_IDLE_SECONDS: Final = 10.0
-"""but at least so often."""
+"""Upper bound of that interval."""
 PATIENCE_SECONDS: Final = 300.0
-"""For how long a log may be out of reach before the query fails."""
+"""How long a log may be unreachable before the query fails."""
 
 Finder = Callable[[], list[NamedLog]]
-"""Returns the logs there are to follow; blocking."""
+"""Returns the logs to follow; blocking."""
 
 
 class Poller:
@@ -83,10 +87,10 @@ class Poller:
         poll_seconds: float,
         discovery_seconds: float | None,
     ) -> None:
-        """Find the logs and open them; their errors are passed on.
+        """Find the logs and open them; raises their errors.
 
-        ``poll_seconds`` is the pause between two questions to a log on which something happens. New logs
-        are looked for every ``discovery_seconds``; never, if that is None.
+        ``poll_seconds`` is the poll interval of an active log. New logs are discovered every
+        ``discovery_seconds``; never if that is None.
         """
         self._find = find
         self._make_log = make_log
@@ -110,18 +114,18 @@ class Poller:
 
     @property
     def runner(self) -> SyncRunner:
-        """Where they are open."""
+        """The event loop on which they are open."""
         return self._runner
 
     def limits(self) -> dict[LogName, int]:
-        """Return how far each log reaches, as far as is known; asks nobody."""
+        """Return the last known limit of each log; makes no request to a store."""
         return {name: log.limit for name, log in self._logs.items()}
 
     def poll(self) -> None:
-        """Ask the logs that are due, and look for new ones if that is due.
+        """Refresh the logs that are due, and discover new ones if that is due.
 
-        A log that does not answer counts as unchanged for :data:`PATIENCE_SECONDS`. Errors that will not
-        pass are raised at once: LogNotFoundError, CorruptionError.
+        A log that does not answer counts as unchanged for :data:`PATIENCE_SECONDS`. Permanent errors are
+        raised at once: LogNotFoundError, CorruptionError.
         """
         now = self._clock.monotonic()
         due = [name for name, pace in self._paces.items() if pace.is_due(now)]
@@ -133,7 +137,7 @@ class Poller:
         self._discover(now)
 
     def refresh_all(self, names: Iterable[LogName] | None = None) -> None:
-        """Ask all logs, or those named, whether they are due or not; raises the first error."""
+        """Refresh all logs, or those named, whether due or not; raises the first error."""
         for _, error in self._refresh(self._logs if names is None else names):
             raise error
 
@@ -171,7 +175,7 @@ class Poller:
             found = self._find()
             self._add([log for log in found if (log.topic, log.partition) not in self._logs])
         except LogNotFoundError:
-            return  # all that matched are gone; who is asked for one of them will say so
+            return  # all logs of the pattern are gone; reading one of them raises the error
         except WalError as error:
             if not error.retriable:
                 raise

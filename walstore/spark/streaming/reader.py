@@ -1,7 +1,7 @@
-"""StreamReader: what Spark asks of a stream, micro-batch after micro-batch.
+"""StreamReader: Spark's interface to a stream, micro-batch by micro-batch.
 
-One copy, in a process of its own, tells offsets and plans; others, on the executors, read. What they need is
-in the partitions. Spark does not always say that a query ended, so nothing here relies on being told.
+One copy, in a process of its own, returns offsets and plans; others, on the executors, read. What they need
+is in the partitions. Spark does not always call ``stop``, so nothing here relies on it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ JsonOffsets = dict[str, dict[str, int]]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows logs. Opens them when it is first asked, so that a copy that only reads opens none."""
+    """Follows logs. Opens them on first use, so that a copy that only reads opens none."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         clock: Clock | None = None,
         open_store: StoreOpener = open_store,
     ) -> None:
-        """Follow what ``options`` say, as the columns ``names``.
+        """Follow the logs of ``options``, as the columns ``names``.
 
-        Tests give a clock, and stores for the logs' URLs.
+        Tests pass a clock, and stores for the logs' URLs.
         """
         check_limits(options)
         self._options = options
@@ -62,9 +62,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- offsets -----------------------------------------------------------------------------
 
     def initialOffset(self) -> JsonOffsets:  # noqa: N802 - Spark's name
-        """Return where a query starts that has no checkpoint; always the same.
+        """Return where a query without a checkpoint starts; every call returns the same.
 
-        With ``cursorName`` also after a restart, until the cursor was moved.
+        With ``cursorName`` also after a restart, until the cursor is moved.
         """
         if self._initial is None:
             logs = self._open().logs
@@ -74,9 +74,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802
         self, start: JsonOffsets | None = None, limit: ReadLimit | None = None
     ) -> JsonOffsets:
-        """Return where the micro-batch ends that begins at ``start``.
+        """Return where the micro-batch from ``start`` ends.
 
-        Spark 4.0 and 4.1 do not say where that is, and get the tail.
+        Spark 4.0 and 4.1 do not pass a start and get the tail.
         """
         poller = self._open()
         if start is None:
@@ -92,17 +92,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._batches.end(begin, tails, budget_of(limit, self._options)))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return what the options say that a micro-batch may take."""
+        """Return the limit of a micro-batch that the options set."""
         return default_limit(self._options)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Freeze the end: what is there now is what the query will read."""
+        """Freeze the end: the query will read up to the current tails."""
         poller = self._open()
         poller.refresh_all()
         self._target = poller.limits()
 
     def reportLatestOffset(self) -> JsonOffsets:  # noqa: N802
-        """Return how far the logs reach, for Spark to show how far the query is behind."""
+        """Return the logs' tails, so that Spark can report the query's lag."""
         poller = self._open()
         poller.poll()
         return to_json(poller.limits())
@@ -110,7 +110,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- planning and reading ----------------------------------------------------------------
 
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
-        """Return what tasks read of ``[start, end)``; reads indexes and manifests, no records."""
+        """Return the partitions of ``[start, end)``; reads indexes and manifests, no records."""
         poller = self._open()
         self._is_resumed = True
         limit = from_json(end)
@@ -128,7 +128,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- behind the query --------------------------------------------------------------------
 
     def commit(self, end: JsonOffsets) -> None:
-        """Move the cursor behind what is done. Spark tells that one batch late, and never of the last."""
+        """Move the cursors to ``end``. Spark calls this one batch late, and never for the last batch."""
         poller = self._open()
         if self._cursors is not None:
             self._cursors.advance(poller.logs, from_json(end))
@@ -169,12 +169,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._poller
 
     def _resolve_first(self) -> None:
-        """Resolve where the query starts before it is told how far the first batch goes.
+        """Resolve where the query starts before the end of its first batch is returned.
 
-        Spark 4.0 and 4.1 write down the first batch's end and ask only then for its start. Resolved that
-        late, ``latest`` could lie behind that end, and the batch could never be read. If the query has a
-        checkpoint they say so by planning an empty batch, but not always before this. Then the options may
-        speak of offsets and logs that are long gone, which is of no account.
+        Spark 4.0 and 4.1 record the first batch's end and only then ask for its start. Resolved that late,
+        ``latest`` could be beyond that end, and the batch could never be read. If the query has a checkpoint,
+        they plan an empty batch, but not always before this call. The options may then name offsets and logs
+        that no longer exist, which does not matter.
         """
         if self._initial is not None or self._is_resumed:
             return
@@ -185,7 +185,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise
 
     def _refresh_behind(self, poller: Poller, offsets: Offsets) -> None:
-        """See to it that all offsets are known that Spark knows: they may come from a checkpoint."""
+        """Refresh logs whose offsets in Spark's checkpoint are beyond the limit known here."""
         logs = poller.logs
         behind = [name for name in offsets if name in logs and logs[name].limit < offsets[name]]
         if behind:
@@ -195,7 +195,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise CorruptionError(
                     f"the query has read {show(name)} up to offset {offsets[name]} and the log ends at "
                     f"{logs[name].limit}: it is another log than the checkpoint is of, or it lost records; "
-                    "begin anew with another checkpointLocation",
+                    "start again with another checkpointLocation",
                     path=show(name),
                     expected=offsets[name],
                     found=logs[name].limit,

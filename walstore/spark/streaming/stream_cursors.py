@@ -1,4 +1,8 @@
-"""StreamCursors: the cursors that a stream leaves in its logs, one in each, all of one name. Blocking."""
+"""StreamCursors: the cursors of a stream, one in each log with the same name, and where it starts. Blocking.
+
+Spark asks twice for the start, asks again if it dies before the first micro-batch is done, and remembers no
+answer. A start that may resolve differently the next time is therefore resolved once and held by a cursor.
+"""
 
 from __future__ import annotations
 
@@ -21,31 +25,31 @@ class StreamCursors:
     """Cursors of the logs of one stream."""
 
     def __init__(self, name: str, runner: SyncRunner) -> None:
-        """Use the cursors called ``name``; ``loop`` is where the logs are open."""
+        """Use the cursors called ``name``; the logs are open on ``runner``."""
         self._name = name
         self._runner = runner
         self._cursors: dict[LogName, StreamCursor] = {}
         self._known: dict[LogName, int] = {}
 
     def positions(self, logs: Mapping[LogName, PolledLog]) -> dict[LogName, int]:
-        """Return where the cursors stand that there are."""
+        """Return the positions of the cursors that exist."""
         found = {
             name: self._runner.run(self._cursor(name, log).load()) for name, log in logs.items()
         }
         return {name: position for name, position in found.items() if position is not None}
 
     def begin(self, name: LogName, log: PolledLog, position: int) -> int:
-        """Make a log's cursor at ``position`` unless there is one; return where it stands."""
+        """Create a log's cursor at ``position`` if it does not exist; return its position."""
         return self._runner.run(self._cursor(name, log).create(position))
 
     def advance(self, logs: Mapping[LogName, PolledLog], offsets: Offsets) -> None:
-        """Move the cursors forward. What fails is logged and left for the next time."""
+        """Move the cursors forward. A failure is logged; the next call tries again."""
         for name, position in offsets.items():
             if name not in logs or position <= self._known.get(name, 0):
                 continue
             try:
                 self._runner.run(self._cursor(name, logs[name]).advance(position))
-            except Exception as error:  # noqa: BLE001 - the query goes on without its cursor
+            except Exception as error:  # noqa: BLE001 - the query continues without its cursor
                 logger.warning(
                     "cursor %s of %s was not moved to %d: %s",
                     self._name, show(name), position, error,
@@ -68,10 +72,10 @@ class StreamCursors:
 def initial_offsets(
     logs: Mapping[LogName, PolledLog], options: StreamOptions, cursors: StreamCursors | None
 ) -> dict[LogName, int]:
-    """Return where each log starts: at its cursor, which is made if there is none.
+    """Return where each log starts without a checkpoint: at its cursor, or else at the options' bound.
 
-    Raises OffsetTrimmedError or OffsetNotWrittenError for offsets that are not there, InvalidSettingsError
-    for bounds that do not fit the logs, and what cursors raise.
+    Creates the cursors that do not exist. Raises OffsetTrimmedError or OffsetNotWrittenError for offsets that
+    are not available, InvalidSettingsError for bounds that do not fit the logs, and the cursors' errors.
     """
     held = {} if cursors is None else cursors.positions(logs)
     if held.keys() != logs.keys():
