@@ -1,13 +1,13 @@
-"""How long an append takes to be safe in object storage: wal3's own workload, every way we have.
+"""Latency of an append to object storage: wal3's own workload, with every way to append.
 
     python -m bench.cloud_append                    # a minute each
     python -m bench.cloud_append --seconds 10 --rounds 2 --record-bytes 100
 
-Appends arrive at a fixed rate whether or not earlier ones have returned, each with a task of its own that
-waits for it. The store is in memory, and every request to it takes 100 ms. The ways take turns in one run.
-asyncio's timers are late by up to a millisecond. So that the numbers are those of the log, appends and the
-store's answers come half a millisecond early or late, not always late; a latency counts from when the append
-was due, or from when it came if that was earlier. How long a request really took is told ("request").
+Appends arrive at a fixed rate whether or not earlier ones have returned, each in a task of its own that waits
+for it. The store is in memory, and every request to it takes 100 ms. The ways alternate in one run. asyncio's
+timers are late by up to a millisecond. To keep that out of the results, appends and the store's answers are
+half a millisecond early or late, not always late; a latency is measured from when the append was due, or from
+when it was made if that was earlier. The column "request" is the measured duration of a request.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ TICK_SECONDS = 0.001
 
 
 class EvenClock(SystemClock):
-    """Sleeps as long as it should on average."""
+    """Sleeps for the right time on average."""
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds - TIMER_SECONDS)
 
 
 class TimedStore(StoreWrapper):
-    """Notes how long requests took."""
+    """Records how long requests took."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
@@ -124,8 +124,8 @@ async def drive(append: Append, args: argparse.Namespace) -> list[float]:
             all_done.set_result(None)
 
     await append(value)  # opens the way
-    # Plain tasks, which the log keeps alive until they have their answer: a group would do as much for
-    # each of them as the log does to answer.
+    # Plain tasks, which the log keeps alive until they are answered: a group would cost as much for each
+    # as the log itself.
     start = asyncio.get_running_loop().create_task
     count, began = 0, clock()
     while count < total:

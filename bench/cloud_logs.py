@@ -1,13 +1,13 @@
-"""What many logs in object storage take in one process: threads, and memory for each.
+"""The cost of many logs in object storage in one process: threads, and memory for each.
 
 Run from the root of the repository; some seconds each::
 
     python -m bench.cloud_logs
     python -m bench.cloud_logs --logs 100 --directory /mnt/disk
 
-Each line is measured in a process of its own. All logs are open at once and ship a record, all at the same
-time; then another one, after which it is measured. The store is a directory. Memory is the process's resident
-set, with what the logs leave behind in its allocator.
+Each line is measured in a process of its own. All logs are open and ship one record at the same time, and
+then another, after which the process is measured. The store is a directory. Memory is the process's resident
+set, including what the logs leave in its allocator.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def make_tier(directory: Path, name: str) -> CloudTier:
 
 
 def shipped(log: Wal) -> Append:
-    """Return what appends to a local log and waits for its tier."""
+    """Return a function that appends to a local log and waits for its tier."""
 
     async def append(value: bytes) -> int:
         return await log.append(value, durability="cloud")
@@ -74,7 +74,7 @@ async def by_themselves(directory: Path, count: int) -> AsyncIterator[Sequence[A
 
 @asynccontextmanager
 async def writers(directory: Path, count: int) -> AsyncIterator[Sequence[Append]]:
-    """Cloud writers, of a log each."""
+    """Cloud writers, one for each log."""
     async with AsyncExitStack() as stack:
         logs = []
         for number in range(count):
@@ -87,7 +87,7 @@ KINDS = {"store": of_a_store, "wal": by_themselves, "writer": writers}
 
 
 async def measure(kind: str, count: int, directory: Path) -> str:
-    """Return threads, and KiB for each log, of a process that does nothing else."""
+    """Return the threads, and the KiB for each log, of a process that does nothing else."""
     async with KINDS[kind](directory / "first", 1) as (append,):
         await append(b"1")  # what is imported late is no log's
         gc.collect()

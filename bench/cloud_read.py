@@ -1,12 +1,12 @@
-"""Reading a log in object storage: what fetching ahead, footers and the disk cache are worth.
+"""Reading a log in object storage: what read-ahead, footers and the disk cache save.
 
 Run from the root of the repository::
 
     python -m bench.cloud_read                # every request takes 30 ms
     python -m bench.cloud_read --seconds 0.1
 
-Each line is one way to read the same log, and its time as a ratio to the plainest way: one fragment after the
-other, all of them, nothing kept.
+Each line is one way to read the same log, with its time as a ratio to the simplest way: all fragments one
+after another, without a cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from uploader.testing.latency import LatencyStore, fixed
 Way = Callable[[CloudLog], Awaitable[int]]
 
 RARE = 50
-"""One fragment in so many holds the stream that is asked for."""
+"""One fragment in this many contains the requested stream."""
 
 
 def everything(prefetch: int) -> Way:
@@ -45,7 +45,7 @@ def everything(prefetch: int) -> Way:
 
 
 async def sift(log: CloudLog) -> int:
-    """Read all fragments and pick one stream."""
+    """Read all fragments and select one stream."""
     count = 0
     async for batch in log.reader(prefetch=0).batches():
         if batch.may_hold_stream("rare"):
@@ -54,7 +54,7 @@ async def sift(log: CloudLog) -> int:
 
 
 def one_stream(prefetch: int) -> Way:
-    """Ask for one stream."""
+    """Read one stream."""
 
     async def read(log: CloudLog) -> int:
         return len([record async for record in log.reader(stream="rare", prefetch=prefetch)])
@@ -79,7 +79,7 @@ class Bench:
         print(f"{'':44} {'seconds':>8} {'ratio':>6} {'requests':>9} {'MB':>8}  records")
 
     async def run(self, name: str, way: Way, **options: object) -> None:
-        """Time one way in a log that was just opened, and print what it cost."""
+        """Time one way to read a newly opened log, and print its cost."""
         metered = FaultyStore(self._store)
         store = LatencyStore(metered, fixed(self._seconds))
         async with CloudLog.open("memory://", store=store, cache_bytes=0, **options) as log:
@@ -94,7 +94,7 @@ class Bench:
 
 
 def size_of(store: FaultyStore) -> int:
-    """Return the bytes that were read so far."""
+    """Return the bytes read so far."""
     return sum(count.bytes for count in store.counts.values())
 
 

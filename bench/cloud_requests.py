@@ -4,9 +4,9 @@ Run from the root of the repository; it takes some seconds::
 
     python -m bench.cloud_requests
 
-The store is in memory and followers go by a clock that is moved by hand, so all numbers but those of
-shipping are the same in each run. Of a number "in a row", requests under way at the same time count as one. A
-delete is one request, however many objects it names.
+The store is in memory and followers use a manual clock, so all numbers except those of shipping are the same
+in each run. In a number "in a row", concurrent requests count as one. A delete is one request, however many
+objects it names.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ T = TypeVar("T")
 URL = "memory://ignored"
 LAYOUTS = ("swap", "chain")
 FRAGMENTS = 200
-"""Of the log that is opened, followed and collected; more than one listing of manifests needs to name."""
+"""Of the log that is opened, followed and collected; more than one page of a listing."""
 MEBIBYTES = 32
 """What the tier ships."""
 _VALUE = 64 << 10
 _TURNS = 20
-"""Turns of the event loop that a request takes; what is asked for at once begins within fewer."""
+"""Turns of the event loop that a request takes; concurrent requests begin within fewer."""
 _LOGS: dict[tuple[str, int], Bucket] = {}
 """Logs made so far, by layout and number of fragments."""
 
 
 class Bucket(MemoryStore):
-    """An empty bucket as one process sees it, which leaves marks there for others."""
+    """An empty bucket as seen by one process, which leaves marks there for others."""
 
     url = "memory://bench"
 
     def __init__(self) -> None:
-        """Make a bucket that this process does not know."""
+        """Make a bucket that is new to this process."""
         super().__init__()
         self.known = Proof()
 
@@ -65,7 +65,7 @@ class Bucket(MemoryStore):
 
 
 class Rows(StoreWrapper):
-    """Counts requests that follow from others' answers, and deletes."""
+    """Counts requests that depend on earlier answers, and deletes."""
 
     def __init__(self, inner: Bucket) -> None:
         super().__init__(inner)
@@ -92,7 +92,7 @@ class Rows(StoreWrapper):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What something asked of the store."""
+    """The requests of one operation."""
 
     requests: float
     in_a_row: int | None = None
@@ -105,10 +105,10 @@ class Cost:
 
 
 class Counter:
-    """A store that is counted from one moment to another."""
+    """A store whose requests are counted for a time."""
 
     def __init__(self, bucket: Bucket) -> None:
-        """Count what is asked of a bucket from now on."""
+        """Count the requests to a bucket from now on."""
         self._rows = Rows(bucket)
         self.store = MeteredStore(self._rows)
         self.begin()
@@ -118,7 +118,7 @@ class Counter:
         self._requests, self._row = self._count(), self._rows.in_a_row
 
     def cost(self) -> Cost:
-        """Return what was asked since."""
+        """Return the requests since."""
         return Cost(self._count() - self._requests, self._rows.in_a_row - self._row)
 
     def _count(self) -> int:
@@ -127,7 +127,7 @@ class Counter:
 
 
 async def a_log(layout: str, fragments: int) -> Bucket:
-    """Return a bucket with a log of so many fragments, of a record each, as another process sees it."""
+    """Return a bucket with a log of that many fragments, one record each, as seen by another process."""
     wanted = layout, fragments
     if wanted not in _LOGS:
         made = _LOGS[wanted] = Bucket()
@@ -157,7 +157,7 @@ async def creating_another(layout: str) -> Cost:
 
 
 async def opening(layout: str, fragments: int = FRAGMENTS) -> Cost:
-    """The first log that this process opens in the bucket; another one left the mark."""
+    """The first log that this process opens in the bucket; another process left the mark."""
     counter = Counter(await a_log(layout, fragments))
     async with CloudWriter.open(URL, store=counter.store, layout=layout):
         return counter.cost()
@@ -182,7 +182,7 @@ async def local_log(store: MeteredStore, layout: str, directory: str) -> AsyncIt
 
 
 async def reopening_a_tier(layout: str) -> Cost:
-    """A local log, all of which is shipped; the process knows the bucket."""
+    """A local log that is completely shipped; the process knows the bucket."""
     bucket = Bucket()
     with tempfile.TemporaryDirectory() as directory:
         async with local_log(MeteredStore(bucket), layout, directory) as log:
@@ -194,7 +194,7 @@ async def reopening_a_tier(layout: str) -> Cost:
 
 
 async def appending(layout: str) -> Cost:
-    """One record, waited for."""
+    """One record, awaited."""
     counter = Counter(Bucket())
     async with CloudWriter.open(URL, store=counter.store, layout=layout) as log:
         await log.append(b"1")
@@ -205,7 +205,7 @@ async def appending(layout: str) -> Cost:
 
 
 async def shipping(layout: str, mebibytes: int = MEBIBYTES) -> Cost:
-    """A local log that was filled before its tier was there, for each MiB."""
+    """A local log that was filled before it had a tier, for each MiB."""
     per_batch = (1 << 20) // _VALUE
     with tempfile.TemporaryDirectory() as directory:
         async with Wal.open(Path(directory) / "log") as log:
@@ -222,7 +222,7 @@ async def shipping(layout: str, mebibytes: int = MEBIBYTES) -> Cost:
 
 
 async def following(layout: str, fragments: int = FRAGMENTS) -> Cost:
-    """A reader of a log to which nobody writes, for a minute."""
+    """A reader of an idle log, for a minute."""
     clock, counter = ManualClock(), Counter(await a_log(layout, fragments))
     async with CloudLog.open(URL, store=counter.store, clock=clock) as log:
         following = asyncio.ensure_future(log.wait_limit(log.tail + 1))
@@ -239,7 +239,7 @@ async def following(layout: str, fragments: int = FRAGMENTS) -> Cost:
 
 
 async def collecting(layout: str, fragments: int = FRAGMENTS) -> Cost:
-    """Half of a log, without the wait for readers."""
+    """Half of a log, without the waiting period for readers."""
     bucket = await a_log(layout, fragments)
     settings = CollectorSettings(interval_seconds=0, delete_pause_seconds=0)
     async with CloudWriter.open(URL, store=bucket) as log:

@@ -3,7 +3,7 @@
 Machines drift, so figures of two runs cannot be compared. Here a child process measures each figure for this
 checkout and for the other one in turn, round by round, and the ratio of the two in a round is printed: this
 one divided by the other, as the median of all rounds and their quartiles. All figures are times, so less than
-1 is faster. Name this checkout itself to see what the machine's noise makes of 1.
+1 is faster. Name this checkout itself to see the machine's noise around 1.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def append_nowait(directory: Path) -> float:
 
 
 async def producers(directory: Path) -> float:
-    """Time of a record of 256 producers that each await their sync, 1 KiB, in microseconds."""
+    """Time of a record of 1 KiB with 256 producers that each await their sync, in microseconds."""
     from walstore import Wal
 
     async with Wal.open(directory / "log") as wal:
@@ -148,12 +148,12 @@ async def _reopen(directory: Path) -> tuple[float, float]:
 
 
 async def opening(directory: Path) -> float:
-    """Median time to open a log of 10 000 records that was closed, in microseconds."""
+    """Median time to open a closed log of 10 000 records, in microseconds."""
     return (await _reopen(directory))[0]
 
 
 async def closing(directory: Path) -> float:
-    """Median time to close a log to which one record was appended, in microseconds."""
+    """Median time to close a log after one append, in microseconds."""
     return (await _reopen(directory))[1]
 
 
@@ -171,7 +171,7 @@ FIGURES: tuple[Callable[[Path], Awaitable[float]], ...] = (
 
 
 def measure() -> dict[str, float]:
-    """Measure all figures once, with whatever walstore is imported."""
+    """Measure all figures once, with the walstore that is imported."""
     found = {}
     for figure in FIGURES:
         with tempfile.TemporaryDirectory() as scratch:

@@ -1,4 +1,4 @@
-"""Shared pieces of the benchmarks: one event loop per benchmark, and logs in a directory of their own."""
+"""Fixtures of the benchmarks: one event loop for each, and logs in directories of their own."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """Run coroutines on one loop that lives as long as the benchmark."""
+    """Run coroutines on one event loop for the whole benchmark."""
     with asyncio.Runner() as runner:
         yield runner.run
 
 
 @pytest.fixture
 def log_path(tmp_path: Path) -> Path:
-    """Where the log of this benchmark lies."""
+    """Directory of the benchmark's log."""
     return tmp_path / "log"
 
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    """A session on two cores."""
+    """A Spark session on two cores."""
     session = local_session(threads=2)
     yield session
     session.stop()

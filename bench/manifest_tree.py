@@ -1,4 +1,4 @@
-"""How short manifests stay: the log of a simulated writer, fragment by fragment, up to ten million of them.
+"""Size of manifests: the log of a simulated writer, fragment by fragment, up to ten million of them.
 
 Run from the root of the repository::
 
@@ -6,7 +6,7 @@ Run from the root of the repository::
     python -m bench.manifest_tree --fragments 1000000
 
 The writer publishes runs of 16 fragments; a roll-up begun at one swap is named by the next, as in
-``SwappedRoot``. Everything is made and serialised as for a store, which keeps only what cannot be made again.
+``SwappedRoot``. Everything is built and serialised as for a store, which keeps only what cannot be rebuilt.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ CHOICES = ((2048, 1846), (128, 64), (64, 32), (32, 32))
 
 
 def fragment(seq_no: int) -> Fragment:
-    """Return the entry of a fragment, whose setsum looks like any other but is made faster."""
+    """Return the entry of a fragment, with a plausible setsum that is faster to make."""
     mixed = seq_no * 0x9E3779B97F4A7C15 & MAX_U64
     setsum = Setsum(tuple((mixed * (at + 3) >> 13) % prime for at, prime in enumerate(PRIMES)))
     start = 1 + (seq_no - 1) * RECORDS
     return Fragment(fragment_path(seq_no), seq_no, start, start + RECORDS, FRAGMENT_BYTES, setsum)
 
 
-class Shelf(MemoryStore):
-    """Keeps the upper snapshots, and of the lowest ones only which fragments they hold."""
+class SnapshotStore(MemoryStore):
+    """Stores the upper snapshots, and of the lowest ones only which fragments they contain."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Shelf(MemoryStore):
             self.upper[snapshot.path] = data
 
     async def get(self, key: str) -> StoredObject:
-        """Return an object; a snapshot is made again if it was not kept."""
+        """Return an object; a snapshot that was not stored is rebuilt."""
         self.gets += 1
         if key == MANIFEST:
             stored = await super().get(key)
@@ -86,10 +86,10 @@ class Shelf(MemoryStore):
 
 @dataclass(slots=True)
 class Log:
-    """A log that grows, and what that costs."""
+    """A growing log, and its costs."""
 
     settings: RollUpSettings
-    shelf: Shelf = field(default_factory=Shelf)
+    store: SnapshotStore = field(default_factory=SnapshotStore)
     manifest: Manifest = field(default_factory=lambda: Manifest.initial(WRITER))
     ready: Sequence[Replacement] = ()
     swaps: int = 0
@@ -99,7 +99,7 @@ class Log:
     snapshot_bytes: int = 0
 
     def publish(self, run: Sequence[Fragment]) -> None:
-        """Swap the manifest once, and put the snapshots that it calls for."""
+        """Swap the manifest once, and put the snapshots that it needs."""
         self.manifest = fold(self.manifest.apply_fragments(run, WRITER), self.ready)
         size = len(self.manifest.serialise())
         self.swaps += 1
@@ -112,13 +112,13 @@ class Log:
                 data = snapshot.serialise()
                 self.snapshots += 1
                 self.snapshot_bytes += len(data)
-                self.shelf.put(snapshot, data)
+                self.store.put(snapshot, data)
             self.ready = [
                 Replacement(one.snapshots or one.fragments, one.pointer()) for one in made
             ]
 
     def grow(self, count: int) -> None:
-        """Publish so many more fragments."""
+        """Publish that many more fragments."""
         first = self.manifest.next_seq_no
         for low in range(first, first + count, RUN):
             self.publish([fragment(low + at) for at in range(min(RUN, first + count - low))])
@@ -131,10 +131,10 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What it takes to find something in a log, from the manifest on."""
+    """The cost of a search in a log, from the manifest on."""
 
     recovery_reads: int
-    """Requests to go on writing after a crash: the manifest, and a listing behind its end."""
+    """Requests to continue writing after a crash: the manifest, and a listing after its end."""
     recovery_bytes: int
     locate_gets: float
     """Snapshots read to find the fragment of an offset, with nothing in memory."""
@@ -142,28 +142,28 @@ class Reading:
     search_gets: float
     """Snapshots read to find the first fragment that ends at or after a time."""
     search_looks: float
-    """Fragments whose footers that needs."""
+    """Fragments whose footers that search reads."""
 
 
 async def read(log: Log, times: int = 20) -> Reading:
     """Look up offsets spread over the log."""
     worker = Worker("bench")
-    shelf, last = log.shelf, log.manifest.next_offset - 1
+    store, last = log.store, log.manifest.next_offset - 1
     looks = 0
-    await shelf.put_if_absent(MANIFEST, log.manifest.serialise())
-    root = SwappedRoot(shelf, RetryPolicy(), worker)
+    await store.put_if_absent(MANIFEST, log.manifest.serialise())
+    root = SwappedRoot(store, RetryPolicy(), worker)
     assert await root.load()
     assert root.manifest == log.manifest
     assert not [listed async for listed in root.unpublished()]
-    recovery = shelf.gets + shelf.lists, shelf.got_bytes
-    shelf.gets = shelf.got_bytes = 0
+    recovery = store.gets + store.lists, store.got_bytes
+    store.gets = store.got_bytes = 0
     for at in range(1, times + 1):
         offset = last * at // (times + 1)
-        found = await ManifestTree(shelf, worker).locate(log.manifest, offset)
+        found = await ManifestTree(store, worker).locate(log.manifest, offset)
         assert found is not None
         assert found.start <= offset < found.limit
-    gets, got_bytes = shelf.gets, shelf.got_bytes
-    shelf.gets = 0
+    gets, got_bytes = store.gets, store.got_bytes
+    store.gets = 0
     for at in range(1, times + 1):
         offset = last * at // (times + 1)
 
@@ -172,15 +172,15 @@ async def read(log: Log, times: int = 20) -> Reading:
             looks += 1
             return one.limit > offset
 
-        found = await ManifestTree(shelf, worker).first(log.manifest, reaches)
+        found = await ManifestTree(store, worker).first(log.manifest, reaches)
         assert found is not None
         assert found.start <= offset < found.limit
     worker.close()
-    return Reading(*recovery, gets / times, got_bytes / times, shelf.gets / times, looks / times)
+    return Reading(*recovery, gets / times, got_bytes / times, store.gets / times, looks / times)
 
 
 def cpu_per_publish(log: Log, times: int = 2000) -> float:
-    """Return the CPU seconds of a publishing of one fragment: growing the manifest and writing it out."""
+    """Return the CPU seconds to publish one fragment: adding it to the manifest and serialising that."""
     entries = [fragment(log.manifest.next_seq_no + at) for at in range(times)]
     began = time.process_time()
     for entry in entries:

@@ -1,4 +1,4 @@
-"""A program that appends at an even rate; run by test_spark_stream.py beside a query.
+"""A program that appends at a constant rate; test_spark_stream.py runs it next to a query.
 
 Values begin with the time of their append, in 19 digits of nanoseconds. It says ``ready`` when the log is
 open and begins when it is told to.

@@ -1,4 +1,4 @@
-"""Appends that wait for the disk, beside write + fdatasync of the same bytes in the same run.
+"""Appends that wait for the disk, compared with write + fdatasync of the same bytes in the same run.
 
 Groups hold what is to be compared: `pytest bench/test_append.py`. The extra columns give appends per
 second and the latency percentiles of single appends.
@@ -62,7 +62,7 @@ def test_append(benchmark, run: Run, log_path: Path, producers: int, size: int) 
 @pytest.mark.parametrize("size", [100, 1024])
 @pytest.mark.parametrize("producers", [1, 16, 256])
 def test_append_raw(benchmark, tmp_path: Path, producers: int, size: int) -> None:
-    """The same bytes in the same groups with plain write and fdatasync, no loop and no log."""
+    """The same bytes in the same groups with plain write and fdatasync, without event loop and log."""
     benchmark.group = f"durable append, {producers} producers x {size} B"
     data = bytes(size * producers)
     count = APPENDS[producers]
@@ -90,7 +90,7 @@ def test_append_raw(benchmark, tmp_path: Path, producers: int, size: int) -> Non
 
 @pytest.mark.parametrize("size", [100, 1024])
 def test_append_many(benchmark, run: Run, log_path: Path, size: int) -> None:
-    """Atomic groups of 256, one after the other."""
+    """Atomic groups of 256, one after another."""
     benchmark.group = f"atomic groups of 256 x {size} B"
     values = [bytes(size)] * 256
     wal = run(_open(log_path))
@@ -126,7 +126,7 @@ def test_append_many_raw(benchmark, tmp_path: Path, size: int) -> None:
 
 
 def test_append_nowait(benchmark, run: Run, log_path: Path) -> None:
-    """Accepting records of 100 B, without waiting for anything."""
+    """Accepting records of 100 B, without waiting."""
     benchmark.group = "accept 100 B"
     value = bytes(100)
     count = 100_000

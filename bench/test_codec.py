@@ -1,4 +1,4 @@
-"""What compressing a batch costs, for content that shrinks and for content that does not."""
+"""The cost of compressing a batch, for compressible and incompressible content."""
 
 from __future__ import annotations
 

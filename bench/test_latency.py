@@ -1,10 +1,10 @@
-"""What one durable append costs above the disk, and how soon a reader has it.
+"""The cost of one durable append above the disk's, and how soon a reader has it.
 
-`pytest bench/test_latency.py`. Each figure has its raw baseline in the same run, taken in turns with it.
+`pytest bench/test_latency.py`. Each figure alternates with its raw baseline in the same run.
 
-The rows "disk of 0.29 ms" run on a file system whose sync takes at least that long, which is what an NVMe
-disk behind a virtual machine takes; where this machine's disk is quicker, its own rows show little but
-the way to the writer thread and back.
+The rows "disk of 0.29 ms" run on a file system whose sync takes at least that long, which is typical of
+an NVMe disk behind a virtual machine; if this machine's disk is faster, its own rows show little but the way
+to the writer thread and back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SLOW_SYNC_SECONDS = 0.29e-3
 
 
 class TimedFile(PosixFile):
-    """Takes its time to sync, and notes when it was done."""
+    """Syncs slowly, and records when the sync was done."""
 
     least_seconds = 0.0
     synced_at = 0.0
@@ -47,13 +47,13 @@ class TimedFile(PosixFile):
 
 
 class SlowFile(TimedFile):
-    """A file on a disk of the size of a virtual machine's."""
+    """A file on a disk as slow as a virtual machine's."""
 
     least_seconds = SLOW_SYNC_SECONDS
 
 
 class TimedFileSystem(PosixFileSystem):
-    """The real file system with such files."""
+    """The real file system with slow files."""
 
     def __init__(self, kind: type[TimedFile]) -> None:
         self._kind = kind
@@ -70,7 +70,7 @@ DISKS = {"this disk": TimedFile, "disk of 0.29 ms": SlowFile}
 
 @pytest.mark.parametrize("disk", DISKS)
 def test_durable_append(benchmark, run: Run, tmp_path: Path, disk: str) -> None:
-    """One producer, 1 KiB, each append on disk before the next."""
+    """One producer, 1 KiB, each append durable before the next."""
     benchmark.group = f"one durable append after another, {disk}"
     fs = TimedFileSystem(DISKS[disk])
     wal = run(_open(tmp_path / "log", fs))
@@ -155,7 +155,7 @@ async def _open(path: Path, fs: FileSystem) -> Wal:
 
 
 def _tell(benchmark, times: list[float], raw: list[float] | None) -> None:
-    """Note percentiles in microseconds, and the ratio of the medians."""
+    """Record percentiles in microseconds, and the ratio of the medians."""
     spent = sorted(times)
     benchmark.extra_info["p50_us"] = round(1e6 * statistics.median(spent))
     benchmark.extra_info["p99_us"] = round(1e6 * spent[len(spent) * 99 // 100])

@@ -1,4 +1,4 @@
-"""What metrics cost: appends with and without them in turn, and an answer for many logs.
+"""The cost of metrics: appends alternately with and without them, and a scrape of many logs.
 
 `pytest bench/test_metrics.py`. The column ``ratio`` is the time with metrics by the time without: the median
 over rounds in which both do the same work, one after the other. Without syncs nothing hides the work of the
@@ -34,7 +34,7 @@ LOGS = 1000
 def test_append_with_metrics(
     benchmark, run: Run, tmp_path: Path, producers: int, disk: str
 ) -> None:
-    """Every commit is observed; nobody asks meanwhile."""
+    """Every commit is observed, without a scrape meanwhile."""
     benchmark.group = f"append of 100 B, {producers} producers, {disk}"
     metrics = PrometheusMetrics(CollectorRegistry())
     plain = run(_open(tmp_path / "plain", disk, None))
@@ -69,7 +69,7 @@ def test_append_with_metrics(
 
 
 def test_answer(benchmark) -> None:
-    """Prometheus asks about 1000 logs with a label each."""
+    """A scrape of 1000 logs with a label each."""
     benchmark.group = f"answer about {LOGS} logs"
     registry = CollectorRegistry()
     for at in range(LOGS):
@@ -80,7 +80,7 @@ def test_answer(benchmark) -> None:
 
 
 def test_answer_for_one_label(benchmark) -> None:
-    """Prometheus asks about 1000 logs that share a label."""
+    """A scrape of 1000 logs that share a label."""
     benchmark.group = f"answer about {LOGS} logs"
     registry = CollectorRegistry()
     for _ in range(LOGS):

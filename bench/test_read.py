@@ -1,4 +1,4 @@
-"""Reading: latency at the tail, and catching up, beside a plain read of the same files."""
+"""Reading: latency at the tail, and catching up, compared with a plain read of the same files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_tail_latency(benchmark, run: Run, log_path: Path) -> None:
 
 
 def test_durable_append_latency(benchmark, run: Run, log_path: Path) -> None:
-    """The same number of appends that await their sync, without a reader: what the tail adds to."""
+    """The same number of appends that await their sync, without a reader: the baseline of the tail."""
     benchmark.group = "append to tail, 100 B"
     samples: list[float] = []
 
@@ -74,7 +74,7 @@ def full_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_catch_up_batches(benchmark, run: Run, full_log: Path) -> None:
-    """All records from files, as batches whose values are taken out."""
+    """All records from files, as batches whose values are extracted."""
     benchmark.group = "catch-up, 100 B"
 
     async def read() -> int:
@@ -104,7 +104,7 @@ def test_catch_up_records(benchmark, run: Run, full_log: Path) -> None:
 
 
 def test_catch_up_raw(benchmark, full_log: Path) -> None:
-    """The same bytes read from the same files, cut into values, unchecked."""
+    """The same bytes from the same files, cut into values, unchecked."""
     benchmark.group = "catch-up, 100 B"
 
     def read() -> int:
@@ -126,7 +126,7 @@ STREAMS = 100
 def log_of_streams(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """Half a million records of 100 B in 100 streams: in turn, or each batch of one stream."""
+    """Half a million records of 100 B in 100 streams: alternating, or each batch of one stream."""
     path = tmp_path_factory.mktemp("streams") / "log"
 
     async def fill() -> None:
@@ -149,7 +149,7 @@ def log_of_streams(
 def test_streams(
     benchmark, run: Run, log_of_streams: Path, stream: str, ways: str, request
 ) -> None:
-    """One stream of a hundred beside all of them, from files."""
+    """One stream of a hundred, and all of them, from files."""
     kind = request.node.callspec.params["log_of_streams"]
     benchmark.group = f"one stream of {STREAMS}, {kind}, {ways}"
     name = "s7" if stream == "one" else None
@@ -173,7 +173,7 @@ def test_streams(
 
 
 def test_followers_of_other_streams(benchmark, run: Run, log_path: Path) -> None:
-    """What a commit costs a hundred followers, of whom one is to get its record."""
+    """The cost of a commit with a hundred followers, one of which gets its record."""
     benchmark.group = "followers of 100 streams"
 
     async def measure() -> None:

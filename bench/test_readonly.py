@@ -33,7 +33,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("pause_ms", [1, 5, 20, 100, 500])
 def test_latency_to_another_process(benchmark, run: Run, log_path: Path, pause_ms: int) -> None:
-    """From the call of append in one process to the record in another's ``async for``, so long apart."""
+    """From the call of append in one process to the record in another's ``async for``, at that interval."""
     benchmark.group = "append to another process"
     samples: list[float] = []
     count = max(20, min(500, 10_000 // pause_ms))
@@ -57,7 +57,7 @@ def test_latency_to_another_process(benchmark, run: Run, log_path: Path, pause_m
 
 
 def test_cost_of_waiting(benchmark, run: Run, log_path: Path) -> None:
-    """Processor time of a reader that waits five seconds on a log at which nothing happens."""
+    """Processor time of a reader that waits five seconds on an idle log."""
     benchmark.group = "waiting"
 
     async def measure() -> float:
@@ -97,7 +97,7 @@ def test_catch_up(benchmark, run: Run, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module", params=[10, 100, 1000])
 def segmented(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log of so many segments of 64 KiB."""
+    """A log of that many segments of 64 KiB."""
     path = tmp_path_factory.mktemp("segmented") / str(request.param)
 
     async def fill() -> None:
@@ -112,7 +112,7 @@ def segmented(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize("way", ["open for writing", "from outside"])
 def test_search_by_time(benchmark, run: Run, segmented: Path, way: str) -> None:
-    """A random time to its offset, in files the system has in memory."""
+    """A random time to its offset, in files that the page cache contains."""
     benchmark.group = f"time to offset, {segmented.name} segments"
     chance = random.Random(1)
     samples: list[float] = []

@@ -1,4 +1,4 @@
-"""Sums and fragments, each beside the least that could be done: bare hashing, and a bare Parquet column."""
+"""Sums and fragments, each compared with the minimum: bare hashing, and a bare Parquet column."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH_RECORDS = 1024
 
 
 def values(size: int) -> list[bytes]:
-    """Return half compressible values."""
+    """Return values that are half compressible."""
     return [os.urandom(size // 2) * 2 for _ in range(COUNTS[size])]
 
 
@@ -49,7 +49,7 @@ def test_setsum_raw(benchmark, size: int) -> None:
 
 @pytest.fixture(scope="module", params=COUNTS)
 def batches(request: pytest.FixtureRequest) -> list[Batch]:
-    """Batches as the log commits them."""
+    """Batches as a log commits them."""
     found = values(request.param)
     return [
         batch_of(build(values_only(*found[low : low + BATCH_RECORDS], start=1 + low)))

@@ -1,4 +1,4 @@
-"""Spark: counting and measuring every value of a log, beside Spark's own scan of the same Parquet files.
+"""Spark: counting and measuring every value of a log, compared with Spark's own scan of the same files.
 
 ``WALSTORE_BENCH_SPARK_RECORDS`` sets the number of records of 100 B (default 2 000 000). The native scan
 reads the column ``body`` alone; a Python source is not told which columns a query needs, so it is
@@ -60,13 +60,13 @@ def test_native_parquet_scan(benchmark, spark, places) -> None:
 
 
 def test_fast_path(benchmark, spark, places) -> None:
-    """Fragments from the store, by the JVM; the query says which columns it needs."""
+    """Fragments from the store, by the JVM; the query determines the columns."""
     frame = read(spark, f"file://{places[1]}", fast_path="always")
     measure(benchmark, frame, "value")
 
 
 def test_fast_path_of_a_directory(benchmark, spark, places) -> None:
-    """The log's directory: all of it was shipped, so the JVM reads the fragments."""
+    """The log's directory: all records were shipped, so the JVM reads the fragments."""
     frame = read(spark, places[0], fast_path="always")
     measure(benchmark, frame, "value")
 
@@ -107,7 +107,7 @@ def fragments(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_planning_many_fragments(benchmark, spark, fragments) -> None:
-    """The fast path looks at every footer, and Spark at every file, before anything is read."""
+    """The fast path reads every footer, and Spark lists every file, before records are read."""
     benchmark.group = f"Spark, planning {FRAGMENTS} fragments"
     benchmark.pedantic(
         lambda: read(spark, f"file://{fragments}", fast_path="always"), rounds=3, warmup_rounds=1

@@ -1,4 +1,4 @@
-"""Streams in Spark: how fast history is read, how soon a record is seen, and what an idle query asks.
+"""Streams in Spark: how fast history is read, how soon a record is seen, and the requests of an idle query.
 
 ``WALSTORE_BENCH_SPARK_RECORDS`` sets the number of records of 100 B that are read (default 2 000 000),
 ``WALSTORE_BENCH_SPARK_SECONDS`` for how long 10 000 records a second are appended (default 30).
@@ -34,12 +34,12 @@ pytestmark = [
 SECONDS = float(os.environ.get("WALSTORE_BENCH_SPARK_SECONDS", "30"))
 RATE = 10_000
 WARM_UP_SECONDS = 5.0
-"""What comes first is not counted: the query is just starting."""
+"""The first records are not counted: the query is just starting."""
 
 
 @pytest.mark.parametrize("kind", ["store", "directory"])
 def test_batch_into_nothing(benchmark, spark, places, kind) -> None:
-    """What streams are measured against: the same rows, read once."""
+    """The baseline of streams: the same rows, read once."""
     frame = spark.read.format("walstore").load(place(places, kind))
     benchmark.group = f"Spark streams, {RECORDS} x {VALUE_BYTES} B, {kind}"
     benchmark.pedantic(
@@ -69,7 +69,7 @@ def test_stream_into_nothing(benchmark, spark, places, tmp_path, kind, batches) 
     benchmark.group = f"Spark streams, {RECORDS} x {VALUE_BYTES} B, {kind}"
     benchmark.pedantic(run, rounds=3, warmup_rounds=1)
     benchmark.extra_info["records/s"] = round(RECORDS / benchmark.stats.stats.median)
-    # Without what comes before the first micro-batch: Spark starts a process that plans.
+    # Without the time before the first micro-batch, in which Spark starts a process that plans.
     benchmark.extra_info["records/s in micro-batches"] = round(1000 * RECORDS / min(busy_ms))
 
 
@@ -135,7 +135,7 @@ def test_lag(benchmark, spark, tmp_path, kind) -> None:
 
 
 def test_requests_of_an_idle_query(benchmark, places) -> None:
-    """What Spark's default trigger makes of it: fifty questions a second to the source, one to the store."""
+    """Spark's default trigger: fifty calls a second to the source, one request to the store."""
     from walstore.spark.schema import column_names, spark_schema
     from walstore.spark.streaming.reader import StreamReader
     from walstore.spark.streaming.stream_options import parse_stream_options

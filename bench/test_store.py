@@ -1,7 +1,7 @@
-"""Many logs in one process: what an idle log costs, what opening costs, and whether a flood harms others.
+"""Many logs in one process: the cost of an idle log, of opening, and of a flood next to other logs.
 
-`pytest bench/test_store.py`. The extra columns give memory per log, wake-ups while nothing happens, and
-the latency of single appends beside a flood and without one.
+`pytest bench/test_store.py`. The extra columns are memory per log, wake-ups while idle, and the latency of
+single appends during a flood and without one.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ NEIGHBOURS = 100
 
 
 def rss_bytes() -> int:
-    """Return the memory this process has."""
+    """Return the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def context_switches() -> int:
-    """Return how often threads of this process went to sleep by themselves."""
+    """Return the number of voluntary context switches of this process."""
     total = 0
     for status in Path("/proc/self/task").glob("*/status"):
         for line in status.read_text().splitlines():
@@ -44,7 +44,7 @@ def context_switches() -> int:
 
 
 class Turns:
-    """Counts how often the event loop looks for work."""
+    """Counts how often the event loop polls."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.count = 0
@@ -74,7 +74,7 @@ async def open_all(store: WalStore, names: Iterable[str], *, append: bool) -> No
 
 
 def idle_logs(path: Path, *, append: bool) -> dict[str, float]:
-    """Open the logs, leave them alone, close them; return what that cost."""
+    """Open the logs, leave them idle, close them; return the cost."""
 
     async def measure() -> dict[str, float]:
         before = rss_bytes()
@@ -102,7 +102,7 @@ def idle_logs(path: Path, *, append: bool) -> dict[str, float]:
 
 @pytest.mark.parametrize("kind", ["new", "existing"])
 def test_idle_logs(benchmark, tmp_path_factory, kind: str) -> None:
-    """Ten thousand logs: made with one record each, then opened again and only left alone."""
+    """Ten thousand logs: created with one record each, then opened again and left idle."""
     benchmark.group = f"{LOGS} logs in one process"
     path = tmp_path_factory.getbasetemp() / "ten-thousand"
     # A process of its own, so that its memory is that of these logs.
@@ -115,7 +115,7 @@ def test_idle_logs(benchmark, tmp_path_factory, kind: str) -> None:
 
 @asynccontextmanager
 async def flood(store: WalStore) -> AsyncIterator[Wal]:
-    """One log takes all it can get, from sixty-four producers."""
+    """One log takes all that sixty-four producers append."""
     wal = await store.wal("flood")
     value = bytes(64 << 10)
     stopping = False
@@ -133,7 +133,7 @@ async def flood(store: WalStore) -> AsyncIterator[Wal]:
 
 @pytest.mark.parametrize("beside", ["nothing", "flood"])
 def test_neighbours(benchmark, run: Run, log_path: Path, beside: str) -> None:
-    """A hundred logs append one record each, at the same time, again and again."""
+    """A hundred logs append one record each at the same time, repeatedly."""
     benchmark.group = f"{NEIGHBOURS} logs, one append each"
     settings = Settings(retention_bytes=0)
     samples: list[float] = []

@@ -1,4 +1,4 @@
-"""Transactions: a large one beside plain groups of the same records, in time and in memory."""
+"""Transactions: a large one compared with plain groups of the same records, in time and memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_small(benchmark, run: Run, log_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["transaction", "groups"])
 def test_large(benchmark, run: Run, log_path: Path, how: str) -> None:
-    """One gibibyte: at once, or in groups of 4 MiB; and the longest append of somebody else meanwhile."""
+    """One gibibyte: at once, or in groups of 4 MiB; and the longest concurrent append of another producer."""
     benchmark.group = "1 GiB of 64 KiB records"
     wal = run(_open(log_path))
     count = GIB // len(VALUE)

@@ -1,4 +1,4 @@
-"""Shipping a log to a directory store, beside a plain copy of the same segments."""
+"""Shipping a log to a directory store, compared with a plain copy of the same segments."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_log(path: Path, records: int) -> Path:
 
 
 async def ship(log: Path, store: ObjectStore) -> None:
-    """Open a log with a tier, and close it once all of it is there."""
+    """Open a log with a tier, and close it once all of it is shipped."""
     async with Wal.open(log, tier=CloudTier(store.url, store=store)) as wal:
         await wal.wait_durable(wal.tail - 1, "cloud")
 
@@ -97,7 +97,7 @@ def test_upload(benchmark, run: Run, full_log: Path, tmp_path: Path) -> None:
 
 
 def test_upload_on_one_core(benchmark, run: Run, one_core: None, tmp_path: Path) -> None:
-    """A longer log, so that opening and closing it do not count."""
+    """A longer log, so that opening and closing it hardly count."""
     benchmark.group = "ship 256 MiB of 1 KiB records on one core"
     log = make_log(tmp_path / "log", 4 * RECORDS)
 
@@ -134,7 +134,7 @@ def test_upload_raw(benchmark, full_log: Path, tmp_path: Path) -> None:
 
 
 def test_hash_alone(benchmark) -> None:
-    """SHA3-256 of the values and nothing else, on one core: no upload with a setsum costs less."""
+    """SHA3-256 of the values only, on one core: the minimum of an upload with a setsum."""
     benchmark.group = "ship 64 MiB of 1 KiB records"
     found = values(RECORDS)
 

@@ -127,3 +127,82 @@ def test_no_group_of_errors_reaches_a_caller() -> None:
         "uploader/write/commit_loop.py",
         "uploader/write/pipeline.py",
     ]
+
+
+TASKS_WITHOUT_A_GROUP = {
+    # Owners. The object keeps the task, ends it and waits for its end.
+    "uploader/read/fragment_reader.py FragmentReader.spawn": "aclose() ends it",
+    "uploader/runtime/background_task.py BackgroundTask.start": "aclose() ends it",
+    "walstore/cursors/consumer_keeper.py CursorKeeper.start": "stop() ends it",
+    "walstore/read/log_watch.py LogWatch.wait": "the last waiter ends it",
+    # Work that goes on when the caller that began it is cancelled, so no block can hold it.
+    "uploader/write/cloud_writer.py CloudWriter._start": "the supervisor; aclose() waits for it",
+    "walstore/cursors/queue.py CursorQueue.put": "ends when the queue is empty; aclose() waits for it",
+    "walstore/log/engine.py Engine._start": "the supervisor; aclose() waits for it",
+    "walstore/store/wal_store.py WalStore.__init__": "aclose() ends it",
+    "walstore/store/wal_store.py WalStore._begin_to_close": "the closing itself; aclose() waits for it",
+    # The supervisor's own tasks. It waits for each, however often it is cancelled; the failure of one
+    # must not cancel the others, as it does in a group.
+    "walstore/log/engine.py Engine._close_through": "waited for in place",
+    "walstore/log/engine.py Engine._start_writer": "_supervise waits for it",
+    "walstore/log/engine.py Engine._supervise": "waited for in place",
+    # An async generator must not hold a group across a yield.
+    "walstore/cli/running.py until_stopped": "ended in place",
+    # Tests of what a cancelled call leaves behind.
+    "uploader/testing/suite_conditions.py ConditionTests.test_cancelled_reads_disturb_nobody": (
+        "ended in place"
+    ),
+    "uploader/testing/suite_conditions.py ConditionTests.test_a_cancelled_put_is_whole_or_not_there": (
+        "ended in place"
+    ),
+}
+"""Functions that start a task outside of a TaskGroup, and what ends the task."""
+
+
+def test_every_task_has_an_owner() -> None:
+    """Ruff bans ``asyncio.create_task`` but does not see the methods of an event loop."""
+    found = set()
+    for package in ("walstore", "uploader"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            groups = set(_task_groups(tree))
+            found |= {
+                f"{path.relative_to(ROOT).as_posix()} {name}"
+                for name, call in _calls_by_function(tree, ())
+                if _starts_task(call, groups)
+            }
+    assert sorted(found) == sorted(TASKS_WITHOUT_A_GROUP)
+
+
+def _starts_task(call: ast.Call, groups: set[str]) -> bool:
+    match call.func:
+        case ast.Attribute(value=owner, attr="create_task"):
+            return _last_name(owner) not in groups
+        case ast.Attribute(attr="ensure_future") | ast.Name(id="create_task" | "ensure_future"):
+            return True
+    return False
+
+
+def _task_groups(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that an ``async with`` block binds or that are annotated as a TaskGroup."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.AsyncWith(items=items):
+                for item in items:
+                    if isinstance(item.optional_vars, ast.Name):
+                        yield item.optional_vars.id
+            case ast.arg(arg=name, annotation=ast.expr() as kind) if "TaskGroup" in ast.unparse(
+                kind
+            ):
+                yield name
+            case ast.AnnAssign(target=target, annotation=kind) if "TaskGroup" in ast.unparse(kind):
+                yield _last_name(target)
+
+
+def _calls_by_function(node: ast.AST, outer: tuple[str, ...]) -> Iterator[tuple[str, ast.Call]]:
+    """Yield each call with the qualified name of the function that makes it."""
+    for child in ast.iter_child_nodes(node):
+        named = isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if isinstance(child, ast.Call):
+            yield ".".join(outer), child
+        yield from _calls_by_function(child, (*outer, child.name) if named else outer)

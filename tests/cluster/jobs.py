@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.cluster.cluster import SETTINGS
 from walstore.errors import WalError
 from walstore.spark import register
-from walstore.spark.workers import require_workers
+from walstore.spark.environment import require_workers
 
 TASKS = 6
 ROWS = 200

@@ -196,7 +196,7 @@ class ConditionTests:
         data = bytes(range(256)) * 400
         for turns in range(40):
             key = f"put/{turns}"
-            putting = asyncio.ensure_future(store.put_if_absent(key, data))  # noqa: TID251
+            putting = asyncio.ensure_future(store.put_if_absent(key, data))  # noqa: TID251 - ended below
             await _give_way(turns)
             putting.cancel()
             await asyncio.gather(putting, return_exceptions=True)

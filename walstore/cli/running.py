@@ -101,7 +101,12 @@ async def until_stopped(source: AsyncIterator[_T], stop: asyncio.Event) -> Async
     try:
         while True:
             following = loop.create_task(_next(source))
-            await asyncio.wait((waiting, following), return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait((waiting, following), return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                following.cancel()
+                await asyncio.wait((following,))
+                raise
             if not following.done():
                 following.cancel()
                 with suppress(asyncio.CancelledError):

@@ -55,10 +55,11 @@ async def _readable(stop: asyncio.Event) -> None:
         loop.add_reader(descriptor, ready.set)
     except PermissionError:  # a file, which is always readable
         return
-    waiting = [loop.create_task(event.wait()) for event in (ready, stop)]
-    try:
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        loop.remove_reader(descriptor)
-        for task in waiting:
-            task.cancel()
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(event.wait()) for event in (ready, stop)]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loop.remove_reader(descriptor)
+            for task in waiting:
+                task.cancel()

@@ -2,11 +2,11 @@
 
 Where walstore is installed, Spark finds the format by itself (through the package ``pyspark_walstore``),
 provided that its Python workers run the same interpreter: set ``PYSPARK_PYTHON`` to ``sys.executable``.
-:func:`register` makes it known to a session otherwise, and :func:`local_session` makes a session.
-The options are listed at :class:`walstore.spark.source.WalstoreSource`. :func:`read` takes the same and lets
-Spark's own Parquet reader do the work where it can.
+Otherwise :func:`register` adds it to a session, and :func:`local_session` makes a session with it.
+:class:`walstore.spark.source.WalstoreSource` lists the options. :func:`read` takes the same options and uses
+Spark's own Parquet reader where it can.
 
-Importing this needs neither PySpark nor Java; :func:`problem` says what is missing.
+Importing this needs neither PySpark nor Java; :func:`problem` returns what is missing.
 """
 
 from walstore.spark.environment import problem

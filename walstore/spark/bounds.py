@@ -1,4 +1,4 @@
-"""Where a read starts and ends, in every log or in each its own: Kafka's words and JSON. Pure."""
+"""Where a read starts and ends, in all logs or in each one: Kafka's words and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.spark.values import Options, number
 
 _JSON_LATEST: Final = -1
@@ -17,7 +17,7 @@ _SHOWN: Final = 5
 
 
 class Edge(Enum):
-    """An end of the log as it is when the read is planned."""
+    """The first or last offset of the log at the time of planning."""
 
     EARLIEST = auto()
     LATEST = auto()
@@ -25,13 +25,13 @@ class Edge(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TimeBound:
-    """The first record that is not older than a time."""
+    """The first record at or after a time."""
 
     timestamp_us: int
 
 
 Bound = Edge | TimeBound | int
-"""Where a read of one log starts or ends: an end of it, a time, or an offset (the end is exclusive)."""
+"""Where a read of one log starts or ends: an edge of it, a time, or an offset (the end is exclusive)."""
 
 LogName = tuple[str, int]
 """Topic and partition of a log."""
@@ -42,21 +42,21 @@ class Bounds:
     """Where a read starts, or ends, in each of its logs."""
 
     every: Bound = Edge.EARLIEST
-    """Where in every log, unless :attr:`each` tells."""
+    """The bound of every log, unless :attr:`each` is set."""
     each: Mapping[LogName, Bound] | None = None
-    """Where in each log, if the option named them one by one."""
+    """The bound of each log, if the option named them one by one."""
     option: str = "startingOffsets"
-    """The option they came from, for messages."""
+    """The option that set them, for messages."""
 
     def of(self, topic: str, partition: int) -> Bound:
-        """Return where in one log; call :meth:`check` first."""
+        """Return the bound of one log; call :meth:`check` first."""
         return self.every if self.each is None else self.each[topic, partition]
 
     def check(self, logs: Collection[LogName]) -> None:
         """Raise InvalidSettingsError unless they fit the logs of the read.
 
-        As in Kafka's source, JSON names every log of the read and no other; and an offset by itself goes
-        with a single log only.
+        As in Kafka's source, JSON must name every log of the read and no other. A bare offset is valid for
+        a single log only.
         """
         if self.each is None:
             if isinstance(self.every, int) and len(logs) > 1:
@@ -80,14 +80,14 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class BoundNames:
-    """The options that say where a read starts, or ends; at most one of them is given."""
+    """The options that set where a read starts, or ends; the caller gives at most one of them."""
 
     offsets: str
     """Option for ``earliest``, ``latest``, an offset, or JSON of offsets."""
     time: str
     """Option for a time in milliseconds since 1970, in every log."""
     times: str
-    """Option for JSON of such times."""
+    """Option for JSON of such times, one for each log."""
 
     @property
     def all(self) -> tuple[str, str, str]:
@@ -100,7 +100,7 @@ ENDING: Final = BoundNames("endingOffsets", "endingTimestamp", "endingOffsetsByT
 
 
 def parse_bounds(given: Options, names: BoundNames, *, default: Edge) -> Bounds:
-    """Return what one of the options ``names`` says; InvalidSettingsError if it is not understood."""
+    """Return the bounds that one of the options ``names`` sets; InvalidSettingsError if it is malformed."""
     found = [(name, value) for name in names.all if (value := given.text(name)) is not None]
     if len(found) > 1:
         raise InvalidSettingsError(f"give {found[0][0]} or {found[1][0]}, not both")
@@ -120,7 +120,7 @@ def parse_bounds(given: Options, names: BoundNames, *, default: Edge) -> Bounds:
 
 
 def offsets_json(offsets: Mapping[LogName, int]) -> str:
-    """Return offsets as options and checkpoints have them: ``{"orders": {"0": 123}}``, keys sorted."""
+    """Return offsets as in options and checkpoints: ``{"orders": {"0": 123}}``, keys sorted."""
     nested: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         nested.setdefault(topic, {})[str(partition)] = offset
@@ -130,7 +130,7 @@ def offsets_json(offsets: Mapping[LogName, int]) -> str:
 def _parse_json(
     name: str, text: str, to_bound: Callable[[int], Bound | None]
 ) -> dict[LogName, Bound]:
-    """Read Kafka's form, ``{"topic": {"partition": number}}``, each log named once."""
+    """Parse Kafka's form, ``{"topic": {"partition": number}}``, each log named once."""
     found: dict[LogName, Bound] = {}
     try:
         for topic, partitions in json.loads(text, object_pairs_hook=_pairs).items():
@@ -156,7 +156,7 @@ def _parse_json(
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("duplicate name")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What Spark needs of this machine, and what to do where it is missing."""
+"""What Spark needs on the driver and on the workers, and how to install what is missing."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from walstore.errors import WalError
-from walstore.runtime.extras import MissingExtraError, missing_extra
+from walstore import MissingExtraError, WalError
+from walstore.runtime.extras import missing_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 OLDEST_JAVA: Final = 17
 _PACKAGES: Final = ("pyspark", "pyarrow", "tenacity")
 _ANSWER_SECONDS: Final = 60.0
 _PYTHON_SETTING: Final = "spark.pyspark.python"
+_NO_PROGRAM: Final = re.compile(r'Cannot run program "([^"]+)"')
+_NO_MODULE: Final = re.compile(r"No module named '([\w.]+)'")
+_OTHER_VERSION: Final = "PYTHON_VERSION_MISMATCH"
 _LOCAL_MASTERS: Final = ("local", "local-cluster")
 
 
@@ -48,9 +53,9 @@ def require() -> None:
 def choose_interpreter(spark: SparkSession) -> None:
     """Let the workers of a session on this machine run the interpreter of this process.
 
-    PySpark would look for ``python3`` on the path, which in a virtual environment that is not activated is
-    another one. Whoever named an interpreter, in PYSPARK_PYTHON or the setting ``spark.pyspark.python``,
-    gets that one. On a cluster nothing is changed: its machines need not have a program of this name.
+    By default PySpark runs the ``python3`` of the path, which is another interpreter if the virtual
+    environment is not activated. An interpreter named in PYSPARK_PYTHON or in the setting
+    ``spark.pyspark.python`` is kept. On a cluster nothing is changed: this path may not exist there.
     """
     if os.environ.get("PYSPARK_PYTHON"):
         return
@@ -67,8 +72,8 @@ def choose_interpreter(spark: SparkSession) -> None:
 def require_interpreter(spark: SparkSession) -> None:
     """Raise WalError if the session's Python workers could not import this package.
 
-    Asks the workers' interpreter if it is another one than this. A session that reaches Spark over
-    the network (Spark Connect) does not say which it is, and is not checked.
+    Runs the workers' interpreter if it is not this one. A Spark Connect session does not reveal its
+    interpreter and is not checked.
     """
     try:
         named = spark.sparkContext.pythonExec
@@ -103,7 +108,7 @@ def _java_problem() -> str | None:
     found = _answer([java, "-version"])
     version = re.search(r'version "(?:1\.)?(\d+)', found)
     if version is None:
-        return f"{java} does not tell its version ({where}): {advice}"
+        return f"{java} does not report its version ({where}): {advice}"
     if int(version[1]) < OLDEST_JAVA:
         return (
             f"Spark needs Java {OLDEST_JAVA} or newer; {java} is {version[1]} ({where}): {advice}"
@@ -112,7 +117,7 @@ def _java_problem() -> str | None:
 
 
 def _import_problem(python: str) -> str | None:
-    """Return the last line of what an interpreter says to the imports of a worker, or None."""
+    """Return the last line that an interpreter prints if a worker's imports fail, or None."""
     answer = _answer([python, "-c", "import pyarrow, pyspark, walstore.spark.source; print('ok')"])
     lines = answer.strip().splitlines() or ["no answer"]
     return None if lines[-1] == "ok" else lines[-1]
@@ -126,3 +131,61 @@ def _answer(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return done.stdout + done.stderr
+
+
+def require_workers(spark: SparkSession) -> None:
+    """Raise WalError if an executor's Python cannot import this package.
+
+    Runs one task for each slot of the cluster, which takes a second or two after the executors are up. An
+    executor that joins later is not checked.
+    """
+    context = spark.sparkContext
+    slots = max(1, context.defaultParallelism)
+    # A nested function, which is pickled by value: the workers may not be able to import walstore.
+    try:
+        found = context.parallelize(range(slots), slots).mapPartitions(_make_probe()).collect()
+    except Exception as error:
+        text = explain_worker(str(error))
+        if text is None:
+            raise
+        raise WalError(text) from None
+    problems = sorted({text for text in found if text})
+    if problems:
+        raise WalError(_advise("; ".join(problems)))
+
+
+def explain_worker(text: str) -> str | None:
+    """Return what is wrong with the workers' Python, and the remedy, from Spark's error text; else None."""
+    program = _NO_PROGRAM.search(text)
+    if program is not None:
+        return _advise(f"a worker cannot run {program[1]}")
+    if _OTHER_VERSION in text:
+        return _advise("a worker runs another version of Python than the driver")
+    module = _NO_MODULE.search(text)
+    if module is not None and module[1].partition(".")[0] in {"walstore", "uploader", "pyarrow"}:
+        return _advise(f"no module named {module[1]!r}")
+    return None
+
+
+def _advise(what: str) -> str:
+    return (
+        f"the cluster's workers cannot read logs: {what}; install walstore[spark] for one interpreter at the"
+        " same path on every machine, and name it in PYSPARK_PYTHON before the session starts"
+    )
+
+
+def _make_probe() -> Callable[[Iterable[int]], Iterator[str | None]]:
+    def probe(_: Iterable[int]) -> Iterator[str | None]:
+        import importlib
+        import platform
+        import sys
+
+        try:
+            for name in ("pyarrow", "tenacity", "walstore.spark.source", "uploader"):
+                importlib.import_module(name)
+        except ImportError as error:
+            yield f"{sys.executable} on {platform.node()}: {error}"
+            return
+        yield None
+
+    return probe

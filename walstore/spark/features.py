@@ -1,6 +1,6 @@
-"""What this PySpark can do that an older one cannot. Asked here and nowhere else, and not by its number.
+"""Features of this PySpark that older releases lack. Detected only here, and not by version number.
 
-docs/spark.md has the table: what follows from it for users.
+docs/spark.md has a table of what this means for users.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import datasource
 
 HAS_FILTERS: Final = hasattr(datasource.DataSourceReader, "pushFilters")
-"""Whether a batch read is handed the query's filters. Since Spark 4.1."""
+"""Whether Spark passes the query's filters to a batch read. Since Spark 4.1."""
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     )
 
     HAS_LIMITS = True
-    """Whether Spark says where a micro-batch begins and how much it may take. Since Spark 4.2."""
+    """Whether Spark passes the start and the limit of a micro-batch. Since Spark 4.2."""
 else:
-    # Base class of stream writers that are handed Arrow batches. Since Spark 4.1; 4.0 hands them to whatever
-    # is a batch writer of that kind, also of a stream. Its rows would do as well, but for times: those come
-    # in the machine's time without a zone, and in the hour that autumn repeats nobody can tell which it is.
+    # Base class of stream writers that receive Arrow batches. Since Spark 4.1; 4.0 passes Arrow batches to
+    # any Arrow batch writer, also of a stream. Rows would do except for timestamps: they are in the machine's
+    # local time without a zone, which is ambiguous in the hour that daylight saving repeats.
     DataSourceStreamArrowWriter = getattr(
         datasource, "DataSourceStreamArrowWriter", datasource.DataSourceArrowWriter
     )
@@ -46,7 +46,7 @@ else:
         HAS_LIMITS: Final = False
 
         class ReadLimit:
-            """Stands for Spark 4.2's; nobody makes one."""
+            """Stands in for Spark 4.2's; never instantiated."""
 
         class ReadAllAvailable(ReadLimit):
             """Stands for Spark 4.2's."""

@@ -1,7 +1,7 @@
-"""What Spark's filters leave of a read: logs, offsets, times and streams. Pure.
+"""Narrows a read by Spark's filters: logs, offsets, times and streams. Pure.
 
-Only comparisons that spare reading are understood, and Spark evaluates all of them again, so that nothing
-depends on them but the work. Filters are told by the names of their classes: Spark 4.0 has none.
+Only comparisons that reduce what is read are used. Spark evaluates all filters again, so they affect the work
+but not the result. Filters are recognised by class name, since Spark 4.0 has no such classes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Range:
     """None for no limit."""
 
     def both(self, other: Range) -> Range:
-        """Return what lies in both."""
+        """Return the intersection."""
         limits = [limit for limit in (self.limit, other.limit) if limit is not None]
         return Range(max(self.low, other.low), min(limits, default=None))
 
@@ -37,7 +37,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """What is worth reading. Everything, unless filters say less."""
+    """What must be read. Everything, unless filters exclude some."""
 
     topics: frozenset[str] | None = None
     """Names of logs; None for all."""
@@ -45,15 +45,15 @@ class Narrowed:
     offsets: Range = Range()
     times_us: Range = Range()
     streams: frozenset[str] | None = None
-    """Streams; None for all, and for records without one."""
+    """Streams; None for all records, also those without a stream."""
 
     def admits(self, topic: str, partition: int) -> bool:
-        """Return whether a log may have rows that are wanted."""
+        """Return whether a log may have matching rows."""
         is_topic = self.topics is None or topic in self.topics
         return is_topic and self.streams != frozenset() and partition in self.partitions
 
     def interval(self, log: Log, interval: ReadInterval) -> ReadInterval:
-        """Return the part of an interval of a log that is worth reading; may look up times in the log."""
+        """Return the part of a log's interval that must be read; may look up times in the log."""
         start = max(interval.start, self.offsets.low)
         limit = _least(interval.limit, self.offsets.limit)
         if start < limit and self.times_us.low:
@@ -65,9 +65,9 @@ class Narrowed:
 
 
 def narrow(filters: Iterable[Any]) -> Narrowed:
-    """Return what filters leave, each of which every row of the result meets.
+    """Return what must be read if every row of the result passes all of the filters.
 
-    Those that are not understood leave everything.
+    Filters that are not recognised exclude nothing.
     """
     found: dict[str, Any] = {}
     for item in filters:
@@ -90,7 +90,7 @@ def _texts(item: Any) -> frozenset[str] | None:
         case "EqualTo" | "EqualNullSafe":
             return frozenset([value]) if isinstance(value, str) else None
         case "In":
-            # Null equals nothing, so that it adds nothing.
+            # Null equals nothing.
             texts = [text for text in value if text is not None]
             return frozenset(texts) if all(isinstance(text, str) for text in texts) else None
     return None

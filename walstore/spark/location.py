@@ -1,4 +1,4 @@
-"""Where a log lies: a directory of this machine, or a prefix of an object store. Pure."""
+"""Where a log is: a directory of this machine, or a prefix of an object store. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place that was named in ``load``."""
+    """A location passed to ``load``."""
 
     text: str
     """A path, or a URL in which ``store.*`` options have become query parameters."""
@@ -22,7 +22,7 @@ class Location:
     """Name of the log: the last component of the path."""
 
     def child(self, name: str) -> Location:
-        """Return the place of a log below this one: a directory in it, or a longer prefix."""
+        """Return the location of a log below this one: a subdirectory, or a longer prefix."""
         if not self.is_store:
             return Location(os.path.join(self.text, name), is_store=False, topic=_topic(name))  # noqa: PTH118
         bare, mark, query = self.text.partition("?")
@@ -31,19 +31,19 @@ class Location:
 
 
 def parse_location(path: str, store: Mapping[str, str]) -> Location:
-    """Return the place that ``path`` names.
+    """Return the location that ``path`` names.
 
-    ``store`` holds the options ``store.*`` by what follows the dot; they become query parameters of
-    the URL. Raises InvalidSettingsError for what Spark's tasks could not open.
+    ``store`` contains the options ``store.*``, keyed by what follows the dot; they become query parameters
+    of the URL. Raises InvalidSettingsError for a location that Spark's tasks could not open.
     """
     if "://" not in path:
-        path = os.path.abspath(path)  # noqa: PTH100 - as the shell says it, links kept
+        path = os.path.abspath(path)  # noqa: PTH100 - as the shell does, links kept
         if store:
             raise InvalidSettingsError(
                 "options store.* go with a store URL; a log directory knows where it was shipped to"
             )
         return Location(path, is_store=False, topic=_topic(path))
-    if path.startswith("s3a://"):  # Hadoop's name for what is the same place here
+    if path.startswith("s3a://"):  # Hadoop's name for the same location
         path = "s3" + path.removeprefix("s3a")
     parts = urlsplit(path)
     if parts.scheme == "memory":

@@ -1,6 +1,6 @@
-"""Places that hold several logs, each under a name: a WalStore's directory, a prefix of a bucket. Blocking.
+"""Catalogs of several logs, each under a name: a WalStore's directory, or a prefix of a bucket. Blocking.
 
-Each answers how many partitions a name has, and lists what there is. Nothing is read of the logs themselves.
+A catalog returns the partitions of a name and lists all names. It reads nothing of the logs themselves.
 """
 
 from __future__ import annotations
@@ -15,25 +15,19 @@ from typing import Final, Protocol, cast
 from uploader import open_store
 from uploader.format.layout import FRAGMENT_FOLDER, MANIFEST
 from uploader.partitioned import PARTITIONS, read_partitions
-from uploader.stores.port import (
-    ListedObject,
-    ListingOrder,
-    ObjectStore,
-    StoredObject,
-    get_bounded,
-)
-from uploader.stores.wrapper import StoreWrapper
+from uploader.stores import ListedObject, ObjectStore, StoredObject, StoreWrapper
+from uploader.stores.port import ListingOrder, get_bounded
 from walstore.files.posix import PosixFileSystem
 from walstore.format.segment import parse_file_name
 from walstore.spark.location import Location
-from walstore.spark.sync_runner import Loop
+from walstore.spark.store import SyncRunner
 from walstore.store.directory import list_logs
 from walstore.store.names import directory_of
 
 PARALLEL: Final = 16
-"""Names asked for at the same time."""
+"""Names looked up concurrently."""
 _LONG_FOLDER: Final = 1000
-"""Objects of a log after which a listing leaps over the rest of their folder: a page of most stores."""
+"""Objects after which a listing skips the rest of their folder: the page size of most stores."""
 
 _PARTITION: Final = re.compile(r"(.+)/(0|[1-9][0-9]{0,8})")
 _MANIFEST: Final = re.compile(rf"(.+)/{MANIFEST}(?:\.[0-9a-f]{{16}})?")
@@ -42,44 +36,44 @@ _DATA: Final = re.compile(
     r"((?:.*/)?(?:log(?=/Bucket=)|snapshot(?=/SNAPSHOT\.)|manifest(?=/MANIFEST\.)|shard[0-9]{4}))/[^/]+"
     r"(?:/[^/]+)?"
 )
-"""Keys of which a log may have very many; the group is their folder."""
+"""Keys of which a log may have many; the group is their folder."""
 
 Counts = Mapping[str, tuple[int, ...] | None]
-"""The partitions of each name; None for one log by itself."""
+"""The partitions of each name; None for a log that is not partitioned."""
 
 
 class LogCatalog(Protocol):
-    """A place where logs lie, each under a name."""
+    """A location that contains logs, each under a name."""
 
     def counts(self, names: Iterable[str]) -> Counts:
-        """Return the partitions of those names that may be there; others are left out."""
+        """Return the partitions of those names that may exist; others are left out."""
 
     def names(self, *, most_objects: int | None = None) -> list[str]:
-        """Return the names of all logs and partitioned logs, in order; lists the place.
+        """Return the names of all logs and partitioned logs, in order; lists the location.
 
-        With ``most_objects`` perhaps only some of them: of a bucket's objects no more are looked at.
+        With ``most_objects`` at most that many objects of a bucket are listed, so names may be missing.
         """
 
-    def place(self, name: str) -> Location:
-        """Return where the log of that name lies."""
+    def location_of(self, name: str) -> Location:
+        """Return the location of the log of that name."""
 
     def close(self) -> None:
-        """Release what it holds."""
+        """Release its resources."""
 
 
-def shelf_at(location: Location) -> LogCatalog:
-    """Return the place at a location."""
-    return StoreShelf(location) if location.is_store else DirectoryShelf(location)
+def open_catalog(location: Location) -> LogCatalog:
+    """Return the catalog of a location."""
+    return StoreCatalog(location) if location.is_store else DirectoryCatalog(location)
 
 
 def split_partition(name: str) -> tuple[str, int] | None:
-    """Return topic and number if the name has the form of a partition's, ``orders/3``."""
+    """Return topic and number if the name has the form of a partition, ``orders/3``."""
     found = _PARTITION.fullmatch(name)
     return (found[1], int(found[2])) if found else None
 
 
-class DirectoryShelf:
-    """The logs in a WalStore's directory, as they were when this was made."""
+class DirectoryCatalog:
+    """The logs in a WalStore's directory, listed at construction."""
 
     def __init__(self, location: Location) -> None:
         """Read the directory's names; none if there is no such directory."""
@@ -96,59 +90,59 @@ class DirectoryShelf:
                 self._counts[part[0]] = tuple(sorted((*before, part[1])))
 
     def counts(self, names: Iterable[str]) -> Counts:
-        """Return the partitions of those names that are there."""
+        """Return the partitions of those names that exist."""
         return {name: self._counts[name] for name in names if name in self._counts}
 
     def names(self, *, most_objects: int | None = None) -> list[str]:
         """Return the names of logs and partitioned logs; partitions alone are not among them."""
         return [name for name in _topics(self._counts) if self._is_log(name)]
 
-    def place(self, name: str) -> Location:
+    def location_of(self, name: str) -> Location:
         """Return the log's directory."""
         return self._location.child(directory_of(name))
 
     def _is_log(self, name: str) -> bool:
-        """Return whether records are there; somebody may keep other directories at the same place."""
+        """Return whether the directory contains a log; it may be an unrelated directory."""
         parts = self._counts[name]
         names = [name] if parts is None else [f"{name}/{part}" for part in parts]
         return any(
             parse_file_name(file) is not None
             for log in names
-            for file in PosixFileSystem().list(Path(self.place(log).text))
+            for file in PosixFileSystem().list(Path(self.location_of(log).text))
         )
 
     def close(self) -> None:
         """Do nothing."""
 
 
-class StoreShelf:
+class StoreCatalog:
     """The logs below a prefix of an object store. Owns an event loop, run on demand."""
 
     def __init__(self, location: Location) -> None:
-        """Ask the store at a location; nothing happens before a call."""
+        """Open the store at a location; the first request is made by the first call."""
         self._location = location
         self._store = open_store(location.text)
-        self._loop = Loop()
+        self._runner = SyncRunner()
 
     def counts(self, names: Iterable[str]) -> Counts:
-        """Return the partitions of the names; whether a log by itself is there is not looked at.
+        """Return the partitions of the names; does not check that an unpartitioned log exists.
 
         The empty name is the location itself. One small request for each name.
         """
         found = list(names)
         for name in filter(None, found):
-            directory_of(name)  # refuses what leads out of the prefix
-        return self._loop.run(self._counts(found))
+            directory_of(name)  # refuses names that lead out of the prefix
+        return self._runner.run(self._counts(found))
 
     def names(self, *, most_objects: int | None = None) -> list[str]:
         """Return the names of logs and partitioned logs below the location, by one listing."""
-        return self._loop.run(self._names(most_objects))
+        return self._runner.run(self._names(most_objects))
 
     def has_fragments(self) -> bool:
-        """Return whether a fragment lies at the location itself; asks for the first ones of a listing."""
-        return self._loop.run(self._has_fragments())
+        """Return whether the location itself contains a fragment; lists only the first keys."""
+        return self._runner.run(self._has_fragments())
 
-    def place(self, name: str) -> Location:
+    def location_of(self, name: str) -> Location:
         """Return the log's URL."""
         directory_of(name)
         return self._location.child(name)
@@ -156,9 +150,9 @@ class StoreShelf:
     def close(self) -> None:
         """Release connections and threads."""
         try:
-            self._loop.run(self._store.aclose())
+            self._runner.run(self._store.aclose())
         finally:
-            self._loop.close()
+            self._runner.close()
 
     async def _counts(self, names: list[str]) -> Counts:
         gate = asyncio.Semaphore(PARALLEL)
@@ -209,8 +203,8 @@ async def list_names(
 ) -> tuple[set[str], set[str]]:
     """Return the names under which a log has a manifest, and those that are partitioned.
 
-    A log's many objects lie in a few folders; one that is longer than a page is leapt over, if the keys
-    come in order. Where they turn out not to, all of them are looked at.
+    The objects of a log are in a few folders. A folder longer than a page is skipped if the store lists in
+    order. If it turns out not to, all objects are listed.
     """
     found = _Listed()
     await _walk(store, found, most_objects)
@@ -221,7 +215,7 @@ async def list_names(
 
 
 async def _walk(store: ObjectStore, found: _Listed, most_objects: int | None) -> None:
-    """Take the keys of a store, or only some if so many are enough."""
+    """Pass the keys of a store to ``found``, at most ``most_objects`` of them."""
     after: str | None = ""
     while after is not None:
         listing = cast("AsyncGenerator[ListedObject, None]", store.list("", after=after or None))
@@ -234,21 +228,21 @@ async def _walk(store: ObjectStore, found: _Listed, most_objects: int | None) ->
 
 
 class _Listed:
-    """What the keys of a listing say, and where the listing may go on."""
+    """Collects names from the keys of a listing, and where the listing may continue."""
 
     def __init__(self, *, may_leap: bool = True) -> None:
         self.logs: set[str] = set()
         self.partitioned: set[str] = set()
         self.objects = 0
         self.order = ListingOrder()
-        """Of all keys so far; a leap keeps it."""
+        """Of all keys so far, also across skips."""
         self.has_leapt = False
         self._may_leap = may_leap
         self._folder = ""
         self._in_folder = 0
 
     def add(self, key: str) -> str | None:
-        """Take the next key; return the one after which to list again, or None to go on."""
+        """Take the next key; return the key after which to list again, or None to continue."""
         self.objects += 1
         self.order.note(key)
         manifest, partitions = _MANIFEST.fullmatch(key), _PARTITIONS.fullmatch(key)
@@ -264,4 +258,4 @@ class _Listed:
         if not (is_long and self._may_leap and self.order.is_proven):
             return None
         self.has_leapt = True
-        return f"{folder}0"  # what sorts after every key with the folder and a slash
+        return f"{folder}0"  # sorts after every key of the folder

@@ -1,8 +1,8 @@
 """The logs of a read: from a location and a selection to one location for each log. Blocking I/O.
 
-A log stands by itself or is a partition of a partitioned one. In an object store the object
-``partitioned/PARTITIONS`` says which (``uploader/partitioned``). In a WalStore's directory the names do:
-``orders/0``, ``orders/1``, … are the partitions of ``orders``, unless there is a log ``orders``.
+A log is partitioned or not. In an object store the object ``partitioned/PARTITIONS`` defines it
+(``uploader/partitioned``). In a WalStore's directory the names do: ``orders/0``, ``orders/1``, … are the
+partitions of ``orders``, unless there is a log ``orders``.
 """
 
 from __future__ import annotations
@@ -14,18 +14,24 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from walstore.errors import CorruptionError, InvalidSettingsError, LogNotFoundError, WalError
+from walstore import CorruptionError, InvalidSettingsError, LogNotFoundError, WalError
 from walstore.spark.directory import DirectoryLog
 from walstore.spark.location import Location
-from walstore.spark.log_catalog import Counts, LogCatalog, StoreShelf, shelf_at, split_partition
+from walstore.spark.log_catalog import (
+    Counts,
+    LogCatalog,
+    StoreCatalog,
+    open_catalog,
+    split_partition,
+)
 from walstore.spark.options import Selection
 from walstore.spark.plan import EmptyLog
 from walstore.spark.store import StoreLog
 
 _SHOWN: Final = 5
-"""How many names a message tells at most."""
+"""Most names in a message."""
 _LOOKED_AT: Final = 10_000
-"""Objects of a bucket that are looked at for the sake of a message."""
+"""Objects of a bucket that are listed for a message, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +39,45 @@ class NamedLog:
     """One log of a read."""
 
     topic: str
-    """Its name; that of the whole if it is a partition."""
+    """Its name; that of the partitioned log if it is a partition."""
     partition: int
-    """Which partition it is; 0 for a log by itself."""
+    """Number of the partition; 0 for a log that is not partitioned."""
     location: Location
-    """Where it lies; its topic is the same."""
+    """Where it is; the topic is the same."""
     is_part: bool = False
-    """Whether it is a partition of a partitioned log in a store: nobody may have written to it yet."""
+    """Whether it is a partition of a partitioned log in a store, which may have no records yet."""
 
 
 def find_logs(location: Location, selection: Selection) -> list[NamedLog]:
     """Return the logs that a selection names, sorted by topic and partition.
 
     Reads a small object for each name in a store, or the names in a directory; lists a prefix only
-    for a pattern. Whether a log in a store is there shows when it is opened.
+    for a pattern. Does not check that a log in a store exists; opening it does.
 
     Raises LogNotFoundError for a name that a directory does not have and for a pattern that no log
-    matches, InvalidSettingsError for partitions that there are not, CorruptionError, and the store's
+    matches, InvalidSettingsError for partitions that do not exist, CorruptionError, and the store's
     errors.
     """
     if selection.is_whole and not location.is_store:
         return [NamedLog(location.topic, 0, location)]
-    with closing(shelf_at(location)) as shelf:
+    with closing(open_catalog(location)) as catalog:
         if selection.is_whole:
-            return _whole(location, shelf)
+            return _whole(location, catalog)
         if selection.assigned:
-            found = _assigned(location, shelf, selection)
+            found = _assigned(location, catalog, selection)
         elif selection.pattern is not None:
-            found = _matching(location, shelf, selection.pattern)
+            found = _matching(location, catalog, selection.pattern)
         else:
-            found = _named(location, shelf, selection.names)
+            found = _named(location, catalog, selection.names)
     return sorted(set(found), key=lambda log: (log.topic, log.partition))
 
 
 def open_log(log: NamedLog, *, use_tier: bool) -> StoreLog | DirectoryLog | EmptyLog:
-    """Return the log, ready to be planned over; the caller closes it.
+    """Return the log, opened for planning; the caller closes it.
 
-    A partition of a partitioned log that was never written to is an empty log. Raises LogNotFoundError
-    otherwise, naming the logs that lie at that place if there are any; CorruptionError, also for fragments
-    without a manifest, and the store's errors.
+    A partition of a partitioned log that was never written to is an empty log. Any other missing log raises
+    LogNotFoundError, which names the logs below the location, if any. Raises CorruptionError, also for
+    fragments without a manifest, and the store's errors.
     """
     try:
         return _open(log, use_tier=use_tier)
@@ -82,7 +88,7 @@ def open_log(log: NamedLog, *, use_tier: bool) -> StoreLog | DirectoryLog | Empt
     if not _has_fragments(log.location):
         return EmptyLog()
     try:
-        return _open(log, use_tier=use_tier)  # it may have come into being meanwhile
+        return _open(log, use_tier=use_tier)  # it may have been created meanwhile
     except LogNotFoundError as error:
         raise CorruptionError(
             f"partition {log.partition} of {log.topic!r} has fragments and its manifest is missing",
@@ -97,86 +103,88 @@ def _open(log: NamedLog, *, use_tier: bool) -> StoreLog | DirectoryLog:
 
 
 def _has_fragments(location: Location) -> bool:
-    with closing(StoreShelf(location)) as shelf:
-        return shelf.has_fragments()
+    with closing(StoreCatalog(location)) as catalog:
+        return catalog.has_fragments()
 
 
 def _hint(error: LogNotFoundError, location: Location) -> None:
-    """Say so if other logs lie below the location."""
-    with suppress(WalError), closing(shelf_at(location)) as shelf:
-        names = shelf.names(most_objects=_LOOKED_AT)
+    """Add a note if there are other logs below the location."""
+    with suppress(WalError), closing(open_catalog(location)) as catalog:
+        names = catalog.names(most_objects=_LOOKED_AT)
         if names:
             error.add_note(f"there are logs below it, for the option subscribe: {_some(names)}")
 
 
-def _whole(location: Location, shelf: LogCatalog) -> list[NamedLog]:
-    """Return the log at the location of a store, or its partitions."""
-    partitions = shelf.counts([""])[""]
+def _whole(location: Location, catalog: LogCatalog) -> list[NamedLog]:
+    """Return the log at the location in a store, or its partitions."""
+    partitions = catalog.counts([""])[""]
     if partitions is None:
         return [NamedLog(location.topic, 0, location)]
-    return [_part(location.topic, at, shelf.place(str(at)), is_part=True) for at in partitions]
-
-
-def _named(location: Location, shelf: LogCatalog, names: Iterable[str]) -> list[NamedLog]:
-    """Return the logs named: each alone, all partitions of one, or one partition."""
-    parts = {name: split_partition(name) for name in names}
-    counts = shelf.counts({*parts, *(part[0] for part in parts.values() if part)})
-    found: list[NamedLog] = []
-    for name, part in parts.items():
-        if part and counts.get(part[0]):
-            found += _of_topic(location, shelf, counts, part[0], (part[1],))
-        else:
-            found += _of_topic(location, shelf, counts, name)
-    return found
-
-
-def _assigned(location: Location, shelf: LogCatalog, selection: Selection) -> list[NamedLog]:
-    wanted = dict(selection.assigned)
-    counts = shelf.counts(wanted)
     return [
-        log
-        for topic, partitions in wanted.items()
-        for log in _of_topic(location, shelf, counts, topic, partitions)
+        _part(location.topic, at, catalog.location_of(str(at)), is_part=True) for at in partitions
     ]
 
 
-def _matching(location: Location, shelf: LogCatalog, pattern: str) -> list[NamedLog]:
-    names = shelf.names()
+def _named(location: Location, catalog: LogCatalog, names: Iterable[str]) -> list[NamedLog]:
+    """Return the named logs: a log, all partitions of one, or one partition."""
+    parts = {name: split_partition(name) for name in names}
+    counts = catalog.counts({*parts, *(part[0] for part in parts.values() if part)})
+    found: list[NamedLog] = []
+    for name, part in parts.items():
+        if part and counts.get(part[0]):
+            found += _of_topic(location, catalog, counts, part[0], (part[1],))
+        else:
+            found += _of_topic(location, catalog, counts, name)
+    return found
+
+
+def _assigned(location: Location, catalog: LogCatalog, selection: Selection) -> list[NamedLog]:
+    assigned = dict(selection.assigned)
+    counts = catalog.counts(assigned)
+    return [
+        log
+        for topic, partitions in assigned.items()
+        for log in _of_topic(location, catalog, counts, topic, partitions)
+    ]
+
+
+def _matching(location: Location, catalog: LogCatalog, pattern: str) -> list[NamedLog]:
+    names = catalog.names()
     matching = [name for name in names if re.fullmatch(pattern, name)]
     if not matching:
         raise LogNotFoundError(
             f"no log at {location.text} matches subscribePattern {pattern!r}; there are {_some(names)}",
             location=location.text,
         )
-    counts = shelf.counts(matching)
-    return [log for name in matching for log in _of_topic(location, shelf, counts, name)]
+    counts = catalog.counts(matching)
+    return [log for name in matching for log in _of_topic(location, catalog, counts, name)]
 
 
 def _of_topic(
     location: Location,
-    shelf: LogCatalog,
+    catalog: LogCatalog,
     counts: Counts,
     topic: str,
-    wanted: Iterable[int] | None = None,
+    partitions_wanted: Iterable[int] | None = None,
 ) -> list[NamedLog]:
-    """Return the partitions of a topic that are wanted, by default all there are."""
+    """Return the requested partitions of a topic, by default all."""
     if topic not in counts:
         raise LogNotFoundError(
-            f"there is no log {topic!r} at {location.text}; there are {_some(shelf.names())}",
+            f"there is no log {topic!r} at {location.text}; there are {_some(catalog.names())}",
             location=location.text,
         )
     there = counts[topic]
-    missing = sorted(set(wanted or ()) - set(there or (0,)))
+    missing = sorted(set(partitions_wanted or ()) - set(there or (0,)))
     if missing:
         raise InvalidSettingsError(
             f"{topic!r} has no partition {missing[0]}; it has {_some(there or (0,))}"
         )
     if there is None:
-        return [_part(topic, 0, shelf.place(topic))]
+        return [_part(topic, 0, catalog.location_of(topic))]
     return [
-        _part(topic, at, shelf.place(f"{topic}/{at}"), is_part=location.is_store)
+        _part(topic, at, catalog.location_of(f"{topic}/{at}"), is_part=location.is_store)
         for at in there
-        if wanted is None or at in wanted
+        if partitions_wanted is None or at in partitions_wanted
     ]
 
 

@@ -1,7 +1,7 @@
 """Options of ``format("walstore")``: strings in, checked values out. Pure: no I/O, no Spark.
 
 Names are those of Spark's Kafka source where it has one. Option names are case-insensitive; Spark
-hands them over in lower case.
+passes them in lower case.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.spark.bounds import ENDING, STARTING, Bounds, Edge, parse_bounds
 from walstore.spark.location import Location, parse_location
 from walstore.spark.values import Options
 
 SELECTORS: Final = ("subscribe", "subscribePattern", "assign")
-"""Options that choose among several logs; at most one is given."""
+"""Options that select among several logs; the caller gives at most one."""
 
 KNOWN: Final = (
     "path",
@@ -33,7 +33,7 @@ KNOWN: Final = (
     "includeHeaders",
     "tier",
 )
-"""Every option of a batch read, beside those that begin with ``store.``."""
+"""Every option of a batch read, except those that begin with ``store.``."""
 
 STREAM_ONLY: Final = (
     "maxOffsetsPerTrigger",
@@ -42,17 +42,17 @@ STREAM_ONLY: Final = (
     "pollIntervalMs",
     "discoveryIntervalMs",
 )
-"""Options that only a streaming read has."""
+"""Options of a streaming read that a batch read does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which logs are read: what lies at the location itself, or some of several below it."""
+    """Which logs are read: the one at the location itself, or some of several below it."""
 
     names: tuple[str, ...] = ()
     """Names of logs, of partitioned logs, or of single partitions (``orders/1``)."""
     pattern: str | None = None
-    """A regular expression that a log's whole name matches."""
+    """A regular expression that must match a log's whole name."""
     assigned: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Topics, and partitions of each."""
 
@@ -64,29 +64,29 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What is to be read, and how."""
+    """What to read, and how."""
 
     location: Location
     selection: Selection
     starting: Bounds
     ending: Bounds
     needs_record: bool = True
-    """Whether a starting time fails when no record is that new; else nothing is read then."""
+    """Whether a starting time after the last record fails the read; else nothing is read then."""
     stream: str | None = None
-    """Whose records are read; None for all."""
+    """The stream whose records are read; None for all records."""
     takes_filters: bool = False
-    """Whether filters that Spark hands over may leave out what they rule out."""
+    """Whether the filters that Spark passes may narrow the read."""
     min_partitions: int = 1
-    """Soft: partitions are cut only between fragments, or batches of a local file."""
+    """A minimum that may be missed: partitions are cut only between fragments, or batches of a local file."""
     fail_on_data_loss: bool = True
-    """Whether offsets that are asked for and not (or no more) there fail the read."""
+    """Whether requested offsets that are trimmed or not written fail the read."""
     include_headers: bool = False
     use_tier: bool = True
-    """Whether a local log's older part is fetched from where the log was shipped to."""
+    """Whether the older part of a local log is read from the store to which it was shipped."""
 
 
 def parse_options(options: Mapping[str, str]) -> ReadOptions:
-    """Return the checked options; InvalidSettingsError names the option and what it may be."""
+    """Return the checked options; InvalidSettingsError names the option and its valid values."""
     given = Options(options, KNOWN)
     ending = parse_bounds(given, ENDING, default=Edge.LATEST)
     if Edge.EARLIEST in (ending.every, *(ending.each or {}).values()):
@@ -109,7 +109,7 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def required_location(given: Options) -> Location:
-    """Return the location that was given with ``load``."""
+    """Return the location passed to ``load``."""
     path = given.text("path")
     if not path:
         raise InvalidSettingsError(
@@ -119,7 +119,7 @@ def required_location(given: Options) -> Location:
 
 
 def parse_selection(given: Options) -> Selection:
-    """Return which logs are wanted; InvalidSettingsError if two of :data:`SELECTORS` are given."""
+    """Return which logs to read; InvalidSettingsError if two of :data:`SELECTORS` are given."""
     found = [(name, value) for name in SELECTORS if (value := given.text(name)) is not None]
     if len(found) > 1:
         raise InvalidSettingsError(f"give {found[0][0]} or {found[1][0]}, not both")
@@ -149,7 +149,7 @@ def _parse_pattern(value: str) -> str:
 
 
 def _parse_assigned(value: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Read Kafka's form, ``{"orders":[0,2]}``."""
+    """Parse Kafka's form, ``{"orders":[0,2]}``."""
     try:
         found = json.loads(value)
         pairs = tuple((topic, tuple(sorted(set(numbers)))) for topic, numbers in found.items())

@@ -1,6 +1,6 @@
-"""What one Spark task reads. Picklable values; they travel from the planner to the executors.
+"""What one Spark task reads. Picklable values, sent from the planner to the executors.
 
-A partition names everything its task needs, and no credentials: those come from the environment of the
+A partition contains everything its task needs except credentials, which come from the environment of the
 process that reads.
 """
 
@@ -25,7 +25,7 @@ class FilePart:
     start: int
     limit: int
     position: int
-    """Byte at which a batch begins that holds ``start`` or lies before it."""
+    """Byte position of a batch that contains ``start`` or precedes it."""
     size_bytes: int
     """About how many bytes will be read."""
 
@@ -37,7 +37,7 @@ class FragmentPart:
     start: int
     limit: int
     entry: Fragment = field(repr=False)
-    """What the manifest says of the fragment."""
+    """The fragment's entry in the manifest."""
 
     @property
     def size_bytes(self) -> int:
@@ -54,7 +54,7 @@ class LogPartition(InputPartition):
         super().__init__((topic, partition, start, limit))
         self.topic = topic
         self.partition = partition
-        """Which of a partitioned log's logs; 0 for a log of its own."""
+        """Number of the partition; 0 for a log that is not partitioned."""
         self.start = start
         self.limit = limit
         self.size_bytes = size_bytes
@@ -65,7 +65,7 @@ class LogPartition(InputPartition):
 
 
 class FilePartition(LogPartition):
-    """Records in the files of a log's directory."""
+    """Records in the segment files of a log's directory."""
 
     def __init__(
         self,

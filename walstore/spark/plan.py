@@ -1,4 +1,4 @@
-"""Planning a read: from options and a log's extent to offsets and partitions. Pure: no I/O of its own."""
+"""Plans a read: from options and a log's extent to offsets and partitions. Pure: no I/O of its own."""
 
 from __future__ import annotations
 
@@ -6,19 +6,29 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
-from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, OffsetTrimmedError
+from walstore import InvalidSettingsError, OffsetNotWrittenError, OffsetTrimmedError
 from walstore.format.segment import SegmentIndex
 from walstore.spark.bounds import Bound, Edge, TimeBound
 from walstore.spark.partition import FilePart, LogPartition
+
+
+class Span(NamedTuple):
+    """Records ``[start, limit)`` of one log that are stored together."""
+
+    start: int
+    limit: int
+    size_bytes: int
+    """About how many stored bytes they take."""
+
 
 PARTITION_BYTES: Final = 32 << 20
 """About how many stored bytes a task reads, unless ``minPartitions`` asks for smaller tasks."""
 
 
 class Log(Protocol):
-    """What planning asks of a log, wherever it lies. A moment of it: nothing moves meanwhile."""
+    """A snapshot of a log for planning, local or stored. It does not change while it is open."""
 
     @property
     def head(self) -> int:
@@ -29,7 +39,7 @@ class Log(Protocol):
         """Offset after the last one that can be read."""
 
     def is_trimmed(self, offset: int) -> bool:
-        """Return whether the offset lies before :attr:`head`."""
+        """Return whether the offset is before :attr:`head`."""
 
     def offset_at(self, timestamp_us: int) -> int | None:
         """Return the first offset that is not older than a time, or None."""
@@ -56,11 +66,11 @@ class ReadInterval:
     start: int
     limit: int
     lost: str | None = None
-    """What was asked for and is not there, if the options allow to go on without."""
+    """Requested offsets that are not available, if the options allow to leave them out."""
 
 
 class EmptyLog:
-    """A log that nobody has written to yet."""
+    """A log that has no records yet."""
 
     head = 1
     limit = 1
@@ -91,9 +101,9 @@ def resolve(
 ) -> ReadInterval:
     """Turn the bounds of one log into offsets.
 
-    Raises OffsetTrimmedError or OffsetNotWrittenError for offsets that are not there (without
+    Raises OffsetTrimmedError or OffsetNotWrittenError for offsets that are not available (without
     ``fail_on_data_loss`` they are left out instead), and InvalidSettingsError for bounds that
-    contradict each other or, with ``needs_record``, a starting time that no record meets.
+    contradict each other or, with ``needs_record``, a starting time after the last record.
     """
     start = start_offset(log, starting, needs_record=needs_record)
     limit = limit_offset(log, ending)
@@ -127,10 +137,10 @@ def resolve(
 
 
 def start_offset(log: Log, bound: Bound, *, needs_record: bool = True) -> int:
-    """Return where a read starts; it may lie before the head or beyond the tail.
+    """Return where a read starts, which may be before the head or beyond the tail.
 
-    InvalidSettingsError if no record is as new as a starting time and ``needs_record`` is set; else it
-    is the tail.
+    A starting time after the last record raises InvalidSettingsError if ``needs_record`` is set; else the
+    read starts at the tail.
     """
     if bound is Edge.EARLIEST:
         return log.head
@@ -147,7 +157,7 @@ def start_offset(log: Log, bound: Bound, *, needs_record: bool = True) -> int:
 
 
 def limit_offset(log: Log, bound: Bound) -> int:
-    """Return where a read ends; it may lie beyond the tail."""
+    """Return where a read ends, which may be beyond the tail."""
     if isinstance(bound, TimeBound):
         found = log.offset_at(bound.timestamp_us)
         return log.limit if found is None else found
@@ -157,7 +167,7 @@ def limit_offset(log: Log, bound: Bound) -> int:
 def divide(reads: Sequence[tuple[Log, ReadInterval]], min_partitions: int) -> list[LogPartition]:
     """Return what each task reads, log by log.
 
-    More and smaller tasks if ``min_partitions`` asks for them, for the larger logs more than for the others.
+    If ``min_partitions`` needs more tasks, they are made smaller; larger logs get more of them.
     """
     found = _cut(reads, PARTITION_BYTES)
     if found and len(found) < min_partitions:
@@ -176,7 +186,7 @@ def _cut(reads: Sequence[tuple[Log, ReadInterval]], most_bytes: int) -> list[Log
 
 
 def group(parts: Iterable[_P], most_bytes: int) -> list[list[_P]]:
-    """Put consecutive parts together up to ``most_bytes``; a larger part stays alone."""
+    """Group consecutive parts up to ``most_bytes``; a larger part is a group of its own."""
     groups: list[list[_P]] = []
     size_bytes = 0
     for part in parts:
@@ -196,7 +206,7 @@ class FileExtent:
     start: int
     limit: int
     end_position: int
-    """Byte behind the last of these records, or a little more or less."""
+    """Byte position after the last of these records, approximately."""
     index: SegmentIndex
 
 
@@ -228,5 +238,5 @@ def cut_file(extent: FileExtent, start: int, limit: int, most_bytes: int) -> lis
 
 
 def clip(bounds: Sequence[int], start: int, limit: int) -> tuple[int, int]:
-    """Return the part of the half-open interval ``bounds`` that lies in ``[start, limit)``."""
+    """Return the intersection of the half-open interval ``bounds`` and ``[start, limit)``."""
     return max(bounds[0], start), min(bounds[1], limit)

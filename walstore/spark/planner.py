@@ -1,7 +1,7 @@
-"""Planning a read of one or many logs: which there are, what of each, and who reads what. Blocking I/O.
+"""Plans a read of one or many logs: finds them, resolves their bounds, divides them into tasks. Blocking I/O.
 
-Several logs are opened side by side, in threads: each costs a request or two. What filters rule out by
-topic or partition is not opened at all.
+Several logs are opened concurrently in threads, for a request or two each. Logs that filters exclude by topic
+or partition are not opened.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
-from walstore.errors import WalError
+from walstore import WalError
 from walstore.spark.filters import Narrowed
 from walstore.spark.logs import NamedLog, find_logs, open_log
 from walstore.spark.options import ReadOptions
@@ -24,15 +24,15 @@ from walstore.spark.plan import Log, ReadInterval, divide, resolve
 logger = logging.getLogger("walstore.spark")
 
 PARALLEL: Final = 8
-"""Logs that are opened at the same time."""
+"""Logs opened concurrently."""
 
 _Read = tuple[Log, ReadInterval]
 
 
 def plan_read(options: ReadOptions, narrowed: Narrowed) -> list[LogPartition]:
-    """Return what each task reads, of what filters leave; reads indexes and manifests, no records.
+    """Return what each task reads, narrowed by filters; reads indexes and manifests, no records.
 
-    Blocks, also where an event loop runs, as in a notebook. See :func:`walstore.spark.logs.find_logs` and
+    Blocks, also inside a running event loop, as in a notebook. See :func:`walstore.spark.logs.find_logs` and
     :func:`walstore.spark.plan.resolve` for the errors.
     """
     if not _is_in_loop():
@@ -42,9 +42,9 @@ def plan_read(options: ReadOptions, narrowed: Narrowed) -> list[LogPartition]:
 
 
 def check_location(options: ReadOptions) -> None:
-    """Raise what planning would raise for a location at which nothing can be read; LogNotFoundError mostly.
+    """Raise what planning would raise for a location that cannot be read, mostly LogNotFoundError.
 
-    A single log is opened; of several only the names are looked up. Blocks, as :func:`plan_read`.
+    Opens a single log; of several it looks up only the names. Blocks, as :func:`plan_read`.
     """
     if not _is_in_loop():
         _check(options)
@@ -72,9 +72,9 @@ def _plan(options: ReadOptions, narrowed: Narrowed) -> list[LogPartition]:
     names = [(log.topic, log.partition) for log in named]
     options.starting.check(names)
     options.ending.check(names)
-    wanted = [log for log in named if narrowed.admits(log.topic, log.partition)]
+    admitted = [log for log in named if narrowed.admits(log.topic, log.partition)]
     with ExitStack() as stack:
-        reads = _open_all(wanted, partial(_look, options, narrowed), stack)
+        reads = _open_all(admitted, partial(_look, options, narrowed), stack)
         return divide(reads, options.min_partitions)
 
 
@@ -93,7 +93,7 @@ def _open_all(logs: Sequence[NamedLog], look: partial[_Read], stack: ExitStack) 
 
 
 def _look(options: ReadOptions, narrowed: Narrowed, named: NamedLog) -> _Read:
-    """Open a log and find out what of it is read; the caller closes it."""
+    """Open a log and resolve which part of it is read; the caller closes it."""
     with ExitStack() as stack:
         try:
             log = open_log(named, use_tier=options.use_tier)

@@ -14,7 +14,7 @@ from walstore.spark.filters import Narrowed, narrow
 from walstore.spark.options import ReadOptions
 from walstore.spark.partition import LogPartition
 from walstore.spark.planner import plan_read
-from walstore.spark.projection import Wanted
+from walstore.spark.schema import Projection
 from walstore.spark.task import read_rows
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class BatchReader(DataSourceReader):
-    """Reads logs once, as far as they are durable when the query is planned.
+    """Reads logs once, up to the durable limit at the time of planning.
 
-    Picklable: Spark plans with one copy of it and reads with others.
+    Picklable: Spark plans with one copy and reads with others.
     """
 
     def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
-        """Read what ``options`` say, as the columns ``names``."""
+        """Read according to ``options``, as the columns ``names``."""
         self._options = options
         self._names = tuple(names)
         self._narrowed = Narrowed()
@@ -36,22 +36,22 @@ class BatchReader(DataSourceReader):
             self.pushFilters: Any = FilterTaker(self)
 
     def take_filters(self, filters: Iterable[Filter]) -> None:
-        """Read no more than what these filters leave, as far as that spares work."""
+        """Narrow the read by these filters where that saves work."""
         self._narrowed = narrow(filters)
 
     def partitions(self) -> list[InputPartition]:
-        """Look at the logs and divide them; reads indexes and manifests, no records."""
+        """Plan the read and divide it; reads indexes and manifests, no records."""
         return [*plan_read(self._options, self._left())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one partition."""
         if not isinstance(partition, LogPartition):
-            return iter(())  # what Spark plans when there is nothing to read
-        wanted = Wanted(self._names, self._left().streams)
-        return read_rows(partition, wanted, fail_on_data_loss=self._options.fail_on_data_loss)
+            return iter(())  # Spark plans one if there is nothing to read
+        projection = Projection(self._names, self._left().streams)
+        return read_rows(partition, projection, fail_on_data_loss=self._options.fail_on_data_loss)
 
     def _left(self) -> Narrowed:
-        """Return what options and filters leave. Not kept: Spark copies a reader before it plans."""
+        """Return what options and filters select. Not stored: Spark copies a reader before it plans."""
         if self._options.stream is None:
             return self._narrowed
         stream, others = frozenset([self._options.stream]), self._narrowed.streams
@@ -59,15 +59,15 @@ class BatchReader(DataSourceReader):
 
 
 class FilterTaker:
-    """What a reader with ``pushdown=on`` has in place of the method ``pushFilters``.
+    """Replaces the method ``pushFilters`` on a reader with ``pushdown=on``.
 
-    Spark refuses every read by a class that defines the method while
-    ``spark.sql.python.filterPushdown.enabled`` is off, which is the default, and calls it while it is on.
-    Which of the two holds is not to be known where the source is registered, and it may change later. So
-    the class has the method it inherits, as Spark looks for it, and the reader has this, which Spark calls.
+    While ``spark.sql.python.filterPushdown.enabled`` is off, the default, Spark refuses every read by a class
+    that defines the method; while it is on, Spark calls the method. The setting is not known when the source
+    is registered and may change later. So the class keeps the inherited method, which Spark checks, and the
+    instance has this object, which Spark calls.
 
-    Only on request, because Spark 4.3 plans a DataFrame for its last filter and uses that plan for all that
-    is made of the DataFrame, also for what has another filter or none. docs/spark.md tells how to use it.
+    Only on request: Spark 4.3 plans a DataFrame for its last filter and reuses that plan for everything
+    derived from the DataFrame, also with another filter or none. docs/spark.md explains how to use it.
     """
 
     def __init__(self, reader: BatchReader) -> None:
@@ -75,6 +75,6 @@ class FilterTaker:
         self.__func__ = DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take note of the filters and leave all of them to Spark, too."""
+        """Record the filters and return all of them, so that Spark evaluates them too."""
         self._reader.take_filters(filters)
         return filters

@@ -1,7 +1,7 @@
 """Batches of a log as Arrow batches in Spark's schema. No I/O.
 
-Values, keys and offsets keep their buffers. What is the same in every row (topic, partition, absent keys
-and streams) is built once and sliced, because Spark wants it spelled out.
+Values, keys and offsets keep their buffers. Constant columns (topic, partition, absent keys and streams) are
+built once and sliced, because Spark needs a value in every row.
 """
 
 from __future__ import annotations
@@ -12,40 +12,40 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from walstore import Batch
 from walstore.batches.arrow import HEADERS_TYPE, SCHEMA, offsets_array, offsets_of
-from walstore.batches.batch import Batch
 from walstore.batches.concat import ConcatBatch
-from walstore.spark.projection import Wanted
-from walstore.spark.schema import HEADERS, HEADERS_ARROW, arrow_schema
+from walstore.spark.schema import HEADERS, HEADERS_ARROW, Projection, arrow_schema
 
 MOST_ROWS: Final = 16 * 1024
-"""Rows in one Arrow batch, at most. Spark goes through a batch once for each column, so it should stay in
-the processor's cache: eight times as many rows took a fifth longer, half as many a tenth
-(bench/test_spark.py)."""
+"""Most rows of one Arrow batch. Spark scans a batch once for each column, so it should fit the processor's
+cache: eight times as many rows took a fifth longer, half as many a tenth (bench/test_spark.py)."""
 MOST_BYTES: Final = 16 << 20
-"""About how many bytes one Arrow batch has at most, if its rows are of about the same size."""
+"""Most bytes of one Arrow batch, approximately, if its rows have similar sizes."""
 ENOUGH_BYTES: Final = 4 << 20
-"""Small batches of a log are put together until they reach this, or :data:`MOST_ROWS`."""
+"""Small batches of a log are combined until they reach this size, or :data:`MOST_ROWS`."""
 _SMALL_ROWS: Final = 64
-"""Below so many rows each, Python lists cost less than Arrow arrays that must be joined."""
+"""Below this many rows each, Python lists cost less than concatenating Arrow arrays."""
 
 PRODUCER_TIME: Final = 0
-"""``timestampType``: Kafka's word for a timestamp that came with the record."""
+"""``timestampType`` in Kafka for a timestamp that the producer set."""
 
 
 class RowBuilder:
-    """Turns a log's batches into what Spark expects."""
+    """Converts a log's batches to Arrow batches in Spark's schema."""
 
-    def __init__(self, wanted: Wanted, *, topic: str, partition: int = 0) -> None:
-        """Build the columns that are wanted, of the records that are wanted, for one log."""
-        self._schema = arrow_schema(wanted.names)
-        self._streams = None if wanted.streams is None else pa.array(wanted.streams, pa.string())
+    def __init__(self, projection: Projection, *, topic: str, partition: int = 0) -> None:
+        """Build the columns and records of ``projection``, for one log."""
+        self._schema = arrow_schema(projection.names)
+        self._streams = (
+            None if projection.streams is None else pa.array(projection.streams, pa.string())
+        )
         self._topic = topic
         self._partition = partition
         self._repeated: dict[str, pa.Array] = {}
 
     def build(self, batches: Iterable[Batch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of batches in their order; holds on to :data:`ENOUGH_BYTES` of small ones."""
+        """Yield the rows of batches in order; buffers up to :data:`ENOUGH_BYTES` of small ones."""
         for parts in gather(batches):
             rows = _join(parts)
             if self._streams is not None:
@@ -58,7 +58,7 @@ class RowBuilder:
                 yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def count(self, start: int, limit: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of ``[start, limit)``, of which nothing is wanted that lies in the log."""
+        """Yield the rows of ``[start, limit)`` for a projection that needs no stored column."""
         for low in range(start, limit, MOST_ROWS):
             offsets = offsets_array(low, min(low + MOST_ROWS, limit))
             rows = pa.RecordBatch.from_arrays([offsets], names=["offset"])
@@ -90,7 +90,7 @@ class RowBuilder:
 
 
 def gather(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
-    """Group small batches that follow each other: many small commits make few Arrow batches."""
+    """Group small consecutive batches, so that many small commits make few Arrow batches."""
     parts: list[Batch] = []
     rows = size_bytes = 0
     for batch in batches:
@@ -127,7 +127,7 @@ def _join(parts: list[Batch]) -> pa.RecordBatch:
 
 
 def _headers(found: pa.MapArray) -> pa.ListArray:
-    """Return a map column as the list of pairs that Spark's Kafka source has; null stays null."""
+    """Return a map column as the list of pairs of Spark's Kafka source; null stays null."""
     low, high = (found.offsets[0].as_py(), found.offsets[-1].as_py()) if len(found) else (0, 0)
     pairs = pa.StructArray.from_arrays(
         [found.keys[low:high], found.items[low:high]], fields=list(HEADERS_ARROW.value_type)

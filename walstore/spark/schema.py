@@ -1,11 +1,12 @@
 """The columns of ``format("walstore")``: Kafka's, and ``stream``. Pure; one table for Spark and Arrow.
 
-Spark compares the Arrow schema of what a task yields with its own, exactly, but only for the first
-batch; so every batch is built from :func:`arrow_schema`.
+Spark compares the Arrow schema of a task's batches with its own exactly, but only for the first batch; so
+every batch is built from :func:`arrow_schema`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -21,10 +22,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
 
 _HEADER_FIELDS: Final = [pa.field("key", pa.string()), pa.field("value", pa.binary())]
 HEADERS_ARROW: Final = pa.list_(pa.field("element", pa.struct(_HEADER_FIELDS)))
@@ -47,7 +49,7 @@ _COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {
 
 
 def spark_schema(*, include_headers: bool) -> StructType:
-    """Return all columns; ``headers`` only on request, as it costs the most to decode."""
+    """Return all columns; ``headers`` only on request, since it costs the most to decode."""
     return StructType(
         [
             StructField(name, spark)
@@ -58,9 +60,9 @@ def spark_schema(*, include_headers: bool) -> StructType:
 
 
 def column_names(schema: StructType) -> tuple[str, ...]:
-    """Return the names in a schema that the caller may have given with ``.schema(...)``.
+    """Return the names in a schema, which the caller may have passed to ``.schema(...)``.
 
-    It may leave columns out, which spares decoding them, and order them freely; the types are fixed.
+    It may leave columns out, which saves decoding them, and order them freely; the types are fixed.
     InvalidSettingsError otherwise.
     """
     for field in schema.fields:
@@ -82,3 +84,29 @@ def column_names(schema: StructType) -> tuple[str, ...]:
 def arrow_schema(names: Sequence[str]) -> pa.Schema:
     """Return the Arrow schema that Spark expects for these columns."""
     return pa.schema([pa.field(name, _COLUMNS[name][1]) for name in names])
+
+
+_STORED_AS: Final = {
+    "key": "key",
+    "value": "value",
+    "timestamp": "timestamp_us",
+    "stream": "stream",
+    HEADERS: "headers",
+}
+"""Columns that are stored in the log, as ``arrow.SCHEMA`` names them; the others are known without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """Which columns and which records a read returns."""
+
+    names: tuple[str, ...]
+    """Columns of the rows, in order."""
+    streams: frozenset[str] | None = None
+    """The streams whose records are read; None for all records, also those without a stream."""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Stored columns to read; empty if topic, partition and offsets are enough."""
+        filtered = {"stream"} if self.streams is not None else set()
+        return frozenset(filtered | {_STORED_AS[name] for name in self.names if name in _STORED_AS})

@@ -1,4 +1,4 @@
-"""A Spark session on this machine that can read logs at once."""
+"""A Spark session on this machine that can read logs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def local_session(
     driver_memory: str = "1g",
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Return a session with ``format("walstore")``, or the one that runs already.
+    """Return a session with ``format("walstore")``, or the one that already runs.
 
     ``threads`` is how many tasks run at a time (default: one per core). ``driver_memory`` is the JVM's
     heap. ``config`` adds to and overrides the settings: no web pages, times in UTC, no progress line,
-    nothing reachable from other machines. The workers run this interpreter; for that the environment
+    nothing reachable from other machines. The workers run this interpreter; for this the environment
     of this process is changed (``PYSPARK_PYTHON``, ``PYSPARK_DRIVER_PYTHON``, ``SPARK_LOCAL_IP``, and
     ``PYTHONPATH`` where walstore is not installed).
 
-    Raises WalError if Java or a package is missing. Blocks for some seconds: not on an event loop.
+    Raises WalError if Java or a package is missing. Blocks for some seconds: do not call it on an event loop.
     """
     environment.require()
     from pyspark.sql import SparkSession
@@ -46,7 +46,7 @@ def local_session(
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        # Spark 4.0 and 4.1 would end such a trigger after one batch, be it only one left over from a crash.
+        # Without it Spark 4.0 and 4.1 end such a trigger after one batch, even one left over from a crash.
         "spark.sql.streaming.triggerAvailableNowWrapper.enabled": "true",
         **(config or {}),
     }
@@ -61,9 +61,9 @@ def local_session(
 def register(spark: SparkSession) -> None:
     """Make ``format("walstore")`` known to a session.
 
-    Where Spark runs on this machine alone (master ``local[*]``), its Python workers run the interpreter of
-    this process from now on, unless PYSPARK_PYTHON or ``spark.pyspark.python`` names another. So a program
-    in a virtual environment needs no other setting. Raises WalError if the session's Python workers run an
+    If Spark runs on this machine alone (master ``local[*]``), its Python workers run the interpreter of this
+    process from now on, unless PYSPARK_PYTHON or ``spark.pyspark.python`` names another. So a program in a
+    virtual environment needs no other setting. Raises WalError if the session's Python workers run an
     interpreter that lacks walstore or a package it needs. Registering twice is allowed.
     """
     environment.require_packages()
@@ -76,13 +76,13 @@ def register(spark: SparkSession) -> None:
     try:
         spark.dataSource.register(WalstoreSource)
     except AnalysisException as error:
-        # Spark 4.0 refuses what it has found by itself, which is the same class.
+        # Spark 4.0 refuses a source that it discovered by itself, which is the same class.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
 
 
 def _share_checkout() -> None:
-    """Let workers import walstore where it was not installed but is run from its sources."""
+    """Let workers import walstore if it is run from its sources without being installed."""
     root = str(Path(__file__).parents[2])
     if root in {*site.getsitepackages(), site.getusersitepackages()}:
         return

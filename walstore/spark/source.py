@@ -1,7 +1,7 @@
 """``format("walstore")`` as Spark finds it. Importable with nothing but PySpark.
 
-Spark imports this whenever it looks for data sources, also on behalf of others; what may be missing
-(pyarrow, the cloud tier's packages) is therefore imported when it is needed, and asked for by name.
+Spark imports this whenever it looks for data sources, also for other formats. Packages that may be missing
+(pyarrow, those of the cloud tier) are therefore imported on first use, with an error that names the extra.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ if TYPE_CHECKING:
 class WalstoreSource(DataSource):
     """Logs as tables: ``spark.read.format("walstore").load(location)``. docs/spark.md is its manual.
 
-    ``location`` is the URL of an object store (``s3://bucket/prefix``, ``file:///dir``) or a directory. There
-    lies a log or a partitioned log; or several, of which an option chooses. Columns are those of the Kafka
-    source, and ``stream``: ``key binary, value binary, topic string, partition int, offset long, timestamp
-    timestamp, timestampType int, stream string``, with ``includeHeaders`` also ``headers array<struct<key
-    string, value binary>>``. ``.schema("value binary")`` chooses some of them and spares the rest.
+    ``location`` is the URL of an object store (``s3://bucket/prefix``, ``file:///dir``) or a directory. It
+    contains a log or a partitioned log; or several, among which an option selects. Columns are those of the
+    Kafka source, and ``stream``: ``key binary, value binary, topic string, partition int, offset long,
+    timestamp timestamp, timestampType int, stream string``, with ``includeHeaders`` also ``headers
+    array<struct<key string, value binary>>``. ``.schema("value binary")`` selects some of them; the others
+    are not decoded.
 
     Options of a batch read, case-insensitive:
 
     * ``subscribe``: names of logs at the location, with commas between them; ``subscribePattern``: a regular
       expression that whole names match; ``assign``: ``{"topic": [0, 2]}``. At most one of them.
     * ``startingOffsets``: ``earliest`` (default), ``latest``, an offset, or ``{"topic": {"0": n}}`` with
-      -2 for earliest and -1 for latest. ``endingOffsets``: the same without earliest; exclusive; default
-      ``latest``, the durable limit at the time of planning.
+      -2 for earliest and -1 for latest. ``endingOffsets``: the same without earliest, exclusive; ``latest``
+      (default) is the durable limit at the time of planning.
     * ``startingTimestamp``, ``endingTimestamp``: milliseconds since 1970, instead of offsets: from the
-      first record that is not older, up to the first that is not older. For each log its own:
+      first record at or after that time, up to the first at or after the other. One for each log:
       ``startingOffsetsByTimestamp``, ``endingOffsetsByTimestamp``, as ``{"topic": {"0": ms}}``.
-      ``startingOffsetsByTimestampStrategy``: ``error`` (default) or ``latest`` if none is that new.
+      ``startingOffsetsByTimestampStrategy``: ``error`` (default) or ``latest`` if no record is that new.
     * ``stream``: only the records of that stream.
-    * ``pushdown``: ``off`` (default), or ``on`` to leave out what filters of the query rule out, where Spark
-      hands them over. The DataFrame is then for one query only: docs/spark.md.
-    * ``minPartitions``: at least so many tasks, as far as fragments and batches allow.
-    * ``failOnDataLoss``: ``true`` (default) fails if offsets asked for are not there (any more).
+    * ``pushdown``: ``off`` (default), or ``on`` to skip what the query's filters exclude, if Spark passes
+      them. The DataFrame is then for one query only: docs/spark.md.
+    * ``minPartitions``: at least this many tasks, as far as fragments and batches allow.
+    * ``failOnDataLoss``: ``true`` (default) fails if requested offsets are trimmed or not written.
     * ``includeHeaders``: ``false`` (default) or ``true``.
     * ``tier``: ``auto`` (default) continues a local log backwards in the store it was shipped to;
       ``off`` reads its directory alone.
@@ -62,9 +63,9 @@ class WalstoreSource(DataSource):
         return "walstore"
 
     def schema(self) -> StructType:
-        """Return the columns; looks at options and location too, so that mistakes show at ``load``.
+        """Return the columns; checks options and location too, so that ``load`` reports mistakes.
 
-        Spark does not ask if the caller gave a schema; then they show when the read is planned.
+        Spark does not call this if the caller gave a schema; planning reports mistakes then.
         """
         require_packages()
         from walstore.spark.options import STREAM_ONLY, parse_options
@@ -73,7 +74,7 @@ class WalstoreSource(DataSource):
         from walstore.spark.tables import table_options, with_options
 
         table = table_options(self.options)
-        # Spark does not say whether it is going to read once or to follow.
+        # Spark does not say whether it is going to read a batch or a stream.
         streaming = {name.lower() for name in STREAM_ONLY}
         given = self.options if table is None else table
         options = parse_options(
@@ -84,7 +85,7 @@ class WalstoreSource(DataSource):
         return schema if table is None else with_options(schema, table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads logs once, as the columns in ``schema``."""
+        """Return a reader that reads logs once, as the columns in ``schema``."""
         require_packages()
         from walstore.spark.options import parse_options
         from walstore.spark.reader import BatchReader
@@ -95,7 +96,7 @@ class WalstoreSource(DataSource):
         return BatchReader(options, column_names(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """Return what follows logs, as the columns in ``schema``."""
+        """Return a reader that follows logs, as the columns in ``schema``."""
         require_packages()
         from walstore.spark.streaming import stream_reader
         from walstore.spark.tables import all_options
@@ -103,7 +104,7 @@ class WalstoreSource(DataSource):
         return stream_reader(all_options(self.options, schema), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
-        """Return what appends rows of ``schema`` once."""
+        """Return a writer that appends rows of ``schema`` once."""
         require_packages()
         from walstore.spark.sink import batch_writer
 
@@ -114,7 +115,7 @@ class WalstoreSource(DataSource):
         schema: StructType,
         overwrite: bool,  # noqa: FBT001
     ) -> DataSourceStreamWriter:
-        """Return what appends rows of ``schema`` micro-batch by micro-batch."""
+        """Return a writer that appends rows of ``schema`` micro-batch by micro-batch."""
         require_packages()
         from walstore.spark.sink import stream_writer
 

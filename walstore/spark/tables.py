@@ -1,7 +1,7 @@
 """Tables of Spark's catalog: ``CREATE TABLE orders USING walstore LOCATION '/logs/orders'``.
 
-Spark hands a table's options to the source once, when the table is made, among properties of the catalog.
-Of these it keeps the columns; a query on the table gets the columns and no options. So the options travel
+Spark passes a table's options to the source once, when the table is created, among properties of the catalog.
+It stores only the columns; a query on the table gets the columns and no options. So the options are stored
 with the columns, in the metadata of the first.
 """
 
@@ -17,16 +17,16 @@ from pyspark.sql.types import StructField, StructType
 
 _METADATA: Final = "walstore.options"
 _OPTION: Final = "option."
-"""What the catalog puts before the name of each option, to tell it from properties."""
+"""Prefix of an option's name in the catalog, which distinguishes it from properties."""
 _MARK: Final = "provider"
-"""A property that every table has, and no read without one."""
+"""A property of every table that a read without a table never has."""
 _DEEPEST: Final = 3
 
 
 def table_options(options: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the options among what the catalog hands over, by lower-case name; None if it is no table.
+    """Return the options among what the catalog passes, by lower-case name; None if it is no table.
 
-    The path is as it would be given to ``load``. Looks at the directory that it names.
+    The path is in the form for ``load``. Reads the directory that it names.
     """
     given = {name.lower(): value for name, value in options.items()}
     if _MARK not in given:
@@ -42,14 +42,14 @@ def table_options(options: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
-    """Return the columns of a table, which know its options."""
+    """Return the columns of a table with its options in their metadata."""
     first, *others = schema.fields
     metadata = {_METADATA: json.dumps(options)}
     return StructType([StructField(first.name, first.dataType, metadata=metadata), *others])
 
 
 def all_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """Return the options of a read: those of the table, if its columns know any, and those of the query."""
+    """Return the options of a read: those in the columns of the table, if any, and those of the query."""
     found: dict[str, str] = {}
     for field in schema.fields:
         found |= json.loads((field.metadata or {}).get(_METADATA, "{}"))
@@ -57,9 +57,9 @@ def all_options(options: Mapping[str, str], schema: StructType) -> dict[str, str
 
 
 def _plain(path: str) -> str:
-    """Return a path or URL of the catalog's as it was given: it makes ``file:/dir`` of either.
+    """Return the path or URL that the user gave: the catalog turns either into ``file:/dir``.
 
-    A log's directory has ``.wal`` files, in it or below it if there are several logs; else it is a store.
+    The directory of a log, or of several, has ``.wal`` files in it or below it; any other is a store.
     """
     scheme, _, rest = path.partition(":")
     if scheme != "file" or not rest.startswith("/"):

@@ -1,7 +1,7 @@
 """What a Spark task does: from a partition to Arrow batches, checked, in bounded memory.
 
-Runs on an executor, in a process that knows nothing but the partition. Holds one fragment at a time, or a
-few megabytes of a local file.
+Runs on an executor, with no input but the partition. Holds one fragment at a time, or a few megabytes of a
+local file.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import Final
 
 import pyarrow as pa
 
-from walstore.batches.batch import Batch
-from walstore.errors import CorruptionError, LogNotFoundError, OffsetTrimmedError
+from walstore import Batch, CorruptionError, LogNotFoundError, OffsetTrimmedError
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import Segment, iter_chunks
-from walstore.spark.fragment_source import FragmentSource
 from walstore.spark.location import Location
 from walstore.spark.partition import (
     FilePart,
@@ -27,43 +25,43 @@ from walstore.spark.partition import (
     FragmentPartition,
     LogPartition,
 )
-from walstore.spark.projection import Wanted
 from walstore.spark.rows import RowBuilder
-from walstore.spark.store import StoreLog
+from walstore.spark.schema import Projection
+from walstore.spark.store import FragmentSource, StoreLog
 
 logger = logging.getLogger("walstore.spark")
 
 _PartBatches = tuple[FilePart | FragmentPart, Iterator[Batch]]
 
 CHUNK_BYTES: Final = 4 << 20
-"""How much of a local file is read at once."""
+"""Size of one read of a local file."""
 
 
 def read_rows(
-    partition: LogPartition, wanted: Wanted, *, fail_on_data_loss: bool
+    partition: LogPartition, projection: Projection, *, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the partition's rows that are wanted.
+    """Yield the partition's rows of the projection.
 
-    If nothing is wanted that lies in the log, nothing is read: what was planned tells. Raises
-    CorruptionError if what is stored is not what was planned, and OffsetTrimmedError for a file or
-    fragment that was removed since; without ``fail_on_data_loss`` that one is left out, with a warning.
+    If the projection needs no stored column, nothing is read: the plan has the offsets. Raises
+    CorruptionError if the stored records are not those of the plan, and OffsetTrimmedError for a file or
+    fragment that was removed since; without ``fail_on_data_loss`` it is left out, with a warning.
     """
-    rows = RowBuilder(wanted, topic=partition.topic, partition=partition.partition)
-    if not wanted.columns:
+    rows = RowBuilder(projection, topic=partition.topic, partition=partition.partition)
+    if not projection.columns:
         yield from rows.count(partition.start, partition.limit)
         return
-    with closing(_read(partition, wanted, fail_on_data_loss=fail_on_data_loss)) as batches:
+    with closing(_read(partition, projection, fail_on_data_loss=fail_on_data_loss)) as batches:
         yield from rows.build(batches)
 
 
 def _read(
-    partition: LogPartition, wanted: Wanted, *, fail_on_data_loss: bool
+    partition: LogPartition, projection: Projection, *, fail_on_data_loss: bool
 ) -> Generator[Batch, None, None]:
-    with closing(_read_parts(partition, wanted)) as parts:
+    with closing(_read_parts(partition, projection)) as parts:
         for part, batches in parts:
             try:
                 for batch in _whole(batches, part, partition):
-                    if _may_hold(batch, wanted):
+                    if _may_hold(batch, projection):
                         yield batch
             except OffsetTrimmedError as error:
                 if fail_on_data_loss:
@@ -71,19 +69,20 @@ def _read(
                 logger.warning("left out of [%d, %d): %s", part.start, part.limit, error)
 
 
-def _read_parts(partition: LogPartition, wanted: Wanted) -> Generator[_PartBatches, None, None]:
-    """Yield each part with its batches, which are to be taken before the next part is.
+def _read_parts(
+    partition: LogPartition, projection: Projection
+) -> Generator[_PartBatches, None, None]:
+    """Yield each part with its batches, which the caller consumes before it takes the next part.
 
-    Parts that hold nothing that is wanted may be passed over. Holds connections and threads: close it.
-    Left to the garbage collector it would release them at any point of any thread, where locks may be
-    held that this needs.
+    Parts without a record of the projection may be skipped. Holds connections and threads: close it. The
+    garbage collector would release them at any point of any thread, which may hold locks that this needs.
     """
     if isinstance(partition, FilePartition):
         for file in partition.parts:
-            yield file, _read_file_or_tier(partition, file, wanted)
+            yield file, _read_file_or_tier(partition, file, projection)
     elif isinstance(partition, FragmentPartition):
         with (
-            FragmentSource(partition.url, wanted) as source,
+            FragmentSource(partition.url, projection) as source,
             closing(source.holding(partition.parts)) as parts,
         ):
             for fragment, may_hold in parts:
@@ -93,15 +92,15 @@ def _read_parts(partition: LogPartition, wanted: Wanted) -> Generator[_PartBatch
         raise TypeError(f"not a partition of this source: {partition!r}")
 
 
-def _may_hold(batch: Batch, wanted: Wanted) -> bool:
-    streams = wanted.streams
+def _may_hold(batch: Batch, projection: Projection) -> bool:
+    streams = projection.streams
     return streams is None or any(batch.may_hold_stream(name) for name in streams)
 
 
 def _whole(
     batches: Iterable[Batch], part: FilePart | FragmentPart, partition: LogPartition
 ) -> Iterator[Batch]:
-    """Pass batches on while they follow each other, from the part's start to its limit."""
+    """Yield the batches after checking that they are contiguous from the part's start to its limit."""
     position = part.start
     for batch in batches:
         if batch.start != position:
@@ -121,13 +120,15 @@ def _hole(partition: LogPartition, expected: int, found: int) -> CorruptionError
     )
 
 
-def _read_file_or_tier(partition: FilePartition, part: FilePart, wanted: Wanted) -> Iterator[Batch]:
-    """Yield from the file or, where retention has deleted it since the planning, from the tier."""
+def _read_file_or_tier(
+    partition: FilePartition, part: FilePart, projection: Projection
+) -> Iterator[Batch]:
+    """Yield from the file or, if retention has deleted it since planning, from the tier."""
     path = Path(partition.directory, part.name)
     try:
         file = PosixFileSystem().open(path, "r")
     except FileNotFoundError:
-        yield from _read_tier(partition, part, wanted)
+        yield from _read_tier(partition, part, projection)
         return
     try:
         source = Segment(path, part.segment_start)
@@ -139,7 +140,7 @@ def _read_file_or_tier(partition: FilePartition, part: FilePart, wanted: Wanted)
         file.close()
 
 
-def _read_tier(partition: FilePartition, part: FilePart, wanted: Wanted) -> Iterator[Batch]:
+def _read_tier(partition: FilePartition, part: FilePart, projection: Projection) -> Iterator[Batch]:
     gone = OffsetTrimmedError(
         f"{part.name} in {partition.directory} was deleted since the read was planned, or this machine"
         " does not see the directory",
@@ -161,5 +162,5 @@ def _read_tier(partition: FilePartition, part: FilePart, wanted: Wanted) -> Iter
         log.close()
     for fragments in found:
         if isinstance(fragments, FragmentPartition):
-            with FragmentSource(fragments.url, wanted) as source:
+            with FragmentSource(fragments.url, projection) as source:
                 yield from map(source.read, fragments.parts)

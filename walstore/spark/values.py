@@ -1,7 +1,7 @@
 """Values of options: strings in, checked values out. Pure: no I/O, no Spark.
 
-Option names are case-insensitive; Spark hands them over in lower case. Every error names the option and
-what it may be.
+Option names are case-insensitive; Spark passes them in lower case. Every error names the option and its valid
+values.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, overload
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 
 STORE_PREFIX: Final = "store."
 
 
 class Options:
-    """The options of one read or write, and which of them there may be."""
+    """The options of one read or write, checked against the known names."""
 
     def __init__(self, options: Mapping[str, str], known: Sequence[str]) -> None:
-        """Take the options given; InvalidSettingsError if one is not known.
+        """Take the given options; InvalidSettingsError if one is not known.
 
-        Those that begin with ``store.`` are known always; see :attr:`store`.
+        Those that begin with ``store.`` are always known; see :attr:`store`.
         """
         given = {name.lower(): value for name, value in options.items()}
         self.store = {
@@ -37,7 +37,7 @@ class Options:
         self._given = given
 
     def text(self, name: str) -> str | None:
-        """Return what was given, or None."""
+        """Return the given text, or None."""
         return self._given.get(name.lower())
 
     @overload
@@ -52,7 +52,7 @@ class Options:
         return default if value is None else number(name, value, low=low)
 
     def flag(self, name: str, *, yes: str = "true", no: str = "false", default: bool) -> bool:
-        """Return whether the first of two words was given."""
+        """Return whether the value is the first of two words."""
         return self.word(name, (yes, no), default=yes if default else no) == yes
 
     def word(self, name: str, words: Sequence[str], *, default: str) -> str:

@@ -1,11 +1,11 @@
-"""What programs that write logs with Spark call beside the sink. Importable without PySpark."""
+"""Functions for programs that write logs with Spark, next to the sink. Importable without PySpark."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.spark.environment import require_packages
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ WEEK_SECONDS: Final = 7 * 86_400.0
 def partition_rows(df: DataFrame, partitions: int, by: str = "key") -> DataFrame:
     """Return the rows with a column ``partition``, all rows of one partition in one task.
 
-    So that each log of a partitioned log is written by one task, which is what the sink is fastest at.
-    The partition is ``pmod(crc32(by), partitions)``, where the sink itself would send that key. Rows in
-    which ``by`` is null go by their ``value``. A column ``partition`` that is there is replaced. ``by`` is a
-    column of binary or text; InvalidSettingsError if it is not there.
+    Then one task writes each log of a partitioned log, which is the sink's fastest case. The partition is
+    ``pmod(crc32(by), partitions)``, the same that the sink computes for a key. Rows in which ``by`` is null
+    use their ``value``. An existing column ``partition`` is replaced. ``by`` is a column of binary or text;
+    InvalidSettingsError if it does not exist.
     """
     require_packages()
     from pyspark.sql import functions as f
@@ -40,27 +40,27 @@ def partition_rows(df: DataFrame, partitions: int, by: str = "key") -> DataFrame
 
 
 def finish_commits(url: str) -> int:
-    """Publish what was committed under ``url`` and is not in the logs yet; return how many writes.
+    """Publish writes that were committed under ``url`` and are not in the logs yet; return how many.
 
-    For writes whose driver died and is not started again; see :func:`uploader.partitioned.finish_commits`.
+    For writes whose driver died and is not restarted; see :func:`uploader.partitioned.finish_commits`.
     Blocks.
     """
     require_packages()
     from uploader.partitioned import finish_commits as finish
-    from walstore.spark.sync_runner import Loop
+    from walstore.spark.store import SyncRunner
 
-    with closing(Loop()) as loop:
-        return loop.run(finish(url))
+    with closing(SyncRunner()) as runner:
+        return runner.run(finish(url))
 
 
 def sweep_staging(url: str, older_than_seconds: float = WEEK_SECONDS) -> Swept:
-    """Finish what was committed under ``url``, and delete what was staged so long ago and never committed.
+    """Finish committed writes under ``url``, and delete what was staged that long ago and never committed.
 
     As :func:`uploader.partitioned.sweep_staging`; blocks.
     """
     require_packages()
     from uploader.partitioned import sweep_staging as sweep
-    from walstore.spark.sync_runner import Loop
+    from walstore.spark.store import SyncRunner
 
-    with closing(Loop()) as loop:
-        return loop.run(sweep(url, older_than_seconds=older_than_seconds))
+    with closing(SyncRunner()) as runner:
+        return runner.run(sweep(url, older_than_seconds=older_than_seconds))

@@ -22,10 +22,9 @@ from uploader import CloudTier, UploadSettings, open_store
 from uploader.stores.metering import MeteredStore
 from walstore import Record, Settings, Wal
 from walstore.errors import CorruptionError, OffsetTrimmedError
-from walstore.spark.fragment_source import FragmentSource
 from walstore.spark.partition import FragmentPartition
-from walstore.spark.projection import Wanted
-from walstore.spark.schema import spark_schema
+from walstore.spark.schema import Projection, spark_schema
+from walstore.spark.store import FragmentSource
 
 ALL = spark_schema(include_headers=True)
 
@@ -88,7 +87,7 @@ def test_few_columns_take_few_bytes(url):
     received = {}
     for names in (("timestamp", "stream"), ("value",)):
         store = MeteredStore(open_store(url))
-        with FragmentSource(url, Wanted(names), store=store) as source:
+        with FragmentSource(url, Projection(names), store=store) as source:
             for part in partition.parts:
                 source.read(part)
         received[names] = store.usage().received_bytes
@@ -130,7 +129,7 @@ def test_fragments_without_the_stream_are_not_fetched(url):
     (partition,) = planned(url)
     assert isinstance(partition, FragmentPartition)
     store = MeteredStore(open_store(url))
-    with FragmentSource(url, Wanted(("value",), frozenset(["eu"])), store=store) as source:
+    with FragmentSource(url, Projection(("value",), frozenset(["eu"])), store=store) as source:
         found = [part.start for part, may_hold in source.holding(partition.parts) if may_hold]
     assert found == [1, 201]
     assert store.usage().received_bytes <= 5 * 4096

@@ -12,6 +12,7 @@ import pytest
 
 from walstore.errors import WalError
 from walstore.spark import environment, problem
+from walstore.spark.environment import explain_worker
 
 
 def program(path: Path, text: str) -> Path:
@@ -68,7 +69,7 @@ def test_old_java(tmp_path, monkeypatch, version, shown):
 def test_java_that_does_not_answer(tmp_path, monkeypatch):
     program(tmp_path / "bin" / "java", "exit 1")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert "does not tell its version" in (problem() or "")
+    assert "does not report its version" in (problem() or "")
 
 
 def test_missing_packages(monkeypatch):
@@ -134,3 +135,24 @@ def test_an_interpreter_that_is_not_there():
 
 def test_a_session_that_does_not_tell():
     environment.require_interpreter(SimpleNamespace())
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('java.io.IOException: Cannot run program "/x/python3": error=2', "cannot run /x/python3"),
+        ("ModuleNotFoundError: No module named 'walstore'", "no module named 'walstore'"),
+        ("ModuleNotFoundError: No module named 'uploader.x'", "no module named 'uploader.x'"),
+        ("[PYTHON_VERSION_MISMATCH] 3.9 and 3.11", "another version of Python"),
+    ],
+)
+def test_what_is_wrong_and_what_to_do(text, what):
+    found = explain_worker(text)
+    assert found is not None
+    assert what in found
+    assert "install walstore[spark] for one interpreter" in found
+
+
+def test_other_errors_are_not_the_workers():
+    assert explain_worker("No module named 'pandas'") is None
+    assert explain_worker("org.apache.spark.SparkException: Job aborted") is None

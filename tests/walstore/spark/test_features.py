@@ -8,7 +8,7 @@ import sys
 from pyspark.sql.datasource import DataSourceStreamWriter
 
 from walstore.spark import features
-from walstore.spark.sink.stream import StreamWriter
+from walstore.spark.sink.writers import StreamWriter
 
 OLDER = """
 import sys
@@ -22,7 +22,7 @@ sys.modules["pyspark.sql.streaming.datasource"] = None
 from walstore.spark import features
 from walstore.spark.options import parse_options
 from walstore.spark.reader import BatchReader
-from walstore.spark.sink.stream import StreamWriter
+from walstore.spark.sink.writers import StreamWriter
 assert not features.HAS_FILTERS and not features.HAS_LIMITS
 # Spark 4.0 asks whether it is one of these, and then hands over Arrow batches; also to a stream's.
 assert issubclass(StreamWriter, (datasource.DataSourceArrowWriter,))

@@ -19,7 +19,7 @@ from uploader.stores.metering import MeteredStore
 from uploader.testing import ShuffledStore
 from walstore.errors import CorruptionError, InvalidSettingsError, LogNotFoundError
 from walstore.spark.location import parse_location
-from walstore.spark.log_catalog import DirectoryShelf, StoreShelf, list_names
+from walstore.spark.log_catalog import DirectoryCatalog, StoreCatalog, list_names
 from walstore.spark.logs import find_logs, open_log
 from walstore.spark.options import Selection
 
@@ -201,22 +201,22 @@ def test_a_partition_whose_manifest_was_lost_is_not_empty(bucket, tmp_path):
 
 def test_a_partition_that_is_made_while_it_is_looked_for(bucket, monkeypatch):
     """Its manifest comes after it was asked for, and its first fragment before the listing."""
-    has_fragments = StoreShelf.has_fragments
+    has_fragments = StoreCatalog.has_fragments
 
-    def late(self: StoreShelf) -> bool:
+    def late(self: StoreCatalog) -> bool:
         write(f"{bucket}/orders/1", [b"late"])
         return has_fragments(self)
 
-    monkeypatch.setattr(StoreShelf, "has_fragments", late)
+    monkeypatch.setattr(StoreCatalog, "has_fragments", late)
     assert values(f"{bucket}/orders") == {**ORDERS, ("orders", 1): [b"late"]}
 
 
 def test_places_without_logs(tmp_path):
     location = parse_location(str(tmp_path / "nothing"), {})
-    assert DirectoryShelf(location).names() == []
-    shelf = StoreShelf(parse_location(f"file://{tmp_path}/nothing", {}))
-    assert shelf.names() == []
-    shelf.close()
+    assert DirectoryCatalog(location).names() == []
+    catalog = StoreCatalog(parse_location(f"file://{tmp_path}/nothing", {}))
+    assert catalog.names() == []
+    catalog.close()
 
 
 # -- listing ---------------------------------------------------------------------------------------

@@ -18,9 +18,8 @@ from walstore import Record
 from walstore.batches.batch import Batch
 from walstore.errors import InvalidSettingsError
 from walstore.spark import rows
-from walstore.spark.projection import Wanted
 from walstore.spark.rows import MOST_ROWS, RowBuilder
-from walstore.spark.schema import arrow_schema, column_names, spark_schema
+from walstore.spark.schema import Projection, arrow_schema, column_names, spark_schema
 
 ALL = spark_schema(include_headers=True)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -48,7 +47,7 @@ def schema_of(**columns: str) -> StructType:
 
 
 def built(batches: Sequence[Batch], schema: StructType = ALL) -> list[pa.RecordBatch]:
-    return list(RowBuilder(Wanted(column_names(schema)), topic="orders").build(iter(batches)))
+    return list(RowBuilder(Projection(column_names(schema)), topic="orders").build(iter(batches)))
 
 
 def as_batches(records: Sequence[Record], cuts: Sequence[int]) -> list[Batch]:
@@ -128,7 +127,7 @@ def test_another_schema_is_refused(schema):
 
 def test_offsets_are_told_in_batches():
     names = ("partition", "offset", "topic", "timestampType")
-    batches = list(RowBuilder(Wanted(names), topic="orders", partition=3).count(5, 300_005))
+    batches = list(RowBuilder(Projection(names), topic="orders", partition=3).count(5, 300_005))
     assert [len(batch) for batch in batches] == [
         *[MOST_ROWS] * (300_000 // MOST_ROWS),
         300_000 % MOST_ROWS,
@@ -138,7 +137,7 @@ def test_offsets_are_told_in_batches():
     assert found.column("offset").to_pylist() == list(range(5, 300_005))
     for name, value in (("partition", 3), ("topic", "orders"), ("timestampType", 0)):
         assert found.column(name).unique().to_pylist() == [value]
-    assert list(RowBuilder(Wanted(names), topic="orders").count(5, 5)) == []
+    assert list(RowBuilder(Projection(names), topic="orders").count(5, 5)) == []
 
 
 def test_only_records_of_the_streams_are_built():
@@ -146,8 +145,8 @@ def test_only_records_of_the_streams_are_built():
         Record(at, b"%d" % at, None, (None, "eu", "us", "asia")[at % 4], {}, at)
         for at in range(1, 200)
     ]
-    wanted = Wanted(("offset", "value"), frozenset({"eu", "us"}))
-    batches = list(RowBuilder(wanted, topic="orders").build(as_batches(records, [7, 50, 51])))
+    projection = Projection(("offset", "value"), frozenset({"eu", "us"}))
+    batches = list(RowBuilder(projection, topic="orders").build(as_batches(records, [7, 50, 51])))
     rows = [row for batch in batches for row in batch.to_pylist()]
     assert rows == [
         {"offset": r.offset, "value": r.value} for r in records if r.stream in {"eu", "us"}

@@ -14,8 +14,7 @@ from tests.walstore.spark.reading import fill
 from uploader import CloudTier, UploadSettings
 from walstore.spark.directory import DirectoryLog
 from walstore.spark.location import parse_location
-from walstore.spark.store import StoreLog
-from walstore.spark.sync_runner import Loop
+from walstore.spark.store import StoreLog, SyncRunner
 
 pytestmark = pytest.mark.slow
 
@@ -73,11 +72,11 @@ def test_a_part_of_a_span_counts_by_its_records(log):
 
 
 def test_a_loop_keeps_what_is_open_between_calls():
-    loop = Loop()
+    runner = SyncRunner()
 
     async def ask() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
 
-    assert loop.run(ask()) is loop.run(ask())
-    loop.close()
-    loop.close()
+    assert runner.run(ask()) is runner.run(ask())
+    runner.close()
+    runner.close()

@@ -1,8 +1,8 @@
 """From a fragment's columns to those of ``format("walstore")``: same names, types and nulls. No I/O.
 
-Spark reads unsigned 64-bit numbers as 20-digit decimals, unless it is told that they are longs. Told so, it
-is as fast as it can be, but fails on numbers that are stored through a dictionary. Files of ours store
-offsets and records' times otherwise; wal3's go by the decimals.
+Spark reads unsigned 64-bit numbers as 20-digit decimals, unless the schema declares them as longs. That is
+fastest, but fails on dictionary-encoded numbers. Our files do not dictionary-encode offsets and record times;
+wal3's files are read as decimals.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody does
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -22,8 +22,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from walstore.spark.fast_path.kinds import FragmentKind
-from walstore.spark.fast_path.scans import Scan
+from walstore.spark.fast_path.footers import FragmentKind
+from walstore.spark.fast_path.planner import Scan
 from walstore.spark.rows import PRODUCER_TIME
 from walstore.spark.schema import HEADERS, spark_schema
 
@@ -45,12 +45,12 @@ _FIELDS: Final[dict[FragmentKind, dict[str, DataType]]] = {
 
 
 def stored_schema(kind: FragmentKind) -> StructType:
-    """Return the columns to read, as Spark is to understand them."""
+    """Return the columns to read, with their types for Spark."""
     return StructType([StructField(name, found) for name, found in _FIELDS[kind].items()])
 
 
 def project(stored: DataFrame, scan: Scan, *, include_headers: bool) -> DataFrame:
-    """Return the rows of a scan, of which ``stored`` has the columns of :func:`stored_schema`."""
+    """Return the rows of a scan; ``stored`` has the columns of :func:`stored_schema`."""
     schema = spark_schema(include_headers=include_headers)
     rows = stored.select([_column(field, scan).alias(field.name) for field in schema.fields])
     if scan.cut is None:
@@ -67,7 +67,7 @@ def rename(rows: DataFrame, topic: str, partition: int) -> DataFrame:
 
 
 def constant(value: object, kind: DataType | None = None) -> Column:
-    """Return a column of one value that may be null as far as the schema says; Spark folds it."""
+    """Return a constant column that is nullable in the schema; Spark folds it."""
     return F.nullif(F.lit(value), F.lit(None).cast(kind or "int"))
 
 

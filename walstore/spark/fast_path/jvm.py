@@ -1,7 +1,7 @@
-"""All that the fast path asks of the JVM: what it can open, and a scan of exactly these files.
+"""All calls of the fast path to the JVM: what it can open, and a scan of exactly the given files.
 
-Settings of a session that make Spark go on without rows (``spark.sql.files.ignoreMissingFiles``,
-``ignoreCorruptFiles``) do not hold for these scans, and page checksums are verified.
+The session's settings that make Spark skip rows (``spark.sql.files.ignoreMissingFiles``,
+``ignoreCorruptFiles``) do not apply to these scans, and page checksums are verified.
 """
 
 from __future__ import annotations
@@ -16,36 +16,33 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from walstore.spark.fast_path.obstacle import FastPathError
-from walstore.spark.fast_path.places import HadoopPlace
+from walstore.spark.fast_path.hadoop import FastPathError, HadoopStore
 
 _THRESHOLD: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _PARALLELISM: Final = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 _NEVER: Final = "2147483647"
 _LISTINGS_PER_SLOT: Final = 4
-"""Tasks that look at files of a bucket, for each slot of the cluster: each waits for the network."""
+"""Tasks that list files of a bucket, for each slot of the cluster: each waits for the network."""
 _SHOWN: Final = 300
 _SETTING: Final = threading.Lock()
 
 
 def require_jvm(spark: SparkSession) -> None:
-    """Raise FastPathError if the session reaches Spark over the network, where there is no JVM to ask."""
+    """Raise FastPathError if the session reaches Spark over the network and has no access to its JVM."""
     try:
         found = spark._jvm  # noqa: SLF001 - PySpark has no public way
     except (AttributeError, PySparkException):
         found = None
     if found is None:
-        raise FastPathError(
-            "a Spark Connect session does not let its JVM be asked what it can open"
-        )
+        raise FastPathError("a Spark Connect session does not give access to its JVM")
 
 
-def require_access(spark: SparkSession, place: HadoopPlace, *, is_shared: bool) -> None:
-    """Raise FastPathError unless the JVM, and the executors', can open files at a place.
+def require_access(spark: SparkSession, store: HadoopStore, *, is_shared: bool) -> None:
+    """Raise FastPathError unless the JVMs of driver and executors can open files of the store.
 
-    ``is_shared`` says that all machines of a cluster see the same directories.
+    ``is_shared`` means that all machines of a cluster see the same directories.
     """
-    if place.scheme == "file":
+    if store.scheme == "file":
         master = str(spark.sparkContext.master)
         if not is_shared and not master.startswith("local"):
             raise FastPathError(
@@ -56,7 +53,7 @@ def require_access(spark: SparkSession, place: HadoopPlace, *, is_shared: bool) 
     session: Any = spark
     try:
         conf = session._jsc.hadoopConfiguration()  # noqa: SLF001
-        session._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(place.scheme, conf)  # noqa: SLF001
+        session._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(store.scheme, conf)  # noqa: SLF001
     except Py4JError:
         version = session._jvm.org.apache.hadoop.util.VersionInfo.getVersion()  # noqa: SLF001
         raise FastPathError(
@@ -68,53 +65,53 @@ def require_access(spark: SparkSession, place: HadoopPlace, *, is_shared: bool) 
 def scan(
     spark: SparkSession,
     schema: StructType,
-    place: HadoopPlace,
+    store: HadoopStore,
     keys: Sequence[str],
     *,
     size_bytes: int,
     fail_on_data_loss: bool,
 ) -> DataFrame:
-    """Return the rows of Parquet files, all of which are there now and ``size_bytes`` long together.
+    """Return the rows of Parquet files, all of which exist now and are ``size_bytes`` long together.
 
-    FastPathError if Spark does not find them so. Without ``fail_on_data_loss`` a file that is gone when a
-    task opens it is left out. Looks at every file: 0.1 ms each in a directory, a request or two in a bucket.
+    FastPathError if Spark finds otherwise. Without ``fail_on_data_loss`` a file that is missing when a task
+    opens it is left out. Checks every file: 0.1 ms each in a directory, a request or two in a bucket.
     """
     reader = spark.read.schema(schema).options(
         **{
-            **place.options,
-            "recursiveFileLookup": "true",  # no columns out of the names of folders
+            **store.options,
+            "recursiveFileLookup": "true",  # no columns from the names of folders
             "ignoreCorruptFiles": "false",
             "ignoreMissingFiles": "false" if fail_on_data_loss else "true",
             "parquet.page.verify-checksum.enabled": "true",
         }
     )
     try:
-        with _listing(spark, place):
-            found = reader.parquet(*map(place.path, keys))
+        with _listing(spark, store):
+            found = reader.parquet(*map(store.path, keys))
         session: Any = found
         relation = session._jdf.queryExecution().analyzed().relation()  # noqa: SLF001
         seen_bytes = int(relation.location().sizeInBytes())
     except (Py4JError, PySparkException) as error:
         raise FastPathError(
-            f"Spark cannot open the fragments under {place.base}: {_words(error)}"
+            f"Spark cannot open the fragments under {store.base}: {_words(error)}"
         ) from error
     if seen_bytes != size_bytes:
         raise FastPathError(
-            f"Spark finds {seen_bytes} bytes in the fragments under {place.base}, this process"
-            f" {size_bytes}: they do not look at the same store, or wal3 has written the objects anew"
+            f"Spark finds {seen_bytes} bytes in the fragments under {store.base}, this process"
+            f" {size_bytes}: they do not look at the same store, or wal3 has rewritten the objects"
         )
     return found
 
 
 @contextmanager
-def _listing(spark: SparkSession, place: HadoopPlace) -> Iterator[None]:
-    """Let Spark look at files in the driver if they are near, else in not too many tasks.
+def _listing(spark: SparkSession, store: HadoopStore) -> Iterator[None]:
+    """Let Spark list local files in the driver, and a bucket's files in a limited number of tasks.
 
-    By itself it starts one task for each of more than 32 files, which takes 5 ms each: for 10 000 files in a
-    directory 40 s instead of 1.
+    By default it starts one task for each of more than 32 files, at 5 ms each: 40 s instead of 1 s for 10 000
+    files in a directory.
     """
     wanted = {_THRESHOLD: _NEVER}
-    if place.scheme != "file":
+    if store.scheme != "file":
         slots = max(1, spark.sparkContext.defaultParallelism)
         wanted = {_PARALLELISM: str(_LISTINGS_PER_SLOT * slots)}
     with _SETTING:
@@ -130,7 +127,7 @@ def _listing(spark: SparkSession, place: HadoopPlace) -> Iterator[None]:
 
 
 def _words(error: Exception) -> str:
-    """Return what is wrong, without the JVM's stack."""
+    """Return the first line of the error, without the JVM's stack."""
     java = getattr(error, "java_exception", None)
     text = str(java.toString()) if java is not None else str(error)
     return text.partition("\n")[0][:_SHOWN]

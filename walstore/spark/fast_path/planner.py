@@ -1,7 +1,7 @@
-"""Which fragments the JVM reads, and what is left for the Python source. Blocking I/O.
+"""Plans which fragments the JVM reads, and what remains for the Python source. Blocking I/O.
 
-The plan is that of ``format("walstore")``. Of a local log's files only those are left whose records are in
-no fragment yet.
+The plan is that of ``format("walstore")``. Of a local log's files only those remain whose records are in no
+fragment yet.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from walstore.errors import LogNotFoundError, WalError
-from walstore.spark.fast_path.footers import look_at
-from walstore.spark.fast_path.scans import Scan, scans_of
+from walstore import LogNotFoundError, WalError
+from walstore.spark.fast_path.footers import FragmentKind, KnownPart, read_footers
 from walstore.spark.filters import Narrowed
 from walstore.spark.location import Location
 from walstore.spark.options import ReadOptions
@@ -26,8 +25,64 @@ from walstore.spark.store import StoreLog
 logger = logging.getLogger("walstore.spark")
 
 PARALLEL: Final = 8
-"""Logs that are looked at at the same time."""
+"""Logs whose footers are read concurrently."""
 _ANY_SIZE: Final = 1 << 62
+MOST_SCANS: Final = 64
+"""Most scans into which ``minPartitions`` divides a read: Spark takes some 30 ms to plan each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Fragments of one log that one Parquet scan reads."""
+
+    topic: str
+    partition: int
+    url: str
+    """The log's store."""
+    kind: FragmentKind
+    parts: tuple[FragmentPart, ...] = field(repr=False)
+    cut: tuple[int, int] | None = None
+    """Offsets ``[start, limit)`` to read, if the fragments contain others too."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the fragments together."""
+        return sum(part.size_bytes for part in self.parts)
+
+
+def scans_of(
+    topic: str, partition: int, url: str, found: Sequence[KnownPart], bounds: tuple[int, int]
+) -> list[Scan]:
+    """Return the scans of one log's fragments for the offsets ``bounds``.
+
+    Only the fragments that the bounds cut, at most two, are scanned with a filter on the offset.
+    """
+    whole: dict[FragmentKind, list[FragmentPart]] = {}
+    cut: dict[FragmentKind, list[FragmentPart]] = {}
+    for part, kind in found:
+        is_whole = (part.start, part.limit) == (part.entry.start, part.entry.limit)
+        (whole if is_whole else cut).setdefault(kind, []).append(part)
+    return [
+        *(Scan(topic, partition, url, kind, tuple(parts)) for kind, parts in whole.items()),
+        *(Scan(topic, partition, url, kind, tuple(parts), bounds) for kind, parts in cut.items()),
+    ]
+
+
+def divide(scans: Sequence[Scan], count: int) -> list[Scan]:
+    """Return about ``count`` scans of about the same size, as far as the fragments allow."""
+    total = sum(scan.size_bytes for scan in scans) or 1
+    goal = min(count, MOST_SCANS)
+    if len(scans) >= goal:
+        return list(scans)
+    return [piece for scan in scans for piece in _pieces(scan, goal * scan.size_bytes // total)]
+
+
+def _pieces(scan: Scan, count: int) -> Iterable[Scan]:
+    parts = scan.parts
+    count = max(1, min(count, len(parts)))
+    for at in range(count):
+        low, high = len(parts) * at // count, len(parts) * (at + 1) // count
+        yield replace(scan, parts=parts[low:high])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +107,24 @@ class Fragments:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Which offsets of them are wanted."""
+        """The offsets to read."""
         return self.parts[0].start, self.parts[-1].limit
 
     def scans(self, stream: str | None) -> list[Scan]:
-        """Look at the fragments' footers; see :func:`walstore.spark.fast_path.footers.look_at`."""
-        found = look_at(self.url, self.parts, stream)
+        """Read the fragments' footers; see :func:`walstore.spark.fast_path.footers.read_footers`."""
+        found = read_footers(self.url, self.parts, stream)
         return scans_of(self.topic, self.partition, self.url, found, self.bounds)
 
 
 @dataclass(frozen=True, slots=True)
 class FastPathPlan:
-    """Who reads what."""
+    """What the JVM reads, and what the Python source reads."""
 
     fragments: Sequence[Fragments]
     files: Sequence[FileRange]
 
     def scans(self, stream: str | None) -> list[Scan]:
-        """Look at all fragments and return the scans."""
+        """Read all footers and return the scans."""
         with ThreadPoolExecutor(PARALLEL, "walstore-footers") as threads:
             looks = [threads.submit(found.scans, stream) for found in self.fragments]
         return [scan for look in looks for scan in look.result()]
@@ -110,15 +165,15 @@ def _join(partitions: Sequence[FragmentPartition]) -> Fragments:
 
 
 def _shipped(files: FilePartition, start: int, limit: int) -> Fragments | None:
-    """Return the fragments that hold the first of some records in files, if there are any.
+    """Return the fragments that contain the first of the files' records, if any.
 
-    The files have them all, so a tier that does not answer only makes the read slower.
+    The files have all records, so a tier that does not answer only makes the read slower.
     """
     if files.tier_url is None:
         return None
-    place = Location(files.tier_url, is_store=True, topic=files.topic)
+    location = Location(files.tier_url, is_store=True, topic=files.topic)
     try:
-        with closing(StoreLog(place, partition=files.partition)) as tier:
+        with closing(StoreLog(location, partition=files.partition)) as tier:
             limit = min(limit, tier.limit)
             if start >= limit or tier.is_trimmed(start):
                 return None

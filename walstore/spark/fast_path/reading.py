@@ -1,4 +1,4 @@
-"""``walstore.spark.read``: the rows of ``format("walstore")``, by the JVM's own reader where it can."""
+"""``walstore.spark.read``: the rows of ``format("walstore")``, by the JVM's own reader where possible."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Literal, get_args
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.spark.environment import require_packages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from walstore.spark.fast_path.planner import FileRange
-    from walstore.spark.fast_path.scans import Scan
+    from walstore.spark.fast_path.planner import FileRange, Scan
     from walstore.spark.options import ReadOptions
 
 logger = logging.getLogger("walstore.spark")
@@ -31,28 +30,28 @@ def read(
     fast_path: FastPath = "auto",
     **more: object,
 ) -> DataFrame:
-    """Return the records of logs, with the columns of ``format("walstore")`` and by its options.
+    """Return the records of logs, with the columns and options of ``format("walstore")``.
 
-    Fragments in a store that Spark can open itself are read by its own Parquet reader, which skips columns
-    that a query does not need: in a directory if Spark runs on this machine alone, in S3 if the JVM has
-    Hadoop's S3A connector. Records of a local log that are in no fragment yet are read from its files.
+    Spark's own Parquet reader reads fragments in a store that it can open itself, and skips columns that a
+    query does not need: in a directory if Spark runs on this machine alone, in S3 if the JVM has Hadoop's
+    S3A connector. Records of a local log that are in no fragment yet are read from its files.
 
-    What is read is fixed now: later executions of the frame see the same records. A fragment that garbage
+    This call fixes what is read: later executions of the frame see the same records. A fragment that garbage
     collection deletes before it is read fails the query with Spark's ``FILE_NOT_EXIST``, unless
-    ``failOnDataLoss`` is false; a cursor holds it off.
+    ``failOnDataLoss`` is false; a cursor prevents the deletion.
 
     Args:
         spark: The session.
         location: As for ``load``: the URL of a store or a log's directory.
         options: Options of :class:`walstore.spark.source.WalstoreSource`; in any case.
-        fast_path: ``auto`` goes by ``format("walstore")`` where the JVM cannot read, and logs why;
-            ``always`` raises FastPathError instead, and takes for granted that all machines of a cluster
+        fast_path: ``auto`` uses ``format("walstore")`` if the JVM cannot read, and logs why;
+            ``always`` raises FastPathError instead, and assumes that all machines of a cluster
             see a ``file:`` store; ``never`` is ``format("walstore")`` itself.
         more: More options.
 
-    Raises InvalidSettingsError for options that are not understood, LogNotFoundError, OffsetTrimmedError and
-    OffsetNotWrittenError for what is not there, CorruptionError for a fragment that is missing or not the
-    one that the manifest names, and the store's errors. With ``never`` they come from Spark, later.
+    Raises InvalidSettingsError for invalid options, LogNotFoundError, OffsetTrimmedError and
+    OffsetNotWrittenError for what does not exist, CorruptionError for a fragment that is missing or not the
+    one that the manifest names, and the store's errors. With ``never`` Spark raises them, later.
     """
     require_packages()
     if fast_path not in get_args(FastPath):
@@ -62,7 +61,7 @@ def read(
     if fast_path == "never":
         return spark.read.format("walstore").options(**given).load(path)
 
-    from walstore.spark.fast_path.obstacle import FastPathError
+    from walstore.spark.fast_path.hadoop import FastPathError
 
     try:
         return _read(spark, path, given, is_shared=fast_path == "always")
@@ -77,20 +76,19 @@ def _read(
     spark: SparkSession, path: str, given: Mapping[str, str], *, is_shared: bool
 ) -> DataFrame:
     from walstore.spark.fast_path import jvm
-    from walstore.spark.fast_path.places import place_of
-    from walstore.spark.fast_path.planner import plan
-    from walstore.spark.fast_path.scans import divide
+    from walstore.spark.fast_path.hadoop import hadoop_store
+    from walstore.spark.fast_path.planner import divide, plan
     from walstore.spark.options import parse_options
     from walstore.spark.schema import spark_schema
 
     options = parse_options({**given, "path": path})
     jvm.require_jvm(spark)
-    if options.location.is_store:  # before the log is looked at
-        place = place_of(options.location.text, os.environ)
-        jvm.require_access(spark, place, is_shared=is_shared)
+    if options.location.is_store:  # before the log is opened
+        store = hadoop_store(options.location.text, os.environ)
+        jvm.require_access(spark, store, is_shared=is_shared)
     planned = plan(options)
     for url in {fragments.url for fragments in planned.fragments}:
-        jvm.require_access(spark, place_of(url, os.environ), is_shared=is_shared)
+        jvm.require_access(spark, hadoop_store(url, os.environ), is_shared=is_shared)
     slots = max(1, spark.sparkContext.defaultParallelism)
     scans = divide(planned.scans(options.stream), -(-options.min_partitions // slots))
     frames = [_scan(spark, scan, options) for scan in scans]
@@ -103,12 +101,12 @@ def _read(
 def _scan(spark: SparkSession, scan: Scan, options: ReadOptions) -> DataFrame:
     from walstore.spark.fast_path import jvm
     from walstore.spark.fast_path.columns import project, stored_schema
-    from walstore.spark.fast_path.places import place_of
+    from walstore.spark.fast_path.hadoop import hadoop_store
 
     stored = jvm.scan(
         spark,
         stored_schema(scan.kind),
-        place_of(scan.url, os.environ),
+        hadoop_store(scan.url, os.environ),
         [part.entry.path for part in scan.parts],
         size_bytes=scan.size_bytes,
         fail_on_data_loss=options.fail_on_data_loss,
@@ -118,7 +116,7 @@ def _scan(spark: SparkSession, scan: Scan, options: ReadOptions) -> DataFrame:
 
 
 def _files(spark: SparkSession, found: FileRange, options: ReadOptions) -> DataFrame:
-    """Return records that are in no fragment yet. By then they may be: the source looks there too."""
+    """Return records that are in no fragment yet; the source also reads those shipped meanwhile."""
     from walstore.spark.fast_path.columns import rename
 
     reader = spark.read.format("walstore").options(
@@ -134,7 +132,7 @@ def _files(spark: SparkSession, found: FileRange, options: ReadOptions) -> DataF
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:
-    """Put frames together, in a tree that stays flat however many there are."""
+    """Return the union of frames, as a balanced tree."""
     while len(frames) > 1:
         frames = [
             reduce(lambda one, other: one.union(other), frames[at : at + 2])
@@ -144,7 +142,7 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def _texts(options: Mapping[str, object]) -> dict[str, str]:
-    """Return options as Spark's readers do: true and false in its words, None left out."""
+    """Return options as text, as Spark's readers convert them: ``true``, ``false``, None left out."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()

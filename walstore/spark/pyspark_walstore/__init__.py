@@ -1,6 +1,6 @@
-"""Found by Spark, which looks for ``DefaultSource`` in top-level packages named ``pyspark_*``.
+"""Discovered by Spark, which looks for ``DefaultSource`` in top-level packages named ``pyspark_*``.
 
-Installed beside ``walstore`` and ``uploader``, so that ``format("walstore")`` needs no registration.
+Installed next to ``walstore`` and ``uploader``, so that ``format("walstore")`` needs no registration.
 """
 
 from walstore.spark.source import WalstoreSource as DefaultSource

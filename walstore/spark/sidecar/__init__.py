@@ -1,7 +1,7 @@
-"""The sidecar: lands a log in a table by Structured Streaming, and keeps a cursor where it is.
+"""The sidecar: lands a log in a table by Structured Streaming, and moves a cursor behind it.
 
-:class:`Sidecar` runs it in this process until it is told to stop; ``walstore sidecar`` and
-``python -m walstore.spark.sidecar`` are the same at a terminal. See docs/spark_sidecar.md.
+:class:`Sidecar` runs it in this process until :meth:`Sidecar.stop`; ``walstore sidecar`` and
+``python -m walstore.spark.sidecar`` run it from a terminal. See docs/spark_sidecar.md.
 
 Importing this needs neither PySpark nor Java.
 """

@@ -1,4 +1,4 @@
-"""``walstore sidecar`` as a program of its own, for ``spark-submit``: the same arguments behind the name."""
+"""``walstore sidecar`` as a program of its own, for ``spark-submit``, with the same arguments."""
 
 from __future__ import annotations
 

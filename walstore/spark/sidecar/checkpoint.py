@@ -1,23 +1,31 @@
-"""Spark's checkpoint and the table beside it: what has landed for good, and whether they belong together.
+"""Spark's checkpoint and the table next to it: what has landed durably, and whether they belong together.
 
-The checkpoint is the truth about what has landed: Spark writes ``offsets/N`` before batch N begins and
-``commits/N`` when it is in the table; what is not committed is done again. Reads through Spark's own file
-systems, wherever the checkpoint lies; writes nothing.
+The checkpoint is authoritative for what has landed: Spark writes ``offsets/N`` before batch N begins and
+``commits/N`` when it is in the table; it repeats a batch without a commit. Reads through Spark's own file
+systems, wherever the checkpoint is; writes nothing.
+
+Spark never syncs a file. A cursor that moves lets records be collected. On an object store or HDFS what Spark
+wrote is durable by then; on a local disk it is in the page cache, and a power loss would destroy the only
+copy. Therefore :func:`sync_file_systems`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from walstore.errors import FormatVersionError, InvalidSettingsError
+from walstore import FormatVersionError, InvalidSettingsError, StorageUnavailableError
 from walstore.spark.bounds import LogName
 from walstore.spark.streaming.offsets import from_json, show
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 VERSION: Final = "v1"
 _SINK_LOG: Final = "_spark_metadata"
@@ -25,35 +33,35 @@ _SINK_LOG: Final = "_spark_metadata"
 
 @dataclass(frozen=True, slots=True)
 class LandedBatch:
-    """The newest batch that is in the table for good."""
+    """The newest batch that is committed to the table."""
 
     batch: int
     positions: dict[LogName, int]
-    """In each log the offset after its last record in the table."""
+    """For each log the offset after its last record in the table."""
 
 
 class Folder(Protocol):
-    """A directory, wherever it is; read-only."""
+    """A directory in any file system; read-only."""
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the names in it, or in a folder of it, in order; none if there is no such folder."""
+        """Return the sorted names in it, or in a folder of it; none if the folder does not exist."""
 
     def read(self, name: str) -> str:
         """Return a small file as text."""
 
 
 class SparkFolder:
-    """A directory in whichever file system Spark finds it."""
+    """A directory in one of Spark's file systems."""
 
     def __init__(self, spark: SparkSession, place: str) -> None:
-        """Nothing is looked at yet."""
+        """Read nothing yet."""
         context: Any = spark.sparkContext
         self._jvm = context._jvm  # noqa: SLF001 - PySpark has no public way to files
         self._path = self._jvm.org.apache.hadoop.fs.Path(place)
         self._files = self._path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
 
     def names(self, folder: str = "") -> list[str]:
-        """Return the names in a folder; none if there is none."""
+        """Return the names in a folder; none if it does not exist."""
         path = self._under(folder)
         if not self._files.exists(path):
             return []
@@ -72,18 +80,18 @@ class SparkFolder:
 
 
 class QueryCheckpoint:
-    """What the checkpoint of a query with one source says."""
+    """The checkpoint of a query with one source."""
 
     def __init__(self, folder: Folder) -> None:
         """Read from ``folder``."""
         self._folder = folder
 
     def is_begun(self) -> bool:
-        """Return whether a query has run with it."""
+        """Return whether a query has used it."""
         return "metadata" in self._folder.names()
 
     def check_logs(self, commit: LandedBatch, logs: Collection[LogName]) -> None:
-        """Raise InvalidSettingsError if none of the ``logs`` is one that was landed."""
+        """Raise InvalidSettingsError if none of the ``logs`` has landed with it."""
         if logs and not commit.positions.keys() & set(logs):
             there = ", ".join(show(name) for name in sorted(commit.positions))
             raise InvalidSettingsError(
@@ -91,7 +99,7 @@ class QueryCheckpoint:
             )
 
     def commit(self) -> LandedBatch | None:
-        """Return the newest committed batch, or None if there is none yet."""
+        """Return the newest committed batch, or None."""
         batches = [int(name) for name in self._folder.names("commits") if name.isdigit()]
         if not batches:
             return None
@@ -100,7 +108,7 @@ class QueryCheckpoint:
 
 
 def parse_offset_log(text: str) -> dict[LogName, int]:
-    """Return the offsets in a file ``offsets/N``: a version, a line about the batch, a line a source.
+    """Return the offsets in a file ``offsets/N``: a version, a line for the batch, and one for each source.
 
     FormatVersionError for another version, InvalidSettingsError for the file of another query.
     """
@@ -125,16 +133,16 @@ def parse_offset_log(text: str) -> dict[LogName, int]:
 
 
 def check_parquet_table(table: Folder, place: str, checkpoint: QueryCheckpoint) -> None:
-    """Raise InvalidSettingsError unless the table is as the checkpoint says.
+    """Raise InvalidSettingsError unless the table matches the checkpoint.
 
-    Spark's file sink leaves out batches whose numbers the table has, whoever wrote them, and readers see
-    nothing but what it wrote. With another table's checkpoint, or without its own, records would be lost.
+    Spark's file sink skips batches whose numbers the table has, by any query, and readers see only what
+    it wrote. With another table's checkpoint, or without its own, records would be lost.
     """
     names = table.names()
     newest = max(_batches(table.names(_SINK_LOG)), default=-1)
     commit = checkpoint.commit()
     landed = -1 if commit is None else commit.batch
-    # The batch after the last commit may be in the table: killed in between.
+    # The batch after the last commit may be in the table, if Spark was killed before the commit.
     if newest > (landed + 1 if checkpoint.is_begun() else -1):
         raise InvalidSettingsError(
             f"the table at {place} has {newest + 1} batches and the checkpoint knows of {landed + 1}: name "
@@ -157,3 +165,32 @@ def _batches(names: Iterable[str]) -> list[int]:
     """Return the batches in the sink's log: files ``N``, and ``N.compact`` for all up to N."""
     words = [name.removesuffix(".compact") for name in names]
     return [int(word) for word in words if word.isdigit()]
+
+
+def sync_file_systems(places: Iterable[str]) -> None:
+    """Sync the file systems that contain these directories. Blocking.
+
+    StorageUnavailableError if a disk fails; the directories may then not be durable.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    synced: set[int] = set()
+    for place in places:
+        path = _existing(Path(place))
+        try:
+            device = path.stat().st_dev
+            if device in synced:
+                continue
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                if libc.syncfs(descriptor):
+                    code = ctypes.get_errno()
+                    raise OSError(code, os.strerror(code), str(path))
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StorageUnavailableError(f"cannot make {place} durable: {error}") from error
+        synced.add(device)
+
+
+def _existing(path: Path) -> Path:
+    return next(found for found in (path, *path.parents) if found.exists())

@@ -1,7 +1,7 @@
-"""What made a query fail, found in what Spark says about it.
+"""Finds the cause of a failed query in Spark's error text.
 
-Errors of the source reach the driver as text in the middle of Spark's and Python's tracebacks; the kind of
-error is in there and decides what is said and with which code a program ends.
+Errors of the source reach the driver as text in the middle of Spark's and Python's tracebacks. The text
+contains the error's class, which determines the message and the exit code.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from walstore import errors
-from walstore.errors import WalError
-from walstore.spark.workers import explain_worker
+from walstore import WalError, errors
+from walstore.spark.environment import explain_worker
 
 _OURS: Final = re.compile(r"^\s*(?:\w+\.)*walstore\.errors\.(\w+): (.+)$", re.MULTILINE)
 _CAUSE: Final = re.compile(
@@ -23,7 +22,7 @@ _CONCURRENT: Final = re.compile(
     r"Concurrent update to the log|CONCURRENT_STREAM_LOG_UPDATE|Race while writing batch"
     r"|Multiple streaming queries are concurrently using"
     r"|DELTA_CONCURRENT_TRANSACTION|ConcurrentTransactionException"
-    # A file of the checkpoint, which two wrote first at the same moment.
+    # A file of the checkpoint that two queries created at the same moment.
     r"|Rename destination \S+ already exists"
 )
 _OTHER_SPARK: Final = re.compile(
@@ -39,13 +38,13 @@ _MOST_CHARS: Final = 300
 
 
 def to_error(text: str) -> WalError:
-    """Return the error that a failed query's text tells of: ours as it was, or else Spark's in one line."""
+    """Return the error in a failed query's text: ours with its class, or else Spark's in one line."""
     ours = _OURS.findall(text)
     if ours:
         name, message = ours[-1]
         kind = getattr(errors, name, WalError)
         if isinstance(kind, type) and issubclass(kind, WalError):
-            # Without its constructor, whose other arguments are not in the text.
+            # Not by the constructor, whose other arguments are not in the text.
             found = kind.__new__(kind, message.strip())
             assert isinstance(found, WalError)
             return found
@@ -63,7 +62,7 @@ def to_error(text: str) -> WalError:
 
 
 def _say(text: str) -> str:
-    """Return what Spark says in one line."""
+    """Return Spark's error in one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [found.strip() for found in _CAUSE.findall(text) if found.strip()]
     said = (causes or lines or ["nothing"])[-1] if causes else (lines or ["nothing"])[0]
@@ -72,7 +71,7 @@ def _say(text: str) -> str:
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """Turn what Spark raises in the block into errors of ours."""
+    """Raise Spark's errors in the block as errors of ours."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def start_query(
     spark: SparkSession, settings: SidecarSettings, start: Offsets | None, table: Table
 ) -> StreamingQuery:
-    """Start the query; in each log at ``start``, unless the checkpoint says where.
+    """Start the query, in each log at ``start``, unless the checkpoint has a position.
 
     None begins at each log's head.
     """
@@ -43,7 +43,7 @@ def start_query(
 def read(spark: SparkSession, settings: SidecarSettings, start: Offsets | None) -> DataFrame:
     """Return the logs as a stream."""
     reader = spark.readStream.format("walstore").option("includeHeaders", settings.has_headers)
-    # Older ones take all there is; a limit that somebody asked for is refused by the source.
+    # Older Sparks have no limit: the source refuses one that the user set.
     if HAS_LIMITS or settings.max_records != DEFAULT_MAX_RECORDS:
         reader = reader.option("maxOffsetsPerTrigger", settings.max_records)
     if start is not None:
@@ -56,7 +56,7 @@ def read(spark: SparkSession, settings: SidecarSettings, start: Offsets | None) 
 
 
 def divided(frame: DataFrame, settings: SidecarSettings) -> DataFrame:
-    """Return the stream with the columns that the table is divided by and a record does not have."""
+    """Return the stream with the partition columns that are derived from the record's time."""
     from pyspark.sql import functions as f
 
     if "date" in settings.partition_by:

@@ -1,4 +1,4 @@
-"""Metrics of a sidecar for Prometheus. Imports prometheus_client, so only when somebody asks for them."""
+"""Metrics of a sidecar for Prometheus. Needs prometheus_client, so it is imported only on request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.extras import needs_extra
@@ -62,7 +62,7 @@ DEFINITIONS: Final = (
 
 
 class SidecarMetrics:
-    """An :class:`~walstore.spark.sidecar.reports.Observer` that Prometheus can ask."""
+    """An :class:`~walstore.spark.sidecar.reports.Observer` that exports metrics to Prometheus."""
 
     def __init__(self, registry: CollectorRegistry, *, clock: Clock | None = None) -> None:
         """Show the metrics in ``registry``."""
@@ -111,7 +111,7 @@ class SidecarMetrics:
 def serving(port: int) -> Iterator[tuple[SidecarMetrics, int]]:
     """Serve metrics over HTTP on all addresses of this machine while the block runs; 0 takes a free port.
 
-    Yields what to tell, and the port. InvalidSettingsError if the port is taken.
+    Yields the observer, and the port. InvalidSettingsError if the port is taken.
     """
     registry = CollectorRegistry()
     try:

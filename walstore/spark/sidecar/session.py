@@ -1,4 +1,4 @@
-"""The Spark session of a sidecar: on this machine, on a cluster, or the one that spark-submit prepared."""
+"""The Spark session of a sidecar: on this machine, on a cluster, or the one prepared by spark-submit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from walstore.errors import WalError
+from walstore import WalError
 from walstore.spark import environment
+from walstore.spark.environment import require_workers
 from walstore.spark.session import local_session, register
 from walstore.spark.sidecar.settings import SidecarSettings, TableFormat
-from walstore.spark.workers import require_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,14 +22,14 @@ logger = logging.getLogger("walstore.spark")
 
 APP_NAME: Final = "walstore sidecar"
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-"""Set by spark-submit, which has made the JVM already."""
+"""Set by spark-submit, which has already started the JVM."""
 
 SETTINGS: Final = {
     # A column "date" is a day in UTC, wherever the sidecar runs.
     "spark.sql.session.timeZone": "UTC",
-    # Whoever stops the sidecar does not wait for a task that hangs.
+    # Stopping the sidecar does not wait for a task that hangs.
     "spark.sql.streaming.stopTimeout": "20s",
-    # Without it "once" ends on Spark 4.0 and 4.1 when what a crash left over has landed.
+    # Without it "once" ends on Spark 4.0 and 4.1 as soon as a batch left over from a crash has landed.
     "spark.sql.streaming.triggerAvailableNowWrapper.enabled": "true",
     # The form that checkpoint.py reads.
     "spark.sql.streaming.offsetLog.formatVersion": "1",
@@ -56,9 +56,9 @@ _NOT_STARTED: Final = "JAVA_GATEWAY_EXITED"
 
 
 def open_session(settings: SidecarSettings, *, log_level: str) -> SparkSession:
-    """Return a session that reads logs and writes the table's format, with this ``log_level`` of Spark's.
+    """Return a session that reads logs and writes the table's format, with Spark's ``log_level``.
 
-    Raises WalError if Java, a package, a jar, or something on the workers is missing. Blocks for seconds.
+    Raises WalError if Java, a package, a jar, or a package on the workers is missing. Blocks for seconds.
     """
     environment.require_packages()
     config = session_config(settings)
@@ -87,7 +87,7 @@ def close_session(spark: SparkSession) -> None:
     """Stop Spark, which may be gone already."""
     try:
         spark.stop()
-    except Exception as error:  # noqa: BLE001 - nothing can be done about it, and nothing depends on it
+    except Exception as error:  # noqa: BLE001 - nothing depends on it
         logger.info("Spark did not stop in order: %s", error)
 
 
@@ -113,22 +113,22 @@ def require_format(spark: SparkSession, table_format: TableFormat) -> None:
 
 
 def check_jar(place: str, minor: str) -> None:
-    """Raise WalError if a jar's name says that it was made for another Spark than this, as ``4.2``.
+    """Raise WalError if a jar's name shows that it was built for another Spark than ``minor``, as ``4.2``.
 
-    With another one a first run may land, and the next cannot read the table.
+    With such a jar a first run may land, but the next cannot read the table.
     """
     jar = place.rpartition("/")[2]
     made = re.search(r"(\d+\.\d+)_2\.1\d", jar)
     if made is not None and made[1] != minor:
         raise WalError(
-            f"{jar} was made for Spark {made[1]}, and this is Spark {minor}: use the one with the other"
+            f"{jar} was made for Spark {made[1]}, and this is Spark {minor}: use matching versions"
         )
 
 
 def session_config(settings: SidecarSettings) -> dict[str, str]:
-    """Return the session's settings: ours, the format's, and above all the user's.
+    """Return the session's settings: ours, the format's, and the user's, which override the others.
 
-    Extensions are those of the format and the user's.
+    Extensions of the format and of the user are combined.
     """
     ours = {**SETTINGS, **_OF_FORMAT.get(settings.table_format, {})}
     config = {**ours, **settings.config}
@@ -139,7 +139,7 @@ def session_config(settings: SidecarSettings) -> dict[str, str]:
 
 
 def _explain_start(packages: str | None) -> str:
-    said = "Spark's Java process ended before it began; what it said stands above"
+    said = "Spark's Java process ended at its start; its output is above"
     if packages is None:
         return said
     return f"{said}: perhaps {packages} cannot be found; is there such a version for this Spark?"

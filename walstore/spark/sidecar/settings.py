@@ -1,4 +1,4 @@
-"""What a sidecar is to do: values, checked. Pure."""
+"""Settings of a sidecar, checked. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 
 DEFAULT_TRIGGER_SECONDS: Final = 10.0
 DEFAULT_MAX_RECORDS: Final = 1_000_000
 
 CHECKPOINT_NAME: Final = "_checkpoint"
-"""Where the checkpoint lies in a table's directory; readers of tables pass over names with a ``_``."""
+"""Name of the checkpoint in a table's directory; readers of tables ignore names that begin with ``_``."""
 
 PARTITION_COLUMNS: Final = ("stream", "topic", "partition", "date", "hour")
-"""What a table can be divided by; ``date`` and ``hour`` are made from the record's time, in UTC."""
+"""Columns that can partition a table; ``date`` and ``hour`` are derived from the record's time, in UTC."""
 
 _CURSOR_NAME: Final = re.compile(r"[A-Za-z0-9_]{1,100}")
 _NOT_OF_NAMES: Final = re.compile(r"[^A-Za-z0-9]+")
@@ -36,10 +36,10 @@ class TableFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarSettings:
-    """From where to where, and how. Making one checks it; InvalidSettingsError."""
+    """Source, table and how to run. The constructor checks them; InvalidSettingsError."""
 
     location: str
-    """A log's directory, or the URL of its store; with :attr:`subscribe`, what several lie in."""
+    """A log's directory, or the URL of its store; with :attr:`subscribe`, the location of several logs."""
     table: str
     """Path or URL of the table; of an Iceberg table also its name in a catalog."""
     checkpoint: str | None = None
@@ -48,7 +48,7 @@ class SidecarSettings:
     trigger_seconds: float = DEFAULT_TRIGGER_SECONDS
     """How often a batch begins, 0 or more: 0 is as soon as the last one has ended."""
     is_once: bool = False
-    """Whether to end when everything has landed that was there at the start."""
+    """Whether to end when everything that was in the logs at the start has landed."""
     max_records: int = DEFAULT_MAX_RECORDS
     """Most records of a batch, all logs together; 1 or more."""
     subscribe: str | None = None
@@ -56,18 +56,18 @@ class SidecarSettings:
     subscribe_pattern: str | None = None
     """Regular expression of the names of several logs below the location."""
     partition_by: Sequence[str] = ()
-    """What the table is divided by; some of :data:`PARTITION_COLUMNS`."""
+    """Partition columns of the table; some of :data:`PARTITION_COLUMNS`."""
     has_headers: bool = True
     """Whether the table has a column ``headers``."""
     cursor: str | None = None
-    """Name of the cursor in each log; by default made from the path of the checkpoint."""
+    """Name of the cursor in each log; by default derived from the path of the checkpoint."""
     master: str | None = None
     """Spark's master; by default that of ``spark-submit``, or else this machine."""
     config: Mapping[str, str] = field(default_factory=dict)
     """Further settings of the Spark session."""
 
     def __post_init__(self) -> None:
-        """Check what can be checked without looking anywhere."""
+        """Check what can be checked without I/O."""
         if not self.location or not self.table:
             raise InvalidSettingsError("a sidecar needs the log's location and the table's path")
         if not self.trigger_seconds >= 0:
@@ -99,7 +99,7 @@ class SidecarSettings:
 
     @property
     def is_named(self) -> bool:
-        """Whether the table is named in a catalog, rather than by where it lies; Iceberg's only."""
+        """Whether the table is given by its name in a catalog, not by its path; only for Iceberg."""
         return self.table_format is TableFormat.ICEBERG and "/" not in self.table
 
     @property
@@ -127,13 +127,13 @@ class SidecarSettings:
 
     @property
     def local_places(self) -> tuple[str, ...]:
-        """Directories of this machine that table and checkpoint lie in; none if both are elsewhere."""
+        """Directories of table and checkpoint on this machine; none if both are elsewhere."""
         found = (local_path(place) for place in (self.table_place, self.checkpoint_place))
         return tuple(place for place in found if place is not None)
 
 
 def local_path(place: str) -> str | None:
-    """Return the path on this machine of a path or URL; None if it lies elsewhere."""
+    """Return the path on this machine of a path or URL; None if it is elsewhere."""
     found = re.match(r"(?:file:(?://)?(?!//))?(/.*)", place)
     return None if found is None else found[1]
 

@@ -1,12 +1,12 @@
-"""Sidecar: lands logs in a table until it is told to stop, each record once, and moves cursors behind it.
+"""Sidecar: lands logs in a table until it is stopped, each record once, and moves cursors behind it.
 
-Owns the order of things, which is what makes it safe to kill at any point:
+It owns the order of steps, which makes it safe to kill at any point:
 
-1. A cursor holds each log from where the table will begin.
-2. Spark puts a batch into the table and then commits it in the checkpoint; what it did not commit it does
-   again, and the table shows it once.
-3. Only then, and once what lies on a local disk is synced, the cursors move to the end of that batch. They
-   may be late, never early: killed in between, the next start moves them.
+1. A cursor retains each log from where the table will begin.
+2. Spark writes a batch into the table and then commits it in the checkpoint; it repeats an uncommitted batch,
+   and the table shows it once.
+3. Only then, and once the files on a local disk are synced, the cursors move to the end of that batch. They
+   may be late, never early: after a kill in between, the next start moves them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,19 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from walstore.errors import WalError
+from walstore import WalError
 from walstore.ports import Clock
 from walstore.spark.environment import require_packages
 from walstore.spark.sidecar.failures import spark_errors
-from walstore.spark.sidecar.progress import count_records, seconds_of, tails_of
-from walstore.spark.sidecar.reports import Landed, Observer, Started, Summary
+from walstore.spark.sidecar.reports import (
+    Landed,
+    Observer,
+    Started,
+    Summary,
+    count_records,
+    seconds_of,
+    tails_of,
+)
 from walstore.spark.sidecar.settings import SidecarSettings
 
 if TYPE_CHECKING:
@@ -36,15 +43,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("walstore.spark")
 
 LOOK_SECONDS: Final = 0.25
-"""How often the query is looked at."""
+"""Interval at which the query is checked."""
 RETRY_SECONDS: Final = 5.0
-"""When cursors that did not move are tried again while nothing lands; with each batch in any case."""
+"""Retry interval of cursors that did not move, while nothing lands; each batch retries them too."""
 FINISH_SECONDS: Final = 15.0
-"""For how long a batch under way may go on when the sidecar is told to stop; then it is given up."""
+"""How long a running batch may continue when the sidecar is stopped; then it is abandoned."""
 
 
 class Sidecar:
-    """One run of a sidecar. Blocking: runs on the thread that calls :meth:`run`, and stops when told to."""
+    """One run of a sidecar. Blocking: runs on the thread that calls :meth:`run`, until :meth:`stop`."""
 
     def __init__(
         self,
@@ -54,7 +61,7 @@ class Sidecar:
         clock: Clock,
         spark_log_level: str = "off",
     ) -> None:
-        """Nothing is looked at yet."""
+        """Do no I/O yet."""
         self._settings = settings
         self._observer = observer
         self._clock = clock
@@ -71,19 +78,19 @@ class Sidecar:
         self._retry_at = 0.0
 
     def stop(self) -> None:
-        """Let :meth:`run` end soon: after the batch under way, if that takes no longer than 15 s.
+        """Let :meth:`run` end soon: after the running batch, if that takes at most 15 s.
 
-        Any thread may call it, or the handler of a signal, and any number of times.
+        Any thread, or a signal handler, may call it any number of times.
         """
         self._stop.set()
 
     def run(self) -> Summary:
-        """Land what there is, until told to stop; with ``is_once`` until everything has landed.
+        """Land records until stopped; with ``is_once`` until everything has landed.
 
         Raises LogNotFoundError, InvalidSettingsError for a checkpoint, table or cursor that does not fit,
         OffsetTrimmedError for records that were removed before they landed, CorruptionError,
-        StorageUnavailableError, and WalError with Spark's words for what else goes wrong. Whatever it
-        raises, another run goes on where this one was.
+        StorageUnavailableError, and WalError with Spark's message for other failures. Whatever it raises,
+        another run continues where this one ended.
         """
         require_packages()
         from walstore.spark.sidecar.holding import HeldLogs
@@ -91,7 +98,7 @@ class Sidecar:
 
         held = HeldLogs(self._settings.cursor_name)
         try:
-            # Before Spark, which takes seconds: most mistakes show here.
+            # Before Spark, which takes seconds to start: most mistakes are found here.
             held.open(self._find_logs())
             with spark_errors():
                 spark = open_session(self._settings, log_level=self._log_level)
@@ -163,11 +170,11 @@ class Sidecar:
         except WalError as error:
             if not self._stop.is_set():
                 raise
-            # Whoever stopped us may have stopped the JVM as well, as systemd does; the next run goes on.
+            # The JVM may have been stopped too, as systemd does; the next run continues.
             logger.info("stopped in the middle of a batch: %s", error)
 
     def _finish(self, query: StreamingQuery, checkpoint: QueryCheckpoint, held: HeldLogs) -> None:
-        """Let the batch under way come to its end, unless that takes too long."""
+        """Wait for the running batch to end, at most :data:`FINISH_SECONDS`."""
         before, deadline = self._batch, self._clock.monotonic() + FINISH_SECONDS
         while (
             query.isActive
@@ -187,7 +194,7 @@ class Sidecar:
         *,
         is_last: bool = False,
     ) -> None:
-        """Move the cursors if another batch was committed, and tell about it."""
+        """Move the cursors if another batch was committed, and report it."""
         progress = query.lastProgress
         seen = None if progress is None else (progress["batchId"], progress["timestamp"])
         if seen == self._seen and not self._is_late and not is_last:
@@ -219,7 +226,7 @@ class Sidecar:
             )
 
     def _advance(self, held: HeldLogs) -> None:
-        """Move the cursors to what has landed. What fails is said and tried again at the next look."""
+        """Move the cursors to what has landed. A failure is reported, and retried later."""
         try:
             self._sync()
             if self._positions.keys() - held.names:
@@ -233,12 +240,12 @@ class Sidecar:
             self._retry_at = self._clock.monotonic() + RETRY_SECONDS
 
     def _sync(self) -> None:
-        from walstore.spark.sidecar.local_disk import sync_file_systems
+        from walstore.spark.sidecar.checkpoint import sync_file_systems
 
         sync_file_systems(self._local_places())
 
 
 def _wait(query: StreamingQuery) -> bool:
-    """Return whether the query has ended, after a moment; its error if it failed."""
-    # PySpark takes parts of seconds, although it does not say so.
+    """Wait a moment; return whether the query has ended. Raises its error if it failed."""
+    # PySpark accepts fractions of a second, although its types do not allow them.
     return bool(query.awaitTermination(LOOK_SECONDS))  # type: ignore[arg-type]

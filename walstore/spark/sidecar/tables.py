@@ -1,9 +1,9 @@
-"""The table that a sidecar writes: what is there before it begins, and whether that fits the checkpoint.
+"""The table that a sidecar writes: its contents before the start, and whether they fit the checkpoint.
 
-Delta and Iceberg keep with each batch its number and the id of the query that wrote it, and leave out a batch
-that they have: done again after a kill it is in the table once. The id lies in the checkpoint, so this holds
-as long as the two belong together. What is checked here is the rest: a new checkpoint does not land again
-what the table has, an old one does not go on in another table, and the columns are those of the table.
+Delta and Iceberg store with each batch its number and the id of the query that wrote it, and skip a batch
+that they have: one repeated after a kill is in the table once. The id is in the checkpoint, so this holds as
+long as the two belong together. This module checks the rest: a new checkpoint does not land again what the
+table has, an old one does not continue in another table, and the columns are those of the table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.spark.bounds import LogName
 from walstore.spark.schema import spark_schema
 from walstore.spark.sidecar.checkpoint import (
@@ -31,23 +31,23 @@ _SESSION_CATALOG: Final = "spark_catalog"
 
 
 class Table(Protocol):
-    """What a sidecar asks of its table, whatever the format. Blocking."""
+    """The table of a sidecar, in any format. Blocking."""
 
     def check(self, checkpoint: QueryCheckpoint, begins: Callable[[], Offsets]) -> None:
-        """Raise InvalidSettingsError unless the logs can go into it with this checkpoint.
+        """Raise InvalidSettingsError unless the logs can land in it with this checkpoint.
 
-        ``begins`` says where each log begins if nothing has landed.
+        ``begins`` returns where each log begins if nothing has landed.
         """
 
     def arrange(self, stream: DataFrame) -> DataFrame:
         """Return the stream with its columns in the table's order."""
 
     def local_places(self) -> tuple[str, ...]:
-        """Return the directories of this machine that table and checkpoint lie in, as far as they exist."""
+        """Return the directories of table and checkpoint on this machine; none if they are elsewhere."""
 
 
 def open_table(spark: SparkSession, settings: SidecarSettings) -> Table:
-    """Return the table; looks at nothing yet."""
+    """Return the table; reads nothing yet."""
     if settings.table_format is TableFormat.PARQUET:
         return ParquetTable(spark, settings)
     return LakeTable(spark, settings)
@@ -57,7 +57,7 @@ class ParquetTable:
     """A directory of Spark's file sink."""
 
     def __init__(self, spark: SparkSession, settings: SidecarSettings) -> None:
-        """Nothing is looked at yet."""
+        """Read nothing yet."""
         self._folder = SparkFolder(spark, settings.table_place)
         self._settings = settings
 
@@ -66,11 +66,11 @@ class ParquetTable:
         check_parquet_table(self._folder, self._settings.table_place, checkpoint)
 
     def arrange(self, stream: DataFrame) -> DataFrame:
-        """Return the stream as it is: files are read by the names of columns."""
+        """Return the stream unchanged: files are read by the names of columns."""
         return stream
 
     def local_places(self) -> tuple[str, ...]:
-        """Return what the settings say."""
+        """Return those of the settings."""
         return self._settings.local_places
 
 
@@ -78,7 +78,7 @@ class LakeTable:
     """A Delta or Iceberg table, by its path, or an Iceberg table by its name in a catalog."""
 
     def __init__(self, spark: SparkSession, settings: SidecarSettings) -> None:
-        """Nothing is looked at yet."""
+        """Read nothing yet."""
         self._spark = spark
         self._settings = settings
         self._place = settings.table_place
@@ -102,13 +102,13 @@ class LakeTable:
             self._check_new(rows, begins())
 
     def arrange(self, stream: DataFrame) -> DataFrame:
-        """Return the stream in the table's order, which Iceberg asks for; columns it lacks are left out."""
+        """Return the stream in the table's order, which Iceberg requires; columns it lacks are left out."""
         there = {name.lower() for name in stream.columns}
         known = [name for name in self._columns if name.lower() in there]
         return stream.select(*known) if known else stream
 
     def local_places(self) -> tuple[str, ...]:
-        """Return what the settings say, and of a named table where its catalog put it."""
+        """Return those of the settings, and for a named table its location in the catalog."""
         places = self._settings.local_places
         if not self._settings.is_named:
             return places
@@ -122,7 +122,7 @@ class LakeTable:
     # -- inside ------------------------------------------------------------------------------
 
     def _rows(self, *, is_begun: bool) -> DataFrame | None:
-        """Return what is in the table, or None if there is no table."""
+        """Return the rows of the table, or None if it does not exist."""
         settings, spark = self._settings, self._spark
         if settings.is_named:
             self._check_catalog()
@@ -163,7 +163,7 @@ class LakeTable:
         )
 
     def _check_division(self) -> None:
-        """Raise InvalidSettingsError if a Delta table is divided otherwise; Iceberg knows how it is."""
+        """Raise InvalidSettingsError if a Delta table has other partition columns; Iceberg checks its own."""
         if self._settings.table_format is not TableFormat.DELTA:
             return
         place = self._place.replace("`", "``")
@@ -176,7 +176,7 @@ class LakeTable:
             )
 
     def _check_landed(self, rows: DataFrame, commit: LandedBatch) -> None:
-        # Only the first batch can be one without records.
+        # Only the first batch can be empty.
         if commit.batch > 0 and not self._of_logs(rows, commit.positions).limit(1).collect():
             raise self._is_another(commit)
 
@@ -210,7 +210,7 @@ class LakeTable:
 
 
 def columns_of(settings: SidecarSettings) -> dict[str, str]:
-    """Return the columns that the query will have, with their types in Spark's words."""
+    """Return the columns of the query with Spark's names of their types."""
     schema = spark_schema(include_headers=settings.has_headers)
     found = {column.name: column.dataType.simpleString() for column in schema}
     made = {name: kind for name, kind in _MADE_COLUMNS.items() if name in settings.partition_by}
@@ -218,9 +218,9 @@ def columns_of(settings: SidecarSettings) -> dict[str, str]:
 
 
 def check_columns(place: str, wanted: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """Raise InvalidSettingsError if columns of a record, by name and type, do not fit those of a table.
+    """Raise InvalidSettingsError if the columns ``wanted``, by name and type, do not fit those of a table.
 
-    A table may have more columns, which stay empty; not those that are made to divide it.
+    A table may have more columns, which stay empty, but not more partition columns.
     """
     found = {name.lower(): (name, kind) for name, kind in there.items()}
     lacking = [f"{name} {kind}" for name, kind in wanted.items() if name.lower() not in found]

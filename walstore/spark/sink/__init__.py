@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
-from walstore.errors import InvalidSettingsError
-from walstore.spark.sink.batch import BatchWriter
+from walstore import InvalidSettingsError
 from walstore.spark.sink.columns import check_columns
 from walstore.spark.sink.options import BATCH_OPTIONS, STREAM_OPTIONS, parse_sink_options
-from walstore.spark.sink.stream import make_stream_writer
+from walstore.spark.sink.writers import BatchWriter, make_stream_writer
 
 __all__ = ["batch_writer", "stream_writer"]
 
@@ -22,9 +21,9 @@ __all__ = ["batch_writer", "stream_writer"]
 def batch_writer(
     options: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceWriter:
-    """Return what appends the rows of one job; opens the partitioned log, or makes it.
+    """Return a writer that appends the rows of one job; opens the partitioned log, or creates it.
 
-    Raises InvalidSettingsError for options and columns that cannot be, and for ``overwrite``; else as
+    Raises InvalidSettingsError for invalid options and columns, and for ``overwrite``; else as
     :func:`uploader.partitioned.open_partitions`.
     """
     _check_append(overwrite=overwrite)
@@ -35,7 +34,7 @@ def batch_writer(
 def stream_writer(
     options: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceStreamWriter:
-    """Return what appends the rows of micro-batches. As :func:`batch_writer`."""
+    """Return a writer that appends the rows of a micro-batch. Raises as :func:`batch_writer`."""
     _check_append(overwrite=overwrite)
     found = parse_sink_options(options, STREAM_OPTIONS)
     return make_stream_writer(found, check_columns(schema, found.partition_by))

@@ -1,4 +1,4 @@
-"""The columns that a log takes, and from Spark's Arrow batches to records. Pure, and a batch at a time."""
+"""The columns that a log accepts, and Spark's Arrow batches as records. Pure; one batch at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from uploader.partitioned.staged import RECORDS
-from walstore.errors import InvalidSettingsError, WalError
+from walstore import InvalidSettingsError, WalError
 from walstore.spark.schema import HEADERS_ARROW
 
 COLUMNS: Final[dict[str, str]] = {
@@ -33,7 +33,7 @@ COLUMNS: Final[dict[str, str]] = {
     "partition": "int",
     "timestamp": "timestamp",
 }
-"""What may be written; ``value`` must be there."""
+"""Columns that can be written; ``value`` is required."""
 _BYTES: Final = (BinaryType, StringType)
 _WHOLE: Final = (IntegerType, LongType, ShortType, ByteType)
 _US: Final = pa.timestamp("us", tz="UTC")
@@ -42,8 +42,8 @@ _US: Final = pa.timestamp("us", tz="UTC")
 def check_columns(schema: StructType, partition_by: str | None = None) -> tuple[str, ...]:
     """Return the names of the columns.
 
-    InvalidSettingsError if a log cannot take one of them, or one is missing that is needed: ``value``, and
-    what rows are to be divided by.
+    InvalidSettingsError if a log cannot take one of them, or a required one is missing: ``value``, and the
+    column that selects the partition.
     """
     names = tuple(schema.fieldNames())
     for field in schema.fields:
@@ -63,12 +63,12 @@ def check_columns(schema: StructType, partition_by: str | None = None) -> tuple[
     if needed not in names:
         raise InvalidSettingsError(f"partitionBy={partition_by} needs a column {needed}")
     if len(set(names)) != len(names):
-        raise InvalidSettingsError("a column is there twice; rename or drop one of them")
+        raise InvalidSettingsError("two columns have the same name; rename or drop one of them")
     return names
 
 
 def to_records(batch: pa.RecordBatch, names: Sequence[str], *, now_us: int) -> pa.Table:
-    """Return the rows in the columns of ``RECORDS``; ``now_us`` is the time of those that have none.
+    """Return the rows in the columns of ``RECORDS``; rows without a timestamp get ``now_us``.
 
     WalError for a row that cannot be a record.
     """
@@ -89,7 +89,7 @@ def to_records(batch: pa.RecordBatch, names: Sequence[str], *, now_us: int) -> p
 
 
 def partition_column(batch: pa.RecordBatch, names: Sequence[str], partitions: int) -> pa.Array:
-    """Return the rows' partitions as the column says them; WalError for one that is not there."""
+    """Return the rows' partitions from the column; WalError for a number out of range."""
     found = batch.column(names.index("partition")).cast(pa.int64())
     low, high = pc.min_max(found).as_py().values()
     if found.null_count or low < 0 or high >= partitions:
@@ -134,7 +134,7 @@ def _times(column: pa.Array | None, rows: int, now_us: int) -> pa.Array:
 
 
 def _headers(column: pa.Array) -> pa.Array:
-    """Return lists of pairs as maps: a record has each header once."""
+    """Return lists of pairs as maps; WalError for a header that a record has twice."""
     lists = column.cast(HEADERS_ARROW)
     lengths = pc.fill_null(pc.list_value_length(lists), 0)
     bounds = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])

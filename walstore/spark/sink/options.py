@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
-from uploader.layouts.open_root import Layout
+from uploader import Layout
 from uploader.partitioned import SinkSettings
 from uploader.partitioned.partitions import MOST_PARTITIONS
 from uploader.partitioned.sink_settings import FRAGMENT_BYTES
 from uploader.partitioned.write_id import check_query
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.spark.location import Location, parse_location
 from walstore.spark.values import Options
 
@@ -24,12 +24,12 @@ BATCH_OPTIONS: Final = (
     "layout",
     "fragmentBytes",
 )
-"""Every option of a batch write, beside those that begin with ``store.``."""
+"""Every option of a batch write, except those that begin with ``store.``."""
 STREAM_OPTIONS: Final = (
     *(name for name in BATCH_OPTIONS if name != "epoch"),
     "checkpointLocation",
 )
-"""Those of a stream; where the checkpoint lies is Spark's affair, and so is the number of a micro-batch."""
+"""Every option of a stream. Spark itself uses the checkpoint's location, and numbers the micro-batches."""
 
 _BY: Final = ("key", "column", "task")
 _LEAST_FRAGMENT_BYTES: Final = 1024
@@ -38,19 +38,19 @@ _MOST_FRAGMENT_BYTES: Final = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Where rows go, and how."""
+    """Where rows are written, and how."""
 
     location: Location
     partitions: int | None = None
-    """How many logs there are to be; None takes what is there, or one."""
+    """Number of logs; None keeps the existing number, or makes one."""
     partition_by: str | None = None
-    """``key``, ``column`` or ``task``; None chooses by the columns there are."""
+    """``key``, ``column`` or ``task``; None chooses by the columns."""
     query: str | None = None
-    """Name of what is written once, however often it is run."""
+    """Name of a write that takes effect once, however often it is run."""
     epoch: int = 0
-    """Number of the write among those of that name; older ones than the newest are not written any more."""
+    """Number of the write among those of that name; one older than the newest is not written."""
     layout: Layout | None = None
-    """Layout of logs that do not exist yet."""
+    """Layout of new logs."""
     fragment_bytes: int = FRAGMENT_BYTES
 
     @property
@@ -60,7 +60,7 @@ class SinkOptions:
 
 
 def parse_sink_options(options: Mapping[str, str], known: Sequence[str]) -> SinkOptions:
-    """Return the checked options; InvalidSettingsError names the option and what it may be."""
+    """Return the checked options; InvalidSettingsError names the option and its valid values."""
     given = Options(options, known)
     path = given.text("path")
     if not path:

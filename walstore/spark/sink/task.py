@@ -1,24 +1,78 @@
-"""What a task of the sink does: from Arrow batches to staged fragments, in bounded memory."""
+"""What a task of the sink does: from Arrow batches to staged fragments, in bounded memory.
+
+The partition of a key is ``crc32(key) % partitions``, in Spark ``pmod(crc32(key), partitions)``. A task's
+rows without a key go to one partition. The message to the driver names the staged fragments; it is small,
+however many rows there were, and picklable.
+"""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import WriterCommitMessage
 
 from uploader.partitioned import Staged, Stager, WriteId
+from walstore import WalError
 from walstore.spark.sink.columns import partition_column, to_records
-from walstore.spark.sink.message import StagedMessage
 from walstore.spark.sink.options import SinkOptions
-from walstore.spark.sink.place import SinkStore, at_place
-from walstore.spark.sink.routing import key_partitions, split
+from walstore.spark.sink.sink_store import SinkStore, run_in_store
+
+
+@dataclass(frozen=True)
+class StagedMessage(WriterCommitMessage):
+    """The result of one task."""
+
+    write: WriteId
+    task: int
+    """Number of the task in the job; rows are published in this order."""
+    staged: Staged
+
+
+def merge(messages: Iterable[WriterCommitMessage | None]) -> tuple[WriteId | None, Staged]:
+    """Return the write of all messages, and what was staged, in the order of the tasks.
+
+    WalError if they are not of one write.
+    """
+    found = [one for one in messages if isinstance(one, StagedMessage)]
+    if not found:
+        return None, {}
+    writes = {one.write for one in found}
+    if len(writes) > 1:
+        raise WalError(f"the tasks of one job staged rows of {len(writes)} writes")
+    staged: Staged = {}
+    for one in sorted(found, key=lambda message: message.task):
+        for partition, fragments in one.staged.items():
+            staged[partition] = (*staged.get(partition, ()), *fragments)
+    return found[0].write, staged
+
+
+def key_partitions(keys: pa.ChunkedArray, partitions: int, task: int) -> pa.Array:
+    """Return the partition of each key; for null, that of the task."""
+    own, crc32 = task % partitions, zlib.crc32
+    return pa.array(
+        [own if key is None else crc32(key) % partitions for key in keys.to_pylist()], pa.int64()
+    )
+
+
+def split(records: pa.Table, numbers: pa.Array) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the records of each partition, in order; copies the records once."""
+    order = pc.sort_indices(numbers)  # stable
+    counts = pc.value_counts(numbers.take(order))
+    sorted_records = records.take(order)
+    start = 0
+    for number, count in zip(counts.field(0).to_pylist(), counts.field(1).to_pylist(), strict=True):
+        yield number, sorted_records.slice(start, count)
+        start += count
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Where rows of certain columns go. Picklable; it travels to the tasks."""
+    """Writes rows with given columns. Picklable; sent to the tasks."""
 
     options: SinkOptions
     names: tuple[str, ...]
@@ -27,7 +81,7 @@ class Sink:
 
     @property
     def by(self) -> str:
-        """What decides on a row's log: ``key``, ``column`` or ``task``."""
+        """What selects a row's partition: ``key``, ``column`` or ``task``."""
         if self.options.partition_by is not None:
             return self.options.partition_by
         for column, by in (("partition", "column"), ("key", "key")):
@@ -36,28 +90,28 @@ class Sink:
         return "task"
 
     def stage(self, batches: Iterator[pa.RecordBatch], write: WriteId, task: int) -> StagedMessage:
-        """Put the rows of one attempt of a task; blocks until the store has them."""
+        """Stage the rows of one attempt of a task; blocks until the store has them."""
         attempt = f"{task}-{secrets.token_hex(4)}"
 
-        async def act(place: SinkStore) -> Staged:
+        async def act(target: SinkStore) -> Staged:
             stager = Stager(
-                place.store,
+                target.store,
                 write,
                 attempt,
-                settings=place.settings,
-                retry=place.retry,
-                clock=place.clock,
-                worker=place.worker,
+                settings=target.settings,
+                retry=target.retry,
+                clock=target.clock,
+                worker=target.worker,
             )
             async with stager:
-                while (batch := await place.worker.run(_next, batches)) is not None:
-                    now_us = place.clock.now_us()
-                    parts = await place.worker.run(self.route, batch, task, now_us)
+                while (batch := await target.worker.run(_next, batches)) is not None:
+                    now_us = target.clock.now_us()
+                    parts = await target.worker.run(self.route, batch, task, now_us)
                     for partition, records in parts:
                         await stager.add(partition, records)
                 return await stager.finish()
 
-        return StagedMessage(write, task, at_place(self.options, act))
+        return StagedMessage(write, task, run_in_store(self.options, act))
 
     def route(
         self, batch: pa.RecordBatch, task: int, now_us: int

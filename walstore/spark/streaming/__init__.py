@@ -16,8 +16,8 @@ __all__ = ["stream_reader"]
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
-    """Return a reader that follows what ``options`` name, as the columns of ``schema``.
+    """Return a reader that follows the logs of ``options``, as the columns of ``schema``.
 
-    InvalidSettingsError for options or columns that there are not.
+    InvalidSettingsError for unknown options or columns.
     """
     return StreamReader(parse_stream_options(options), column_names(schema))

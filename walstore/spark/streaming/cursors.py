@@ -1,6 +1,6 @@
-"""The cursor of a stream in one of its logs: holds where it started, and follows it.
+"""The cursor of a stream in one of its logs: set where the stream starts, then moved behind it.
 
-A cursor keeps everything from where it stands on. It is made once, at the start, and moved forward by
+A cursor retains all records from its position on. It is created once, at the start, and moved forward by
 compare-and-swap; never back. One query uses it.
 """
 
@@ -9,21 +9,19 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Protocol
 
-from uploader import CloudLog
-from uploader.cursors.cloud_cursors import CloudCursors
+from uploader import CloudCursors, CloudLog
 from uploader.format.manifest import Manifest
 from uploader.layouts.open_root import find_root
-from uploader.stores.port import ObjectStore
-from uploader.stores.retry import RetryPolicy
-from walstore.cursors.cursor import Cursor
-from walstore.errors import (
+from uploader.stores import ObjectStore, RetryPolicy
+from walstore import (
+    Cursor,
     CursorMovedError,
     InvalidSettingsError,
     LogNotFoundError,
     OffsetTrimmedError,
+    ReadonlyWal,
 )
 from walstore.files.locks import this_process
-from walstore.log.readonly import ReadonlyWal
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker
 
@@ -32,20 +30,20 @@ class StreamCursor(Protocol):
     """A named position in one log."""
 
     async def load(self) -> int | None:
-        """Return where it stands, or None if there is none."""
+        """Return its position, or None if it does not exist."""
 
     async def create(self, position: int) -> int:
-        """Return where it stands; made at ``position`` if there is none. Durable when it returns."""
+        """Create it at ``position`` if it does not exist; return its position. Durable when it returns."""
 
     async def advance(self, position: int) -> None:
-        """Move it forward to ``position``, or make it there. One that is further on stays."""
+        """Move it forward to ``position``, or create it there. A cursor beyond that stays."""
 
     async def aclose(self) -> None:
         """Release what was opened for it."""
 
 
 class StoreCursor:
-    """A cursor in an object store, for its collector to see."""
+    """A cursor in an object store, where the garbage collector respects it."""
 
     def __init__(
         self, cursors: CloudCursors, name: str, *, store: ObjectStore | None = None
@@ -57,7 +55,7 @@ class StoreCursor:
 
     @classmethod
     def without_log(cls, store: ObjectStore, name: str) -> StoreCursor:
-        """Return the cursor of a log to which nobody has written yet; it owns ``store``."""
+        """Return the cursor of a log that has no manifest yet; it owns ``store``."""
         clock = SystemClock()
         retry = RetryPolicy(clock=clock)
 
@@ -71,7 +69,7 @@ class StoreCursor:
         return cls(cursors, name, store=store)
 
     async def load(self) -> int | None:
-        """Return where it stands, or None if there is none."""
+        """Return its position, or None if it does not exist."""
         found = await self._cursors.load(self._name)
         if found is not None and found.expires_us is not None:
             raise InvalidSettingsError(
@@ -80,11 +78,11 @@ class StoreCursor:
         return None if found is None else found.position
 
     async def create(self, position: int) -> int:
-        """Return where it stands; made at ``position`` if there is none."""
+        """Create it at ``position`` if it does not exist; return its position."""
         return (await self._cursors.create(self._name, position)).position
 
     async def advance(self, position: int) -> None:
-        """Move it forward, unless it is there or further on."""
+        """Move it forward to ``position``, or create it there. A cursor beyond that stays."""
         found = await self.load()
         if found is None or found < position:
             try:
@@ -100,13 +98,13 @@ class StoreCursor:
 
 
 class DirectoryCursor:
-    """A cursor of a local log: in the tier that it ships to, or else in its directory.
+    """A cursor of a local log: in the tier to which it ships, or else in its directory.
 
-    Local retention deletes what was shipped, so the tier is where records are held.
+    Local retention deletes shipped records, so the tier is what must retain them.
     """
 
     def __init__(self, log: ReadonlyWal, tier_url: str | None, name: str) -> None:
-        """Belongs to ``log``, which ships to ``tier_url``, if anywhere."""
+        """Use a cursor of ``log``, which ships to ``tier_url``, or nowhere if that is None."""
         self._log = log
         self._tier_url = tier_url
         self._name = name
@@ -114,7 +112,7 @@ class DirectoryCursor:
         self._local: Cursor | None = None
 
     async def load(self) -> int | None:
-        """Return where it stands, or None if there is none."""
+        """Return its position, or None if it does not exist."""
         tier = await self._open_tier()
         found = None if tier is None else await StoreCursor(tier.cursors, self._name).load()
         if found is not None:
@@ -126,7 +124,7 @@ class DirectoryCursor:
         return None
 
     async def create(self, position: int) -> int:
-        """Return where it stands; made at ``position`` if there is none."""
+        """Create it at ``position`` if it does not exist; return its position."""
         found = await self.load()
         if found is not None:
             return found
@@ -142,7 +140,7 @@ class DirectoryCursor:
         return self._local.position
 
     async def advance(self, position: int) -> None:
-        """Move it forward, unless it is there or further on."""
+        """Move it forward to ``position``, or create it there. A cursor beyond that stays."""
         if self._tier is None and self._local is None and await self.load() is None:
             await self.create(position)
         if self._local is None:
@@ -158,7 +156,7 @@ class DirectoryCursor:
             await self._tier.aclose()
 
     async def _open_tier(self) -> CloudLog | None:
-        """Return the tier; None if there is none, or if nothing was shipped yet."""
+        """Return the tier; None if there is none or nothing has been shipped yet."""
         if self._tier is None and self._tier_url is not None:
             try:
                 self._tier = await CloudLog.open(self._tier_url)
@@ -168,7 +166,7 @@ class DirectoryCursor:
 
 
 async def _commit(cursor: Cursor, position: int) -> bool:
-    """Move a cursor to ``position``, unless somebody moved it further; return False if it is gone."""
+    """Move a cursor to ``position``, unless it was moved further; return False if it was deleted."""
     try:
         await cursor.commit(position)
     except CursorMovedError as error:

@@ -1,8 +1,8 @@
 """A micro-batch: where it ends, given where it starts, and what its tasks read. Blocking.
 
-What Spark has written down must be read again in the same way after a crash, so a batch depends on its two
-offsets alone. A log that is new to the stream therefore joins it with no records: the batch's end says where
-it begins, and the next batch reads from there.
+After a crash Spark replays a batch from the two offsets in its checkpoint, so a batch depends on these alone.
+A log that is new to the stream therefore joins it with no records: the batch's end records where it begins,
+and the next batch reads from there.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import logging
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 
-from walstore.errors import CorruptionError, LogNotFoundError, OffsetTrimmedError
+from walstore import CorruptionError, LogNotFoundError, OffsetTrimmedError
 from walstore.spark.bounds import LogName
 from walstore.spark.partition import LogPartition
-from walstore.spark.plan import EmptyLog, Log, ReadInterval, divide
-from walstore.spark.span import Span
-from walstore.spark.streaming.admission import by_bytes, by_rows
-from walstore.spark.streaming.followed import Followed, PlannedLog
-from walstore.spark.streaming.limits import Budget
+from walstore.spark.plan import EmptyLog, Log, ReadInterval, Span, divide
+from walstore.spark.streaming.admission import Budget, by_bytes, by_rows
 from walstore.spark.streaming.offsets import Offsets, show
+from walstore.spark.streaming.polled_log import PlannedLog, PolledLog
 
 logger = logging.getLogger("walstore.spark")
 
@@ -28,19 +26,19 @@ class MicroBatches:
     """Plans the micro-batches of one stream."""
 
     def __init__(
-        self, logs: Mapping[LogName, Followed], *, fail_on_data_loss: bool, min_partitions: int
+        self, logs: Mapping[LogName, PolledLog], *, fail_on_data_loss: bool, min_partitions: int
     ) -> None:
-        """Plan over ``logs``, which may become more."""
+        """Plan over ``logs``, to which the poller may add."""
         self._logs = logs
         self._fail_on_data_loss = fail_on_data_loss
         self._min_partitions = min_partitions
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def end(self, start: Offsets, tails: Offsets, budget: Budget) -> dict[LogName, int]:
-        """Return where the batch ends that begins at ``start``; at ``tails`` at the most.
+        """Return where the batch from ``start`` ends, at most at ``tails``.
 
-        Raises OffsetTrimmedError or LogNotFoundError if records are gone that were not read yet, unless data
-        may be lost. No log ends before ``start``.
+        Raises OffsetTrimmedError or LogNotFoundError if unread records were removed, unless data loss is
+        allowed. No log ends before ``start``.
         """
         self._check_all_there(start)
         joining = {name: self._head(name) for name in tails if name not in start}
@@ -67,12 +65,12 @@ class MicroBatches:
                 if name not in self._logs or start.get(name) == limit:
                     continue
                 _check_forward(name, start.get(name, 1), limit)
-                # What is trimmed and what is planned must be told by one look at the log.
+                # One snapshot must decide both what is trimmed and what is planned.
                 planned = opened.enter_context(closing(self._plan(name)))
                 if name in start:
                     begin = self._readable(name, planned, start[name], limit)
                 else:
-                    # Spark 4.0 and 4.1 do not say where a batch begins, so no log can join them first.
+                    # Spark 4.0 and 4.1 do not pass the start, so a log cannot join without records.
                     begin = min(planned.head, limit)
                 reads.append((planned, ReadInterval(begin, limit)))
             found = divide(reads, self._min_partitions)
@@ -91,14 +89,14 @@ class MicroBatches:
             return planned.spans(start, limit, budget.size_bytes)
 
     def _begin(self, name: LogName, start: int, limit: int) -> int:
-        """Return from where on ``[start, limit)`` can be read, as far as is known."""
+        """Return the first readable offset of ``[start, limit)``; plans only if it may be trimmed."""
         if start >= self._logs[name].head or start == limit:
             return start
         with closing(self._plan(name)) as planned:
             return self._readable(name, planned, start, limit)
 
     def _readable(self, name: LogName, planned: PlannedLog, start: int, limit: int) -> int:
-        """Return from where on ``[start, limit)`` can be read."""
+        """Return the first readable offset of ``[start, limit)``."""
         if not planned.is_trimmed(start):
             return start
         head = planned.head
@@ -110,7 +108,7 @@ class MicroBatches:
                 head=head,
                 tail=planned.limit,
             )
-        self._tell(
+        self._warn_once(
             f"{show(name)}: offsets [{start}, {min(head, limit)}) were removed before they were read"
         )
         return min(head, limit)
@@ -125,14 +123,14 @@ class MicroBatches:
                 f"{text}, or not asked for; failOnDataLoss=false goes on without",
                 location=show(gone[0]),
             )
-        self._tell(text)
+        self._warn_once(text)
 
     def _check_none_forgotten(self, start: Offsets, end: Offsets) -> None:
-        """See to it that a batch ends in every log in which it begins.
+        """Check that a batch ends in every log in which it begins.
 
-        Spark 4.0 and 4.1 do not say where a batch begins. If a log of a pattern was not there when the query
-        was started again, the end they were told leaves it out, and so does all that follows in the
-        checkpoint: should it come back, its records would be read a second time.
+        Spark 4.0 and 4.1 do not pass the start of a batch. If a log of a pattern was missing when the query
+        restarted, the end returned to them lacks it, and so does every later offset in the checkpoint: if the
+        log comes back, its records would be read a second time.
         """
         forgotten = sorted(start.keys() - end.keys())
         if not forgotten:
@@ -143,11 +141,11 @@ class MicroBatches:
         )
         if self._fail_on_data_loss:
             raise LogNotFoundError(
-                f"{text}: begin anew with another checkpointLocation, or with failOnDataLoss=false go on "
-                "and read it from its head if it comes back",
+                f"{text}: start again with another checkpointLocation, or continue with "
+                "failOnDataLoss=false and read it from its head if it comes back",
                 location=show(forgotten[0]),
             )
-        self._tell(f"{text}; it is read from its head if it comes back")
+        self._warn_once(f"{text}; it is read from its head if it comes back")
 
     def _head(self, name: LogName) -> int:
         with closing(self._plan(name)) as planned:
@@ -156,19 +154,19 @@ class MicroBatches:
     def _plan(self, name: LogName) -> PlannedLog:
         return self._logs[name].plan()
 
-    def _tell(self, text: str) -> None:
-        """Warn once of each."""
-        if text not in self._told:
-            self._told.add(text)
+    def _warn_once(self, text: str) -> None:
+        """Log each warning once."""
+        if text not in self._warned:
+            self._warned.add(text)
             logger.warning(text)
 
 
 def _check_forward(name: LogName, start: int, limit: int) -> None:
-    """Spark 4.0 and 4.1 do not say where a batch begins, and plan it up to wherever the log ends."""
+    """Check that a log does not end before its start: Spark 4.0 and 4.1 plan up to the log's end."""
     if limit < start:
         raise CorruptionError(
             f"the query has read {show(name)} up to offset {start} and the log ended at {limit} when it went "
-            "on: it is another log than the checkpoint is of, or it lost records; begin anew with another "
+            "on: it is another log than the checkpoint is of, or it lost records; start again with another "
             "checkpointLocation",
             path=show(name),
             expected=start,
@@ -177,7 +175,7 @@ def _check_forward(name: LogName, start: int, limit: int) -> None:
 
 
 def _check_whole(reads: list[tuple[Log, ReadInterval]], found: list[LogPartition]) -> None:
-    """Make sure that every record of a batch is somebody's to read: none is ever asked for again."""
+    """Check that the tasks cover every record of the batch: a committed batch is never read again."""
     wanted = sum(interval.limit - interval.start for _, interval in reads)
     planned = sum(partition.limit - partition.start for partition in found)
     if planned != wanted:

@@ -1,8 +1,8 @@
-"""Offsets of a stream: how far it is in each of its logs. Pure.
+"""Offsets of a stream: its position in each of its logs. Pure.
 
-As JSON they are what Spark writes into its checkpoint, and what Kafka's source writes there:
-``{"orders": {"0": 123, "1": 7}}``, for each partition the offset of the next record to read. Spark takes two
-of them for different if their texts differ, so logs are in order.
+Their JSON is what Spark writes into its checkpoint, in the form of Kafka's source:
+``{"orders": {"0": 123, "1": 7}}``, for each partition the offset of the next record to read. Spark compares
+offsets as text, so logs are sorted.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.spark.bounds import LogName
 
 Offsets: TypeAlias = Mapping[LogName, int]
-"""For each log the offset of the next record."""
+"""The offset of the next record, for each log."""
 
 
 def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
-    """Return the form that goes to Spark; the same offsets always give the same text."""
+    """Return the form for Spark; equal offsets give equal text."""
     found: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         found.setdefault(topic, {})[str(partition)] = offset
@@ -26,7 +26,7 @@ def to_json(offsets: Offsets) -> dict[str, dict[str, int]]:
 
 
 def from_json(value: Any) -> dict[LogName, int]:
-    """Return what came back from Spark; InvalidSettingsError if this source cannot have made it."""
+    """Parse offsets from Spark; InvalidSettingsError if this source cannot have written them."""
     found: dict[LogName, int] = {}
     if not isinstance(value, Mapping):
         raise _foreign(value)

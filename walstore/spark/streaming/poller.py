@@ -1,7 +1,7 @@
-"""All logs that a stream follows: which they are, and how far each reaches. Blocking.
+"""Polls the logs of a stream: which logs exist, and the limit of each. Blocking.
 
-Spark asks some fifty times a second. The answer is what is known; the logs themselves are asked by their
-:class:`~walstore.spark.streaming.pace.PollPace`, those that are due all at once.
+Spark asks for the offsets some fifty times a second and gets what is known. The logs themselves are polled at
+the pace of :class:`PollPace`, all that are due concurrently.
 """
 
 from __future__ import annotations
@@ -11,52 +11,94 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from walstore.errors import LogNotFoundError, WalError
+from walstore import LogNotFoundError, WalError
 from walstore.ports import Clock
 from walstore.spark.bounds import LogName
 from walstore.spark.logs import NamedLog
-from walstore.spark.streaming.followed import Followed
+from walstore.spark.store import SyncRunner
 from walstore.spark.streaming.offsets import show
-from walstore.spark.streaming.pace import PollPace
-from walstore.spark.sync_runner import Loop
+from walstore.spark.streaming.polled_log import PolledLog
+
+_SLOWER: Final = 1.5
+
+
+class PollPace:
+    """When to poll one log again. Times are monotonic seconds. Pure.
+
+    Soon while records arrive, and less and less often while none do, so that an idle stream polls its store
+    about once a second, however often Spark asks the stream.
+    """
+
+    def __init__(self, *, shortest_seconds: float, longest_seconds: float) -> None:
+        """Wait ``shortest_seconds`` after new records, and up to ``longest_seconds`` while idle."""
+        self._shortest_seconds = shortest_seconds
+        self._longest_seconds = max(shortest_seconds, longest_seconds)
+        self._pause_seconds = shortest_seconds
+        self._due_at = 0.0
+        self._failing_since: float | None = None
+
+    def is_due(self, now: float) -> bool:
+        """Return whether to poll now."""
+        return now >= self._due_at
+
+    def answered(self, now: float, *, is_new: bool) -> None:
+        """Record an answer, and whether there were new records."""
+        self._failing_since = None
+        if is_new:
+            self._pause_seconds = self._shortest_seconds
+        else:
+            self._slow_down()
+        self._due_at = now + self._pause_seconds
+
+    def failed(self, now: float) -> float:
+        """Record a failure; return for how many seconds there has been no answer."""
+        if self._failing_since is None:
+            self._failing_since = now
+        self._slow_down()
+        self._due_at = now + self._pause_seconds
+        return now - self._failing_since
+
+    def _slow_down(self) -> None:
+        self._pause_seconds = min(self._pause_seconds * _SLOWER, self._longest_seconds)
+
 
 logger = logging.getLogger("walstore.spark")
 
 IDLE_SECONDS: Final = 1.0
-"""A log on which nothing happens is asked so often, times the number of logs,"""
+"""Poll interval of an idle log, multiplied by the number of logs."""
 MOST_IDLE_SECONDS: Final = 10.0
-"""but at least so often."""
+"""Upper bound of that interval."""
 PATIENCE_SECONDS: Final = 300.0
-"""For how long a log may be out of reach before the query fails."""
+"""How long a log may be unreachable before the query fails."""
 
 Finder = Callable[[], list[NamedLog]]
-"""Returns the logs there are to follow; blocking."""
+"""Returns the logs to follow; blocking."""
 
 
-class Following:
+class Poller:
     """The logs of one stream. Belongs to one thread; holds connections and threads until closed."""
 
     def __init__(
         self,
         *,
         find: Finder,
-        follow: Callable[[NamedLog, Loop], Followed],
+        make_log: Callable[[NamedLog, SyncRunner], PolledLog],
         clock: Clock,
         poll_seconds: float,
         discovery_seconds: float | None,
     ) -> None:
-        """Find the logs and open them; their errors are passed on.
+        """Find the logs and open them; raises their errors.
 
-        ``poll_seconds`` is the pause between two questions to a log on which something happens. New logs
-        are looked for every ``discovery_seconds``; never, if that is None.
+        ``poll_seconds`` is the poll interval of an active log. New logs are discovered every
+        ``discovery_seconds``; never if that is None.
         """
         self._find = find
-        self._follow = follow
+        self._make_log = make_log
         self._clock = clock
         self._poll_seconds = poll_seconds
         self._discovery_seconds = discovery_seconds
-        self._loop = Loop()
-        self._logs: dict[LogName, Followed] = {}
+        self._runner = SyncRunner()
+        self._logs: dict[LogName, PolledLog] = {}
         self._paces: dict[LogName, PollPace] = {}
         try:
             self._add(find())
@@ -66,37 +108,37 @@ class Following:
         self._discovered_at = clock.monotonic()
 
     @property
-    def logs(self) -> Mapping[LogName, Followed]:
+    def logs(self) -> Mapping[LogName, PolledLog]:
         """The logs by name."""
         return self._logs
 
     @property
-    def loop(self) -> Loop:
-        """Where they are open."""
-        return self._loop
+    def runner(self) -> SyncRunner:
+        """The event loop on which they are open."""
+        return self._runner
 
     def limits(self) -> dict[LogName, int]:
-        """Return how far each log reaches, as far as is known; asks nobody."""
+        """Return the last known limit of each log; makes no request to a store."""
         return {name: log.limit for name, log in self._logs.items()}
 
-    def look(self) -> None:
-        """Ask the logs that are due, and look for new ones if that is due.
+    def poll(self) -> None:
+        """Refresh the logs that are due, and discover new ones if that is due.
 
-        A log that does not answer counts as unchanged for :data:`PATIENCE_SECONDS`. Errors that will not
-        pass are raised at once: LogNotFoundError, CorruptionError.
+        A log that does not answer counts as unchanged for :data:`PATIENCE_SECONDS`. Permanent errors are
+        raised at once: LogNotFoundError, CorruptionError.
         """
         now = self._clock.monotonic()
         due = [name for name, pace in self._paces.items() if pace.is_due(now)]
-        for name, error in self._ask(due):
+        for name, error in self._refresh(due):
             silent_seconds = self._paces[name].failed(self._clock.monotonic())
             if not error.retriable or silent_seconds >= PATIENCE_SECONDS:
                 raise error
             logger.warning("%s does not answer and is asked again: %s", show(name), error)
         self._discover(now)
 
-    def ask_all(self, names: Iterable[LogName] | None = None) -> None:
-        """Ask all logs, or those named, whether they are due or not; raises the first error."""
-        for _, error in self._ask(self._logs if names is None else names):
+    def refresh_all(self, names: Iterable[LogName] | None = None) -> None:
+        """Refresh all logs, or those named, whether due or not; raises the first error."""
+        for _, error in self._refresh(self._logs if names is None else names):
             raise error
 
     def close(self) -> None:
@@ -104,16 +146,16 @@ class Following:
         try:
             while self._logs:
                 _, log = self._logs.popitem()
-                self._loop.run(log.aclose())
+                self._runner.run(log.aclose())
         finally:
-            self._loop.close()
+            self._runner.close()
 
-    def _ask(self, names: Iterable[LogName]) -> list[tuple[LogName, WalError]]:
+    def _refresh(self, names: Iterable[LogName]) -> list[tuple[LogName, WalError]]:
         asked = list(names)
         if not asked:
             return []
         before = self.limits()
-        answers = self._loop.run(_all_of([self._logs[name] for name in asked]))
+        answers = self._runner.run(_all_of([self._logs[name] for name in asked]))
         now = self._clock.monotonic()
         failed = []
         for name, answer in zip(asked, answers, strict=True):
@@ -133,14 +175,14 @@ class Following:
             found = self._find()
             self._add([log for log in found if (log.topic, log.partition) not in self._logs])
         except LogNotFoundError:
-            return  # all that matched are gone; who is asked for one of them will say so
+            return  # all logs of the pattern are gone; reading one of them raises the error
         except WalError as error:
             if not error.retriable:
                 raise
             logger.warning("new logs are looked for again later: %s", error)
 
     def _add(self, found: Iterable[NamedLog]) -> None:
-        added = [self._follow(log, self._loop) for log in found]
+        added = [self._make_log(log, self._runner) for log in found]
         if not added:
             return
         idle_seconds = min(MOST_IDLE_SECONDS, IDLE_SECONDS * (len(self._logs) + len(added)))
@@ -150,13 +192,13 @@ class Following:
                 shortest_seconds=self._poll_seconds, longest_seconds=idle_seconds
             )
         try:
-            self.ask_all([log.name for log in added])
+            self.refresh_all([log.name for log in added])
         except BaseException:
             for log in added:
                 del self._logs[log.name], self._paces[log.name]
-                self._loop.run(log.aclose())
+                self._runner.run(log.aclose())
             raise
 
 
-async def _all_of(logs: list[Followed]) -> list[BaseException | None]:
-    return await asyncio.gather(*(log.ask() for log in logs), return_exceptions=True)
+async def _all_of(logs: list[PolledLog]) -> list[BaseException | None]:
+    return await asyncio.gather(*(log.refresh() for log in logs), return_exceptions=True)

@@ -1,7 +1,7 @@
-"""StreamReader: what Spark asks of a stream, micro-batch after micro-batch.
+"""StreamReader: Spark's interface to a stream, micro-batch by micro-batch.
 
-One copy, in a process of its own, tells offsets and plans; others, on the executors, read. What they need is
-in the partitions. Spark does not always say that a query ended, so nothing here relies on being told.
+One copy, in a process of its own, returns offsets and plans; others, on the executors, read. What they need
+is in the partitions. Spark does not always call ``stop``, so nothing here relies on it.
 """
 
 from __future__ import annotations
@@ -13,26 +13,20 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from uploader import open_store
-from walstore.errors import CorruptionError, InvalidSettingsError, OffsetTrimmedError
+from walstore import CorruptionError, InvalidSettingsError, OffsetTrimmedError
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.spark.bounds import LogName
+from walstore.spark.features import ReadLimit, SupportsTriggerAvailableNow
 from walstore.spark.logs import find_logs
 from walstore.spark.partition import LogPartition
-from walstore.spark.projection import Wanted
-from walstore.spark.streaming.followed import StoreOpener, follow
-from walstore.spark.streaming.limits import (
-    ReadLimit,
-    SupportsTriggerAvailableNow,
-    budget_of,
-    check_limits,
-    default_limit,
-)
+from walstore.spark.schema import Projection
+from walstore.spark.streaming.admission import budget_of, check_limits, default_limit
 from walstore.spark.streaming.micro_batch import MicroBatches
 from walstore.spark.streaming.offsets import Offsets, from_json, show, to_json
-from walstore.spark.streaming.poller import Following
-from walstore.spark.streaming.start import initial_offsets
-from walstore.spark.streaming.stream_cursors import StreamCursors
+from walstore.spark.streaming.polled_log import StoreOpener, make_polled_log
+from walstore.spark.streaming.poller import Poller
+from walstore.spark.streaming.stream_cursors import StreamCursors, initial_offsets
 from walstore.spark.streaming.stream_options import StreamOptions, moves
 from walstore.spark.task import read_rows
 
@@ -40,7 +34,7 @@ JsonOffsets = dict[str, dict[str, int]]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows logs. Opens them when it is first asked, so that a copy that only reads opens none."""
+    """Follows logs. Opens them on first use, so that a copy that only reads opens none."""
 
     def __init__(
         self,
@@ -50,17 +44,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         clock: Clock | None = None,
         open_store: StoreOpener = open_store,
     ) -> None:
-        """Follow what ``options`` say, as the columns ``names``.
+        """Follow the logs of ``options``, as the columns ``names``.
 
-        Tests give a clock, and stores for the logs' URLs.
+        Tests pass a clock, and stores for the logs' URLs.
         """
         check_limits(options)
         self._options = options
         self._names = tuple(names)
         self._clock = clock or SystemClock()
         self._open_store = open_store
-        self._following: Following | None = None
-        self._trail: StreamCursors | None = None
+        self._poller: Poller | None = None
+        self._cursors: StreamCursors | None = None
         self._initial: dict[LogName, int] | None = None
         self._target: dict[LogName, int] | None = None
         self._is_resumed = False
@@ -68,59 +62,59 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- offsets -----------------------------------------------------------------------------
 
     def initialOffset(self) -> JsonOffsets:  # noqa: N802 - Spark's name
-        """Return where a query starts that has no checkpoint; always the same.
+        """Return where a query without a checkpoint starts; every call returns the same.
 
-        With ``cursorName`` also after a restart, until the cursor was moved.
+        With ``cursorName`` also after a restart, until the cursor is moved.
         """
         if self._initial is None:
             logs = self._open().logs
-            self._initial = initial_offsets(logs, self._options, self._trail)
+            self._initial = initial_offsets(logs, self._options, self._cursors)
         return to_json(self._initial)
 
     def latestOffset(  # noqa: N802
         self, start: JsonOffsets | None = None, limit: ReadLimit | None = None
     ) -> JsonOffsets:
-        """Return where the micro-batch ends that begins at ``start``.
+        """Return where the micro-batch from ``start`` ends.
 
-        Spark 4.0 and 4.1 do not say where that is, and get the tail.
+        Spark 4.0 and 4.1 do not pass a start and get the tail.
         """
-        following = self._open()
+        poller = self._open()
         if start is None:
             self._resolve_first()
         if self._target is None:
-            following.look()
-        tails = following.limits() if self._target is None else self._target
+            poller.poll()
+        tails = poller.limits() if self._target is None else self._target
         if start is None:
             return to_json(tails)
         begin = from_json(start)
-        self._renew(following, begin)
-        tails = following.limits() if self._target is None else self._target
+        self._refresh_behind(poller, begin)
+        tails = poller.limits() if self._target is None else self._target
         return to_json(self._batches.end(begin, tails, budget_of(limit, self._options)))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return what the options say that a micro-batch may take."""
+        """Return the limit of a micro-batch that the options set."""
         return default_limit(self._options)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Freeze the end: what is there now is what the query will read."""
-        following = self._open()
-        following.ask_all()
-        self._target = following.limits()
+        """Freeze the end: the query will read up to the current tails."""
+        poller = self._open()
+        poller.refresh_all()
+        self._target = poller.limits()
 
     def reportLatestOffset(self) -> JsonOffsets:  # noqa: N802
-        """Return how far the logs reach, for Spark to show how far the query is behind."""
-        following = self._open()
-        following.look()
-        return to_json(following.limits())
+        """Return the logs' tails, so that Spark can report the query's lag."""
+        poller = self._open()
+        poller.poll()
+        return to_json(poller.limits())
 
     # -- planning and reading ----------------------------------------------------------------
 
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
-        """Return what tasks read of ``[start, end)``; reads indexes and manifests, no records."""
-        following = self._open()
+        """Return the partitions of ``[start, end)``; reads indexes and manifests, no records."""
+        poller = self._open()
         self._is_resumed = True
         limit = from_json(end)
-        self._renew(following, limit)
+        self._refresh_behind(poller, limit)
         return [*self._batches.partitions(from_json(start), limit)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -128,57 +122,59 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, LogPartition):
             return iter(())
         stream = self._options.stream
-        wanted = Wanted(self._names, None if stream is None else frozenset([stream]))
-        return read_rows(partition, wanted, fail_on_data_loss=self._options.fail_on_data_loss)
+        projection = Projection(self._names, None if stream is None else frozenset([stream]))
+        return read_rows(partition, projection, fail_on_data_loss=self._options.fail_on_data_loss)
 
     # -- behind the query --------------------------------------------------------------------
 
     def commit(self, end: JsonOffsets) -> None:
-        """Move the cursor behind what is done. Spark tells that one batch late, and never of the last."""
-        following = self._open()
-        if self._trail is not None:
-            self._trail.advance(following.logs, from_json(end))
+        """Move the cursors to ``end``. Spark calls this one batch late, and never for the last batch."""
+        poller = self._open()
+        if self._cursors is not None:
+            self._cursors.advance(poller.logs, from_json(end))
 
     def stop(self) -> None:
         """Release connections and threads."""
-        following, self._following = self._following, None
-        trail, self._trail = self._trail, None
+        poller, self._poller = self._poller, None
+        cursors, self._cursors = self._cursors, None
         try:
-            if trail is not None:
-                trail.close()
+            if cursors is not None:
+                cursors.close()
         finally:
-            if following is not None:
-                following.close()
+            if poller is not None:
+                poller.close()
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _open(self) -> Following:
-        if self._following is None:
+    def _open(self) -> Poller:
+        if self._poller is None:
             options = self._options
             by_pattern = options.selection.pattern is not None
-            self._following = Following(
+            self._poller = Poller(
                 find=partial(find_logs, options.location, options.selection),
-                follow=partial(follow, use_tier=options.use_tier, open_store=self._open_store),
+                make_log=partial(
+                    make_polled_log, use_tier=options.use_tier, open_store=self._open_store
+                ),
                 clock=self._clock,
                 poll_seconds=options.poll_seconds,
                 discovery_seconds=options.discovery_seconds if by_pattern else None,
             )
             self._batches = MicroBatches(
-                self._following.logs,
+                self._poller.logs,
                 fail_on_data_loss=options.fail_on_data_loss,
                 min_partitions=options.min_partitions,
             )
             if options.cursor is not None:
-                self._trail = StreamCursors(options.cursor, self._following.loop)
-        return self._following
+                self._cursors = StreamCursors(options.cursor, self._poller.runner)
+        return self._poller
 
     def _resolve_first(self) -> None:
-        """Resolve where the query starts before it is told how far the first batch goes.
+        """Resolve where the query starts before the end of its first batch is returned.
 
-        Spark 4.0 and 4.1 write down the first batch's end and ask only then for its start. Resolved that
-        late, ``latest`` could lie behind that end, and the batch could never be read. If the query has a
-        checkpoint they say so by planning an empty batch, but not always before this. Then the options may
-        speak of offsets and logs that are long gone, which is of no account.
+        Spark 4.0 and 4.1 record the first batch's end and only then ask for its start. Resolved that late,
+        ``latest`` could be beyond that end, and the batch could never be read. If the query has a checkpoint,
+        they plan an empty batch, but not always before this call. The options may then name offsets and logs
+        that no longer exist, which does not matter.
         """
         if self._initial is not None or self._is_resumed:
             return
@@ -188,18 +184,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if moves(self._options.starting):
                 raise
 
-    def _renew(self, following: Following, offsets: Offsets) -> None:
-        """See to it that all offsets are known that Spark knows: they may come from a checkpoint."""
-        logs = following.logs
+    def _refresh_behind(self, poller: Poller, offsets: Offsets) -> None:
+        """Refresh logs whose offsets in Spark's checkpoint are beyond the limit known here."""
+        logs = poller.logs
         behind = [name for name in offsets if name in logs and logs[name].limit < offsets[name]]
         if behind:
-            following.ask_all(behind)
+            poller.refresh_all(behind)
         for name in behind:
             if logs[name].limit < offsets[name]:
                 raise CorruptionError(
                     f"the query has read {show(name)} up to offset {offsets[name]} and the log ends at "
                     f"{logs[name].limit}: it is another log than the checkpoint is of, or it lost records; "
-                    "begin anew with another checkpointLocation",
+                    "start again with another checkpointLocation",
                     path=show(name),
                     expected=offsets[name],
                     found=logs[name].limit,

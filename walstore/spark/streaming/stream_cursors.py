@@ -1,15 +1,22 @@
-"""StreamCursors: the cursors that a stream leaves in its logs, one in each, all of one name. Blocking."""
+"""StreamCursors: the cursors of a stream, one in each log with the same name, and where it starts. Blocking.
+
+Spark asks twice for the start, asks again if it dies before the first micro-batch is done, and remembers no
+answer. A start that may resolve differently the next time is therefore resolved once and held by a cursor.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import closing
 
-from walstore.spark.bounds import LogName
+from walstore.spark.bounds import Bound, Edge, LogName
+from walstore.spark.plan import resolve
+from walstore.spark.store import SyncRunner
 from walstore.spark.streaming.cursors import StreamCursor
-from walstore.spark.streaming.followed import Followed
 from walstore.spark.streaming.offsets import Offsets, show
-from walstore.spark.sync_runner import Loop
+from walstore.spark.streaming.polled_log import PolledLog
+from walstore.spark.streaming.stream_options import StreamOptions
 
 logger = logging.getLogger("walstore.spark")
 
@@ -17,30 +24,32 @@ logger = logging.getLogger("walstore.spark")
 class StreamCursors:
     """Cursors of the logs of one stream."""
 
-    def __init__(self, name: str, loop: Loop) -> None:
-        """Use the cursors called ``name``; ``loop`` is where the logs are open."""
+    def __init__(self, name: str, runner: SyncRunner) -> None:
+        """Use the cursors called ``name``; the logs are open on ``runner``."""
         self._name = name
-        self._loop = loop
+        self._runner = runner
         self._cursors: dict[LogName, StreamCursor] = {}
         self._known: dict[LogName, int] = {}
 
-    def positions(self, logs: Mapping[LogName, Followed]) -> dict[LogName, int]:
-        """Return where the cursors stand that there are."""
-        found = {name: self._loop.run(self._cursor(name, log).load()) for name, log in logs.items()}
+    def positions(self, logs: Mapping[LogName, PolledLog]) -> dict[LogName, int]:
+        """Return the positions of the cursors that exist."""
+        found = {
+            name: self._runner.run(self._cursor(name, log).load()) for name, log in logs.items()
+        }
         return {name: position for name, position in found.items() if position is not None}
 
-    def begin(self, name: LogName, log: Followed, position: int) -> int:
-        """Make a log's cursor at ``position`` unless there is one; return where it stands."""
-        return self._loop.run(self._cursor(name, log).create(position))
+    def begin(self, name: LogName, log: PolledLog, position: int) -> int:
+        """Create a log's cursor at ``position`` if it does not exist; return its position."""
+        return self._runner.run(self._cursor(name, log).create(position))
 
-    def advance(self, logs: Mapping[LogName, Followed], offsets: Offsets) -> None:
-        """Move the cursors forward. What fails is logged and left for the next time."""
+    def advance(self, logs: Mapping[LogName, PolledLog], offsets: Offsets) -> None:
+        """Move the cursors forward. A failure is logged; the next call tries again."""
         for name, position in offsets.items():
             if name not in logs or position <= self._known.get(name, 0):
                 continue
             try:
-                self._loop.run(self._cursor(name, logs[name]).advance(position))
-            except Exception as error:  # noqa: BLE001 - the query goes on without its cursor
+                self._runner.run(self._cursor(name, logs[name]).advance(position))
+            except Exception as error:  # noqa: BLE001 - the query continues without its cursor
                 logger.warning(
                     "cursor %s of %s was not moved to %d: %s",
                     self._name, show(name), position, error,
@@ -52,9 +61,44 @@ class StreamCursors:
         """Release what was opened for the cursors."""
         while self._cursors:
             _, cursor = self._cursors.popitem()
-            self._loop.run(cursor.aclose())
+            self._runner.run(cursor.aclose())
 
-    def _cursor(self, name: LogName, log: Followed) -> StreamCursor:
+    def _cursor(self, name: LogName, log: PolledLog) -> StreamCursor:
         if name not in self._cursors:
             self._cursors[name] = log.cursor(self._name)
         return self._cursors[name]
+
+
+def initial_offsets(
+    logs: Mapping[LogName, PolledLog], options: StreamOptions, cursors: StreamCursors | None
+) -> dict[LogName, int]:
+    """Return where each log starts without a checkpoint: at its cursor, or else at the options' bound.
+
+    Creates the cursors that do not exist. Raises OffsetTrimmedError or OffsetNotWrittenError for offsets that
+    are not available, InvalidSettingsError for bounds that do not fit the logs, and the cursors' errors.
+    """
+    held = {} if cursors is None else cursors.positions(logs)
+    if held.keys() != logs.keys():
+        options.starting.check(logs.keys())
+    found = {}
+    for name, log in logs.items():
+        bound = held.get(name) or options.starting.of(*name)
+        start = _resolve(name, log, bound, options)
+        if cursors is not None and name not in held:
+            start = cursors.begin(name, log, start)
+        found[name] = start
+    return found
+
+
+def _resolve(name: LogName, log: PolledLog, bound: Bound, options: StreamOptions) -> int:
+    with closing(log.plan()) as planned:
+        interval = resolve(
+            planned,
+            bound,
+            Edge.LATEST,
+            needs_record=options.needs_record,
+            fail_on_data_loss=options.fail_on_data_loss,
+        )
+    if interval.lost:
+        logger.warning("%s: %s", show(name), interval.lost)
+    return interval.start

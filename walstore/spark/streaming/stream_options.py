@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from walstore.errors import InvalidSettingsError
+from walstore import InvalidSettingsError
 from walstore.spark.bounds import ENDING, STARTING, Bounds, Edge, TimeBound, parse_bounds
 from walstore.spark.location import Location
 from walstore.spark.options import (
     SELECTORS,
+    STREAM_ONLY,
     Selection,
     parse_selection,
     required_location,
@@ -22,15 +23,6 @@ from walstore.spark.values import Options
 
 DEFAULT_POLL_MS: Final = 500
 DEFAULT_DISCOVERY_MS: Final = 30_000
-
-STREAM_ONLY: Final = (
-    "maxOffsetsPerTrigger",
-    "maxBytesPerTrigger",
-    "cursorName",
-    "pollIntervalMs",
-    "discoveryIntervalMs",
-)
-"""Options that a batch read does not have."""
 
 KNOWN: Final = (
     "path",
@@ -44,42 +36,42 @@ KNOWN: Final = (
     "stream",
     "tier",
 )
-"""Every option of a streaming read, beside those that begin with ``store.``."""
+"""Every option of a streaming read, except those that begin with ``store.``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """What is to be followed, and how."""
+    """What to follow, and how."""
 
     location: Location
     selection: Selection = field(default_factory=Selection)
     starting: Bounds = field(default_factory=Bounds)
-    """Where a query starts that has neither a checkpoint nor a cursor yet."""
+    """Where a query starts without a checkpoint and a cursor."""
     needs_record: bool = True
-    """Whether a starting time fails when no record is that new; else the stream starts at the tail."""
+    """Whether a starting time after the last record fails; else the stream starts at the tail."""
     most_rows: int | None = None
     """Most records of one micro-batch, all logs together."""
     most_bytes: int | None = None
-    """About how many stored bytes one micro-batch has at most, all logs together."""
+    """Most stored bytes of one micro-batch, approximately, all logs together."""
     min_partitions: int = 1
-    """Soft: partitions are cut only between fragments, or batches of a local file."""
+    """A minimum that may be missed: partitions are cut only between fragments, or batches of a local file."""
     fail_on_data_loss: bool = True
     """Whether records that were removed before they were read fail the query."""
     include_headers: bool = False
     cursor: str | None = None
-    """Name of the cursor that is moved behind the query, and holds where it started."""
+    """Name of the cursor that marks the start of the query and is moved behind it."""
     poll_seconds: float = DEFAULT_POLL_MS / 1000
-    """How soon a log is asked again after something came; later and later while nothing does."""
+    """Poll interval of an active log; it grows while the log is idle."""
     discovery_seconds: float = DEFAULT_DISCOVERY_MS / 1000
-    """How often new logs are looked for that match the pattern."""
+    """Interval at which new logs that match the pattern are discovered."""
     stream: str | None = None
-    """Whose records are read; None for all."""
+    """The stream whose records are read; None for all records."""
     use_tier: bool = True
-    """Whether a local log's older part is fetched from where the log was shipped to."""
+    """Whether the older part of a local log is read from the store to which it was shipped."""
 
 
 def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
-    """Return the checked options; InvalidSettingsError names the option and what it may be."""
+    """Return the checked options; InvalidSettingsError names the option and its valid values."""
     _refuse_endings(options)
     given = Options(options, KNOWN)
     starting = parse_bounds(given, STARTING, default=Edge.EARLIEST)
@@ -114,7 +106,7 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
 
 
 def _refuse_endings(options: Mapping[str, str]) -> None:
-    """A stream has no end; say what to use instead."""
+    """Raise InvalidSettingsError for options that end a read; it names the alternative."""
     given = {name.lower() for name in options}
     for name in ENDING.all:
         if name.lower() in given:
@@ -125,6 +117,6 @@ def _refuse_endings(options: Mapping[str, str]) -> None:
 
 
 def moves(starting: Bounds) -> bool:
-    """Return whether asking later may give another answer that leaves out records."""
+    """Return whether resolving the bounds later may skip records."""
     bounds = [starting.every] if starting.each is None else [*starting.each.values()]
     return any(bound is Edge.LATEST or isinstance(bound, TimeBound) for bound in bounds)

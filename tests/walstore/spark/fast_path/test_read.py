@@ -30,7 +30,7 @@ from walstore.errors import (
 )
 from walstore.spark import FastPathError, read
 from walstore.spark.fast_path import jvm
-from walstore.spark.fast_path.places import place_of
+from walstore.spark.fast_path.hadoop import hadoop_store
 
 
 @pytest.fixture
@@ -53,12 +53,12 @@ def session(master: str) -> SimpleNamespace:
 
 
 def test_a_directory_needs_all_on_one_machine():
-    place = place_of("file:///data", {})
+    store = hadoop_store("file:///data", {})
     for master in ("local", "local[2]", "local-cluster[2,1,1024]"):
-        jvm.require_access(session(master), place, is_shared=False)
+        jvm.require_access(session(master), store, is_shared=False)
     with pytest.raises(FastPathError, match=r"the executors of spark://h:7077 may not see"):
-        jvm.require_access(session("spark://h:7077"), place, is_shared=False)
-    jvm.require_access(session("spark://h:7077"), place, is_shared=True)
+        jvm.require_access(session("spark://h:7077"), store, is_shared=False)
+    jvm.require_access(session("spark://h:7077"), store, is_shared=True)
 
 
 def test_a_session_without_a_jvm():
@@ -161,17 +161,17 @@ class TestReading:
 
     def test_files_that_the_jvm_does_not_see_so(self, spark, url, log, tmp_path):
         schema = "offset long"
-        place = place_of(url, {})
+        store = hadoop_store(url, {})
         keys = [str(path.relative_to(tmp_path / "store")) for path in log]
         size = sum(path.stat().st_size for path in log)
         with pytest.raises(FastPathError, match="they do not look at the same store"):
-            jvm.scan(spark, schema, place, keys, size_bytes=size + 1, fail_on_data_loss=True)
+            jvm.scan(spark, schema, store, keys, size_bytes=size + 1, fail_on_data_loss=True)
         for fails in (True, False):
             with pytest.raises(FastPathError, match=r"cannot open the fragments .*PATH_NOT_FOUND"):
                 jvm.scan(
                     spark,
                     schema,
-                    place,
+                    store,
                     [*keys, "log/missing"],
                     size_bytes=size,
                     fail_on_data_loss=fails,

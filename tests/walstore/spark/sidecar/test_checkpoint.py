@@ -13,6 +13,7 @@ from walstore.spark.sidecar.checkpoint import (
     QueryCheckpoint,
     check_parquet_table,
     parse_offset_log,
+    sync_file_systems,
 )
 
 
@@ -145,3 +146,8 @@ def test_files_that_no_sidecar_wrote(place: Place):
         place.check()
     place.begin()  # then it was killed in its first batch
     place.check()
+
+
+def test_directories_that_are_there_and_such_that_will_be(tmp_path: Path):
+    sync_file_systems([str(tmp_path), str(tmp_path / "not" / "yet")])
+    sync_file_systems([])

@@ -213,14 +213,14 @@ def test_two_streams_into_one_log(url):
 
 def test_messages_that_cannot_be(url):
     writer = stream_writer(url, ROWS)
-    with pytest.raises(WalError, match="did not say"):
+    with pytest.raises(WalError, match="did not report"):
         writer.commit([None], 0)
     writer.abort([None], 0)
-    with pytest.raises(WalError, match="does not tell its tasks"):
+    with pytest.raises(WalError, match="does not pass its tasks"):
         writer.stage(iter(()), stream=None, epoch=None, task=0)
     message = writer.stage(iter(()), stream="s", epoch="3", task=0)
     with pytest.raises(WalError, match="micro-batch 3, not 4"):
         writer.commit([message], 4)
     batch_writer = source(url).writer(schema_of(ROWS), overwrite=False)
-    with pytest.raises(WalError, match="did not say"):
+    with pytest.raises(WalError, match="did not report"):
         batch_writer.commit([None])

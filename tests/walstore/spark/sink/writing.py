@@ -26,7 +26,7 @@ from tests.uploader.partitioned.writes import records_in
 from tests.walstore.spark.versions import sparks_arrow_schema
 from uploader.stores import open_store
 from walstore import Record
-from walstore.spark.sink.stream import StreamWriter
+from walstore.spark.sink.writers import StreamWriter
 from walstore.spark.source import WalstoreSource
 
 HEADERS = ArrayType(

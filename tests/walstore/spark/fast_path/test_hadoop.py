@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from walstore.spark.fast_path.places import place_of
+from walstore.spark.fast_path.hadoop import hadoop_store
 
 
 @pytest.mark.parametrize(
@@ -19,16 +19,16 @@ from walstore.spark.fast_path.places import place_of
     ],
 )
 def test_paths(url, path):
-    assert place_of(url, {}).path("log/x") == path
+    assert hadoop_store(url, {}).path("log/x") == path
 
 
 def test_a_directory_needs_no_settings():
-    place = place_of("file:///data", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9000"})
-    assert (place.scheme, place.options) == ("file", {})
+    store = hadoop_store("file:///data", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9000"})
+    assert (store.scheme, store.options) == ("file", {})
 
 
 def options(url: str, **environment: str) -> dict[str, str]:
-    found = place_of(url, environment).options
+    found = hadoop_store(url, environment).options
     assert all(name.startswith("fs.s3a.bucket.b.") for name in found)
     return {name.removeprefix("fs.s3a.bucket.b."): value for name, value in found.items()}
 
@@ -60,4 +60,4 @@ def test_the_environment_names_server_and_region():
 
 def test_credentials_are_never_settings():
     secret = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "hunter2"}
-    assert "hunter2" not in str(place_of("s3://b/p?region=x", secret))
+    assert "hunter2" not in str(hadoop_store("s3://b/p?region=x", secret))

@@ -14,7 +14,7 @@ from uploader.format.layout import fragment_path
 from uploader.fragments.fragment import inspect_fragment, read_footer
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.spark import FastPathError
-from walstore.spark.fast_path.kinds import FragmentKind, kind_of
+from walstore.spark.fast_path.footers import FragmentKind, kind_of
 
 
 def kind(data: bytes, **footer: Any) -> FragmentKind:

@@ -1,4 +1,4 @@
-"""Doing something at the place of a sink, from code without an event loop."""
+"""Calls on the store of a sink, from code without an event loop. Blocking."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from uploader.partitioned import Committer, SinkSettings, open_partitions
-from uploader.stores import RetryPolicy, open_store
-from uploader.stores.port import ObjectStore
+from uploader.stores import ObjectStore, RetryPolicy, open_store
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker
 from walstore.spark.sink.options import SinkOptions
-from walstore.spark.sync_runner import Loop
+from walstore.spark.store import SyncRunner
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class SinkStore:
-    """The store that holds the logs, and what work on them needs."""
+    """The store that contains the logs, with what calls on it need."""
 
     store: ObjectStore
     settings: SinkSettings
@@ -31,7 +30,7 @@ class SinkStore:
 
     @property
     def committer(self) -> Committer:
-        """What puts staged rows into the logs."""
+        """The committer that publishes staged rows to the logs."""
         return Committer(
             self.store,
             settings=self.settings,
@@ -41,7 +40,7 @@ class SinkStore:
         )
 
 
-def at_place(options: SinkOptions, act: Callable[[SinkStore], Awaitable[_T]]) -> _T:
+def run_in_store(options: SinkOptions, act: Callable[[SinkStore], Awaitable[_T]]) -> _T:
     """Return what ``act`` returns; blocks. Connections and threads are released afterwards."""
 
     async def run() -> _T:
@@ -56,16 +55,16 @@ def at_place(options: SinkOptions, act: Callable[[SinkStore], Awaitable[_T]]) ->
             worker.close()
             await store.aclose()
 
-    with closing(Loop()) as loop:
-        return loop.run(run())
+    with closing(SyncRunner()) as runner:
+        return runner.run(run())
 
 
 def prepare(options: SinkOptions) -> int:
-    """Return how many logs there are, after making the partitioned log if need be; blocks."""
+    """Create the partitioned log if it does not exist; return its number of logs. Blocks."""
 
-    async def act(place: SinkStore) -> int:
+    async def act(target: SinkStore) -> int:
         return await open_partitions(
-            place.store, options.partitions, retry=place.retry, worker=place.worker
+            target.store, options.partitions, retry=target.retry, worker=target.worker
         )
 
-    return at_place(options, act)
+    return run_in_store(options, act)

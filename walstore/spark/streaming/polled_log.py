@@ -1,6 +1,6 @@
-"""A log that is followed: opened once, asked now and then how far it reaches, planned over at any time.
+"""A log of a stream: opened once, polled for its limit, planned over at any time.
 
-All of them share one event loop, so that many logs are asked at once.
+All logs of a stream share one event loop, so that many are polled concurrently.
 """
 
 from __future__ import annotations
@@ -12,20 +12,17 @@ from pathlib import Path
 from typing import Protocol
 
 from uploader import CloudLog
-from uploader.stores.port import ObjectStore
-from walstore import Wal
-from walstore.errors import CorruptionError, LogNotFoundError
+from uploader.stores import ObjectStore
+from walstore import CorruptionError, LogNotFoundError, ReadonlyWal, Wal
 from walstore.files.directory import peek_log_id
 from walstore.files.posix import PosixFileSystem
-from walstore.log.readonly import ReadonlyWal
 from walstore.spark.bounds import LogName
 from walstore.spark.directory import DirectoryLog
 from walstore.spark.location import Location
 from walstore.spark.logs import NamedLog
 from walstore.spark.plan import EmptyLog
-from walstore.spark.store import StoreLog, open_cloud_log
+from walstore.spark.store import StoreLog, SyncRunner, open_cloud_log
 from walstore.spark.streaming.cursors import DirectoryCursor, StoreCursor, StreamCursor
-from walstore.spark.sync_runner import Loop
 
 StoreOpener = Callable[[str], ObjectStore]
 """Opens the store at a URL."""
@@ -33,7 +30,7 @@ StoreOpener = Callable[[str], ObjectStore]
 PlannedLog = StoreLog | DirectoryLog | EmptyLog
 
 
-class Followed(Protocol):
+class PolledLog(Protocol):
     """One log of a stream."""
 
     @property
@@ -42,36 +39,36 @@ class Followed(Protocol):
 
     @property
     def head(self) -> int:
-        """First offset that can surely be read; cheap. What lies before it may be in a tier."""
+        """First offset that can certainly be read; cheap. Earlier records may be in a tier."""
 
     @property
     def limit(self) -> int:
-        """Offset after the last one that can be read, as far as is known; cheap."""
+        """Last known offset after the last one that can be read; cheap."""
 
-    async def ask(self) -> None:
-        """Find out how far the log reaches now. The first time it is opened.
+    async def refresh(self) -> None:
+        """Update what is known of the log; the first call opens it.
 
         Raises LogNotFoundError, CorruptionError, StorageUnavailableError.
         """
 
     def plan(self) -> PlannedLog:
-        """Return the log to be planned over; close that. Blocking, so not within the loop."""
+        """Return a snapshot for planning, which the caller closes. Blocking: not on the event loop."""
 
     def cursor(self, name: str) -> StreamCursor:
-        """Return the log's cursor of that name; the log was asked before."""
+        """Return the log's cursor of that name; call :meth:`refresh` first."""
 
     async def aclose(self) -> None:
         """Release connections and threads."""
 
 
-class FollowedStore:
-    """A log in an object store. Asking it costs one request if there is nothing new."""
+class PolledStore:
+    """A log in an object store. A refresh costs one request if nothing is new."""
 
-    def __init__(self, log: NamedLog, loop: Loop, open_store: StoreOpener) -> None:
-        """Follow ``log`` on ``loop``."""
+    def __init__(self, log: NamedLog, runner: SyncRunner, open_store: StoreOpener) -> None:
+        """Poll ``log`` on ``runner``."""
         self.name = (log.topic, log.partition)
         self._named = log
-        self._loop = loop
+        self._runner = runner
         self._open_store = open_store
         self._log: CloudLog | None = None
 
@@ -82,11 +79,11 @@ class FollowedStore:
 
     @property
     def limit(self) -> int:
-        """Offset after the last one that the manifest named when it was read last."""
+        """Offset after the last one in the manifest that was read last."""
         return 1 if self._log is None else self._log.tail
 
-    async def ask(self) -> None:
-        """Read the manifest; a partition to which nobody has written yet has none."""
+    async def refresh(self) -> None:
+        """Read the manifest; a partition without records may have none yet."""
         if self._log is not None:
             await self._log.refresh()
             return
@@ -98,10 +95,12 @@ class FollowedStore:
                 raise
 
     def plan(self) -> PlannedLog:
-        """Return the log as its manifest was when it was asked last."""
+        """Return the log as of the manifest that was read last."""
         if self._log is None:
             return EmptyLog()
-        return StoreLog(_place(self._named), partition=self.name[1], log=self._log, loop=self._loop)
+        return StoreLog(
+            _location(self._named), partition=self.name[1], log=self._log, runner=self._runner
+        )
 
     def cursor(self, name: str) -> StreamCursor:
         """Return a cursor in the store."""
@@ -118,40 +117,40 @@ class FollowedStore:
         return self._open_store(self._named.location.text)
 
 
-class FollowedDirectory:
-    """A log in a directory of this machine, beside its writer. How far it reaches is known at any time.
+class PolledDirectory:
+    """A log in a directory of this machine, next to its writer. Its limit is known at any time.
 
-    The log belongs to ``loop``, and is looked at there only: Spark may call from another thread each time.
+    The log belongs to ``runner`` and is used only there: Spark may call from another thread each time.
     """
 
-    def __init__(self, log: NamedLog, loop: Loop, *, use_tier: bool) -> None:
-        """Follow ``log`` on ``loop``."""
+    def __init__(self, log: NamedLog, runner: SyncRunner, *, use_tier: bool) -> None:
+        """Poll ``log`` on ``runner``."""
         self.name = (log.topic, log.partition)
         self._named = log
-        self._loop = loop
+        self._runner = runner
         self._use_tier = use_tier
         self._log: ReadonlyWal | None = None
 
     @property
     def head(self) -> int:
-        """First offset in the directory; what lies before it may be in its tier."""
-        return 1 if self._log is None else self._loop.run(_head(self._log))
+        """First offset in the directory; earlier records may be in its tier."""
+        return 1 if self._log is None else self._runner.run(_head(self._log))
 
     @property
     def limit(self) -> int:
         """The durable limit."""
-        return 1 if self._log is None else self._loop.run(_limit(self._log))
+        return 1 if self._log is None else self._runner.run(_limit(self._log))
 
-    async def ask(self) -> None:
-        """Make sure that the directory still holds that log."""
+    async def refresh(self) -> None:
+        """Refresh the log, and check that the directory still contains it."""
         if self._log is None:
             self._log = await Wal.open_readonly(self._named.location.text)
         else:
             await self._log.refresh()
-            await asyncio.to_thread(self._check_place, self._log)
+            await asyncio.to_thread(self._check_location, self._log)
 
-    def _check_place(self, log: ReadonlyWal) -> None:
-        """Make sure that the path still leads to the log, which tasks read by its path."""
+    def _check_location(self, log: ReadonlyWal) -> None:
+        """Check that the path still leads to this log, since tasks read it by its path."""
         path = Path(self._named.location.text)
         found = peek_log_id(PosixFileSystem(), path)
         if found is None:
@@ -165,11 +164,11 @@ class FollowedDirectory:
             )
 
     def plan(self) -> PlannedLog:
-        """Return a new look at the directory."""
-        return DirectoryLog(_place(self._named), partition=self.name[1], use_tier=self._use_tier)
+        """Return a new snapshot of the directory."""
+        return DirectoryLog(_location(self._named), partition=self.name[1], use_tier=self._use_tier)
 
     def cursor(self, name: str) -> StreamCursor:
-        """Return a cursor in the tier, where there is one, or else in the directory."""
+        """Return a cursor in the tier, if there is one, or else in the directory."""
         assert self._log is not None
         planned = self.plan()
         assert isinstance(planned, DirectoryLog)
@@ -177,19 +176,21 @@ class FollowedDirectory:
         return DirectoryCursor(self._log, planned.tier_url, name)
 
     async def aclose(self) -> None:
-        """Release the thread and the descriptors."""
+        """Release the thread and the file descriptors."""
         if self._log is not None:
             await self._log.aclose()
 
 
-def follow(log: NamedLog, loop: Loop, *, use_tier: bool, open_store: StoreOpener) -> Followed:
-    """Return a log to be followed; nothing is opened yet."""
+def make_polled_log(
+    log: NamedLog, runner: SyncRunner, *, use_tier: bool, open_store: StoreOpener
+) -> PolledLog:
+    """Return a log to poll; nothing is opened yet."""
     if log.location.is_store:
-        return FollowedStore(log, loop, open_store)
-    return FollowedDirectory(log, loop, use_tier=use_tier)
+        return PolledStore(log, runner, open_store)
+    return PolledDirectory(log, runner, use_tier=use_tier)
 
 
-def _place(log: NamedLog) -> Location:
+def _location(log: NamedLog) -> Location:
     return replace(log.location, topic=log.topic)
 
 

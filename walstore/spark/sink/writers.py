@@ -1,0 +1,148 @@
+"""The sink's writers. Batch: all rows of a job or none. Stream: each micro-batch once, across restarts.
+
+A batch with a ``queryId`` takes effect once, however often it is run. Spark gives each stream an id, which is
+in its checkpoint, and each micro-batch a number. Tasks find both in their properties and pass them on in
+their messages, since the process that commits does not get them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamWriter,
+    WriterCommitMessage,
+)
+
+from uploader.partitioned import WriteId, job_name
+from walstore import WalError
+from walstore.runtime.clock import SystemClock
+from walstore.spark.features import DataSourceStreamArrowWriter
+from walstore.spark.sink.options import SinkOptions
+from walstore.spark.sink.sink_store import SinkStore, prepare, run_in_store
+from walstore.spark.sink.task import Sink, merge
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes one job. Picklable: Spark plans with one copy, writes with others, and commits with another."""
+
+    def __init__(self, sink: Sink, write: WriteId) -> None:
+        """Stage and commit as ``write``."""
+        self._sink = sink
+        self._write = write
+
+    @classmethod
+    def open(cls, options: SinkOptions, names: tuple[str, ...]) -> BatchWriter:
+        """Return a writer of a new job, after opening the partitioned log; blocks."""
+        job = new_job()
+        query, epoch = options.query, options.epoch
+        write = WriteId.once(job) if query is None else WriteId(query, epoch, job)
+        return cls(Sink(options, names, prepare(options)), write)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of a task."""
+        context = TaskContext.get()
+        return self._sink.stage(
+            iterator, self._write, 0 if context is None else context.partitionId()
+        )
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Publish what all tasks staged to the logs; see :meth:`uploader.partitioned.Committer.commit`."""
+        if None in messages:
+            raise WalError("a task did not report what it staged; nothing was written")
+        _, staged = merge(messages)
+
+        async def act(target: SinkStore) -> bool:
+            return await target.committer.commit(self._write, staged)
+
+        run_in_store(self._sink.options, act)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Delete what was staged, unless it is committed: then a later run finishes it."""
+
+        async def act(target: SinkStore) -> bool:
+            return await target.committer.abort(self._write)
+
+        run_in_store(self._sink.options, act)
+
+
+def new_job() -> str:
+    """Return the name of a new job."""
+    return job_name(SystemClock().now_us(), secrets.token_hex(8))
+
+
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+"""Properties in which Spark passes the tasks of a stream the ids of the stream and of the micro-batch."""
+
+
+class StreamWriter(DataSourceStreamArrowWriter, DataSourceStreamWriter):
+    """Writes one micro-batch. Spark plans each with a new writer, and commits with another."""
+
+    def __init__(self, sink: Sink, job: str) -> None:
+        """Stage as ``job``, one attempt of a micro-batch."""
+        self.sink = sink
+        self._job = job
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage the rows of a task."""
+        context = TaskContext.get()
+        if context is None:
+            raise WalError("a stream's rows can only be written by a task of Spark")
+        return self.stage(
+            iterator,
+            stream=context.getLocalProperty(QUERY_ID),
+            epoch=context.getLocalProperty(BATCH_ID),
+            task=context.partitionId(),
+        )
+
+    def stage(
+        self, batches: Iterator[pa.RecordBatch], *, stream: str | None, epoch: str | None, task: int
+    ) -> WriterCommitMessage:
+        """Stage rows of a task of a stream's micro-batch."""
+        if not stream or epoch is None:
+            raise WalError(
+                f"this Spark does not pass its tasks the id of their stream ({QUERY_ID}, {BATCH_ID}); "
+                "write with foreachBatch, the batch writer, a queryId, and the micro-batch's number as epoch"
+            )
+        query = self.sink.options.query or stream
+        return self.sink.stage(batches, WriteId(query, int(epoch), self._job, stream), task)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Publish what all tasks staged to the logs, unless they already contain the micro-batch."""
+        write, staged = merge(messages)
+        if write is None or None in messages:
+            raise WalError("a task did not report what it staged; nothing was written")
+        if write.epoch != batchId:
+            raise WalError(f"the tasks staged micro-batch {write.epoch}, not {batchId}")
+        found = write
+
+        async def act(target: SinkStore) -> bool:
+            return await target.committer.commit(found, staged)
+
+        run_in_store(self.sink.options, act)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Delete what was staged, unless it is committed: then the next run finishes it.
+
+        If no task finished, this process does not know what was staged; the next micro-batch deletes it.
+        """
+        del batchId
+        write, _ = merge(messages)
+        if write is None:
+            return
+        found = write
+
+        async def act(target: SinkStore) -> bool:
+            return await target.committer.abort(found)
+
+        run_in_store(self.sink.options, act)
+
+
+def make_stream_writer(options: SinkOptions, names: tuple[str, ...]) -> StreamWriter:
+    """Return a writer for one micro-batch, after opening the partitioned log; blocks."""
+    return StreamWriter(Sink(options, names, prepare(options)), new_job())
