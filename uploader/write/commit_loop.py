@@ -29,6 +29,7 @@ from uploader.format.entries import Fragment
 from uploader.root.root import Root
 from uploader.runtime.task_groups import first_of, together
 from uploader.stores.port import ObjectStore
+from uploader.write.ack_dispatch import AppendAcks
 from uploader.write.append_queue import AppendQueue
 from uploader.write.building import Building, Records
 from uploader.write.cut_schedule import TIMER_SECONDS, CutSchedule
@@ -39,7 +40,6 @@ from uploader.write.publish_pipeline import PublishPipeline
 from uploader.write.shared_tail import FragmentFate, SharedTail
 from uploader.write.stall_guard import StallGuard
 from uploader.write.stream_guard import StreamGuard
-from uploader.write.teller import Teller
 from uploader.write.writer_settings import WriterSettings
 from walstore.errors import (
     ContentionError,
@@ -95,7 +95,7 @@ class CommitLoop:
             worker=worker,
         )
         self._wake = asyncio.Event()
-        self._teller = Teller(asyncio.get_running_loop())
+        self._acks = AppendAcks(asyncio.get_running_loop())
         self.intake = AppendQueue(
             settings, asyncio.get_running_loop(), tail=root.manifest.next_offset, notify=self.wake
         )
@@ -461,7 +461,7 @@ class CommitLoop:
         self.committed_records += parcel.count
         self.committed_bytes += parcel.size_bytes
         self._end.note_ours(parcel.seq_no)
-        self._teller.tell(parcel)
+        self._acks.send(parcel)
         self.intake.release(parcel.size_bytes, parcel.count)
 
     def _fail(self, parcel: PendingFragment, error: WalError) -> None:
@@ -472,7 +472,7 @@ class CommitLoop:
 
     def _drop(self, parcel: PendingFragment) -> None:
         """Forget a parcel whose appends were all refused."""
-        self._teller.tell(parcel)
+        self._acks.send(parcel)
         self.intake.release(parcel.size_bytes, 0)
 
     def _abandon(self, error: WalError) -> None:

@@ -19,7 +19,7 @@ from uploader.root.orphan_recovery import FragmentSlot
 from uploader.root.ownership import is_outdated
 from uploader.root.root import Root
 from uploader.stores.retry import RetryPolicy
-from uploader.write.announcer import Announcer
+from uploader.write.ack_dispatch import UploadAcks
 from uploader.write.cut_schedule import CutSchedule
 from uploader.write.fragment_writer import FragmentWriter
 from uploader.write.publish_pipeline import PublishPipeline
@@ -103,10 +103,10 @@ class Pipeline:
         The block may raise an ExceptionGroup of what :meth:`FragmentWriter.put` and the root raise. Left
         normally, everything that was started is published.
         """
-        announcer = Announcer(source, asyncio.get_running_loop())
+        acks = UploadAcks(source, asyncio.get_running_loop())
 
         def tell(run: Sequence[Fragment]) -> None:
-            announcer.announce(run[-1].limit)
+            acks.send(run[-1].limit)
 
         async with asyncio.TaskGroup() as tasks:
             conveyor = PublishPipeline(
@@ -135,7 +135,7 @@ class Pipeline:
             )
             yield shipment
             await shipment.finish()
-            await announcer.wait_told()
+            await acks.wait_delivered()
 
 
 def _is_adoption(slot: FragmentSlot) -> bool:
