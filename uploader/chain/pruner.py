@@ -31,7 +31,7 @@ class Pruner:
     def __init__(self, store: ObjectStore, reader: ChainReader) -> None:
         self._store = store
         self._reader = reader
-        self._beside = BackgroundTask[None]()
+        self._background = BackgroundTask[None]()
         self._takeover: Link | None = None
         # Slots of links that were published here and are no takeovers, oldest first.
         self._own: deque[int] = deque()
@@ -44,19 +44,19 @@ class Pruner:
         else:
             self._own.append(link.slot)
         if (
-            not self._beside.is_busy
+            not self._background.is_busy
             and link.slot >= self._resume_at
             and (self._takeover is not None or self._is_due(link))
         ):
-            self._beside.start(self._prune(link), f"prune {self._store.url}")
+            self._background.start(self._prune(link), f"prune {self._store.url}")
 
     async def wait(self) -> None:
         """Return when nothing is being deleted."""
-        await self._beside.wait()
+        await self._background.wait()
 
     async def aclose(self) -> None:
         """Give up what is under way, and wait for its end; twice is allowed."""
-        await self._beside.aclose()
+        await self._background.aclose()
 
     # -- inside ------------------------------------------------------------------------------
 

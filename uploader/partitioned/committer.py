@@ -58,11 +58,11 @@ class Committer:
         self._store = store
         self._retry = retry
         self._clock = clock
-        self._patience = StallGuard(
+        self._stall_guard = StallGuard(
             url=store.url, retry=retry, clock=clock, silent_seconds=settings.patience_seconds
         )
         self._publisher = PartitionPublisher(
-            store, settings=settings, retry=retry, patience=self._patience, worker=worker
+            store, settings=settings, retry=retry, stall_guard=self._stall_guard, worker=worker
         )
 
     async def commit(self, write: WriteId, staged: Mapping[int, Sequence[StagedFragment]]) -> bool:
@@ -184,7 +184,7 @@ class Committer:
     # -- inside ------------------------------------------------------------------------------
 
     def _file(self, key: str) -> RecordFile:
-        return RecordFile(self._store, key, retry=self._retry, patience=self._patience)
+        return RecordFile(self._store, key, retry=self._retry, stall_guard=self._stall_guard)
 
     async def _clean(self, file: RecordFile, query: str, epoch: int) -> None:
         """Delete what was staged for an epoch that is done, and for older ones: nobody can commit that.
@@ -202,7 +202,7 @@ class Committer:
     async def _watched(self) -> AsyncIterator[None]:
         """Give up once the store has been silent for too long."""
         async with together() as tasks:
-            watching = tasks.create_task(self._patience.run_out())
+            watching = tasks.create_task(self._stall_guard.run_out())
             yield
             watching.cancel()
 

@@ -65,25 +65,30 @@ class LogPublisher:
         *,
         writer: str,
         retry: RetryPolicy,
-        patience: StallGuard,
+        stall_guard: StallGuard,
         worker: Worker,
     ) -> None:
         """``store`` holds what is staged, ``log`` the log; ``writer`` is what its manifest will say."""
         self._store = store
         self._log = log
         self._root = root
-        self._patience = patience
+        self._stall_guard = stall_guard
         self._worker = worker
         self._puts = FragmentPuts(
-            store=log, root=root, patience=patience, retry=retry, worker=worker
+            store=log, root=root, stall_guard=stall_guard, retry=retry, worker=worker
         )
-        self._end = SharedTail(
+        self._tail = SharedTail(
             store=log,
             root=root,
             puts=self._puts,
-            patience=patience,
+            stall_guard=stall_guard,
             streams=StreamGuard(
-                store=log, root=root, patience=patience, writer=writer, retry=retry, worker=worker
+                store=log,
+                root=root,
+                stall_guard=stall_guard,
+                writer=writer,
+                retry=retry,
+                worker=worker,
             ),
             writer=writer,
             worker=worker,
@@ -99,12 +104,12 @@ class LogPublisher:
         LogNotFoundError if it was destroyed.
         """
         if not self._root.is_known:
-            await self._end.load()
+            await self._tail.load()
         check_unsealed(self._root.manifest, url=self._log.url)
         while await self._is_collected_from(await self._hold(job)):
             pass
         check_unsealed(self._root.manifest, url=self._log.url)
-        await self._end.adopt_orphans()
+        await self._tail.adopt_orphans()
         return self._place(0)
 
     async def publish(self, plan: LogPlan, move: Move) -> None:
@@ -113,7 +118,7 @@ class LogPublisher:
         StagedMissingError if an object is needed that is gone, LogSealedError, OutcomeUnknownError if
         the log was collected before it could be told what became of a fragment; what ``move`` raises.
         """
-        await self._end.load()
+        await self._tail.load()
         index, seq_no, start = plan.base
         while index < len(plan.fragments):
             staged = plan.fragments[index]
@@ -135,7 +140,7 @@ class LogPublisher:
             writer="walstore sink",
             expires_us=began_us + round(HOLD_SECONDS * 1e6),
         )
-        await self._patience.call(partial(self._holds.put, hold))
+        await self._stall_guard.call(partial(self._holds.put, hold))
         return position
 
     async def _is_collected_from(self, position: int) -> bool:
@@ -143,8 +148,8 @@ class LogPublisher:
 
         The announced collection first, then the manifest: one that is finished in between shows there.
         """
-        head = await self._patience.call(partial(announced_head, self._log))
-        await self._end.load()
+        head = await self._stall_guard.call(partial(announced_head, self._log))
+        await self._tail.load()
         manifest = self._root.manifest
         return manifest.next_offset > position < max(head, manifest.oldest_offset)
 
@@ -155,34 +160,34 @@ class LogPublisher:
     async def _bring(self, staged: StagedFragment, seq_no: int, start: int) -> bool:
         """Return whether a fragment is in the log at its place; False if it never will be."""
         if self._root.manifest.next_seq_no < seq_no:
-            await self._end.load()
+            await self._tail.load()
         if self._place(0) == PublishPlace(0, seq_no, start):
-            parcel = await self._put(staged, seq_no, start)
-            if await self._end.fate(parcel) is FragmentFate.COMMITTED:
-                self._end.note_ours(seq_no)
+            pending = await self._put(staged, seq_no, start)
+            if await self._tail.fate(pending) is FragmentFate.COMMITTED:
+                self._tail.note_ours(seq_no)
                 return True
         return await self._is_there(staged, seq_no, start)
 
     async def _put(self, staged: StagedFragment, seq_no: int, start: int) -> PendingFragment:
-        await self._end.learn_floor()
+        await self._tail.learn_floor()
         built, times_us = await self._worker.run(
             partial(
                 placed,
                 await self._fetch(staged),
                 staged,
                 start=start,
-                floor_us=self._end.floor_us,
+                floor_us=self._tail.floor_us,
                 writer=writer_of(staged),
             )
         )
         found = await self._puts.create(built, seq_no)
-        self._end.floor_us = times_us[1]
-        parcel = PendingFragment(seq_no=seq_no, start=start, built=built)
+        self._tail.floor_us = times_us[1]
+        pending = PendingFragment(seq_no=seq_no, start=start, built=built)
         if isinstance(found, Taken):
-            parcel.taken = found
+            pending.taken = found
         else:
-            parcel.entry = found
-        return parcel
+            pending.entry = found
+        return pending
 
     async def _is_there(self, staged: StagedFragment, seq_no: int, start: int) -> bool:
         manifest = self._root.manifest
@@ -202,7 +207,7 @@ class LogPublisher:
                 f"offset {start} of {self._log.url} was collected before it could be told whose "
                 "records it had"
             )
-        entry = await self._patience.call(partial(self._tree.locate, manifest, start))
+        entry = await self._stall_guard.call(partial(self._tree.locate, manifest, start))
         limit = start + staged.count
         if entry is None or (entry.seq_no, entry.start, entry.limit) != (seq_no, start, limit):
             return False
@@ -213,11 +218,11 @@ class LogPublisher:
 
     async def _fetch(self, staged: StagedFragment) -> bytes:
         try:
-            found = await self._patience.call(partial(read_object, self._store, staged.key))
+            found = await self._stall_guard.call(partial(read_object, self._store, staged.key))
         except ObjectNotFoundError as error:
             raise StagedMissingError("a staged fragment is gone", key=staged.key) from error
         return found.data
 
     async def _newest(self) -> Manifest:
-        await self._end.load()
+        await self._tail.load()
         return self._root.manifest

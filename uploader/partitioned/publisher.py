@@ -38,13 +38,13 @@ class PartitionPublisher:
         *,
         settings: SinkSettings,
         retry: RetryPolicy,
-        patience: StallGuard,
+        stall_guard: StallGuard,
         worker: Worker,
     ) -> None:
         self._store = store
         self._settings = settings
         self._retry = retry
-        self._patience = patience
+        self._stall_guard = stall_guard
         self._worker = worker
         self._writer = direct_writer_name(secrets.token_hex(8))
 
@@ -109,7 +109,7 @@ class PartitionPublisher:
     @asynccontextmanager
     async def _open(self, partition: int) -> AsyncIterator[LogPublisher]:
         log = SubStore(self._store, partition)
-        root = await self._patience.call(
+        root = await self._stall_guard.call(
             lambda: find_root(
                 log, retry=self._retry, worker=self._worker, layout=self._settings.layout
             )
@@ -121,7 +121,7 @@ class PartitionPublisher:
                 root,
                 writer=self._writer,
                 retry=self._retry,
-                patience=self._patience,
+                stall_guard=self._stall_guard,
                 worker=self._worker,
             )
         finally:

@@ -26,16 +26,16 @@ class RecordFile:
     """Reads and replaces one record. Belongs to one event loop."""
 
     def __init__(
-        self, store: ObjectStore, key: str, *, retry: RetryPolicy, patience: StallGuard
+        self, store: ObjectStore, key: str, *, retry: RetryPolicy, stall_guard: StallGuard
     ) -> None:
         self.key = key
         self._store = store
         self._retry = retry
-        self._patience = patience
+        self._stall_guard = stall_guard
 
     async def read(self) -> Known | None:
         """Return the newest version; None if there is none. CorruptionError if it is damaged."""
-        return await self._patience.call(self._read)
+        return await self._stall_guard.call(self._read)
 
     async def write(self, record: CommitRecord, before: Known | None) -> Known | None:
         """Put a version in the place of ``before``; None if another one lies there by now.
@@ -49,7 +49,7 @@ class RecordFile:
             found = await cas.put(self._store, self.key, data, etag, retry=self._retry)
             return found.decided(self._store.url, f"{self.key} was put; call again")
 
-        result = await self._patience.call(attempt)
+        result = await self._stall_guard.call(attempt)
         if result.outcome is cas.PutOutcome.LOST:
             return None
         assert result.etag is not None

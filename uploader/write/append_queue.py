@@ -46,7 +46,7 @@ class AppendQueue:
         self._loop = loop
         self._guard = LoopGuard("log", loop)
         self._notify = notify
-        self._parcels: deque[PendingFragment] = deque()
+        self._fragments: deque[PendingFragment] = deque()
         self._admissions: OrderedDict[asyncio.Future[Ticket], tuple[AppendRequest, int | None]] = (
             OrderedDict()
         )
@@ -118,30 +118,32 @@ class AppendQueue:
     @property
     def is_empty(self) -> bool:
         """Whether nothing waits to be taken."""
-        return not self._parcels
+        return not self._fragments
 
     @property
     def is_full(self) -> bool:
         """Whether a whole fragment waits to be taken: nothing that comes will be added to it."""
-        if len(self._parcels) > 1:
+        if len(self._fragments) > 1:
             return True
-        return bool(self._parcels) and self._parcels[0].size_bytes >= self._settings.fragment_bytes
+        return (
+            bool(self._fragments) and self._fragments[0].size_bytes >= self._settings.fragment_bytes
+        )
 
     @property
     def is_large(self) -> bool:
         """Whether so much waits that it takes a while to build a fragment of it."""
-        return bool(self._parcels) and self._parcels[0].size_bytes >= EARLY_BYTES
+        return bool(self._fragments) and self._fragments[0].size_bytes >= EARLY_BYTES
 
     @property
-    def parcels(self) -> list[PendingFragment]:
+    def fragments(self) -> list[PendingFragment]:
         """What waits to be taken, oldest first."""
-        return list(self._parcels)
+        return list(self._fragments)
 
     def take(self) -> PendingFragment:
         """Remove and return the oldest records, about a fragment at most; there must be some."""
-        parcel = self._parcels.popleft()
-        parcel.draft.pad()
-        return parcel
+        pending = self._fragments.popleft()
+        pending.draft.pad()
+        return pending
 
     def release(self, size_bytes: int, records: int) -> None:
         """Give back the room of records that are decided, and admit who waits for it."""
@@ -180,14 +182,14 @@ class AppendQueue:
             raise mismatch(expect_offset, self.tail)
         if self.tail + group.count > MAX_U64:
             raise used_up()
-        parcels, most = self._parcels, self._settings.fragment_bytes
-        was_empty = not parcels
-        before = 0 if was_empty else parcels[-1].size_bytes
+        fragments, most = self._fragments, self._settings.fragment_bytes
+        was_empty = not fragments
+        before = 0 if was_empty else fragments[-1].size_bytes
         if was_empty or (before and before + group.size_bytes > most):
-            parcels.append(PendingFragment())
+            fragments.append(PendingFragment())
             before = 0
         ticket: Ticket = self._loop.create_future()
-        parcels[-1].add(group, ticket, expect_offset)
+        fragments[-1].add(group, ticket, expect_offset)
         self.tail += group.count
         self.waiting_bytes += group.size_bytes
         self.waiting_records += group.count

@@ -24,7 +24,8 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
-from uploader.write.uploader import Uploader, UploadSettings
+from uploader.write.uploader import Uploader
+from uploader.write.writer_settings import UploadSettings
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError
 from walstore.format.claims import Claims

@@ -89,7 +89,7 @@ class CloudWriter:
 
         async def open_it() -> CloudWriter:
             worker = SharedWorker("cloud", 2)
-            patience = StallGuard(
+            stall_guard = StallGuard(
                 url=found.url, retry=policy, clock=time, silent_seconds=chosen.patience_seconds
             )
 
@@ -110,8 +110,8 @@ class CloudWriter:
                 return root
 
             try:
-                root = await patience.guard(partial(patience.call, find))
-                log = cls(found, noting(root, note), worker, chosen, policy, time, patience)
+                root = await stall_guard.guard(partial(stall_guard.call, find))
+                log = cls(found, noting(root, note), worker, chosen, policy, time, stall_guard)
             except BaseException:
                 worker.close()
                 await found.aclose()
@@ -133,7 +133,7 @@ class CloudWriter:
         settings: WriterSettings,
         retry: RetryPolicy,
         clock: Clock,
-        patience: StallGuard,
+        stall_guard: StallGuard,
     ) -> None:
         """Not for callers; see :meth:`open`."""
         self.settings = settings
@@ -147,7 +147,7 @@ class CloudWriter:
         self._puts = FragmentPuts(
             store=store,
             root=root,
-            patience=patience,
+            stall_guard=stall_guard,
             retry=retry,
             worker=worker,
             max_at_once=puts_at_once(
@@ -157,38 +157,38 @@ class CloudWriter:
         self._guard = StreamGuard(
             store=store,
             root=root,
-            patience=patience,
+            stall_guard=stall_guard,
             writer=self.writer,
             retry=retry,
             worker=worker,
         )
-        self._shipper = CommitLoop(
+        self._commit_loop = CommitLoop(
             store=store,
             root=root,
             puts=self._puts,
-            patience=patience,
+            stall_guard=stall_guard,
             streams=self._guard,
             settings=settings,
             writer=self.writer,
             clock=clock,
             worker=worker,
         )
-        self._intake = self._shipper.intake
+        self._queue = self._commit_loop.queue
         self._loop = get_running_loop()
         self._cursors = CloudCursors.of_store(
             store,
             retry=retry,
             clock=clock,
             worker=worker,
-            check_home=self._intake.check_home,
+            check_home=self._queue.check_home,
         )
         self._streams = StreamDoor(
             self._guard,
             root=root,
             url=store.url,
-            patience=patience,
-            settle=self._shipper.settle,
-            check_open=self._intake.check_open,
+            stall_guard=stall_guard,
+            settle=self._commit_loop.settle,
+            check_open=self._queue.check_open,
         )
         self._supervisor: asyncio.Task[None] | None = None
         self._is_abandoned = False
@@ -230,7 +230,7 @@ class CloudWriter:
         if stream is not None or self._streams.has_waiting:
             await self._streams.enter(group.streams or ())
         if expect_offset is None:
-            return await (await self._intake.add(group))
+            return await (await self._queue.add(group))
         return await self._append_at(group, expect_offset)
 
     async def append_many(
@@ -255,7 +255,7 @@ class CloudWriter:
         if stream is not None or self._streams.has_waiting:
             await self._streams.enter(group.streams or ())
         if expect_offset is None:
-            start = await (await self._intake.add(group))
+            start = await (await self._queue.add(group))
         else:
             start = await self._append_at(group, expect_offset)
         return range(start, start + group.count)
@@ -266,7 +266,7 @@ class CloudWriter:
         What waits for company is shipped at once. Cancelling has no effect on the records.
         """
         self.check_home()
-        await self._shipper.settle()
+        await self._commit_loop.settle()
 
     # -- streams -----------------------------------------------------------------------------
 
@@ -336,24 +336,24 @@ class CloudWriter:
 
     def statistics(self) -> WriterStatistics:
         """Return a snapshot of the writer's counters, also after closing."""
-        shipper, intake = self._shipper, self._intake
+        commits, queue = self._commit_loop, self._queue
         return WriterStatistics(
             head=self.head,
             tail=self.tail,
-            waiting_bytes=intake.waiting_bytes,
-            waiting_records=intake.waiting_records,
-            blocked_appends=intake.blocked,
-            fragments_under_way=shipper.fragments_under_way,
-            committed_records=shipper.committed_records,
-            committed_bytes=shipper.committed_bytes,
+            waiting_bytes=queue.waiting_bytes,
+            waiting_records=queue.waiting_records,
+            blocked_appends=queue.blocked,
+            fragments_under_way=commits.fragments_under_way,
+            committed_records=commits.committed_records,
+            committed_bytes=commits.committed_bytes,
             put_fragments=self._puts.put_fragments,
             put_bytes=self._puts.put_bytes,
-            adopted_fragments=shipper.adopted_fragments,
-            contentions=shipper.contentions,
-            reappended_fragments=shipper.reappended_fragments,
-            unknown_records=shipper.unknown_records,
-            put_seconds=shipper.pace.put_seconds,
-            publish_seconds=shipper.pace.publish_seconds,
+            adopted_fragments=commits.adopted_fragments,
+            contentions=commits.contentions,
+            reappended_fragments=commits.reappended_fragments,
+            unknown_records=commits.unknown_records,
+            put_seconds=commits.schedule.put_seconds,
+            publish_seconds=commits.schedule.publish_seconds,
         )
 
     # -- closing -----------------------------------------------------------------------------
@@ -366,22 +366,22 @@ class CloudWriter:
         """
         self.check_home()
         assert self._supervisor is not None
-        self._shipper.close(WalClosedError("the log is closed"))
+        self._commit_loop.close(WalClosedError("the log is closed"))
         await asyncio.shield(self._supervisor)
 
     def check_home(self) -> None:
         """Raise WrongLoopError in another thread or event loop, WalClosedError in a child process."""
-        self._intake.check_home()
+        self._queue.check_home()
 
     def abandon(self, error: WalClosedError) -> None:
         """Refuse everything in a child process, which has none of the threads."""
         self._is_abandoned = True
-        self._intake.abandon(error)
+        self._queue.abandon(error)
 
     def __del__(self) -> None:
         supervisor = getattr(self, "_supervisor", None)
         if supervisor is not None and not supervisor.done() and not self._is_abandoned:
-            pending = self._intake.waiting_records
+            pending = self._queue.waiting_records
             warn_unclosed(
                 f"the writer of {self.url}", f"; {pending} accepted records may not be committed"
             )
@@ -394,7 +394,7 @@ class CloudWriter:
     async def _start(self) -> None:
         check_unsealed(self._root.manifest, url=self.url)
         check_direct(self._root.manifest, url=self.url)
-        await self._shipper.start(is_loaded=has_records(self._root.manifest))
+        await self._commit_loop.start(is_loaded=has_records(self._root.manifest))
         self._supervisor = self._loop.create_task(self._supervise(), name=f"walstore {self.url}")
         abandon_in_children(self)
 
@@ -405,7 +405,7 @@ class CloudWriter:
         is forgotten, nobody is left to be told, and there may be no event loop to wait on.
         """
         try:
-            await self._shipper.run()
+            await self._commit_loop.run()
         except Exception as found:  # noqa: BLE001 - whatever it is, appends are told and it is raised
             if self._is_forgotten:
                 return
@@ -414,12 +414,12 @@ class CloudWriter:
                 f"the writer of {self.url} failed, open it again: {cause!r}", reason="failed"
             )
             failure.__cause__ = cause
-            self._shipper.fail(failure)
+            self._commit_loop.fail(failure)
             raise failure from cause
         finally:
             # Whatever ended it, a cancellation or the end of the program too, nobody waits for ever.
             if not self._is_forgotten:
-                self._shipper.fail(WalClosedError("the log is closed"))
+                self._commit_loop.fail(WalClosedError("the log is closed"))
                 await self._release()
 
     @property
@@ -440,11 +440,11 @@ class CloudWriter:
     async def _append_at(self, group: AppendRequest, expect_offset: int) -> int:
         """Append at an offset, after a look at the newest manifest if that seems wrong."""
         try:
-            ticket = await self._intake.add(group, expect_offset)
+            ticket = await self._queue.add(group, expect_offset)
         except OffsetMismatchError:
-            await self._shipper.settle()
-            await self._shipper.refresh()
-            ticket = await self._intake.add(group, expect_offset)
+            await self._commit_loop.settle()
+            await self._commit_loop.refresh()
+            ticket = await self._queue.add(group, expect_offset)
         return await ticket
 
     def _timestamp(self, timestamp_us: int | None) -> int | None:

@@ -36,7 +36,7 @@ from uploader.runtime.task_groups import together
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.write.building import Building, Records
+from uploader.write.encoding import Building, Records
 from uploader.write.put_window import PutWindow, WindowedStore
 from uploader.write.stall_guard import StallGuard
 from walstore.errors import ContentionError, LogSealedError, OutcomeUnknownError
@@ -86,7 +86,7 @@ class FragmentPuts:
         *,
         store: ObjectStore,
         root: Root,
-        patience: StallGuard,
+        stall_guard: StallGuard,
         retry: RetryPolicy,
         worker: Worker,
         max_at_once: int = 1,
@@ -94,7 +94,7 @@ class FragmentPuts:
         """``max_at_once`` bounds the puts under way, see :func:`puts_at_once`; callers keep to it."""
         self._store = WindowedStore(store, PutWindow(max_at_once, retry.clock))
         self._root = root
-        self._patience = patience
+        self._stall_guard = stall_guard
         self._retry = retry
         self._worker = worker
         self.max_at_once = max_at_once
@@ -156,7 +156,7 @@ class FragmentPuts:
             etag = self._ahead.pop(entry.seq_no).etag
         else:
             try:
-                stored = await self._patience.call(partial(read_object, self._store, entry.path))
+                stored = await self._stall_guard.call(partial(read_object, self._store, entry.path))
             except ObjectNotFoundError:
                 return
             if stored.data != data:
@@ -261,7 +261,7 @@ class FragmentPuts:
                 ) from result.cause
             return result
 
-        return await self._patience.call(attempt)
+        return await self._stall_guard.call(attempt)
 
     def _count(self, data: bytes) -> None:
         self.put_fragments += 1

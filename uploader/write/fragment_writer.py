@@ -15,7 +15,7 @@ from uploader.fragments.fragment_builder import EncodedFragment
 from uploader.fragments.fragment_columns import setsum_of
 from uploader.root.orphan_recovery import Orphan
 from uploader.root.ownership import is_outdated
-from uploader.write.building import Building
+from uploader.write.encoding import Building
 from uploader.write.fragment_puts import FragmentPuts, Taken
 from walstore.batches.batch import Batch
 from walstore.errors import ContentionError

@@ -47,9 +47,9 @@ class PublishPipeline:
         *,
         root: Root,
         writer: str | Callable[[], str],
-        patience: StallGuard,
+        stall_guard: StallGuard,
         clock: Clock,
-        pace: CutSchedule,
+        schedule: CutSchedule,
         max_in_flight: int,
         max_making: int | None = None,
         on_published: Callable[[Sequence[Fragment]], None],
@@ -66,9 +66,9 @@ class PublishPipeline:
         self._tasks = tasks
         self._root = root
         self._writer = writer
-        self._patience = patience
+        self._stall_guard = stall_guard
         self._clock = clock
-        self._pace = pace
+        self._schedule = schedule
         self._max_making = max_in_flight if max_making is None else max_making
         self._max_made = max_in_flight
         self._on_published = on_published
@@ -104,13 +104,13 @@ class PublishPipeline:
     def due(self) -> float:
         """When the next fragment should be cut, by the monotonic clock; now or earlier: at once."""
         cuts = [slot.cut_at for slot in (*self._made, *self._making)]
-        return self._pace.due(self._clock.monotonic(), cuts, self._publishing)
+        return self._schedule.due(self._clock.monotonic(), cuts, self._publishing)
 
     @property
     def earliest(self) -> float:
         """When the interval since the last fragment is over, by the monotonic clock."""
         last = self._making[-1] if self._making else self._made[-1] if self._made else None
-        return 0.0 if last is None else last.cut_at + self._pace.interval_seconds
+        return 0.0 if last is None else last.cut_at + self._schedule.interval_seconds
 
     def start(self, make: Make) -> None:
         """Begin to make the fragment that follows those started before."""
@@ -137,7 +137,7 @@ class PublishPipeline:
         if slot.entry is None:
             self.is_halted = True
         else:
-            self._pace.note_put(self._clock.monotonic() - slot.cut_at)
+            self._schedule.note_put(self._clock.monotonic() - slot.cut_at)
         while self._making and self._making[0].is_made and not self.is_halted:
             self._made.append(self._making.popleft())
         self._publish_next()
@@ -150,7 +150,7 @@ class PublishPipeline:
         began = self._clock.monotonic()
         if holds and self._making:
             cut_at = self._making[0].cut_at
-            seconds = self._pace.hold_seconds(began, cut_at, len(self._publishing))
+            seconds = self._schedule.hold_seconds(began, cut_at, len(self._publishing))
             if seconds > 0:
                 if not self._is_holding:
                     self._is_holding = True
@@ -173,13 +173,13 @@ class PublishPipeline:
         self, run: list[Fragment], began: float, before: asyncio.Task[None] | None
     ) -> None:
         try:
-            is_done = await self._patience.call(self._attempts(run, before))
+            is_done = await self._stall_guard.call(self._attempts(run, before))
         except self._halts_on:
             is_done = False
         if before is not None and not before.done():  # it has the answer, but was not run yet
             await asyncio.wait((before,))
         if is_done:
-            self._pace.note_publish(self._clock.monotonic() - began)
+            self._schedule.note_publish(self._clock.monotonic() - began)
         self._publishing.remove(began)
         if not is_done:
             self.is_halted = True

@@ -42,7 +42,7 @@ class StreamDoor:
         *,
         root: Root,
         url: str,
-        patience: StallGuard,
+        stall_guard: StallGuard,
         settle: Callable[[], Awaitable[None]],
         check_open: Callable[[], None],
     ) -> None:
@@ -51,7 +51,7 @@ class StreamDoor:
         self._guard = guard
         self._root = root
         self._url = url
-        self._patience = patience
+        self._stall_guard = stall_guard
         self._settle = settle
         self._check_open = check_open
         self._turn = asyncio.Lock()
@@ -105,7 +105,7 @@ class StreamDoor:
                 await self._settle()
                 table = await self._of_a_log(lambda: self._change(lambda table: table.close(name)))
                 finish = partial(self._guard.finish, table.streams[name].closing)
-                await self._patience.guard(finish)
+                await self._stall_guard.guard(finish)
             finally:
                 self._closing = None
 
@@ -113,7 +113,7 @@ class StreamDoor:
         """Return the newest table."""
         async with self._turn:
             self._check_open()
-            return await self._of_a_log(lambda: self._patience.guard(self._guard.load))
+            return await self._of_a_log(lambda: self._stall_guard.guard(self._guard.load))
 
     async def drain(self) -> None:
         """Return when nothing is under way that was begun before."""
@@ -160,14 +160,14 @@ class StreamDoor:
 
     async def _check_exists(self) -> None:
         """Read the root; LogNotFoundError if it is gone."""
-        await self._patience.guard(partial(self._patience.call, self._look))
+        await self._stall_guard.guard(partial(self._stall_guard.call, self._look))
 
     async def _look(self) -> None:
         if not await self._root.load():
             raise LogNotFoundError(f"there is no log at {self._url}", location=self._url)
 
     async def _change(self, make: Callable[[StreamTable], StreamTable | None]) -> StreamTable:
-        return await self._patience.guard(partial(self._guard.change, make))
+        return await self._stall_guard.guard(partial(self._guard.change, make))
 
     def _added(self, table: StreamTable, names: Collection[str]) -> StreamTable | None:
         table = table.begun(self._root.manifest.next_offset)

@@ -57,19 +57,19 @@ class StreamGuard:
         *,
         store: ObjectStore,
         root: Root,
-        patience: StallGuard,
+        stall_guard: StallGuard,
         writer: str,
         retry: RetryPolicy,
         worker: Worker,
     ) -> None:
         """``writer`` is the writer's name. Nothing is asked for before somebody uses a stream."""
         self._root = root
-        self._patience = patience
+        self._stall_guard = stall_guard
         self._writer = writer
         self._url = store.url
         self._file = StreamFile(store, retry=retry, worker=worker)
         self._clock = retry.clock
-        self._beside = BackgroundTask[StreamTable]()
+        self._background = BackgroundTask[StreamTable]()
         self._published_at: float | None = None
         self._looked_at = 0.0
         self.closings: int | None = None
@@ -92,7 +92,7 @@ class StreamGuard:
     async def load(self) -> StreamTable:
         """Read the newest table; see :meth:`StreamFile.load` and :meth:`StreamTable.checked`."""
         told = closings_in(self._root.manifest.writer)
-        return self._noted((await self._patience.call(self._file.load)).checked(told))
+        return self._noted((await self._stall_guard.call(self._file.load)).checked(told))
 
     async def change(self, make: Change) -> StreamTable:
         """Change the table; see :meth:`StreamFile.change` and :meth:`StreamTable.checked`."""
@@ -101,7 +101,7 @@ class StreamGuard:
         def changed(table: StreamTable) -> StreamTable | None:
             return make(table.checked(told))
 
-        return self._noted(await self._patience.call(partial(self._file.change, changed)))
+        return self._noted(await self._stall_guard.call(partial(self._file.change, changed)))
 
     def adopt(self, streams: Iterable[tuple[frozenset[str], int]] = ()) -> None:
         """Append under the closings of the newest table from now on.
@@ -119,9 +119,9 @@ class StreamGuard:
         """Take note that something was published; begin to read the table if it is time. Returns at once."""
         now, before = self._clock.monotonic(), self._published_at
         self._published_at = now
-        if self.closings is None or self._beside.is_busy:
+        if self.closings is None or self._background.is_busy:
             return
-        looked = self._beside.take()
+        looked = self._background.take()
         if looked is not None and not looked.cancelled() and looked.exception() is not None:
             logger.info("%s: %s", self._url, looked.exception())
         is_steady = before is not None and now - before < LOOK_SECONDS
@@ -129,11 +129,11 @@ class StreamGuard:
             self._looked_at = now
         elif now - self._looked_at >= LOOK_SECONDS:
             self._looked_at = now
-            self._beside.start(self._look(), f"look for closed streams of {self._url}")
+            self._background.start(self._look(), f"look for closed streams of {self._url}")
 
     async def aclose(self) -> None:
         """Give up what goes on beside publishing; twice is allowed."""
-        await self._beside.aclose()
+        await self._background.aclose()
 
     async def catch_up(self) -> None:
         """Know all closings that the root's manifest tells of, if streams are used at all."""
@@ -171,7 +171,7 @@ class StreamGuard:
         ContentionError if the log belongs to a local one by now.
         """
         make = partial(_raised, closings=closings, url=self._url)
-        await self._patience.call(partial(self._root.change, make))
+        await self._stall_guard.call(partial(self._root.change, make))
 
     # -- inside ------------------------------------------------------------------------------
 
