@@ -18,12 +18,11 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from uploader.partitioned.commit_record import CommitRecord
+from uploader.partitioned.commit_record import CommitRecord, Known, RecordFile
 from uploader.partitioned.publisher import PartitionPublisher
-from uploader.partitioned.record_file import Known, RecordFile
 from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.staged import StagedFragment
-from uploader.partitioned.staging import delete_staged
+from uploader.partitioned.stager import delete_staged
 from uploader.partitioned.write_id import JOBS, WriteId, is_passing, job_time_us, staging_of
 from uploader.runtime.task_groups import together
 from uploader.stores.port import ObjectStore

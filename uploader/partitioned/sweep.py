@@ -13,7 +13,7 @@ from typing import Final
 
 from uploader.partitioned.committer import STALE_SECONDS, Committer
 from uploader.partitioned.sink_settings import SinkSettings
-from uploader.partitioned.staging import forget_staged
+from uploader.partitioned.stager import forget_staged
 from uploader.partitioned.write_id import (
     JOBS,
     QUERIES,
