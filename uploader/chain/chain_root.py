@@ -133,9 +133,8 @@ class ChainRoot:
     async def load(self) -> bool:
         """Read the newest manifest; return False if there is none, or the log was destroyed.
 
-        One or two requests if there is nothing new. CorruptionError if it is damaged, or does not go on from
-        the one known before. The store's errors are passed on: how often a read is repeated is the store's
-        affair.
+        One or two requests if there is nothing new. CorruptionError if it is damaged, or does not continue
+        the one known before. The store's errors are passed on: the store itself repeats reads.
         """
         found = await self._find_head(self._window.head)
         self._is_ended = found is not None and found.link.manifest.is_destroyed

@@ -1,20 +1,20 @@
-"""CommitLoop: takes appends to the store, side by side with other writers of the same log.
+"""CommitLoop: takes appends to the store, next to other writers of the same log.
 
-Parcels are cut from the intake, put several at once, and named by the root in order. No lease, no lock: the
-root takes one fragment of each number, and the next one's offset follows from it. Whoever is late learns it
-from the store, and appends anew behind.
+Fragments are cut from the queue, put several at once, and named by the root in order. No lease, no lock:
+the root takes one fragment of each number, and the next one's offset follows from it. A writer that is
+late learns it from the store, and appends again behind the others.
 
 What may happen to a fragment of ours, with number n and first offset o:
 
   * published: its records are committed, whoever published it;
   * the log went on past n with another one, or reached n at another offset than o: no root can ever name
-    ours, so its records are surely not committed and are appended anew;
-  * neither yet: if its object is in the store, somebody may still publish it. It is decided once the log
-    has reached n. Until then its records are not appended anew, or they might be in the log twice.
+    ours, so its records are certainly not committed and are appended again;
+  * neither yet: if its object is in the store, another writer may still publish it. It is decided once the
+    log has reached n. Until then its records are not appended again, or they might be in the log twice.
 
-Another's fragment where ours was to go is published for it if it continues the log, as wal3's recovery
-does: it may be all that a dead writer left. If it cannot continue the log it is replaced, since nobody can
-ever name it. The writer of an adopted fragment finds it published and learns that it is committed.
+If another writer's fragment is where ours was to go and continues the log, this writer publishes it, as
+wal3's recovery does: it may be all that a dead writer left. If it cannot continue the log it is replaced,
+since nobody can ever name it. The writer of an adopted fragment finds it published and so committed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _UNLIMITED = 1 << 10
 
 
 class CommitLoop:
-    """Ships the parcels of one writer. Driven by one task, :meth:`run`."""
+    """Ships the fragments of one writer. Driven by one task, :meth:`run`."""
 
     def __init__(
         self,
@@ -99,9 +99,7 @@ class CommitLoop:
             settings, asyncio.get_running_loop(), tail=root.manifest.next_offset, notify=self.wake
         )
         self._under_way: deque[PendingFragment] = deque()  # cut, oldest first
-        self._returned: deque[PendingFragment] = (
-            deque()
-        )  # to be cut again, before what is in the intake
+        self._returned: deque[PendingFragment] = deque()  # to be cut again, before the queue
         self._next_seq_no = 0
         self._next_offset = 0
         self._window = _UNLIMITED  # fragments under way at most, while others write too
@@ -125,11 +123,11 @@ class CommitLoop:
         return len(self._under_way)
 
     def wake(self) -> None:
-        """Look whether there is something to do."""
+        """Check whether there is work."""
         self._wake.set()
 
     def close(self, error: WalError) -> None:
-        """Refuse what comes from now on with ``error``; :meth:`run` returns once the rest is decided."""
+        """Refuse new appends with ``error``; :meth:`run` returns once the rest is decided."""
         self.queue.close(error)
         self.wake()
 
@@ -141,10 +139,10 @@ class CommitLoop:
         await self._stall_guard.guard(partial(self.recover, is_loaded=is_loaded))
 
     async def recover(self, *, is_loaded: bool = False) -> None:
-        """Read the root, publish what others put and did not live to publish, and go on behind it.
+        """Read the root, publish what dead writers put and did not publish, and go on behind it.
 
-        ContentionError if the log belongs to somebody else, LogSealedError, CorruptionError for damaged
-        objects. Faults of the store that may pass are waited out.
+        ContentionError if the log belongs to a local log, LogSealedError, CorruptionError for damaged
+        objects. Transient faults of the store are waited out.
         """
         if not is_loaded:
             await self._tail.load()
@@ -162,9 +160,9 @@ class CommitLoop:
             await asyncio.wait([pending.wait_decided(loop) for pending in fragments])
 
     async def refresh(self) -> None:
-        """Read the root anew, once nothing is under way: offsets then follow the newest one.
+        """Read the root again, once nothing is under way: offsets then follow the newest one.
 
-        Raises what :meth:`close` was given if that was called before: nobody would serve it.
+        Raises the error of :meth:`close` if that was called before: the loop serves no more requests.
         """
         self.queue.check_open()
         refreshed = asyncio.get_running_loop().create_future()
@@ -173,12 +171,12 @@ class CommitLoop:
         await refreshed
 
     def fail(self, error: WalError) -> None:
-        """Refuse everything from now on with ``error``, and tell every append that is left."""
+        """Refuse everything from now on with ``error``, and fail every append that is left."""
         self.close(error)
         self._give_up(error)
 
     async def run(self) -> None:
-        """Ship until :meth:`close`, then what is left. Asks the store for nothing while idle."""
+        """Ship until :meth:`close`, then the rest. Makes no requests while idle."""
         while True:
             self._wake.clear()
             if self._has_work or self._refreshes:
@@ -225,7 +223,7 @@ class CommitLoop:
             max_making=self._puts.max_at_once,
             on_published=self._on_published,
             halts_on=(ContentionError,),
-            notify=self.wake,
+            on_change=self.wake,
         )
         await self._ship(tasks, pipeline)
         if pipeline.is_halted:
@@ -234,7 +232,7 @@ class CommitLoop:
             await self._decide()
 
     async def _ship(self, tasks: asyncio.TaskGroup, pipeline: PublishPipeline) -> None:
-        """Cut and ship until all is published, or the conveyor halts."""
+        """Cut and ship until all is published, or the pipeline halts."""
         while not pipeline.is_halted:
             self._wake.clear()
             if not self._has_work or self._refreshes:
@@ -253,7 +251,7 @@ class CommitLoop:
                     pipeline.start(partial(self._make, pending))
 
     def _seconds_left(self, pipeline: PublishPipeline) -> float:
-        """Return how long the next fragment should gather company."""
+        """Return how long the next fragment should gather more records."""
         urgent = self._in_a_hurry or self.queue.is_closed or self._returned or self.queue.is_full
         if pipeline.is_empty or urgent:
             return 0.0
@@ -263,7 +261,7 @@ class CommitLoop:
         return pipeline.due - now - TIMER_SECONDS
 
     def _until_head_start(self, tasks: asyncio.TaskGroup, seconds: float) -> float:
-        """Return how long to wait for what comes next, which is a cut after ``seconds`` at the latest.
+        """Return how long to wait for the next thing to do, at most the ``seconds`` until the cut.
 
         Begins to build the fragment to be cut when little time is left until then.
         """
@@ -278,7 +276,7 @@ class CommitLoop:
         if self.schedule.deserves_head_start(pending.count, pending.size_bytes):
             now_us = self._clock.now_us()
             pending.encoding = self._encoding(self._next_offset, now_us)
-            records = pending.encoding.take(pending.draft, now_us)
+            records = pending.encoding.take(pending.builder, now_us)
             tasks.create_task(self._start_building(pending.encoding.building, records))
         return seconds
 
@@ -297,7 +295,7 @@ class CommitLoop:
             waking.cancel()
 
     def _cut(self) -> PendingFragment | None:
-        """Give the next parcel its place behind the last one; None if all of it was refused."""
+        """Give the next fragment its place behind the last one; None if all of it was refused."""
         pending = self._take()
         if not self._place(pending, self._next_seq_no, self._next_offset):
             self._drop(pending)
@@ -314,10 +312,10 @@ class CommitLoop:
         return pending
 
     def _place(self, pending: PendingFragment, seq_no: int, start: int) -> bool:
-        """Give a parcel its place; False if none of its appends may be there."""
+        """Give a fragment its place; False if none of its appends may be there."""
         before = pending.count
         table = self._streams.table
-        is_open = table is None or not table.closings or table.is_open(pending.draft_streams)
+        is_open = table is None or not table.closings or table.is_open(pending.record_streams)
         pending.place(seq_no, start, None if is_open or table is None else table.check)
         if pending.count < before:
             self.queue.release(0, before - pending.count)
@@ -325,13 +323,13 @@ class CommitLoop:
         return pending.count > 0
 
     async def _make(self, pending: PendingFragment) -> Fragment | None:
-        """Build and put a parcel; None if something else lies in its place."""
+        """Build and put a fragment; None if its place holds something else."""
         encoding, now_us = pending.encoding, self._clock.now_us()
         if encoding is None or not self._fits(encoding, pending):
             encoding = self._encoding(pending.start, now_us)
         pending.encoding = None
         pending.closings = encoding.closings or 0
-        records = encoding.take(pending.draft, now_us)
+        records = encoding.take(pending.builder, now_us)
         self._tail.floor_us = encoding.latest_us
 
         def is_built() -> None:
@@ -357,7 +355,7 @@ class CommitLoop:
         )
 
     def _fits(self, encoding: Encoding, pending: PendingFragment) -> bool:
-        """Return whether what was encoded early is good for the place that the parcel got."""
+        """Return whether what was encoded early fits the place that the fragment got."""
         return (
             encoding.start == pending.start
             and encoding.closings == self._streams.closings
@@ -379,13 +377,13 @@ class CommitLoop:
         self._streams.note_published()
         if without_closings(self._root.manifest.writer) == self._writer:
             self._window = min(self._window * 2, _UNLIMITED)
-        else:  # somebody else published it for us: let them have their turn, too
+        else:  # another writer published it for us: let it have its turn, too
             self._window = 1
 
     # -- after contention ----------------------------------------------------------------------
 
     async def _decide(self) -> None:
-        """Find out what became of each parcel under way; the lost ones are to be cut again."""
+        """Find out what became of each fragment under way; the lost ones are cut again."""
         self._window = 1
         await self._tail.load()
         lost: deque[PendingFragment] = deque()
@@ -402,7 +400,7 @@ class CommitLoop:
             if fate is FragmentFate.COMMITTED:
                 self._commit(self._under_way.popleft())
             elif fate is FragmentFate.LOST:
-                # Now: if the next one of ours fits behind what is there instead, it will be the last one.
+                # Read it now: if our next one fits behind what is there instead, it will be the last one.
                 await self._tail.learn_floor()
                 self._under_way.popleft()
                 if self._may_try_again(pending):
@@ -411,7 +409,7 @@ class CommitLoop:
                 self._leave_open()
 
     async def _fill(self, lost: deque[PendingFragment]) -> bool:
-        """Put something where the log ends, so that what lies behind it gets decided.
+        """Put something where the log ends, so that the fragments behind it get decided.
 
         Returns False if there is nothing to put.
         """
@@ -427,7 +425,7 @@ class CommitLoop:
         return False
 
     def _leave_open(self) -> None:
-        """Nothing of ours is left to be put before them: whether they will ever count is not for us."""
+        """Nothing of ours is left to be put before them: this writer cannot decide their outcome."""
         error = OutcomeUnknownError(
             f"another writer was quicker; the records may still be taken over from {self._store.url}: read "
             "before appending them again"
@@ -454,7 +452,7 @@ class CommitLoop:
         self._next_offset = self._root.manifest.next_offset
         self._recount()
 
-    # -- telling the appends ---------------------------------------------------------------------
+    # -- outcomes of appends ---------------------------------------------------------------------
 
     def _commit(self, pending: PendingFragment) -> None:
         self.committed_records += pending.count
@@ -470,18 +468,18 @@ class CommitLoop:
         self.queue.release(pending.size_bytes, pending.count)
 
     def _drop(self, pending: PendingFragment) -> None:
-        """Forget a parcel whose appends were all refused."""
+        """Drop a fragment whose appends were all refused."""
         self._acks.send(pending)
         self.queue.release(pending.size_bytes, 0)
 
     def _abandon(self, error: WalError) -> None:
-        """Tell everybody that the store gave up, or that nothing may be written any more."""
+        """Fail all appends: the store was given up, or nothing may be written any more."""
         self._is_stale = True
         self._give_up(error)
         self._recount()
 
     def _give_up(self, error: WalError) -> None:
-        """Tell every append that is left: what may be in the store is in doubt, the rest not written."""
+        """Fail every append that is left: what may be in the store is in doubt, the rest not written."""
         refused = _not_written(error)
         unknown = OutcomeUnknownError(
             f"{error}; read the log before appending the records again", retriable=error.retriable
@@ -497,15 +495,15 @@ class CommitLoop:
             self._fail(self._take(), refused)
 
     def _recount(self) -> None:
-        """Tell the intake where the next record comes to lie."""
+        """Set the queue's tail: the offset that the next record gets."""
         waiting = sum(pending.count for pending in (*self._returned, *self.queue.fragments))
         self.queue.tail = self._next_offset + waiting
 
 
 def _not_written(error: WalError) -> WalError:
-    """Return what an append is told that never left this process, after an error of something else.
+    """Return the error for an append that never left this process, after an error of something else.
 
-    An error that says by its type that an outcome is in doubt would not be true of it.
+    An error whose type says that an outcome is in doubt would be wrong for it.
     """
     if isinstance(error, OutcomeUnknownError):
         refused: WalError = ContentionError(f"nothing was written: {error}", retriable=True)

@@ -26,7 +26,10 @@ Records = Callable[[], Sequence[Batch]]
 
 
 class Building:
-    """Calls follow one another in the order in which they were made."""
+    """One fragment in the making, on the worker's threads. Belongs to the event loop.
+
+    Calls run one after another, in the order in which they were made.
+    """
 
     def __init__(
         self,
@@ -42,10 +45,10 @@ class Building:
         self._turn = asyncio.Lock()
         self._missing = 0  # parts that were not added yet, or never will be
         self.is_broken = False
-        """Whether records are missing from it for good. Then it is of no use any more."""
+        """Whether records are missing from it for good. Then it is useless."""
 
     def add(self, records: Records) -> Coroutine[None, None, None]:
-        """Encode and hash the next records. If this is cancelled, or fails, the building is broken."""
+        """Encode and hash the next records. If this is cancelled or fails, the building is broken."""
         self._missing += 1  # at once: a task may be cancelled before it takes its first step
         return self._add(records)
 
@@ -83,7 +86,7 @@ class Building:
 
 
 class Encoding:
-    """One fragment, for one place in the log. Belongs to the event loop."""
+    """A building for one place in the log. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class Encoding:
         worker: Worker,
         closings: int | None = None,
     ) -> None:
-        """The first record comes to lie at ``start``; none is older than ``floor_us``.
+        """The first record gets the offset ``start``; none is older than ``floor_us``.
 
         ``timestamp_us`` is the fragment's time. ``writer`` goes into the footer, so that two writers never
         make the same bytes of the same records; so do the ``closings`` of streams that it knows.
@@ -110,21 +113,21 @@ class Encoding:
         )
         self._rows = 0  # taken
 
-    def take(self, draft: BatchBuilder, now_us: int) -> Records:
-        """Take the records of ``draft`` that were not taken before, to be built into the fragment next.
+    def take(self, builder: BatchBuilder, now_us: int) -> Records:
+        """Take the records of ``builder`` that were not taken before, to be built into the fragment next.
 
-        Those without a time of their own are of ``now_us``.
+        Those without a time of their own get ``now_us``.
         """
-        start, part = self.start + self._rows, draft.part(self._rows, len(draft.values))
+        start, part = self.start + self._rows, builder.part(self._rows, len(builder.values))
         base_us, self.latest_us, deltas_us = part.times(now_us, self.latest_us)
         self._rows += len(part.values)
         return lambda: [_batch_of(part, start, base_us, deltas_us)] if part.values else []
 
 
 def _batch_of(
-    draft: BatchBuilder, start: int, base_us: int, deltas_us: list[int] | None
+    builder: BatchBuilder, start: int, base_us: int, deltas_us: list[int] | None
 ) -> FragmentBatch:
-    rows = len(draft.values)
+    rows = len(builder.values)
     if deltas_us is None:
         times = pa.repeat(pa.scalar(base_us, pa.uint64()), rows)
     else:
@@ -132,10 +135,10 @@ def _batch_of(
     columns = [
         offsets_array(start, start + rows),
         times,
-        pa.array(draft.values, pa.binary()),
-        _column(draft.keys, "key", rows),
-        _column(draft.streams, "stream", rows),
-        _column(_unpacked(draft.headers), "headers", rows),
+        pa.array(builder.values, pa.binary()),
+        _column(builder.keys, "key", rows),
+        _column(builder.streams, "stream", rows),
+        _column(_unpacked(builder.headers), "headers", rows),
     ]
     return FragmentBatch(pa.Table.from_arrays(columns, schema=SCHEMA), start=start)
 

@@ -1,8 +1,8 @@
-"""PublishPipeline: fragments under way, made side by side and published in order.
+"""PublishPipeline: fragments under way, made in parallel and published in order.
 
-Knows nothing of where the records come from, nor of what follows when something fails: whoever drives it
-says how a fragment is made (built and put), and is told when it is published. Runs of finished ones are
-published together, as many runs at once as the root allows.
+It does not know where the records come from, nor what follows a failure: its driver says how a fragment is
+made (built and put), and is called when it is published. Runs of finished ones are published together, as
+many runs at once as the root allows.
 
 Invariants (tests/uploader/write/test_publish_pipeline.py)
   V1  Fragments are published in the order in which they were started, none before all before it.
@@ -54,14 +54,14 @@ class PublishPipeline:
         max_making: int | None = None,
         on_published: Callable[[Sequence[Fragment]], None],
         halts_on: tuple[type[WalError], ...] = (),
-        notify: Callable[[], None] | None = None,
+        on_change: Callable[[], None] | None = None,
     ) -> None:
         """Run in ``tasks``: what fails there, fails the group.
 
-        Errors of publishing among ``halts_on`` halt the conveyor instead. ``writer`` is what the root
-        will say of who wrote it, or returns that whenever it is asked. ``max_making`` is ``max_in_flight``
-        if left out; with 1 none is begun before the one before is made. ``notify`` is called at every
-        change, as :meth:`wait_change` returns.
+        Errors of publishing among ``halts_on`` halt the pipeline instead. ``writer`` is the writer that the
+        root records, or a function that returns it. ``max_making`` is ``max_in_flight`` if left out; with 1
+        none is begun before the one before is made. ``on_change`` is called at every change, when
+        :meth:`wait_change` returns.
         """
         self._tasks = tasks
         self._root = root
@@ -73,7 +73,7 @@ class PublishPipeline:
         self._max_made = max_in_flight
         self._on_published = on_published
         self._halts_on = halts_on
-        self._tell = notify
+        self._on_change = on_change
         self._making: deque[_Slot] = deque()
         self._made: deque[_Slot] = deque()
         self._running = 0
@@ -120,11 +120,11 @@ class PublishPipeline:
         self._tasks.create_task(self._make(slot, make))
 
     async def wait_change(self) -> None:
-        """Return when something was made or published, or the conveyor halted."""
+        """Return when something was made or published, or the pipeline halted."""
         await self._changed.wait()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Return when ``condition()``, about this conveyor, holds."""
+        """Return when ``condition()``, which depends on this pipeline, holds."""
         while not condition():
             await self._changed.wait()
 
@@ -176,14 +176,14 @@ class PublishPipeline:
             is_done = await self._stall_guard.call(self._attempts(run, before))
         except self._halts_on:
             is_done = False
-        if before is not None and not before.done():  # it has the answer, but was not run yet
+        if before is not None and not before.done():  # it has the answer, but has not run yet
             await asyncio.wait((before,))
         if is_done:
             self._schedule.note_publish(self._clock.monotonic() - began)
         self._publishing.remove(began)
         if not is_done:
             self.is_halted = True
-        # The next change is on its way before anybody is told of this one.
+        # Begin the next change before this one is reported to anyone.
         self._publish_next()
         if is_done:
             self._on_published(run)
@@ -192,11 +192,11 @@ class PublishPipeline:
     def _attempts(
         self, run: list[Fragment], before: asyncio.Task[None] | None
     ) -> Callable[[], Awaitable[bool]]:
-        """Return what publishes a run, to be called until it does; it returns False if one before it
-        halted the conveyor.
+        """Return a function that publishes a run, to be called until it does; it returns False if one
+        before it halted the pipeline.
 
-        The first attempt is made while those before may be under way. A root wants calls in order, so
-        further ones are made after those before have ended. Contention does not count until then: the one
+        The first attempt is made while those before may be under way. A root needs calls in order, so
+        further attempts are made after those before have ended. Contention does not count until then: the one
         before may just have failed, and the root lacks it until it is published again.
         """
         is_first = True
@@ -227,5 +227,5 @@ class PublishPipeline:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-        if self._tell is not None:
-            self._tell()
+        if self._on_change is not None:
+            self._on_change()

@@ -1,8 +1,8 @@
-"""SharedTail: where a log that several writers share goes on, as far as the store says.
+"""SharedTail: where a log that several writers share goes on, by what the store says.
 
-Owns the requests about it: reading the root, naming a fragment that is in the store already, looking at
-what others put there, and deciding what became of a fragment of ours. docs/cloud_writer.md tells the rules;
-why they hold is in ``commit_loop.py``.
+Owns the requests about it: reading the root, naming a fragment that is in the store already, reading what
+others put there, and deciding what became of a fragment of ours. docs/cloud_writer.md states the rules;
+``commit_loop.py`` says why they hold.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from walstore.errors import (
 from walstore.runtime.threads import Worker
 
 _FOOTER_BYTES: Final = 64 << 10
-"""So much of a fragment's end is read for its times; the rest only if the footer is longer."""
+"""Length of the end of a fragment that is read for its times; the rest only if the footer is longer."""
 
 
 class FragmentFate(enum.Enum):
@@ -51,7 +51,7 @@ class FragmentFate(enum.Enum):
 
 
 class SharedTail:
-    """The end of one log, as one writer sees it. One task at a time."""
+    """The tail of one log, as one writer sees it. One task at a time."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class SharedTail:
         """Fragments of others that this writer published."""
 
     async def load(self) -> None:
-        """Read the root; ContentionError if the log is not ours to write."""
+        """Read the root; ContentionError if the log belongs to a local log."""
         await self._stall_guard.call(partial(self._root.load_or_create, self._writer))
         check_direct(self._root.manifest, url=self._store.url)
         await self._streams.catch_up()
@@ -88,7 +88,7 @@ class SharedTail:
         """Publish what others put behind the end, as far as it continues the log.
 
         A fragment that can never be published is voided (``orphan_recovery.py``). :meth:`learn_floor` runs
-        meanwhile, for the end as it was.
+        meanwhile, for the tail as it was.
         """
         async with together() as tasks:
             tasks.create_task(self.learn_floor())
@@ -100,9 +100,9 @@ class SharedTail:
         await self._puts.void_misfits(manifest.next_seq_no, manifest.next_offset)
 
     async def fate(self, pending: PendingFragment) -> FragmentFate:
-        """Return what became of the oldest parcel under way: its put has ended, nothing of ours is before.
+        """Return what became of the oldest fragment under way: its put has ended, none of ours is before it.
 
-        If something lies in its place that no manifest can ever name, it is put there instead.
+        If its place holds something that no manifest can ever name, it replaces that.
         """
         while pending.taken is not None:
             is_admitted = await self._streams.admits_made(pending.streams, pending.closings)
@@ -127,7 +127,7 @@ class SharedTail:
             if await self._publish(pending.entry):
                 return FragmentFate.COMMITTED
             if self._root.manifest.next_seq_no < pending.seq_no:
-                await self.load()  # what we knew may have been old
+                await self.load()  # what we knew may be outdated
             manifest = self._root.manifest
             if manifest.next_seq_no < pending.seq_no:
                 return FragmentFate.OPEN
@@ -151,7 +151,7 @@ class SharedTail:
             self._floor_seq_no = last.seq_no
 
     def note_ours(self, seq_no: int) -> None:
-        """A fragment of ours is in the log; its times are in the floor."""
+        """Record that a fragment of ours is in the log; its times are in the floor."""
         self._floor_seq_no = max(self._floor_seq_no, seq_no)
 
     # -- inside ------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class SharedTail:
         return fragments[-1]
 
     async def _make_way(self, pending: PendingFragment, taken: Taken) -> bool:
-        """Deal with what lies where the log goes on; return False if the log goes on with that."""
+        """Handle the object that is where the log goes on; return False if the log goes on with it."""
         check_unsealed(self._root.manifest, url=self._store.url)
         if is_blocker(taken.data):
             raise LogSealedError(f"{self._store.url} is sealed", location=self._store.url)
@@ -172,7 +172,7 @@ class SharedTail:
         if other.entry.start == pending.start and await self._adopt(other):
             return False
         if not self._is_next(other.entry) and other.entry.start == pending.start:
-            return True  # somebody has named it
+            return True  # a manifest names it already
         assert pending.built is not None
         try:
             pending.entry = await self._puts.replace(taken, pending.built, pending.seq_no)
@@ -188,7 +188,7 @@ class SharedTail:
     async def _publish(self, entry: Fragment) -> bool:
         """Name a fragment that is in the store; False if the log went on without it.
 
-        OutcomeUnknownError if the log begins behind it by now: nobody can tell whether it was named.
+        OutcomeUnknownError if the log begins behind it by now: nobody can know whether it was named.
         """
         try:
             await self._stall_guard.call(
@@ -217,7 +217,9 @@ class SharedTail:
         try:
             return await self._stall_guard.call(self._puts.orphans)
         except CorruptionError:
-            await self.load()  # a log that is being sealed has something there that is no fragment
+            await (
+                self.load()
+            )  # a log that is being sealed has an object there that is not a fragment
             check_unsealed(self._root.manifest, url=self._store.url)
             raise
 

@@ -91,15 +91,15 @@ class StreamGuard:
 
     async def load(self) -> StreamTable:
         """Read the newest table; see :meth:`StreamFile.load` and :meth:`StreamTable.checked`."""
-        told = closings_in(self._root.manifest.writer)
-        return self._noted((await self._stall_guard.call(self._file.load)).checked(told))
+        closings = closings_in(self._root.manifest.writer)
+        return self._noted((await self._stall_guard.call(self._file.load)).checked(closings))
 
     async def change(self, make: Change) -> StreamTable:
         """Change the table; see :meth:`StreamFile.change` and :meth:`StreamTable.checked`."""
-        told = closings_in(self._root.manifest.writer)
+        closings = closings_in(self._root.manifest.writer)
 
         def changed(table: StreamTable) -> StreamTable | None:
-            return make(table.checked(told))
+            return make(table.checked(closings))
 
         return self._noted(await self._stall_guard.call(partial(self._file.change, changed)))
 
@@ -176,8 +176,8 @@ class StreamGuard:
     # -- inside ------------------------------------------------------------------------------
 
     async def _look(self) -> StreamTable:
-        told = closings_in(self._root.manifest.writer)
-        return self._noted((await self._file.load()).checked(told))
+        closings = closings_in(self._root.manifest.writer)
+        return self._noted((await self._file.load()).checked(closings))
 
     def _noted(self, table: StreamTable) -> StreamTable:
         self.on_change()

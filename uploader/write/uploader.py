@@ -75,7 +75,7 @@ class Uploader:
             retry=retry,
             clock=clock,
             silent_seconds=settings.drain_seconds,
-            on_refusal=self._tell_refusal,
+            on_refusal=self._report_refusal,
         )
         self._claim: Claim | None = None
         self._proven_limit = 0
@@ -180,7 +180,7 @@ class Uploader:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _tell_refusal(self, error: WalError) -> None:
+    def _report_refusal(self, error: WalError) -> None:
         if self._source is not None:
             self._source.refuse_cloud(error)
 

@@ -51,14 +51,14 @@ def make_encoding(worker: Worker, *, floor_us: int = FLOOR_US) -> Encoding:
 
 
 def add(
-    draft: BatchBuilder, *values: bytes, key=None, stream=None, headers=None, time_us=None
+    builder: BatchBuilder, *values: bytes, key=None, stream=None, headers=None, time_us=None
 ) -> None:
-    draft.extend(make_group(values, key, stream, headers, time_us))
+    builder.extend(make_group(values, key, stream, headers, time_us))
 
 
-def drawn(encoding: Encoding, draft: BatchBuilder, now_us: int = NOW_US) -> list[Record]:
+def drawn(encoding: Encoding, builder: BatchBuilder, now_us: int = NOW_US) -> list[Record]:
     """Take what is new and return it as readers see it."""
-    return [record for batch in encoding.take(draft, now_us)() for record in batch.records()]
+    return [record for batch in encoding.take(builder, now_us)() for record in batch.records()]
 
 
 def times(records: Sequence[Record]) -> list[int]:
@@ -67,83 +67,83 @@ def times(records: Sequence[Record]) -> list[int]:
 
 def test_offsets_go_on(encoding: Encoding) -> None:
     """They are those of the place in the log, whatever the draft counts from."""
-    draft = BatchBuilder(7)
-    add(draft, b"a", b"b")
-    first = drawn(encoding, draft)
-    add(draft, b"c")
-    add(draft, b"d")
-    second = drawn(encoding, draft)
+    builder = BatchBuilder(7)
+    add(builder, b"a", b"b")
+    first = drawn(encoding, builder)
+    add(builder, b"c")
+    add(builder, b"d")
+    second = drawn(encoding, builder)
     assert [(r.offset, r.value) for r in first] == [(100, b"a"), (101, b"b")]
     assert [(r.offset, r.value) for r in second] == [(102, b"c"), (103, b"d")]
 
 
 def test_any_number_of_goes(encoding: Encoding) -> None:
-    draft = BatchBuilder(1)
+    builder = BatchBuilder(1)
     found: list[Record] = []
     for count in (2, 1, 0, 3, 1):
-        draft.values += [b"x"] * count
-        found += drawn(encoding, draft)
+        builder.values += [b"x"] * count
+        found += drawn(encoding, builder)
     assert [record.offset for record in found] == list(range(100, 107))
 
 
 def test_what_was_taken_is_not_changed_by_what_comes(encoding: Encoding) -> None:
     """It is encoded on a thread, while the draft goes on growing."""
-    draft = BatchBuilder(1)
-    add(draft, b"a", key=b"k", time_us=NOW_US + 1)
-    taken = encoding.take(draft, NOW_US)
-    add(draft, b"b", key=b"l", stream="s", time_us=NOW_US + 2)
+    builder = BatchBuilder(1)
+    add(builder, b"a", key=b"k", time_us=NOW_US + 1)
+    taken = encoding.take(builder, NOW_US)
+    add(builder, b"b", key=b"l", stream="s", time_us=NOW_US + 2)
     (batch,) = taken()
     assert batch.records() == [Record(100, b"a", b"k", timestamp_us=NOW_US + 1)]
 
 
 def test_records_without_a_time_are_of_the_moment_they_were_taken(encoding: Encoding) -> None:
-    draft = BatchBuilder(1)
-    add(draft, b"a", b"b")
-    assert times(drawn(encoding, draft, NOW_US)) == [NOW_US] * 2
+    builder = BatchBuilder(1)
+    add(builder, b"a", b"b")
+    assert times(drawn(encoding, builder, NOW_US)) == [NOW_US] * 2
     assert encoding.latest_us == NOW_US
-    add(draft, b"c")
-    assert times(drawn(encoding, draft, NOW_US + 9)) == [NOW_US + 9]
+    add(builder, b"c")
+    assert times(drawn(encoding, builder, NOW_US + 9)) == [NOW_US + 9]
     assert encoding.latest_us == NOW_US + 9
 
 
 def test_times_are_held_at_the_floor(encoding: Encoding) -> None:
-    draft = BatchBuilder(1)
-    add(draft, b"a")
-    add(draft, b"b", time_us=7)
-    assert times(drawn(encoding, draft, 5)) == [FLOOR_US] * 2
+    builder = BatchBuilder(1)
+    add(builder, b"a")
+    add(builder, b"b", time_us=7)
+    assert times(drawn(encoding, builder, 5)) == [FLOOR_US] * 2
     assert encoding.latest_us == FLOOR_US
     assert encoding.floor_us == FLOOR_US
 
 
 def test_a_clock_that_goes_back_is_held_at_the_part_before(encoding: Encoding) -> None:
-    draft = BatchBuilder(1)
-    add(draft, b"a")
-    drawn(encoding, draft, NOW_US)
-    add(draft, b"b")
-    assert times(drawn(encoding, draft, NOW_US - 50)) == [NOW_US]
+    builder = BatchBuilder(1)
+    add(builder, b"a")
+    drawn(encoding, builder, NOW_US)
+    add(builder, b"b")
+    assert times(drawn(encoding, builder, NOW_US - 50)) == [NOW_US]
     assert encoding.latest_us == NOW_US
 
 
 def test_callers_times_are_kept(encoding: Encoding) -> None:
     """Unless they are below one before, also below the last one of the part before."""
-    draft = BatchBuilder(1)
-    add(draft, b"a", time_us=FLOOR_US + 1)
-    add(draft, b"b", time_us=NOW_US + 10)
-    assert times(drawn(encoding, draft)) == [FLOOR_US + 1, NOW_US + 10]
-    add(draft, b"c", time_us=NOW_US + 5)
-    add(draft, b"d")
-    add(draft, b"e", time_us=NOW_US + 20)
-    assert times(drawn(encoding, draft)) == [NOW_US + 10, NOW_US + 10, NOW_US + 20]
+    builder = BatchBuilder(1)
+    add(builder, b"a", time_us=FLOOR_US + 1)
+    add(builder, b"b", time_us=NOW_US + 10)
+    assert times(drawn(encoding, builder)) == [FLOOR_US + 1, NOW_US + 10]
+    add(builder, b"c", time_us=NOW_US + 5)
+    add(builder, b"d")
+    add(builder, b"e", time_us=NOW_US + 20)
+    assert times(drawn(encoding, builder)) == [NOW_US + 10, NOW_US + 10, NOW_US + 20]
     assert encoding.latest_us == NOW_US + 20
 
 
 def test_optional_columns_that_appear_in_the_second_part_only(encoding: Encoding) -> None:
-    draft = BatchBuilder(1)
-    add(draft, b"a")
-    assert drawn(encoding, draft) == [Record(100, b"a", timestamp_us=NOW_US)]
-    add(draft, b"b")
-    add(draft, b"c", key=b"", stream="s", headers={"h": b"1", "i": b""}, time_us=NOW_US + 1)
-    assert drawn(encoding, draft) == [
+    builder = BatchBuilder(1)
+    add(builder, b"a")
+    assert drawn(encoding, builder) == [Record(100, b"a", timestamp_us=NOW_US)]
+    add(builder, b"b")
+    add(builder, b"c", key=b"", stream="s", headers={"h": b"1", "i": b""}, time_us=NOW_US + 1)
+    assert drawn(encoding, builder) == [
         Record(101, b"b", timestamp_us=NOW_US),
         Record(102, b"c", b"", "s", {"h": b"1", "i": b""}, NOW_US + 1),
     ]
@@ -151,24 +151,24 @@ def test_optional_columns_that_appear_in_the_second_part_only(encoding: Encoding
 
 def test_optional_columns_that_end_with_the_first_part(encoding: Encoding) -> None:
     """Plain values are added without padding the columns there are."""
-    draft = BatchBuilder(1)
-    add(draft, b"a", key=b"k", stream="s", headers={"h": b"1"}, time_us=NOW_US)
-    draft.values.append(b"b")
-    assert drawn(encoding, draft) == [
+    builder = BatchBuilder(1)
+    add(builder, b"a", key=b"k", stream="s", headers={"h": b"1"}, time_us=NOW_US)
+    builder.values.append(b"b")
+    assert drawn(encoding, builder) == [
         Record(100, b"a", b"k", "s", {"h": b"1"}, NOW_US),
         Record(101, b"b", timestamp_us=NOW_US),
     ]
-    draft.values.append(b"c")
-    assert drawn(encoding, draft) == [Record(102, b"c", timestamp_us=NOW_US)]
+    builder.values.append(b"c")
+    assert drawn(encoding, builder) == [Record(102, b"c", timestamp_us=NOW_US)]
 
 
 def test_nothing_new_is_an_empty_second_part(encoding: Encoding) -> None:
-    draft = BatchBuilder(1)
-    assert list(encoding.take(draft, NOW_US)()) == []
+    builder = BatchBuilder(1)
+    assert list(encoding.take(builder, NOW_US)()) == []
     assert encoding.latest_us == FLOOR_US
-    add(draft, b"a")
-    drawn(encoding, draft)
-    assert list(encoding.take(draft, NOW_US + 1)()) == []
+    add(builder, b"a")
+    drawn(encoding, builder)
+    assert list(encoding.take(builder, NOW_US + 1)()) == []
     assert encoding.latest_us == NOW_US
 
 
@@ -188,16 +188,16 @@ STEPS = st.lists(
 @given(STEPS, STEPS, st.integers(0, 2 * NOW_US), st.integers(0, 2 * NOW_US))
 def test_any_records_in_two_goes(first, second, floor_us: int, later_us: int) -> None:
     worker = Worker("test")
-    encoding, draft = make_encoding(worker, floor_us=floor_us), BatchBuilder(1)
+    encoding, builder = make_encoding(worker, floor_us=floor_us), BatchBuilder(1)
     expected, found, latest_us = [], [], floor_us
     for steps, now_us in ((first, NOW_US), (second, later_us)):
         for values, key, stream, headers, asked in steps:
-            draft.extend(make_group(values, key, stream, headers, asked))
+            builder.extend(make_group(values, key, stream, headers, asked))
             latest_us = max(latest_us, now_us if asked is None else asked)
             for value in values:
                 at = START + len(expected)
                 expected.append(Record(at, value, key, stream, headers or NO_HEADERS, latest_us))
-        found += drawn(encoding, draft, now_us)
+        found += drawn(encoding, builder, now_us)
         assert encoding.latest_us == latest_us
     worker.close()
     assert found == expected
@@ -215,11 +215,11 @@ async def records_in(file: FragmentFile, encoding: Encoding) -> list[Record]:
 
 
 async def test_both_parts_are_in_the_fragment(encoding: Encoding) -> None:
-    draft = BatchBuilder(1)
-    add(draft, b"a", b"b", stream="s")
-    await encoding.building.add(encoding.take(draft, NOW_US))
-    add(draft, b"c", key=b"k")
-    file = await encoding.building.write(encoding.take(draft, NOW_US + 1))
+    builder = BatchBuilder(1)
+    add(builder, b"a", b"b", stream="s")
+    await encoding.building.add(encoding.take(builder, NOW_US))
+    add(builder, b"c", key=b"k")
+    file = await encoding.building.write(encoding.take(builder, NOW_US + 1))
     assert (file.start, file.limit) == (100, 103)
     assert await records_in(file, encoding) == [
         Record(100, b"a", None, "s", timestamp_us=NOW_US),
@@ -229,10 +229,10 @@ async def test_both_parts_are_in_the_fragment(encoding: Encoding) -> None:
 
 
 async def test_a_fragment_of_which_all_was_taken_early(encoding: Encoding) -> None:
-    draft = BatchBuilder(1)
-    add(draft, b"a")
-    await encoding.building.add(encoding.take(draft, NOW_US))
-    file = await encoding.building.write(encoding.take(draft, NOW_US + 1))
+    builder = BatchBuilder(1)
+    add(builder, b"a")
+    await encoding.building.add(encoding.take(builder, NOW_US))
+    file = await encoding.building.write(encoding.take(builder, NOW_US + 1))
     assert (file.start, file.limit) == (100, 101)
     assert await records_in(file, encoding) == [Record(100, b"a", timestamp_us=NOW_US)]
 

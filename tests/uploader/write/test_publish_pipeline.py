@@ -64,7 +64,7 @@ class Bench:
             schedule=CutSchedule(interval_seconds=0, max_publishing=self.root.max_publishing),
             max_in_flight=self.in_flight,
             on_published=tell,
-            notify=note,
+            on_change=note,
             **options,
         )
 
