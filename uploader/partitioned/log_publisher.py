@@ -1,15 +1,15 @@
-"""LogPublisher: takes the staged fragments of a committed epoch into one log, each of them once.
+"""LogPublisher: puts the staged fragments of a committed epoch into one log, each of them once.
 
-Fragment by fragment: the next one is put at its real key only when the log is seen to end exactly where it
-is to go, and everything before it is in the log. So for each fragment there is at most one place at which it
-may come into the log, and it is decided for good as soon as the log has passed that place:
+One by one: the next fragment is put at its real key only when the log is seen to end exactly where it is to
+go, and everything before it is in the log. So for each fragment there is at most one place at which it may
+enter the log, and its outcome is final as soon as the log has passed that place:
 
   * the fragment there has our numbers and our sum: it is in the log, whoever published it;
   * anything else is there: it is not, and never will be at that place. Then, and only then, it gets another
-    place, which the commit record must say before anything is put there.
+    place, which the commit record must contain before anything is put there.
 
-Any number of drivers may do this at once with the same record, also ones that stopped for long: whatever
-an old one still puts goes where the log has passed. The sum tells fragments apart because it covers the
+Any number of drivers may do this at once with the same record, also ones that paused for long: what an old
+one still puts goes where the log has passed. The sum tells fragments apart because it covers the
 offset, the fragment's own time, and the values.
 """
 
@@ -47,7 +47,7 @@ may have moved it."""
 
 
 class StagedMissingError(WalError):
-    """A staged object is gone: another driver has published it and cleaned up, or somebody deleted it."""
+    """A staged object is gone: another driver has published it and cleaned up, or it was deleted."""
 
     def __init__(self, message: str, *, key: str) -> None:
         super().__init__(f"{message}: {key}")
@@ -68,7 +68,7 @@ class LogPublisher:
         stall_guard: StallGuard,
         worker: Worker,
     ) -> None:
-        """``store`` holds what is staged, ``log`` the log; ``writer`` is what its manifest will say."""
+        """``store`` holds what is staged, ``log`` the log; its manifest will name ``writer``."""
         self._store = store
         self._log = log
         self._root = root
@@ -99,8 +99,8 @@ class LogPublisher:
     async def find_end(self, job: str) -> PublishPlace:
         """Return where the log goes on, after publishing what others left there; create it if need be.
 
-        From there on nothing is collected until the job is over: whoever finishes it must be able to tell
-        what became of its fragments. ContentionError if a local log ships there, LogSealedError,
+        From there on nothing is collected until the job is over: the driver that finishes it must be able to
+        find out what became of its fragments. ContentionError if a local log ships there, LogSealedError,
         LogNotFoundError if it was destroyed.
         """
         if not self._root.is_known:
@@ -115,8 +115,8 @@ class LogPublisher:
     async def publish(self, plan: LogPlan, move: Move) -> None:
         """Return when all of the plan is in the log.
 
-        StagedMissingError if an object is needed that is gone, LogSealedError, OutcomeUnknownError if
-        the log was collected before it could be told what became of a fragment; what ``move`` raises.
+        StagedMissingError if a needed object is gone, LogSealedError, OutcomeUnknownError if the log was
+        collected before the outcome of a fragment was known; what ``move`` raises.
         """
         await self._tail.load()
         index, seq_no, start = plan.base
@@ -131,7 +131,7 @@ class LogPublisher:
     # -- inside ------------------------------------------------------------------------------
 
     async def _hold(self, job: str) -> int:
-        """Let nothing be collected from the log's end on, as it is known; return that."""
+        """Keep everything from the known end of the log on from collection; return that end."""
         position, began_us = self._root.manifest.next_offset, job_time_us(job)
         hold = GarbageHold(
             name=job,
@@ -144,9 +144,9 @@ class LogPublisher:
         return position
 
     async def _is_collected_from(self, position: int) -> bool:
-        """Return whether a hold came too late, since the log has gone on, and is collected further on.
+        """Return whether a hold came too late: the log has gone on, and is collected beyond it.
 
-        The announced collection first, then the manifest: one that is finished in between shows there.
+        Reads the announced collection first, then the manifest, which shows one that finished in between.
         """
         head = await self._stall_guard.call(partial(announced_head, self._log))
         await self._tail.load()

@@ -1,7 +1,7 @@
-"""How many logs a partitioned log has, and where each of them lies.
+"""Partitions: how many logs a partitioned log has, where each of them is, and how the first one is made.
 
-One small object under the common prefix says how many there are: put once, by whoever comes first, so that
-readers and writers agree on which log a key belongs to. The logs lie below it, ``{prefix}/{number}``, each
+One small object under the common prefix contains their number. It is put once, by the first writer, so that
+readers and writers agree on which log a key belongs to. The logs are below it, ``{prefix}/{number}``, each
 with its own manifest, and are complete without it.
 """
 
@@ -32,7 +32,7 @@ def partition_url(url: str, partition: int) -> str:
 
 
 async def read_partitions(store: ObjectStore) -> int | None:
-    """Return how many logs there are, or None if no partitioned log lies there.
+    """Return how many logs there are, or None if there is no partitioned log.
 
     CorruptionError if the object is damaged; else the store's errors.
     """
@@ -63,11 +63,11 @@ async def create_partitions(store: ObjectStore, partitions: int, *, retry: Retry
 async def open_partitions(
     store: ObjectStore, partitions: int | None, *, retry: RetryPolicy, worker: Worker
 ) -> int:
-    """Return how many logs there are under a prefix, making a partitioned log of ``partitions`` if there
-    is none.
+    """Return how many logs there are under a prefix; create a partitioned log of ``partitions`` if there is
+    none.
 
-    One, if that is None. The logs themselves are made when something is written to them. Raises
-    InvalidSettingsError if there is another number of logs, or a log that is not partitioned;
+    None creates one of a single log. The logs themselves are created when something is written to them.
+    Raises InvalidSettingsError if there is another number of logs, or a log that is not partitioned;
     UnsupportedStoreError if the store ignores the conditions of puts.
     """
     found = await read_partitions(store)

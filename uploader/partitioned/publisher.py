@@ -1,4 +1,4 @@
-"""PartitionPublisher: plans where the staged fragments of a write go, and moves them, logs in parallel."""
+"""PartitionPublisher: plans where the staged fragments go, and publishes them to several logs at a time."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PartitionPublisher:
         return plans
 
     async def publish(self, file: RecordFile, known: Known) -> None:
-        """Publish what a record says and mark it done; or return because somebody else went on with it."""
+        """Publish what a record names and mark it done; return early if another driver went on with it."""
         keeper = RecordKeeper(file, known, self._settings.max_moves)
 
         async def publish_one(partition: int) -> None:
@@ -90,13 +90,13 @@ class PartitionPublisher:
     async def _explain_missing(
         self, file: RecordFile, known: Known, error: StagedMissingError
     ) -> None:
-        """Return if what is missing was published by somebody else."""
+        """Return if another driver published what is missing."""
         newest = await file.read()
         if newest is None or newest.etag != known.etag:
             return
         if file.key.startswith(JOBS):
-            # Such a record is deleted when all is done, and a put of it that was on its way for long may
-            # bring it back. What is staged is deleted first, and only then.
+            # Such a record is deleted when all is done, and a late put of it may bring it back. The staged
+            # objects are deleted first, and only then the record.
             logger.warning("%s was finished before and is removed: %s", file.key, error)
             await remove(self._store, [file.key], rule=is_passing)
             return
@@ -127,7 +127,7 @@ class PartitionPublisher:
 
 
 class SupersededError(Exception):
-    """Another driver has brought the record further than we know: look again."""
+    """Another driver has brought the record further than we know: read it again."""
 
 
 class RecordKeeper:
@@ -140,7 +140,7 @@ class RecordKeeper:
         self._lock = asyncio.Lock()
 
     async def move(self, partition: int, plan: LogPlan, place: PublishPlace) -> LogPlan:
-        """Let a plan go on at another place, unless another driver has moved it."""
+        """Move a plan to another place, unless another driver has moved it."""
         async with self._lock:
             while (found := self.known.record.logs[partition]).base == plan.base:
                 self._count()

@@ -1,8 +1,8 @@
-"""Stager: what a task does with its rows. Cuts fragments for each log and puts them where no log looks.
+"""Stager: a task's part. Cuts fragments of its rows for each log and puts them outside the logs.
 
-Nothing that a task puts is in any log; see ``committer.py`` for how it gets there. Keys are the attempt's
-own, so attempts that run twice or side by side do not meet. Memory is bounded: by the settings' buffer,
-and the fragments under way.
+Nothing that a task puts is in any log; ``committer.py`` says how it gets there. Each attempt has its own
+keys, so attempts that run twice or in parallel do not collide. Memory is bounded by the settings' buffer and
+the fragments under way. Staged objects are also deleted here, with the holds that kept logs from collection.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Staged = dict[int, tuple[StagedFragment, ...]]
 
 @dataclass(slots=True)
 class _Buffer:
-    """What waits for one log."""
+    """Records that wait for one log."""
 
     next_offset: int
     records: list[pa.Table] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Stager:
         clock: Clock,
         worker: Worker,
     ) -> None:
-        """Put below ``write.staging``, under a name of the attempt that no other has."""
+        """Put below ``write.staging``, under a unique name of the attempt."""
         self._store = store
         self._folder = f"{write.staging}{attempt}/"
         self._settings = settings
@@ -97,7 +97,7 @@ class Stager:
                     await remove(self._store, self._put, rule=is_passing)
 
     async def add(self, partition: int, records: pa.Table) -> None:
-        """Take records, in the columns of ``RECORDS``, for one log. Waits while too much is under way.
+        """Add records, in the columns of ``RECORDS``, for one log. Waits while too much is under way.
 
         A time that is older than the one before is raised to that. Raises RecordTooLargeError, and ValueError
         for a time too far ahead.
@@ -135,7 +135,7 @@ class Stager:
     # -- inside ------------------------------------------------------------------------------
 
     async def _new_buffer(self, partition: int) -> _Buffer:
-        """Look where the log ends: most likely that is where our records go."""
+        """Find out where the log ends: most likely our records go there."""
         root = await find_root(
             SubStore(self._store, partition), retry=self._retry, worker=self._worker
         )
@@ -145,7 +145,7 @@ class Stager:
             await root.aclose()
 
     async def _cut(self, buffer: _Buffer, partition: int) -> None:
-        """Begin a fragment of all that waits for a log."""
+        """Begin a fragment of all records that wait for a log."""
         if not buffer.records:
             return
         assert self._tasks is not None
@@ -218,14 +218,14 @@ async def delete_staged(store: ObjectStore, prefix: str, *, most_epoch: int | No
 
 
 async def forget_staged(store: ObjectStore, keys: Sequence[str]) -> None:
-    """Delete staged objects of jobs that are over. Their holds go first, for the keys tell of them."""
+    """Delete staged objects of jobs that are over. Their holds are deleted first: the keys name them."""
     holds = dict.fromkeys(hold for hold in map(hold_of, keys) if hold is not None)
     await remove(store, holds, rule=is_passing)
     await remove(store, keys, rule=is_passing)
 
 
 def writer_of(staged: StagedFragment) -> str:
-    """Return what the footers of a staged fragment, and of its copies, say of who made it."""
+    """Return the writer that the footers of a staged fragment, and of its copies, name."""
     return _writer(staged.key)
 
 

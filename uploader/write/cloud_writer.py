@@ -48,9 +48,9 @@ class CloudWriter:
     """A log in object storage, for appending. Make one with :meth:`open`.
 
     All methods belong to the event loop that opened it: from another thread or event loop they raise
-    WrongLoopError, in a forked child WalClosedError, and so do those of :attr:`cursors`. Only what is looked
-    at without waiting may be asked for anywhere. Appends of this writer that are under way together
-    are committed in their order, unless another writer comes between.
+    WrongLoopError, in a forked child WalClosedError, and so do those of :attr:`cursors`. Only properties and
+    statistics may be read anywhere. Appends of this writer that are under way together are committed in
+    their order, unless another writer comes between.
     """
 
     @classmethod
@@ -70,17 +70,16 @@ class CloudWriter:
         """Open the log under ``url`` for appending, creating it if there is none and ``create`` is true.
 
         Use as ``async with CloudWriter.open(url) as log`` or ``log = await CloudWriter.open(url)`` with a
-        later ``await log.aclose()``. Fragments that a writer put and did not live to publish are published
+        later ``await log.aclose()``. Fragments that a writer put and died before publishing are published
         first. A new log gets the layout ``"swap"``, wal3's, unless ``layout`` says ``"chain"``
-        (docs/chain.md), which answers sooner; ``chain`` says how that is written. ``note`` is awaited with
+        (docs/chain.md), which answers sooner; ``chain`` has its settings. ``note`` is awaited with
         fragments before they are published (:meth:`uploader.DirtyLog.note_for`). ``store`` replaces the one
-        that the URL names; it is closed with the log all the same. ``retry`` says how conditional puts are
-        repeated.
+        that the URL names; it is also closed with the log. ``retry`` says how conditional puts are repeated.
 
         Raises ContentionError if a local log ships to that place, InvalidSettingsError if the log has the
         other layout than ``layout``, LogSealedError, LogNotFoundError if it was destroyed, or there is none
         and ``create`` is false, CorruptionError for damaged objects, UnsupportedStoreError, and
-        StorageUnavailableError once the store did nothing for ``patience_seconds``.
+        StorageUnavailableError once the store fulfilled no request for ``patience_seconds``.
         """
         found = chosen_store(url, store)
         time = clock or SystemClock()
@@ -135,10 +134,10 @@ class CloudWriter:
         clock: Clock,
         stall_guard: StallGuard,
     ) -> None:
-        """Not for callers; see :meth:`open`."""
+        """Private; use :meth:`open`."""
         self.settings = settings
         self.writer = direct_writer_name(secrets.token_hex(8))
-        """What manifests say of this writer; no other has that name."""
+        """This writer's name in manifests; no other writer has it."""
         self._store = store
         self._root = root
         self._worker = worker
@@ -211,7 +210,7 @@ class CloudWriter:
         manifest is read before it is refused. ``timestamp_us`` is microseconds since 1970 UTC, now if left
         out; one older than the record before is raised to that. Waits while too much is pending.
 
-        Cancelled while it waits for room, nothing was appended; later, the record will be in the log.
+        If cancelled while it waits for room, nothing is appended; later, the record will be in the log.
 
         Raises:
             ContentionError: Other writers were quicker, again and again. Not written: append again.
@@ -245,7 +244,7 @@ class CloudWriter:
     ) -> range:
         """Append records as one atomic group and return their offsets; else as :meth:`append`.
 
-        They are in one fragment: all of them are in the log or none. The options hold for each record.
+        They are in one fragment: all of them are in the log or none. The options apply to each record.
         The group may have up to ``pending_bytes``. An empty group is a ValueError.
         """
         if get_running_loop() is not self._loop:
@@ -263,7 +262,7 @@ class CloudWriter:
     async def flush(self) -> None:
         """Return when everything accepted before the call is committed, or its append has raised.
 
-        What waits for company is shipped at once. Cancelling has no effect on the records.
+        Appends that wait to be cut are shipped at once. Cancelling has no effect on the records.
         """
         self.check_home()
         await self._commit_loop.settle()
@@ -277,20 +276,19 @@ class CloudWriter:
         4096 together. LimitExceededError if the log has 65 536 streams already, or the table of streams would
         be longer than 16 MiB; UnsupportedStoreError if the store has no swaps.
 
-        OutcomeUnknownError, or StorageUnavailableError, if the store does not answer, and cancelled: it may
-        be open or not, or may come to be; call again.
+        OutcomeUnknownError, or StorageUnavailableError, if the store does not answer. After those, or if
+        cancelled, the stream may be open or not, or be opened later; call again.
         """
         self.check_home()
         await self._streams.open(name, metadata)
 
     async def close_stream(self, name: str) -> None:
-        """Close a stream: appends to it, by whatever writer, raise StreamClosedError until it is opened
-        again.
+        """Close a stream: appends to it, by any writer, raise StreamClosedError until it is opened again.
 
         Its records stay. Appends to it that this writer accepted before come first. When it returns the
         stream has no records but those that the newest manifest names. StreamClosedError if there is no such
         stream, LogNotFoundError if the log was destroyed. Closing one twice is allowed, and finishes what an
-        interrupted call began. Else as :meth:`open_stream`.
+        interrupted call began. Otherwise as :meth:`open_stream`.
         """
         self.check_home()
         await self._streams.close(name)
@@ -298,25 +296,24 @@ class CloudWriter:
     async def streams(self) -> dict[str, StreamInfo]:
         """Return every stream that was opened or appended to, by name, in the order of opening.
 
-        The answer is the table of streams, by which this writer's appends go: one request, and another one if
-        the table is empty. It lacks streams of records that were appended before there was a table; see
-        :meth:`uploader.CloudLog.streams`.
-        LogNotFoundError if the log was destroyed.
+        The answer is the table of streams, which decides about this writer's appends: one request, and
+        another one if the table is empty. It lacks streams of records that were appended before there was
+        a table; see :meth:`uploader.CloudLog.streams`. LogNotFoundError if the log was destroyed.
         """
         self.check_home()
         table = await self._streams.table()
         return table.infos()
 
-    # -- looking -----------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
-        """Where the log lies, without credentials."""
+        """Location of the log, without credentials."""
         return self._store.url
 
     @property
     def cursors(self) -> CloudCursors:
-        """Named positions that keep garbage collection off what lies behind them."""
+        """Named positions; garbage collection keeps everything from them on."""
         return self._cursors
 
     @property
@@ -361,8 +358,8 @@ class CloudWriter:
     async def aclose(self) -> None:
         """Refuse further appends, ship what was accepted, and release connections and threads.
 
-        Twice is allowed. Cancelling the wait does not stop the closing. A store that does nothing for
-        ``patience_seconds`` is given up; the appends are told.
+        Twice is allowed. Cancelling the wait does not stop the closing. If the store fulfils no request for
+        ``patience_seconds``, it is given up and the appends raise.
         """
         self.check_home()
         assert self._supervisor is not None
@@ -401,12 +398,12 @@ class CloudWriter:
     async def _supervise(self) -> None:
         """Own the writer's tasks until it is closed. Never cancelled by us.
 
-        A defect is told as WalClosedError, to the appends and to whoever closes the writer. If the writer
-        is forgotten, nobody is left to be told, and there may be no event loop to wait on.
+        A defect is raised as WalClosedError, from the appends and from :meth:`aclose`. If the writer was
+        garbage-collected, no caller is left, and there may be no event loop to wait on.
         """
         try:
             await self._commit_loop.run()
-        except Exception as found:  # noqa: BLE001 - whatever it is, appends are told and it is raised
+        except Exception as found:  # noqa: BLE001 - whatever it is, the appends fail and it is raised
             if self._is_forgotten:
                 return
             cause = told_of(found) if isinstance(found, ExceptionGroup) else found
@@ -417,14 +414,14 @@ class CloudWriter:
             self._commit_loop.fail(failure)
             raise failure from cause
         finally:
-            # Whatever ended it, a cancellation or the end of the program too, nobody waits for ever.
+            # Whatever ended it, also a cancellation or the end of the program, no caller waits for ever.
             if not self._is_forgotten:
                 self._commit_loop.fail(WalClosedError("the log is closed"))
                 await self._release()
 
     @property
     def _is_forgotten(self) -> bool:
-        """Whether the task that asks is not run, but taken apart by the garbage collector."""
+        """Whether this task is not running, but being destroyed by the garbage collector."""
         try:
             return asyncio.current_task() is not self._supervisor
         except RuntimeError:  # no event loop runs
@@ -438,7 +435,7 @@ class CloudWriter:
         await self._store.aclose()
 
     async def _append_at(self, group: AppendRequest, expect_offset: int) -> int:
-        """Append at an offset, after a look at the newest manifest if that seems wrong."""
+        """Append at an offset; if that seems wrong, read the newest manifest first."""
         try:
             ticket = await self._queue.add(group, expect_offset)
         except OffsetMismatchError:

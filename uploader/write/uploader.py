@@ -124,7 +124,7 @@ class Uploader:
         """Look for fragments that a crash left unpublished. Called once, before :meth:`run`.
 
         A new directory has no records to compare them with, so they are published at once, and it goes
-        on behind them. ContentionError if that would leave records out that only the old directory has.
+        on behind them. ContentionError if that would omit records that only the old directory has.
         """
         self._planned = self._root.manifest
         await self._cutter.plan()
@@ -140,11 +140,11 @@ class Uploader:
         local: LocalRecords | None,
         take_over: bool,
     ) -> None:
-        """Make the log its directory's own, once it is prepared; ``local`` is None for a new directory.
+        """Claim the prefix for its directory, once it is prepared; ``local`` is None for a new directory.
 
-        A directory that is one of several copies is first found to hold what the manifest names: FencedError
-        if it holds something else, OffsetTrimmedError if it cannot go on there, CorruptionError if what is
-        to be compared is damaged. Then nothing has changed.
+        A directory that is one of several copies must first prove that it holds what the manifest names:
+        FencedError if it holds something else, OffsetTrimmedError if it cannot go on there, CorruptionError
+        if an object to be compared is damaged. After an error nothing has changed.
         """
         limit = None if local is None else local.durable_limit
         claiming = Claiming(self._root, log_id, claims, remember, limit, take_over, self._url)
@@ -162,7 +162,7 @@ class Uploader:
         held = Claim.parse(before.writer)
         has_grown = after.next_seq_no != before.next_seq_no
         if has_grown or (held is not None and 0 < held.epoch < claim.epoch):
-            # What was planned went by what another one had published, or was still to publish.
+            # The plan was made by what another directory had published, or was still to publish.
             await self._cutter.plan()
 
     async def run(self, source: TierSource) -> None:
@@ -170,10 +170,10 @@ class Uploader:
 
         Owned by the log's task group. Cancelling it may leave orphans, nothing else. Raises FencedError if
         another directory claimed the log since this one did, ContentionError, CorruptionError,
-        OffsetTrimmedError if what is to be shipped is gone from local disk, and StorageUnavailableError if
-        the store does nothing for ``drain_seconds`` while the log is closing. A store that refuses
-        (credentials, permissions, room) is asked again until it does not; callers that wait for the cloud
-        are told each time.
+        OffsetTrimmedError if records to be shipped are gone from local disk, and StorageUnavailableError if
+        the store fulfils no request for ``drain_seconds`` while the log is closing. Refused requests
+        (credentials, permissions, room) are repeated until they succeed; each time, callers that wait for
+        the cloud get the error.
         """
         self._source = source
         await self._stall_guard.guard(partial(self._run_held, source), source)
@@ -185,7 +185,7 @@ class Uploader:
             self._source.refuse_cloud(error)
 
     async def _run_held(self, source: TierSource) -> None:
-        """Ship; FencedError, whatever it was that failed, if the log was taken over meanwhile."""
+        """Ship; after any failure FencedError if the log was taken over meanwhile."""
         try:
             await self._run(source)
         except* WalError as errors:
@@ -193,10 +193,10 @@ class Uploader:
             raise error from error.__cause__
 
     async def _explain(self, error: WalError) -> WalError:
-        """Return what a shipment failed with, or FencedError if the newest manifest says so.
+        """Return the error of a shipment, or FencedError if the newest manifest says so.
 
-        What another directory put, published or collected looks like many things before that is known.
-        Nothing but the store's answer will do: a log that goes on acknowledges what nobody will ever ship.
+        What another directory put, published or collected can cause many errors before that is known. Only
+        the store's answer decides: a log that goes on acknowledges records that nobody will ever ship.
         """
         if self._claim is None or isinstance(error, FencedError | StorageUnavailableError):
             return error
@@ -247,7 +247,7 @@ class Uploader:
         return self._claim.name if self._claim else writer_name(bytes.fromhex(source.log_id))
 
     async def _begin(self, source: TierSource) -> None:
-        """Create the manifest if there is none, and make sure that it is ours."""
+        """Create the manifest if there is none, and check that it is ours."""
         log = self._root
         self._check_reaches(source)
         if not log.is_known:
@@ -274,8 +274,8 @@ class Uploader:
     async def _prove_all(self, local: LocalRecords) -> None:
         """Compare all that the manifest itself names, and this directory is not known to have shipped.
 
-        Not the last fragment alone: a log that went another way may hold the same record there again.
-        What was rolled up into snapshots since is not looked at.
+        Not the last fragment alone: a log that diverged may hold the same record there again. Fragments
+        that were rolled up into snapshots since are not compared.
         """
         self._check_reaches(local)
         manifest = self._root.manifest
@@ -290,7 +290,7 @@ class Uploader:
     async def _prove_last(self, source: TierSource) -> None:
         """Compare the last fragment, if this directory is not known to have shipped it.
 
-        Normally it died after a swap; but a copy of the directory may have gone its own way.
+        Normally it died after a swap; but a copy of the directory may have diverged.
         """
         manifest = self._root.manifest
         known_limit = max(source.uploaded_limit, self._proven_limit)
@@ -298,7 +298,7 @@ class Uploader:
             await self._prove(source, manifest.fragments[-1])
 
     async def _prove(self, local: LocalRecords, entry: Fragment) -> None:
-        """Raise ContentionError if a fragment differs from the local records; not if these are gone."""
+        """Raise ContentionError if a fragment differs from the local records, unless these are gone."""
         if entry.start < local.head:
             return
         try:
@@ -318,7 +318,7 @@ class Uploader:
         await self._fragments.prove(local, found)
 
     async def _wait_due(self, source: TierSource, mark: int) -> None:
-        """Wait for company: until a fragment is full, the age is reached, or somebody is in a hurry."""
+        """Wait for more records: until a fragment is full, the age is reached, or a caller waits."""
         full = mark + self._settings.fragment_bytes
         if source.wants_cloud:
             await source.wait_shipping_due(full)  # at once
@@ -331,7 +331,7 @@ class Uploader:
             aging.cancel()
 
     async def _wait_turn(self, source: TierSource, shipment: Shipment, mark: int) -> None:
-        """Wait until a fragment cut now would not lie idle, unless a full one has gathered meanwhile."""
+        """Wait until a fragment cut now would not sit idle, unless a full one has gathered meanwhile."""
         await shipment.wait_room()
         while not (shipment.is_idle or source.is_draining):
             seconds = shipment.due - self._clock.monotonic() - TIMER_SECONDS

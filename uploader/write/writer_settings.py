@@ -35,7 +35,7 @@ class UploadSettings:
 
     fragment_age_seconds: float = seconds(
         1.0,
-        """Longest time a durable record waits for company before it is shipped. Sealing a segment, or a
+        """Longest time that a durable record waits for more before it is shipped. Sealing a segment, or a
         caller that waits for the cloud, ships at once.""",
     )
 
@@ -49,8 +49,8 @@ class UploadSettings:
     )
 
     parallel_puts: bool = flag(
-        """Whether fragments of a log in the layout 'swap' are put side by side. A log in the layout
-        'chain' always does so. Without it the next fragment is put once the one before is there.
+        """Whether fragments of a log in the layout 'swap' are put in parallel. Those of a log in the
+        layout 'chain' always are. Without it the next fragment is put once the one before is there.
         So whatever a crash leaves continues the log, and programs of wal3 may open it for writing
         at any time. With it more of a fast uplink is used when full fragments pile up; what
         somebody waits for is not sooner. But after a crash fragments may lie behind a hole. Ours
@@ -74,7 +74,7 @@ class UploadSettings:
     drain_seconds: float = seconds(
         30.0,
         """How long closing the log waits for a store that fulfils no request; 0 does not wait for the cloud
-        at all. What is not shipped by then stays on disk for the next opening.""",
+        at all. Records that are not shipped by then stay on disk for the next opening.""",
     )
 
     def __post_init__(self) -> None:
@@ -111,8 +111,8 @@ class WriterSettings:
     )
 
     parallel_puts: bool = flag(
-        """Whether fragments of a log in the layout 'swap' are put side by side. A log in the layout
-        'chain' always does so. Without it the next fragment is put once the one before is there.
+        """Whether fragments of a log in the layout 'swap' are put in parallel. Those of a log in the
+        layout 'chain' always are. Without it the next fragment is put once the one before is there.
         So whatever a crash leaves continues the log, and programs of wal3 may write to it at any
         time. With it more of a fast uplink is used when full fragments pile up; a single append
         is not sooner. But after a crash, or behind another writer, fragments may lie behind a
@@ -135,7 +135,7 @@ class WriterSettings:
 
     contention_attempts: int = whole(
         8,
-        """How often a record is appended anew, behind what another writer appended instead, before its
+        """How often a record is appended again, behind what another writer appended instead, before its
         append raises a retriable ContentionError. 0: at once, as wal3 does.""",
     )
 
@@ -161,7 +161,7 @@ class WriterSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterStatistics:
-    """What a writer looked like at one moment. Counters count since it was opened."""
+    """State of a writer at one moment. Counters count since it was opened."""
 
     head: int
     """First offset that the manifest holds."""
@@ -188,10 +188,10 @@ class WriterStatistics:
     contentions: int
     """How often another writer was quicker."""
     reappended_fragments: int
-    """Fragments made anew behind another writer's."""
+    """Fragments made again behind another writer's."""
     unknown_records: int
     """Records whose append raised OutcomeUnknownError."""
     put_seconds: float
-    """How long building and putting a fragment takes lately: the median of a few; 0 before the first."""
+    """Recent time to build and put a fragment: the median of a few; 0 before the first."""
     publish_seconds: float
-    """How long naming it takes lately; 0 before the first."""
+    """Recent time to name it; 0 before the first."""
