@@ -1,7 +1,7 @@
 """ChainReader: finds the head of a chain in a store.
 
 The newest name need not be the head: links are put before those in front of them are there, and a put may
-arrive late. But whoever put it knew a durable link, its base, at most ``2 * MOST_ALPHA`` slots below
+arrive late. But its writer knew a durable link, its base, at most ``2 * MOST_ALPHA`` slots below
 (docs/chain.md). From there the chain is followed.
 
 It takes one listing, the newest manifest that it names, and those behind its base at once. Stores name the

@@ -34,7 +34,7 @@ _SLOTS_AHEAD: Final = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What a listing tells."""
+    """What a listing says."""
 
     manifest: Manifest
     """Of the longest run of fragments that continue each other."""

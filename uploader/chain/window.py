@@ -114,12 +114,12 @@ class PendingWindow:
             if later is pending:
                 _end(later, error)
             elif later.is_append:
-                told = OutcomeUnknownError(
+                unknown = OutcomeUnknownError(
                     "what was to be published before it was not, or may not be; publish both again",
                     retriable=True,
                 )
-                told.__cause__ = error
-                _end(later, told)
+                unknown.__cause__ = error
+                _end(later, unknown)
                 self._pending.remove(later)
             else:
                 _replan(later)

@@ -163,7 +163,7 @@ class Shipment:
 
     @property
     def due(self) -> float:
-        """When the next fragment should be cut, by the monotonic clock, if somebody waits for it."""
+        """When the next fragment should be cut, by the monotonic clock, if a caller waits for it."""
         return self._pipeline.due
 
     async def wait_change(self) -> None:

@@ -52,8 +52,8 @@ class UploadSettings:
         """Whether fragments of a log in the layout 'swap' are put in parallel. Those of a log in the
         layout 'chain' always are. Without it the next fragment is put once the one before is there.
         So whatever a crash leaves continues the log, and programs of wal3 may open it for writing
-        at any time. With it more of a fast uplink is used when full fragments pile up; what
-        somebody waits for is not sooner. But after a crash fragments may lie behind a hole. Ours
+        at any time. With it more of a fast uplink is used when full fragments pile up; records that
+        a caller waits for are not sooner. But after a crash there may be fragments behind a hole. Ours
         deal with that; a program of wal3 that opens the log for writing then links what does not
         continue it, and with that destroys the log. So set it only where no such program ever
         does.""",
@@ -115,8 +115,8 @@ class WriterSettings:
         layout 'chain' always are. Without it the next fragment is put once the one before is there.
         So whatever a crash leaves continues the log, and programs of wal3 may write to it at any
         time. With it more of a fast uplink is used when full fragments pile up; a single append
-        is not sooner. But after a crash, or behind another writer, fragments may lie behind a
-        hole. Ours deal with that; a program of wal3 that opens the log for writing then links
+        is not sooner. But after a crash, or behind another writer, there may be fragments
+        behind a hole. Ours deal with that; a program of wal3 that opens the log for writing then links
         what does not continue it, and with that destroys the log. So set it only where no such
         program ever does.""",
         default=False,
