@@ -125,7 +125,7 @@ def test_no_group_of_errors_reaches_a_caller() -> None:
     assert found == [
         "uploader/runtime/task_groups.py",
         "uploader/write/commit_loop.py",
-        "uploader/write/pipeline.py",
+        "uploader/write/fragment_cutter.py",
     ]
 
 

@@ -29,8 +29,7 @@ with needs_extra("cloud", "the cloud tier"):
     from uploader.stores import open_store
     from uploader.write.cloud_tier import CloudTier
     from uploader.write.cloud_writer import CloudWriter
-    from uploader.write.uploader import UploadSettings
-    from uploader.write.writer_settings import WriterSettings, WriterStatistics
+    from uploader.write.writer_settings import UploadSettings, WriterSettings, WriterStatistics
 
 __all__ = [
     "ChainSettings",

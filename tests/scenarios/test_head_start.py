@@ -115,7 +115,7 @@ class Appending:
     @property
     def begun(self) -> int:
         """How many fragments were begun before they were cut, lately."""
-        return len(self._log._shipper.pace._head_starts)
+        return len(self._log._commit_loop.schedule._head_starts)
 
     async def run(self, count: int) -> None:
         chance = self._chance
@@ -139,7 +139,7 @@ class Appending:
                     await self._log.flush()
 
     async def _append_at(self, value: bytes) -> None:
-        expected = self._log._intake.tail
+        expected = self._log._queue.tail
         try:
             await self._told(self._log.append(value, expect_offset=expected), value, expected)
         except OffsetMismatchError:

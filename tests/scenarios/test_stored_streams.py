@@ -277,7 +277,7 @@ async def test_closed_behind_a_writer_that_never_pauses(store, kind, clock: Manu
             lost += 1
             clock.advance(0.5)
             await busy.append(b"x", stream="us")
-            await busy._guard._beside.wait()
+            await busy._guard._background.wait()
 
         closing.on(PUBLISHES[kind], call(publish), key_prefix="manifest/", times=100)
         await log.close_stream("eu")

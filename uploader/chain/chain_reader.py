@@ -1,21 +1,24 @@
 """ChainReader: finds the head of a chain in a store.
 
-One listing, the newest manifest that it names, and those behind its base at once. Stores name the newest
-manifests first, and the listing is read no further than that takes; then the slot behind the head is looked
-at, too. If that is taken, or the keys come in no order, a listing is read to its end. So it takes as many
-requests beside a writer that never pauses as without one. Any number of tasks may call it. Never writes.
+The newest name need not be the head: links are put before those in front of them are there, and a put may
+arrive late. But its writer knew a durable link, its base, at most ``2 * MOST_ALPHA`` slots below
+(docs/chain.md). From there the chain is followed.
+
+It takes one listing, the newest manifest that it names, and those behind its base at once. Stores name the
+newest manifests first, and the listing is read no further than that takes; then the slot behind the head is
+looked at, too. If that is taken, or the keys come in no order, a listing is read to its end. So a writer that
+never pauses does not cost more requests. Any number of tasks may call it. Never writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from uploader.chain.recovery import WINDOW_SLOTS, slots_of, to_read, walk
-from uploader.format.link import Link
-from uploader.format.names import MANIFEST_PREFIX, manifest_key
+from uploader.format.link import MOST_ALPHA, Link
+from uploader.format.names import MANIFEST_PREFIX, manifest_key, parse_manifest_key
 from uploader.format.two_clock_time import TwoClockTime
 from uploader.root.stored_document import read_stored
 from uploader.runtime.task_groups import all_of
@@ -25,9 +28,11 @@ from walstore.errors import CorruptionError, StorageUnavailableError
 from walstore.ports import Clock
 from walstore.runtime.threads import Lane
 
+WINDOW_SLOTS: Final = 2 * MOST_ALPHA
+"""How far below the newest name its base is, at most."""
 LISTING_SECONDS: Final = 5.0
-"""How old a listing may be on which it is relied that the slot behind the head was not pruned; and how long
-listings are read to their end, which asks no more requests, once one that was left early had to be."""
+"""How old a listing may be that shows that the slot behind the head was not pruned; and how long listings are
+read to their end, which takes no more requests, once one that was left early had to be."""
 _ATTEMPTS: Final = 16
 assert ORDER_PROOF > WINDOW_SLOTS + 1, "so many slots in falling order reach below the window"
 
@@ -65,9 +70,9 @@ class ChainReader:
     async def may_follow(self, head: Link) -> bool:
         """Return whether something may follow a head that :meth:`find_head` returned.
 
-        One look at the one slot in which it would lie, which costs less than a listing. A slot is empty, too,
-        once it was pruned, and that takes more than 500 manifests behind it. So this is relied upon for
-        :data:`LISTING_SECONDS` after a listing that named nothing new, and True at other times.
+        One look at the one slot that would hold it, which costs less than a listing. A slot is empty, too,
+        once it was pruned, and that takes more than 500 manifests behind it. So this is trusted for
+        :data:`LISTING_SECONDS` after a listing that named nothing new; at other times it returns True.
         """
         unchanged = self._unchanged
         if unchanged is None or unchanged.age_seconds(self._clock) >= LISTING_SECONDS:
@@ -78,7 +83,7 @@ class ChainReader:
         """Return the head; None if there is no manifest.
 
         ``known`` was the head once; what was read then is not read again. CorruptionError if a manifest on
-        the way to the head is damaged, or does not go on from the one before it, or if the chain ends before
+        the way to the head is damaged, or does not continue the one before it, or if the chain ends before
         ``known``; else the store's errors.
         """
         missing: int | None = None
@@ -123,7 +128,7 @@ class ChainReader:
         """Return whether a link that was put belongs to the chain, as far as that can be seen.
 
         The one before it was durable. One listing, if it is still the newest; False if the chain went on so
-        far that it cannot be told.
+        far that nobody can say.
         """
         slots = await self.list_slots()
         if slots and slots[0] == link.slot:
@@ -196,14 +201,14 @@ class ChainReader:
 
 
 class _Seen:
-    """What lay in slots after a listing; each is read once."""
+    """What slots held after a listing; each is read once."""
 
     def __init__(self, read: Callable[[int], Coroutine[Any, Any, Link | None]]) -> None:
         self._read = read
         self._links: dict[int, Link | None] = {}
 
     async def read(self, slots: Sequence[int]) -> Mapping[int, Link | None]:
-        """Return what lies in slots, read at the same time, and in those read before."""
+        """Return what slots hold, read at the same time, and those read before."""
         missing = [slot for slot in slots if slot not in self._links]
         found = await all_of(map(self._read, missing))
         self._links.update(zip(missing, found, strict=True))
@@ -211,7 +216,7 @@ class _Seen:
 
 
 def _scrub(chain: Sequence[Link], known: Link | None) -> None:
-    """Check each manifest behind ``known``, and that it goes on from the one before it."""
+    """Check each manifest behind ``known``, and that it continues the one before it."""
     before = known
     for link in chain:
         if link is not known:
@@ -223,3 +228,43 @@ def _scrub(chain: Sequence[Link], known: Link | None) -> None:
 
 def _path(link: Link | None) -> str:
     return MANIFEST_PREFIX if link is None else link.key
+
+
+def slots_of(keys: Iterable[str]) -> list[int]:
+    """Return the slots that a listing names, in its order; what is no manifest of a chain is left out."""
+    slots = []
+    for key in keys:
+        try:
+            slots.append(parse_manifest_key(key))
+        except ValueError:
+            continue
+    return slots
+
+
+def to_read(newest: Link, slots: Sequence[int], known: Link | None) -> list[int]:
+    """Return the slots to be read next to ``newest`` and ``known``, given the names near the newest one.
+
+    At most twice :data:`~uploader.format.link.MOST_ALPHA`, in practice as many as were under way at once.
+    """
+    low = newest.base if known is None or known.slot < newest.base else known.slot + 1
+    return [slot for slot in slots if low <= slot < newest.slot]
+
+
+def walk(newest: Link, links: Mapping[int, Link], known: Link | None) -> list[Link] | None:
+    """Return the chain from where it is known to its head.
+
+    It begins with ``known`` or with the base of ``newest``, both of which were durable. None if that is not
+    among ``links`` any more: it was pruned meanwhile, so the listing is old.
+    """
+    found = {**links, newest.slot: newest}
+    if known is not None and known.slot >= newest.base:
+        link = known
+    elif newest.base in found:
+        link = found[newest.base]
+    else:
+        return None
+    chain = [link]
+    while (after := found.get(link.next)) is not None and after.follows(link):
+        chain.append(after)
+        link = after
+    return chain

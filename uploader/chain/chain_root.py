@@ -1,15 +1,15 @@
 """ChainRoot: the root of a log as a chain of immutable manifests. Needs nothing of a store but put-if-absent.
 
-Owns the requests of publishing; the order of what is under way, and what follows from each answer, is
-``window.py``'s. Every change is one put in a slot that no one else can have used. Never touches fragments.
+Owns the requests of publishing; ``window.py`` owns the order of what is under way, and decides what follows
+from each answer. Every change is one put in a slot that no one else can have used. Never touches fragments.
 
 What may go wrong, and what follows:
   * the slot is taken: the chain is read again, and what was under way is put behind its new head; or
     ContentionError if another writer appended;
   * no answer: the slot is read back; if that fails too the outcome is unknown and the caller may call again
     with the same fragments, which publishes them once whatever happened before;
-  * the answer took so long that the slot may have been used and cleaned up meanwhile: the chain is read, and
-    tells.
+  * the answer took so long that the slot may have been used and cleaned up meanwhile: the chain is read to
+    find out.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
-from uploader.chain.author import new_author
 from uploader.chain.chain_reader import ChainHead, ChainReader
 from uploader.chain.chain_settings import ChainSettings
-from uploader.chain.next_manifest import Maker
-from uploader.chain.pruner import Pruner
+from uploader.chain.next_manifest import NextManifest
+from uploader.chain.pruning import Pruner
 from uploader.chain.shards import list_behind
-from uploader.chain.window import PendingWindow
+from uploader.chain.window import PendingWindow, new_author
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.link import Link
@@ -88,7 +87,7 @@ class ChainRoot:
         self._roller = Roller(store, retry, worker, roll_up or RollUpSettings())
         self._pruner = Pruner(store, self._reader)
         self._announced = Announced(store, worker, self._clock)
-        self._maker = Maker(store, worker, self._roller, self._announced)
+        self._next_manifest = NextManifest(store, worker, self._roller, self._announced)
 
     @property
     def manifest(self) -> Manifest:
@@ -134,9 +133,8 @@ class ChainRoot:
     async def load(self) -> bool:
         """Read the newest manifest; return False if there is none, or the log was destroyed.
 
-        One or two requests if there is nothing new. CorruptionError if it is damaged, or does not go on from
-        the one known before. The store's errors are passed on: how often a read is repeated is the store's
-        affair.
+        One or two requests if there is nothing new. CorruptionError if it is damaged, or does not continue
+        the one known before. The store's errors are passed on: the store itself repeats reads.
         """
         found = await self._find_head(self._window.head)
         self._is_ended = found is not None and found.link.manifest.is_destroyed
@@ -147,12 +145,12 @@ class ChainRoot:
         return True
 
     async def may_have_changed(self) -> bool:
-        """Return False if nothing follows the head, as one look at the slot behind it tells, most times."""
+        """Return False if nothing follows the head. Usually one look at the slot behind it is enough."""
         head = self._window.head
         return head is None or await self._reader.may_follow(head)
 
     async def load_or_create(self, writer: str) -> None:
-        """Read the newest manifest, creating an empty one if there is none. Several may try: one creates.
+        """Read the newest manifest, creating an empty one if there is none. If several try, one creates it.
 
         LogNotFoundError if a log was destroyed here, or the one known before is gone, InvalidSettingsError
         if there is one of the other layout. OutcomeUnknownError if the store does not answer; call again.
@@ -173,7 +171,7 @@ class ChainRoot:
         before this one failed: call again with the same fragments then, in order. ValueError for a key
         that is not of the form of :meth:`fragment_key`, for whatever number of shards.
         """
-        make = self._maker.append(fragments, writer)
+        make = self._next_manifest.append(fragments, writer)
         self._current()
         await self._do(PendingLink(make, is_append=True))
         self._roller.begin(self.manifest)
@@ -187,52 +185,52 @@ class ChainRoot:
         """
         if not self.is_known and not await self.load():
             self._current()
-        return await self._do(PendingLink(self._maker.change(make), is_append=False))
+        return await self._do(PendingLink(self._next_manifest.change(make), is_append=False))
 
     async def settle(self) -> None:
-        """Return when nothing goes on behind publishing: no snapshot is put, no manifest pruned."""
+        """Return when no background work is left: no snapshot is put, no manifest pruned."""
         await self._roller.wait()
         await self._announced.wait()
         await self._pruner.wait()
 
     async def aclose(self) -> None:
-        """Give up what goes on behind publishing, which stays harmless; twice is allowed."""
+        """Cancel the background work, which does no harm; twice is allowed."""
         await self._roller.aclose()
         await self._announced.aclose()
         await self._pruner.aclose()
 
     # -- how it gets there -------------------------------------------------------------------
 
-    async def _do(self, step: PendingLink) -> bool:
-        """Carry a step to its end; return whether it put a link, or an earlier try of it had."""
-        self._window.enter(step)
+    async def _do(self, pending: PendingLink) -> bool:
+        """Carry a change to its end; return whether it put a link, or an earlier try of it had."""
+        self._window.enter(pending)
         try:
-            while await self._plan(step):
-                await self._put(step)
-                if step.is_done:
+            while await self._plan(pending):
+                await self._put(pending)
+                if pending.is_done:
                     return True
         except BaseException as error:
-            if step.link is not None:
-                self._window.fail(step, error)
+            if pending.link is not None:
+                self._window.fail(pending, error)
             raise
         finally:
-            self._window.leave(step)
-        return step.is_done
+            self._window.leave(pending)
+        return pending.is_done
 
-    async def _plan(self, step: PendingLink) -> bool:
-        """Give a step its link when its turn comes; return False if it needs none."""
+    async def _plan(self, pending: PendingLink) -> bool:
+        """Give a change its link when its turn comes; return False if it needs none."""
         while True:
-            await self._window.wait_turn(step)
-            if self._must_reload() and await self._reload(step):
+            await self._window.wait_turn(pending)
+            if self._must_reload() and await self._reload(pending):
                 return False
             tip, is_durable = self._current(), self._window.is_idle
             if not is_durable:
                 assert self._window.tip is not None
                 tip = self._window.tip
             try:
-                manifest = await step.make(LinkBase(tip.manifest, is_durable))
+                manifest = await pending.make(LinkBase(tip.manifest, is_durable))
             except WaitForDurableError:
-                step.must_be_alone = True
+                pending.must_be_alone = True
                 continue
             if manifest is None:
                 return False
@@ -248,61 +246,63 @@ class ChainRoot:
             # A thread would be woken for less time than that takes, and all appends wait for it.
             is_short = link.manifest.is_short
             data = link.serialise() if is_short else await self._worker.run(link.serialise)
-            step.check()
+            pending.check()
             # Another answer may have come meanwhile: then the link may follow nothing, or be too far ahead.
             if self._is_timely(link, tip):
-                self._window.plan(step, link, TwoClockTime.now(self._clock))
-                step.data = data
+                self._window.plan(pending, link, TwoClockTime.now(self._clock))
+                pending.data = data
                 return True
 
-    async def _put(self, step: PendingLink) -> None:
-        """Put a step's link; return when it is decided what became of it."""
-        link = step.link
+    async def _put(self, pending: PendingLink) -> None:
+        """Put the link of a change; return when its outcome is decided."""
+        link = pending.link
         assert link is not None
         async with together() as group:
-            sending = group.create_task(self._send(step, link))
-            await step.decided.wait()
+            sending = group.create_task(self._send(pending, link))
+            await pending.decided.wait()
             # What it was to put is either there, or can never be part of the chain.
             sending.cancel()
-        step.check()
+        pending.check()
 
-    async def _send(self, step: PendingLink, link: Link) -> None:
-        if step.link is not link:
+    async def _send(self, pending: PendingLink, link: Link) -> None:
+        if pending.link is not link:
             return  # one before it was lost already
         try:
-            result = await cas.create(self._store, link.key, step.data, retry=self._retry)
+            result = await cas.create(self._store, link.key, pending.data, retry=self._retry)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - the caller gets it
-            self._window.fail(step, error)
+            self._window.fail(pending, error)
             return
-        if step.link is not link:
+        if pending.link is not link:
             return
-        is_ours = result.outcome is cas.PutOutcome.COMMITTED and self._is_trusted(step)
+        is_ours = result.outcome is cas.PutOutcome.COMMITTED and self._is_trusted(pending)
         if is_ours and link.is_takeover:
             try:
                 is_ours = await self._reader.is_linked(link)
             except WalError as error:
-                if step.link is link:
-                    self._window.fail(step, _unknown(self._store, "put", error))
+                if pending.link is link:
+                    self._window.fail(pending, _unknown(self._store, "put", error))
                 return
-            if step.link is not link:
+            if pending.link is not link:
                 return
         if result.outcome is cas.PutOutcome.UNKNOWN:
-            self._window.fail(step, _unknown(self._store, "put", result.cause))
+            self._window.fail(pending, _unknown(self._store, "put", result.cause))
         elif not is_ours:
-            self._window.lost(step)
+            self._window.lost(pending)
         else:
-            for done in self._window.put(step):
+            for done in self._window.put(pending):
                 assert done.link is not None
                 self._pruner.note(done.link)
 
-    def _is_trusted(self, step: PendingLink) -> bool:
+    def _is_trusted(self, pending: PendingLink) -> bool:
         """Return whether a slot that took our link cannot hold a takeover that was cleaned up before.
 
-        A takeover's own slot may have held anything, so there the chain is asked.
+        A takeover's own slot may have held anything, so in that case the chain is read.
         """
-        return step.since is not None and step.since.age_seconds(self._clock) < TRUSTED_SECONDS
+        return (
+            pending.since is not None and pending.since.age_seconds(self._clock) < TRUSTED_SECONDS
+        )
 
     def _is_timely(self, link: Link, tip: Link) -> bool:
         window = self._window
@@ -320,18 +320,18 @@ class ChainRoot:
             return True
         return window.is_idle and window.head_since.age_seconds(self._clock) > TRUSTED_SECONDS / 2
 
-    async def _reload(self, step: PendingLink) -> bool:
-        """Read the head again; return whether the step is part of the chain after all."""
+    async def _reload(self, pending: PendingLink) -> bool:
+        """Read the head again; return whether the pending link is part of the chain after all."""
         before = self._current()
         found = await self._find_head(before)
         if found is None:
             raise ContentionError(f"somebody deleted the manifests of {self._store.url}")
         self._take(found, must=True)
-        tried = step.tried
+        tried = pending.tried
         if tried is None:
             return False
         if any(link.place == tried.place for link in found.chain):
-            step.is_done = True
+            pending.is_done = True
             if tried.place == found.link.place:
                 self._pruner.note(tried)
             return True

@@ -17,15 +17,15 @@ class ChainSettings:
     alpha: int = whole(
         8,
         """Manifests under way at once. Each may be put before the one before it is durable, so that
-        publishing takes one round trip however often it happens. More cost recovery that many reads.""",
+        publishing takes one round trip however often it happens. Recovery takes that many reads.""",
         low=1,
         high=MOST_ALPHA,
     )
 
     shards: int = whole(
         1,
-        """Prefixes that new fragments are spread over: stores limit the requests for each prefix. Readers do
-        not care; to change it, close the log and open it again.""",
+        """Prefixes that new fragments are spread over: stores limit the requests for each prefix. Readers
+        accept any number; to change it, close the log and open it again.""",
         low=1,
         high=MOST_SHARDS,
     )

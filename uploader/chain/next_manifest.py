@@ -1,4 +1,4 @@
-"""Maker: what the next manifest of a chain is to be, made of the newest one. Never puts it."""
+"""NextManifest: makes the next manifest of a chain from the newest one. Never puts it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from walstore.errors import ContentionError
 from walstore.runtime.threads import Worker
 
 
-class Maker:
-    """Makes the manifests of one chain. What it returns may be called again, each time with a newer one."""
+class NextManifest:
+    """Makes the manifests of one chain. Its functions may be called again with a newer manifest."""
 
     def __init__(
         self, store: ObjectStore, worker: Worker, roller: Roller, announced: Announced
@@ -32,19 +32,18 @@ class Maker:
         self._tree = ManifestTree(store, worker, cache_bytes=0)
 
     def append(self, fragments: Sequence[Fragment], writer: str) -> Make:
-        """Return what appends fragments, rolls up what is ready and drops what is announced as garbage; None
-        if they are published already.
+        """Return a function that appends fragments, rolls up what is ready and drops announced garbage.
 
-        ValueError for a key that does not say what the entry says. What is returned raises ContentionError
-        if they do not continue the log, LogSealedError if it is sealed, FencedError if a directory claimed
-        it under another name.
+        It returns None if they are published already. It raises ContentionError if they do not continue the
+        log, LogSealedError if that is sealed, FencedError if a directory claimed it under another name.
+        ValueError, from here, for a key that differs from its entry.
         """
         for fragment in fragments:
             _check_key(fragment)
 
-        async def appended(ground: LinkBase) -> Manifest | None:
-            manifest, last = ground.manifest, fragments[-1]
-            if ground.is_durable and await is_published(
+        async def appended(base: LinkBase) -> Manifest | None:
+            manifest, last = base.manifest, fragments[-1]
+            if base.is_durable and await is_published(
                 self._tree, manifest, last, url=self._store.url
             ):
                 return None
@@ -53,7 +52,7 @@ class Maker:
             if (manifest.next_seq_no, manifest.next_offset) == (first.seq_no, first.start):
                 grown = manifest.apply_fragments(fragments, name)
                 return self._roller.fold(self._announced.take_out(grown))
-            if not ground.is_durable:
+            if not base.is_durable:
                 raise WaitForDurableError
             raise ContentionError(
                 f"another writer published fragment {first.seq_no} of {self._store.url}; "
@@ -63,11 +62,11 @@ class Maker:
         return appended
 
     def change(self, make: Change) -> Make:
-        """Return what changes a manifest in any way; CorruptionError if that is no sound successor."""
+        """Return a function that makes any change; CorruptionError if the result is no sound successor."""
 
-        async def changed(ground: LinkBase) -> Manifest | None:
-            made = await self._worker.run(_make_checked, make, ground.manifest)
-            if made is None and not ground.is_durable:
+        async def changed(base: LinkBase) -> Manifest | None:
+            made = await self._worker.run(_make_checked, make, base.manifest)
+            if made is None and not base.is_durable:
                 raise WaitForDurableError
             return made
 

@@ -1,6 +1,6 @@
-"""Rebuilding a manifest from nothing but a listing: the names of fragments say all that it needs.
+"""Rebuilding a manifest from nothing but a listing: the names of fragments contain all that it needs.
 
-For a log whose manifests are lost or damaged. What no name tells is lost: the sum of what was collected
+For a log whose manifests are lost or damaged. What no name contains is lost: the sum of what was collected
 before, and how many bytes were ever added. ``assemble`` is pure; ``rebuild`` lists and puts.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from uploader.chain.author import new_author
-from uploader.chain.recovery import slots_of
+from uploader.chain.chain_reader import slots_of
 from uploader.chain.shards import list_shards
+from uploader.chain.window import new_author
 from uploader.format.entries import Fragment
 from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO
 from uploader.format.link import Link
@@ -29,17 +29,17 @@ from uploader.stores.retry import RetryPolicy
 from walstore.errors import ContentionError, CorruptionError, LogNotFoundError
 
 _SLOTS_AHEAD: Final = 1 << 32
-"""A new chain begins at the next multiple of it: far from any slot that an old one could name."""
+"""A new chain begins at the next multiple of it, far from any slot that an old one could name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What a listing tells."""
+    """What a listing says."""
 
     manifest: Manifest
     """Of the longest run of fragments that continue each other."""
     left_out: tuple[str, ...]
-    """Keys of the other fragments: never published, collected, or behind a hole. Look before you write."""
+    """Keys of the other fragments: never published, collected, or behind a hole. Check before you write."""
 
 
 def assemble(
@@ -92,8 +92,8 @@ async def rebuild(
 ) -> Rebuilt:
     """Make a manifest of the fragments in the store's shards; with ``write``, begin a new chain with it.
 
-    The new chain lies before the old one in every listing, so it is the log from then on. Stop all writers
-    first: what one of them publishes to the old chain meanwhile is lost. Errors as :func:`assemble`;
+    The new chain comes before the old one in every listing, so it is the log from then on. Stop all writers
+    first: anything that one of them publishes to the old chain meanwhile is lost. Errors as :func:`assemble`;
     OutcomeUnknownError if the store does not answer, then look before calling again.
     """
     writer = writer_after_rebuild(writer, await read_closings(store))

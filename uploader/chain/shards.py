@@ -1,4 +1,4 @@
-"""Shards: what lies in the prefixes that fragments are spread over."""
+"""Shards: lists the prefixes that fragments are spread over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uploader.stores.port import ListedObject, ObjectStore
 
 
 async def list_shards(store: ObjectStore) -> list[tuple[FragmentName, ListedObject]]:
-    """Return all fragments of all shards, by number; what is none by its name is left out."""
+    """Return all fragments of all shards, by number; other objects are left out."""
     return await list_behind_names(store, 0)
 
 
@@ -24,8 +24,8 @@ async def list_behind(
 ) -> list[ListedObject]:
     """Return the fragments with that number and higher ones, of all shards, by number.
 
-    All shards that there may be are looked into, since a writer before may have used more. One request does
-    if all fragments are in the first one. That is tried unless ``is_spread``, and costs a request if wrong.
+    All possible shards are listed, since an earlier writer may have used more. One request is enough if all
+    fragments are in the first one. That is tried unless ``is_spread``, and costs a request if wrong.
     """
     found = None
     if seq_no == FIRST_SEQ_NO or not is_spread:  # of a new log there is little to list
@@ -38,7 +38,7 @@ async def list_behind(
 async def list_behind_names(
     store: ObjectStore, seq_no: int
 ) -> list[tuple[FragmentName, ListedObject]]:
-    """Return what :func:`list_behind` does, with what the names say."""
+    """Return what :func:`list_behind` does, with the parsed names."""
     shards = range(1, MOST_SHARDS + 1)
     folders = [_list(store, shard_folder(shard), last_before(shard, seq_no)) for shard in shards]
     found = await all_of(folders)
@@ -48,9 +48,9 @@ async def list_behind_names(
 async def _list_first_shard(
     store: ObjectStore, seq_no: int
 ) -> list[tuple[FragmentName, ListedObject]] | None:
-    """Return what one listing names from there on; None if it goes on with what is none of that.
+    """Return what one listing names from there on; None if other keys follow.
 
-    It goes on with the other shards, from their beginning, and with whatever else has such a name.
+    Those may be of the other shards, from their beginning, or of any object with such a prefix.
     """
     found = []
     folder = shard_folder(1)

@@ -1,19 +1,20 @@
 """PendingWindow: the pending links of a chain, in order; which may be planned, what follows from an answer.
 
-Owns the durable head, the author's id and the order of the steps. Planned steps come first, in the order of
-their slots; those that wait to be planned come behind. Never does I/O: ``chain_root.py`` makes the requests
-and tells what came of them.
+Owns the durable head, the author's id and the order of the pending links. Planned ones come first, in the
+order of their slots, then those that wait to be planned. Never does I/O: ``chain_root.py`` makes the requests
+and reports their outcomes.
 
 Invariants (tests/uploader/chain/test_window.py)
   W1  A link is planned behind one of the same author, at most ``alpha`` slots beyond the durable head; or
       right behind the durable head, with nothing else under way.
-  W2  A step is done when its link and all before it lie in the store.
+  W2  A pending link is done when its link and all before it are in the store.
   W3  After any trouble the author has a new id. So no author ever has two links for a slot.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 
 from uploader.format.link import Link
@@ -23,19 +24,19 @@ from walstore.errors import OutcomeUnknownError
 
 
 class PendingWindow:
-    """The steps of one program on one chain. Belongs to one event loop."""
+    """The pending links of one program on one chain. Belongs to one event loop."""
 
     def __init__(self, *, alpha: int, make_id: Callable[[], str]) -> None:
         self._make_id = make_id
         self._alpha = alpha
-        self._steps: list[PendingLink] = []
+        self._pending: list[PendingLink] = []
         self.author = make_id()
         self.head: Link | None = None
         """The newest link known to be durable."""
         self.head_since: TwoClockTime | None = None
         """When the slot behind the head was not taken yet."""
         self.is_stale = False
-        """Whether the head must be read before the next step is planned."""
+        """Whether the head must be read before the next link is planned."""
 
     @property
     def tip(self) -> Link | None:
@@ -55,40 +56,40 @@ class PendingWindow:
         return not self._planned()
 
     def set_head(self, link: Link, since: TwoClockTime) -> None:
-        """Take note of what was read."""
+        """Record what was read."""
         self.head, self.head_since, self.is_stale = link, since, False
         self._wake()
 
-    def enter(self, step: PendingLink) -> None:
-        """Put a step behind all others."""
-        self._steps.append(step)
+    def enter(self, pending: PendingLink) -> None:
+        """Add a pending link behind all others."""
+        self._pending.append(pending)
 
-    async def wait_turn(self, step: PendingLink) -> None:
-        """Return when it is this step's turn to be planned; raises what the ones before it left.
+    async def wait_turn(self, pending: PendingLink) -> None:
+        """Return when it is the turn of this one to be planned; raises the error that those before it left.
 
-        Nobody else's turn comes before it is planned or leaves.
+        No other turn comes before it is planned or leaves.
         """
-        if step.error is None and not self._may_plan(step):
-            step.turn = asyncio.get_running_loop().create_future()
+        if pending.error is None and not self._may_plan(pending):
+            pending.turn = asyncio.get_running_loop().create_future()
             try:
-                await step.turn
+                await pending.turn
             finally:
-                step.turn = None
-        step.check()
+                pending.turn = None
+        pending.check()
 
-    def plan(self, step: PendingLink, link: Link, now: TwoClockTime) -> None:
-        """Say which link a step is to become, right before that is put."""
-        step.since = self.tip_since
-        step.link, step.sent, step.is_durable = link, now, False
-        step.decided.clear()
+    def plan(self, pending: PendingLink, link: Link, now: TwoClockTime) -> None:
+        """Set the link that a pending one is to become, right before that is put."""
+        pending.since = self.tip_since
+        pending.link, pending.sent, pending.is_durable = link, now, False
+        pending.decided.clear()
         self._wake()
 
-    def put(self, step: PendingLink) -> list[PendingLink]:
-        """Take note that a step's link lies in the store; return the steps that are done by that."""
-        step.is_durable = True
+    def put(self, pending: PendingLink) -> list[PendingLink]:
+        """Record that a link is in the store; return the pending links that are done by that."""
+        pending.is_durable = True
         done: list[PendingLink] = []
-        while self._steps and self._steps[0].is_durable:
-            first = self._steps.pop(0)
+        while self._pending and self._pending[0].is_durable:
+            first = self._pending.pop(0)
             self.head, self.head_since = first.link, first.sent
             done.append(first)
             first.is_done = True
@@ -96,76 +97,81 @@ class PendingWindow:
         self._wake()
         return done
 
-    def lost(self, step: PendingLink) -> None:
-        """Take note that something else lies in a step's slot: it and those behind it are planned again."""
+    def lost(self, pending: PendingLink) -> None:
+        """Record that its slot holds something else: it and those behind it are planned again."""
         self.author, self.is_stale = self._make_id(), True
-        for later in self._from(step):
+        for later in self._from(pending):
             _replan(later)
         self._wake()
 
-    def fail(self, step: PendingLink, error: BaseException) -> None:
-        """Take note that a step ends with an error, and its link may lie in the store or not.
+    def fail(self, pending: PendingLink, error: BaseException) -> None:
+        """Record that it ends with an error, and that its link may be in the store or not.
 
-        What is to be appended behind it ends too: nobody knows whether it would continue the log.
+        Appends behind it end too: nobody knows whether they would continue the log.
         """
         self.author = self._make_id()
-        for later in self._from(step):
-            if later is step:
+        for later in self._from(pending):
+            if later is pending:
                 _end(later, error)
             elif later.is_append:
-                told = OutcomeUnknownError(
+                unknown = OutcomeUnknownError(
                     "what was to be published before it was not, or may not be; publish both again",
                     retriable=True,
                 )
-                told.__cause__ = error
-                _end(later, told)
-                self._steps.remove(later)
+                unknown.__cause__ = error
+                _end(later, unknown)
+                self._pending.remove(later)
             else:
                 _replan(later)
-        self.leave(step)
+        self.leave(pending)
 
-    def leave(self, step: PendingLink) -> None:
-        """Take out a step that is done without a link, or was never planned."""
-        if step in self._steps:
-            self._steps.remove(step)
+    def leave(self, pending: PendingLink) -> None:
+        """Remove one that is done without a link, or was never planned."""
+        if pending in self._pending:
+            self._pending.remove(pending)
         self._wake()
 
     # -- inside ------------------------------------------------------------------------------
 
     def _planned(self) -> list[PendingLink]:
-        return [step for step in self._steps if step.link is not None]
+        return [pending for pending in self._pending if pending.link is not None]
 
-    def _from(self, step: PendingLink) -> list[PendingLink]:
-        return self._steps[self._steps.index(step) :] if step in self._steps else []
+    def _from(self, pending: PendingLink) -> list[PendingLink]:
+        return self._pending[self._pending.index(pending) :] if pending in self._pending else []
 
-    def _may_plan(self, step: PendingLink) -> bool:
+    def _may_plan(self, pending: PendingLink) -> bool:
         under_way = len(self._planned())
-        if under_way == len(self._steps) or self._steps[under_way] is not step:
+        if under_way == len(self._pending) or self._pending[under_way] is not pending:
             return False
         if not under_way:
             return True
         is_ours = self.head is not None and self.head.author == self.author
-        if self.is_stale or step.must_be_alone or not is_ours:
+        if self.is_stale or pending.must_be_alone or not is_ours:
             return False
         return under_way < self._alpha
 
     def _wake(self) -> None:
         under_way = len(self._planned())
-        if under_way == len(self._steps):
+        if under_way == len(self._pending):
             return
-        first = self._steps[under_way]
+        first = self._pending[under_way]
         if first.turn is not None and not first.turn.done() and self._may_plan(first):
             first.turn.set_result(None)
 
 
-def _replan(step: PendingLink) -> None:
-    if step.link is not None:
-        step.tried, step.link, step.is_durable = step.link, None, False
-        step.decided.set()
+def _replan(pending: PendingLink) -> None:
+    if pending.link is not None:
+        pending.tried, pending.link, pending.is_durable = pending.link, None, False
+        pending.decided.set()
 
 
-def _end(step: PendingLink, error: BaseException) -> None:
-    step.link, step.error = None, error
-    step.decided.set()
-    if step.turn is not None and not step.turn.done():
-        step.turn.set_result(None)
+def _end(pending: PendingLink, error: BaseException) -> None:
+    pending.link, pending.error = None, error
+    pending.decided.set()
+    if pending.turn is not None and not pending.turn.done():
+        pending.turn.set_result(None)
+
+
+def new_author() -> str:
+    """Return an id that no other author ever has: 128 random bits in hex."""
+    return secrets.token_hex(16)

@@ -13,7 +13,7 @@ from uploader.format.two_clock_time import TwoClockTime
 
 @dataclass(frozen=True, slots=True)
 class LinkBase:
-    """What a step is built upon."""
+    """The manifest that a pending link is built upon."""
 
     manifest: Manifest
     is_durable: bool

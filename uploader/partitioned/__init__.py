@@ -4,10 +4,10 @@ Writes into them are staged by many tasks and committed by one (``stager.py``, `
 """
 
 from uploader.partitioned.committer import Committer
-from uploader.partitioned.creation import open_partitions
 from uploader.partitioned.partitions import (
     PARTITIONS,
     create_partitions,
+    open_partitions,
     partition_url,
     read_partitions,
 )

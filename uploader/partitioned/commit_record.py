@@ -1,8 +1,8 @@
-"""CommitRecord: what a query has committed last, and how far that is published. Pure.
+"""CommitRecord: what a query has committed last, and how far that is published; and its file in the store.
 
 Putting it is the commit of an epoch: from then on its rows will be in the logs, whatever happens; before,
-none of them ever is. One object for each query, replaced by compare-and-swap; no two versions have the
-same bytes.
+none of them ever is. There is one object for each query, replaced by compare-and-swap; no two versions have
+the same bytes. The record is a pure value; ``RecordFile`` makes the requests.
 """
 
 from __future__ import annotations
@@ -10,11 +10,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from uploader.format.document import Fields, check_u64, read_document, serialise
 from uploader.partitioned.partitions import MOST_PARTITIONS
 from uploader.partitioned.staged import StagedFragment
+from uploader.root import cas
+from uploader.root.stored_document import read_stored
+from uploader.stores.errors import ObjectNotFoundError
+from uploader.stores.port import ObjectStore
+from uploader.stores.retry import RetryPolicy
+from uploader.write.stall_guard import StallGuard
 from walstore.errors import CorruptionError, FormatVersionError
 
 VERSION: Final = 1
@@ -35,8 +42,8 @@ class LogPlan:
     fragments: tuple[StagedFragment, ...]
     """In order."""
     base: PublishPlace
-    """Everything before ``base.at`` is in the log; what follows gets the places from there on, as long as
-    no other writer comes between."""
+    """Everything before ``base.at`` is in the log; the rest gets the places from there on, as long as no
+    other writer comes between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +51,17 @@ class CommitRecord:
     """The newest epoch of a query."""
 
     source: str
-    """Whose epochs these are."""
+    """The stream or job that these epochs belong to."""
     generation: int
     """Goes up with each version."""
     epoch: int | None
     """None before the first commit."""
     job: str
-    """The run of that epoch whose rows these are."""
+    """The run of that epoch that staged these rows."""
     committed_us: int
     """When it was committed, by its driver's clock; microseconds since 1970 UTC."""
     is_done: bool
-    """Whether all is published. Then nothing is said of the logs."""
+    """Whether all is published. Then ``logs`` is empty."""
     logs: Mapping[int, LogPlan] = field(repr=False)
     """By partition."""
 
@@ -64,7 +71,7 @@ class CommitRecord:
         return sum(one.count for plan in self.logs.values() for one in plan.fragments)
 
     def has(self, epoch: int) -> bool:
-        """Return whether that epoch was committed, by whatever run of it."""
+        """Return whether that epoch was committed, by any run of it."""
         return self.epoch is not None and self.epoch >= epoch
 
     def done(self) -> CommitRecord:
@@ -72,7 +79,7 @@ class CommitRecord:
         return dataclasses.replace(self, generation=self.generation + 1, is_done=True, logs={})
 
     def fenced(self) -> CommitRecord:
-        """Return the same record as a new version, before which no put that was on its way gets through."""
+        """Return the same record as a new version, so that no put that was under way succeeds."""
         return dataclasses.replace(self, generation=self.generation + 1)
 
     def moved(self, partition: int, base: PublishPlace) -> CommitRecord:
@@ -120,6 +127,57 @@ class CommitRecord:
             is_done=fields.raw("done") is True,
             logs=_plans(fields),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A version of the record, and the ETag that replaces it."""
+
+    record: CommitRecord
+    etag: str
+
+
+class RecordFile:
+    """Reads and replaces one record. Belongs to one event loop."""
+
+    def __init__(
+        self, store: ObjectStore, key: str, *, retry: RetryPolicy, stall_guard: StallGuard
+    ) -> None:
+        self.key = key
+        self._store = store
+        self._retry = retry
+        self._stall_guard = stall_guard
+
+    async def read(self) -> Known | None:
+        """Return the newest version; None if there is none. CorruptionError if it is damaged."""
+        return await self._stall_guard.call(self._read)
+
+    async def write(self, record: CommitRecord, before: Known | None) -> Known | None:
+        """Replace ``before`` by a version; None if another one is there by now.
+
+        Then ours may have been there in between: read it.
+        """
+        data = record.serialise()
+
+        async def attempt() -> cas.PutResult:
+            etag = None if before is None else before.etag
+            found = await cas.put(self._store, self.key, data, etag, retry=self._retry)
+            return found.decided(self._store.url, f"{self.key} was put; call again")
+
+        result = await self._stall_guard.call(attempt)
+        if result.outcome is cas.PutOutcome.LOST:
+            return None
+        assert result.etag is not None
+        return Known(record, result.etag)
+
+    async def _read(self) -> Known | None:
+        try:
+            found = await read_stored(
+                self._store, self.key, partial(CommitRecord.parse, path=self.key)
+            )
+        except ObjectNotFoundError:
+            return None
+        return Known(found.value, found.etag)
 
 
 def _plan_json(partition: int, plan: LogPlan) -> dict[str, Any]:

@@ -1,15 +1,15 @@
-"""Committer: what the driver does. Takes what tasks staged into the logs, all of it once or none of it.
+"""Committer: the driver's part. Puts what tasks staged into the logs, all of it once or none of it.
 
 The commit is one compare-and-swap of the query's record (``commit_record.py``). Before it nothing of the
-write is in any log; after it everything will be, whoever publishes it: this driver, the one that comes
-after it, or a later job (``finish``). A write whose epoch the record has is never published anew.
+write is in any log; after it everything will be, published by this driver, by the next one, or by a later job
+(``finish``). A write whose epoch is in the record is never published again.
 
 What may go wrong, and what follows:
-  * the driver dies before the commit: nothing happened; what lies in the staging folder is swept up later;
-  * it dies after the commit: whoever runs the epoch again finds the record and publishes the rest of it;
+  * the driver dies before the commit: nothing happened; a sweep cleans the staging folder later;
+  * it dies after the commit: the next run of the epoch finds the record and publishes the rest of it;
   * two drivers of one query: one of them gets its record in, the other one publishes that, too;
   * a write is given up (``abort``): the record is replaced by a new version first, so that no put of it
-    that was on its way arrives later, and only then the staged objects are deleted.
+    that was under way succeeds later, and only then the staged objects are deleted.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from uploader.partitioned.commit_record import CommitRecord
+from uploader.partitioned.commit_record import CommitRecord, Known, RecordFile
 from uploader.partitioned.publisher import PartitionPublisher
-from uploader.partitioned.record_file import Known, RecordFile
 from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.staged import StagedFragment
-from uploader.partitioned.staging import delete_staged
+from uploader.partitioned.stager import delete_staged
 from uploader.partitioned.write_id import JOBS, WriteId, is_passing, job_time_us, staging_of
 from uploader.runtime.task_groups import together
 from uploader.stores.port import ObjectStore
@@ -37,7 +36,7 @@ from walstore.runtime.threads import Worker
 logger = logging.getLogger("walstore")
 
 STALE_SECONDS = 6 * 86_400.0
-"""What was begun so long ago is not committed any more: a sweep may be removing it (``sweep.py``)."""
+"""A write that was begun so long ago is not committed any more: a sweep may be removing it (``sweep.py``)."""
 _FORSAKEN_SECONDS = 600.0
 """A job whose record is not done after so long has most likely lost its driver."""
 
@@ -58,21 +57,21 @@ class Committer:
         self._store = store
         self._retry = retry
         self._clock = clock
-        self._patience = StallGuard(
+        self._stall_guard = StallGuard(
             url=store.url, retry=retry, clock=clock, silent_seconds=settings.patience_seconds
         )
         self._publisher = PartitionPublisher(
-            store, settings=settings, retry=retry, patience=self._patience, worker=worker
+            store, settings=settings, retry=retry, stall_guard=self._stall_guard, worker=worker
         )
 
     async def commit(self, write: WriteId, staged: Mapping[int, Sequence[StagedFragment]]) -> bool:
         """Put what was staged into the logs. Returns False if the epoch had been committed before.
 
-        Then all of it is in the logs all the same, by that run. May be called again after any error: what
-        was committed is finished then, and else committed.
+        Then all of it is in the logs by that run. May be called again after any error: a commit that
+        happened is finished then, else the write is committed.
 
         Raises InvalidSettingsError if the query belongs to another source, LogSealedError,
-        LogNotFoundError if a log was destroyed, ContentionError if others write to a log all the time,
+        LogNotFoundError if a log was destroyed, ContentionError if other writers keep coming between,
         CorruptionError for damaged or missing objects, OutcomeUnknownError and StorageUnavailableError.
         """
         async with self._watched():
@@ -83,7 +82,7 @@ class Committer:
     async def abort(self, write: WriteId) -> bool:
         """Give up a write, unless it is committed; return whether it was given up.
 
-        Nothing of it will be in any log then, and what it staged is gone.
+        Then nothing of it will be in any log, and what it staged is deleted.
         """
         async with self._watched():
             file = self._file(write.record_key)
@@ -124,7 +123,7 @@ class Committer:
                 await self._clean(file, write.query, write.epoch)
                 return is_ours
             elif known is None and is_ours and not write.is_named:
-                return True  # somebody else finished it and removed the record
+                return True  # another driver finished it and removed the record
             elif await self._put_record(file, known, write, staged):
                 is_ours = True
 
@@ -158,7 +157,7 @@ class Committer:
     # -- other jobs --------------------------------------------------------------------------
 
     async def _finish_forsaken(self) -> None:
-        """Publish what jobs committed whose drivers died; nobody runs them again."""
+        """Publish the commits of jobs whose drivers died; such jobs are not run again."""
         keys = [listed.key async for listed in self._store.list(JOBS)]
         for key in keys:
             known = await self._file(key).read()
@@ -184,12 +183,12 @@ class Committer:
     # -- inside ------------------------------------------------------------------------------
 
     def _file(self, key: str) -> RecordFile:
-        return RecordFile(self._store, key, retry=self._retry, patience=self._patience)
+        return RecordFile(self._store, key, retry=self._retry, stall_guard=self._stall_guard)
 
     async def _clean(self, file: RecordFile, query: str, epoch: int) -> None:
-        """Delete what was staged for an epoch that is done, and for older ones: nobody can commit that.
+        """Delete what was staged for an epoch that is done, and for older ones, which no run can commit.
 
-        Then the record, if nobody will ask for it again. What cannot be deleted is left to a sweep.
+        Then delete the record, unless its query may be run again. Failures are left to a sweep.
         """
         try:
             await delete_staged(self._store, staging_of(query), most_epoch=epoch)
@@ -202,7 +201,7 @@ class Committer:
     async def _watched(self) -> AsyncIterator[None]:
         """Give up once the store has been silent for too long."""
         async with together() as tasks:
-            watching = tasks.create_task(self._patience.run_out())
+            watching = tasks.create_task(self._stall_guard.run_out())
             yield
             watching.cancel()
 

@@ -1,15 +1,15 @@
-"""LogPublisher: takes the staged fragments of a committed epoch into one log, each of them once.
+"""LogPublisher: puts the staged fragments of a committed epoch into one log, each of them once.
 
-Fragment by fragment: the next one is put at its real key only when the log is seen to end exactly where it
-is to go, and everything before it is in the log. So for each fragment there is at most one place at which it
-may come into the log, and it is decided for good as soon as the log has passed that place:
+One by one: the next fragment is put at its real key only when the log is seen to end exactly where it is to
+go, and everything before it is in the log. So for each fragment there is at most one place at which it may
+enter the log, and its outcome is final as soon as the log has passed that place:
 
   * the fragment there has our numbers and our sum: it is in the log, whoever published it;
   * anything else is there: it is not, and never will be at that place. Then, and only then, it gets another
-    place, which the commit record must say before anything is put there.
+    place, which the commit record must contain before anything is put there.
 
-Any number of drivers may do this at once with the same record, also ones that stopped for long: whatever
-an old one still puts goes where the log has passed. The sum tells fragments apart because it covers the
+Any number of drivers may do this at once with the same record, also ones that paused for long: what an old
+one still puts goes where the log has passed. The sum tells fragments apart because it covers the
 offset, the fragment's own time, and the values.
 """
 
@@ -47,7 +47,7 @@ may have moved it."""
 
 
 class StagedMissingError(WalError):
-    """A staged object is gone: another driver has published it and cleaned up, or somebody deleted it."""
+    """A staged object is gone: another driver has published it and cleaned up, or it was deleted."""
 
     def __init__(self, message: str, *, key: str) -> None:
         super().__init__(f"{message}: {key}")
@@ -65,25 +65,30 @@ class LogPublisher:
         *,
         writer: str,
         retry: RetryPolicy,
-        patience: StallGuard,
+        stall_guard: StallGuard,
         worker: Worker,
     ) -> None:
-        """``store`` holds what is staged, ``log`` the log; ``writer`` is what its manifest will say."""
+        """``store`` holds what is staged, ``log`` the log; its manifest will name ``writer``."""
         self._store = store
         self._log = log
         self._root = root
-        self._patience = patience
+        self._stall_guard = stall_guard
         self._worker = worker
         self._puts = FragmentPuts(
-            store=log, root=root, patience=patience, retry=retry, worker=worker
+            store=log, root=root, stall_guard=stall_guard, retry=retry, worker=worker
         )
-        self._end = SharedTail(
+        self._tail = SharedTail(
             store=log,
             root=root,
             puts=self._puts,
-            patience=patience,
+            stall_guard=stall_guard,
             streams=StreamGuard(
-                store=log, root=root, patience=patience, writer=writer, retry=retry, worker=worker
+                store=log,
+                root=root,
+                stall_guard=stall_guard,
+                writer=writer,
+                retry=retry,
+                worker=worker,
             ),
             writer=writer,
             worker=worker,
@@ -94,26 +99,26 @@ class LogPublisher:
     async def find_end(self, job: str) -> PublishPlace:
         """Return where the log goes on, after publishing what others left there; create it if need be.
 
-        From there on nothing is collected until the job is over: whoever finishes it must be able to tell
-        what became of its fragments. ContentionError if a local log ships there, LogSealedError,
+        From there on nothing is collected until the job is over: the driver that finishes it must be able to
+        find out what became of its fragments. ContentionError if a local log ships there, LogSealedError,
         LogNotFoundError if it was destroyed.
         """
         if not self._root.is_known:
-            await self._end.load()
+            await self._tail.load()
         check_unsealed(self._root.manifest, url=self._log.url)
         while await self._is_collected_from(await self._hold(job)):
             pass
         check_unsealed(self._root.manifest, url=self._log.url)
-        await self._end.adopt_orphans()
+        await self._tail.adopt_orphans()
         return self._place(0)
 
     async def publish(self, plan: LogPlan, move: Move) -> None:
         """Return when all of the plan is in the log.
 
-        StagedMissingError if an object is needed that is gone, LogSealedError, OutcomeUnknownError if
-        the log was collected before it could be told what became of a fragment; what ``move`` raises.
+        StagedMissingError if a needed object is gone, LogSealedError, OutcomeUnknownError if the log was
+        collected before the outcome of a fragment was known; what ``move`` raises.
         """
-        await self._end.load()
+        await self._tail.load()
         index, seq_no, start = plan.base
         while index < len(plan.fragments):
             staged = plan.fragments[index]
@@ -126,7 +131,7 @@ class LogPublisher:
     # -- inside ------------------------------------------------------------------------------
 
     async def _hold(self, job: str) -> int:
-        """Let nothing be collected from the log's end on, as it is known; return that."""
+        """Keep everything from the known end of the log on from collection; return that end."""
         position, began_us = self._root.manifest.next_offset, job_time_us(job)
         hold = GarbageHold(
             name=job,
@@ -135,16 +140,16 @@ class LogPublisher:
             writer="walstore sink",
             expires_us=began_us + round(HOLD_SECONDS * 1e6),
         )
-        await self._patience.call(partial(self._holds.put, hold))
+        await self._stall_guard.call(partial(self._holds.put, hold))
         return position
 
     async def _is_collected_from(self, position: int) -> bool:
-        """Return whether a hold came too late, since the log has gone on, and is collected further on.
+        """Return whether a hold came too late: the log has gone on, and is collected beyond it.
 
-        The announced collection first, then the manifest: one that is finished in between shows there.
+        Reads the announced collection first, then the manifest, which shows one that finished in between.
         """
-        head = await self._patience.call(partial(announced_head, self._log))
-        await self._end.load()
+        head = await self._stall_guard.call(partial(announced_head, self._log))
+        await self._tail.load()
         manifest = self._root.manifest
         return manifest.next_offset > position < max(head, manifest.oldest_offset)
 
@@ -155,34 +160,34 @@ class LogPublisher:
     async def _bring(self, staged: StagedFragment, seq_no: int, start: int) -> bool:
         """Return whether a fragment is in the log at its place; False if it never will be."""
         if self._root.manifest.next_seq_no < seq_no:
-            await self._end.load()
+            await self._tail.load()
         if self._place(0) == PublishPlace(0, seq_no, start):
-            parcel = await self._put(staged, seq_no, start)
-            if await self._end.fate(parcel) is FragmentFate.COMMITTED:
-                self._end.note_ours(seq_no)
+            pending = await self._put(staged, seq_no, start)
+            if await self._tail.fate(pending) is FragmentFate.COMMITTED:
+                self._tail.note_ours(seq_no)
                 return True
         return await self._is_there(staged, seq_no, start)
 
     async def _put(self, staged: StagedFragment, seq_no: int, start: int) -> PendingFragment:
-        await self._end.learn_floor()
+        await self._tail.learn_floor()
         built, times_us = await self._worker.run(
             partial(
                 placed,
                 await self._fetch(staged),
                 staged,
                 start=start,
-                floor_us=self._end.floor_us,
+                floor_us=self._tail.floor_us,
                 writer=writer_of(staged),
             )
         )
         found = await self._puts.create(built, seq_no)
-        self._end.floor_us = times_us[1]
-        parcel = PendingFragment(seq_no=seq_no, start=start, built=built)
+        self._tail.floor_us = times_us[1]
+        pending = PendingFragment(seq_no=seq_no, start=start, built=built)
         if isinstance(found, Taken):
-            parcel.taken = found
+            pending.taken = found
         else:
-            parcel.entry = found
-        return parcel
+            pending.entry = found
+        return pending
 
     async def _is_there(self, staged: StagedFragment, seq_no: int, start: int) -> bool:
         manifest = self._root.manifest
@@ -202,7 +207,7 @@ class LogPublisher:
                 f"offset {start} of {self._log.url} was collected before it could be told whose "
                 "records it had"
             )
-        entry = await self._patience.call(partial(self._tree.locate, manifest, start))
+        entry = await self._stall_guard.call(partial(self._tree.locate, manifest, start))
         limit = start + staged.count
         if entry is None or (entry.seq_no, entry.start, entry.limit) != (seq_no, start, limit):
             return False
@@ -213,11 +218,11 @@ class LogPublisher:
 
     async def _fetch(self, staged: StagedFragment) -> bytes:
         try:
-            found = await self._patience.call(partial(read_object, self._store, staged.key))
+            found = await self._stall_guard.call(partial(read_object, self._store, staged.key))
         except ObjectNotFoundError as error:
             raise StagedMissingError("a staged fragment is gone", key=staged.key) from error
         return found.data
 
     async def _newest(self) -> Manifest:
-        await self._end.load()
+        await self._tail.load()
         return self._root.manifest

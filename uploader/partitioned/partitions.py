@@ -1,7 +1,7 @@
-"""How many logs a partitioned log has, and where each of them lies.
+"""Partitions: how many logs a partitioned log has, where each of them is, and how the first one is made.
 
-One small object under the common prefix says how many there are: put once, by whoever comes first, so that
-readers and writers agree on which log a key belongs to. The logs lie below it, ``{prefix}/{number}``, each
+One small object under the common prefix contains their number. It is put once, by the first writer, so that
+readers and writers agree on which log a key belongs to. The logs are below it, ``{prefix}/{number}``, each
 with its own manifest, and are complete without it.
 """
 
@@ -10,12 +10,15 @@ from __future__ import annotations
 from typing import Final
 
 from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document, serialise
+from uploader.layouts.open_root import find_root
 from uploader.root import cas
 from uploader.root.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
+from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import CorruptionError, InvalidSettingsError
+from walstore.runtime.threads import Worker
 
 PARTITIONS: Final = "partitioned/PARTITIONS"
 """Key of the object, relative to the common prefix: ``{"partitions":4}``."""
@@ -29,7 +32,7 @@ def partition_url(url: str, partition: int) -> str:
 
 
 async def read_partitions(store: ObjectStore) -> int | None:
-    """Return how many logs there are, or None if no partitioned log lies there.
+    """Return how many logs there are, or None if there is no partitioned log.
 
     CorruptionError if the object is damaged; else the store's errors.
     """
@@ -54,6 +57,33 @@ async def create_partitions(store: ObjectStore, partitions: int, *, retry: Retry
         result = await cas.create(store, PARTITIONS, data, retry=retry)
         result.decided(store.url, f"{PARTITIONS} was put; call again")
         found = await read_partitions(store)
+    return found
+
+
+async def open_partitions(
+    store: ObjectStore, partitions: int | None, *, retry: RetryPolicy, worker: Worker
+) -> int:
+    """Return how many logs there are under a prefix; create a partitioned log of ``partitions`` if there is
+    none.
+
+    None creates one of a single log. The logs themselves are created when something is written to them.
+    Raises InvalidSettingsError if there is another number of logs, or a log that is not partitioned;
+    UnsupportedStoreError if the store ignores the conditions of puts.
+    """
+    found = await read_partitions(store)
+    if found is None:
+        root = await find_root(store, retry=retry, worker=worker)
+        await root.aclose()
+        if root.is_known:
+            raise InvalidSettingsError(
+                f"a log that is not partitioned lies at {store.url}; write to another place"
+            )
+        await require_conditional_puts(store, is_new=True, retry=retry)
+        found = await create_partitions(store, 1 if partitions is None else partitions, retry=retry)
+    if partitions not in {None, found}:
+        raise InvalidSettingsError(
+            f"the log at {store.url} has {found} partitions, not {partitions}; their number cannot be changed"
+        )
     return found
 
 

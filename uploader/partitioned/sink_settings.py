@@ -18,7 +18,7 @@ from walstore.validation.fields import (
 )
 
 FRAGMENT_BYTES: Final = 8 << 20
-"""Size at which fragments are cut unless it is told otherwise."""
+"""Default size at which fragments are cut."""
 
 
 @described

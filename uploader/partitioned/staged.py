@@ -1,5 +1,4 @@
-"""Staged fragments: encoded for the place where they are expected to go, and for another if they cannot.
-Pure.
+"""Staged fragments: encoded for the place that is expected, and again for another one if that is taken. Pure.
 
 Encoding takes some milliseconds for each megabyte: for executor threads.
 """
@@ -22,7 +21,7 @@ from walstore.batches.arrow import SCHEMA, offsets_array
 from walstore.errors import CorruptionError
 
 RECORDS: Final = pa.schema([SCHEMA.field(at) for at in range(1, len(SCHEMA))])
-"""Columns of records that have no offsets yet: those of ``arrow.SCHEMA`` but for the first."""
+"""Columns of records that have no offsets yet: those of ``arrow.SCHEMA`` without the first."""
 
 Times = tuple[int, int]
 """Times of the first and the last record, in microseconds since 1970 UTC."""
@@ -86,7 +85,7 @@ def encode(
 ) -> tuple[EncodedFragment, int, Times]:
     """Return the fragment of records (columns of :data:`RECORDS`), its checksum, and its times.
 
-    ``timestamp_us`` is the fragment's own time, ``writer`` what its footer says of who made it.
+    ``timestamp_us`` is the fragment's own time; ``writer`` is named in its footer.
     """
     limit = start + records.num_rows
     columns = [offsets_array(start, limit), *records.columns]

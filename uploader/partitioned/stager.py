@@ -1,14 +1,15 @@
-"""Stager: what a task does with its rows. Cuts fragments for each log and puts them where no log looks.
+"""Stager: a task's part. Cuts fragments of its rows for each log and puts them outside the logs.
 
-Nothing that a task puts is in any log; see ``committer.py`` for how it gets there. Keys are the attempt's
-own, so attempts that run twice or side by side do not meet. Memory is bounded: by the settings' buffer,
-and the fragments under way.
+Nothing that a task puts is in any log; ``committer.py`` says how it gets there. Each attempt has its own
+keys, so attempts that run twice or in parallel do not collide. Memory is bounded by the settings' buffer and
+the fragments under way. Staged objects are also deleted here, with the holds that kept logs from collection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -22,7 +23,7 @@ from uploader.layouts.open_root import find_root
 from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.staged import StagedFragment, encode, raised
 from uploader.partitioned.sub_store import SubStore
-from uploader.partitioned.write_id import WriteId, is_passing
+from uploader.partitioned.write_id import WriteId, hold_of, is_passing, parse_staged
 from uploader.root import cas
 from uploader.runtime.task_groups import together
 from uploader.stores.port import ObjectStore
@@ -32,13 +33,15 @@ from walstore.errors import RecordTooLargeError, WalError
 from walstore.ports import Clock
 from walstore.runtime.threads import Worker
 
+_BATCH = 1000
+
 Staged = dict[int, tuple[StagedFragment, ...]]
 """What a task put, by partition, in the order of its rows."""
 
 
 @dataclass(slots=True)
-class _Shelf:
-    """What waits for one log."""
+class _Buffer:
+    """Records that wait for one log."""
 
     next_offset: int
     records: list[pa.Table] = field(default_factory=list)
@@ -61,14 +64,14 @@ class Stager:
         clock: Clock,
         worker: Worker,
     ) -> None:
-        """Put below ``write.staging``, under a name of the attempt that no other has."""
+        """Put below ``write.staging``, under a unique name of the attempt."""
         self._store = store
         self._folder = f"{write.staging}{attempt}/"
         self._settings = settings
         self._retry = retry
         self._clock = clock
         self._worker = worker
-        self._shelves: dict[int, _Shelf] = {}
+        self._buffers: dict[int, _Buffer] = {}
         self._buffered_bytes = 0
         self._slots = asyncio.Semaphore(settings.max_in_flight)
         self._around = contextlib.AsyncExitStack()
@@ -94,7 +97,7 @@ class Stager:
                     await remove(self._store, self._put, rule=is_passing)
 
     async def add(self, partition: int, records: pa.Table) -> None:
-        """Take records, in the columns of ``RECORDS``, for one log. Waits while too much is under way.
+        """Add records, in the columns of ``RECORDS``, for one log. Waits while too much is under way.
 
         A time that is older than the one before is raised to that. Raises RecordTooLargeError, and ValueError
         for a time too far ahead.
@@ -102,63 +105,63 @@ class Stager:
         if not records.num_rows:
             return
         self._check(records)
-        shelf = self._shelves.get(partition)
-        if shelf is None:
-            shelf = self._shelves[partition] = await self._shelf(partition)
-        records = raised(records, shelf.floor_us)
-        shelf.floor_us = int(records.column("timestamp_us")[-1].as_py())
+        buffer = self._buffers.get(partition)
+        if buffer is None:
+            buffer = self._buffers[partition] = await self._new_buffer(partition)
+        records = raised(records, buffer.floor_us)
+        buffer.floor_us = int(records.column("timestamp_us")[-1].as_py())
         for part in _pieces(records, self._settings.fragment_bytes):
-            shelf.records.append(part)
-            shelf.size_bytes += part.nbytes
+            buffer.records.append(part)
+            buffer.size_bytes += part.nbytes
             self._buffered_bytes += part.nbytes
-            if shelf.size_bytes >= self._settings.fragment_bytes:
-                await self._cut(shelf, partition)
+            if buffer.size_bytes >= self._settings.fragment_bytes:
+                await self._cut(buffer, partition)
         while self._buffered_bytes > self._settings.buffer_bytes:
-            largest = max(self._shelves, key=lambda at: self._shelves[at].size_bytes)
-            await self._cut(self._shelves[largest], largest)
+            largest = max(self._buffers, key=lambda at: self._buffers[at].size_bytes)
+            await self._cut(self._buffers[largest], largest)
 
     async def finish(self) -> Staged:
         """Return what was put, once all of it was."""
-        for partition, shelf in self._shelves.items():
-            await self._cut(shelf, partition)
+        for partition, buffer in self._buffers.items():
+            await self._cut(buffer, partition)
         for _ in range(self._settings.max_in_flight):
             await self._slots.acquire()
         self._is_finished = True
         return {
-            partition: tuple(one for one in shelf.staged if one is not None)
-            for partition, shelf in sorted(self._shelves.items())
+            partition: tuple(one for one in buffer.staged if one is not None)
+            for partition, buffer in sorted(self._buffers.items())
         }
 
     # -- inside ------------------------------------------------------------------------------
 
-    async def _shelf(self, partition: int) -> _Shelf:
-        """Look where the log ends: most likely that is where our records go."""
+    async def _new_buffer(self, partition: int) -> _Buffer:
+        """Find out where the log ends: most likely our records go there."""
         root = await find_root(
             SubStore(self._store, partition), retry=self._retry, worker=self._worker
         )
         try:
-            return _Shelf(root.manifest.next_offset if root.is_known else layout.FIRST_OFFSET)
+            return _Buffer(root.manifest.next_offset if root.is_known else layout.FIRST_OFFSET)
         finally:
             await root.aclose()
 
-    async def _cut(self, shelf: _Shelf, partition: int) -> None:
-        """Begin a fragment of all that waits for a log."""
-        if not shelf.records:
+    async def _cut(self, buffer: _Buffer, partition: int) -> None:
+        """Begin a fragment of all records that wait for a log."""
+        if not buffer.records:
             return
         assert self._tasks is not None
-        records = pa.concat_tables(shelf.records)
-        place = len(shelf.staged)
-        start = shelf.next_offset
-        self._buffered_bytes -= shelf.size_bytes
-        shelf.records, shelf.size_bytes = [], 0
-        shelf.next_offset += records.num_rows
-        shelf.staged.append(None)
+        records = pa.concat_tables(buffer.records)
+        place = len(buffer.staged)
+        start = buffer.next_offset
+        self._buffered_bytes -= buffer.size_bytes
+        buffer.records, buffer.size_bytes = [], 0
+        buffer.next_offset += records.num_rows
+        buffer.staged.append(None)
         key = f"{self._folder}{partition}-{place}.parquet"
         await self._slots.acquire()
-        self._tasks.create_task(self._stage(shelf, place, key, records, start))
+        self._tasks.create_task(self._stage(buffer, place, key, records, start))
 
     async def _stage(
-        self, shelf: _Shelf, place: int, key: str, records: pa.Table, start: int
+        self, buffer: _Buffer, place: int, key: str, records: pa.Table, start: int
     ) -> None:
         make = partial(
             encode, records, start=start, timestamp_us=self._clock.now_us(), writer=_writer(key)
@@ -169,7 +172,7 @@ class Stager:
         result.decided(self._store.url, f"{key} was put")
         if result.outcome is not cas.PutOutcome.COMMITTED:
             raise WalError(f"somebody else put {key} in {self._store.url}")
-        shelf.staged[place] = StagedFragment(
+        buffer.staged[place] = StagedFragment(
             key, built.start, built.limit, len(built.data), crc32, built.setsum, times_us
         )
         self._slots.release()
@@ -193,8 +196,36 @@ class Stager:
             )
 
 
+async def delete_staged(store: ObjectStore, prefix: str, *, most_epoch: int | None = None) -> int:
+    """Delete the objects below a prefix, with ``most_epoch`` only those of epochs up to that; return how
+    many.
+
+    The prefix is that of a query or longer: keys are in the order of their epochs.
+    """
+    doomed: list[str] = []
+    count = 0
+    async for listed in store.list(prefix):
+        found = parse_staged(listed.key)
+        if most_epoch is not None and found is not None and found[1] > most_epoch:
+            break
+        doomed.append(listed.key)
+        if len(doomed) == _BATCH:
+            await forget_staged(store, doomed)
+            count += len(doomed)
+            doomed = []
+    await forget_staged(store, doomed)
+    return count + len(doomed)
+
+
+async def forget_staged(store: ObjectStore, keys: Sequence[str]) -> None:
+    """Delete staged objects of jobs that are over. Their holds are deleted first: the keys name them."""
+    holds = dict.fromkeys(hold for hold in map(hold_of, keys) if hold is not None)
+    await remove(store, holds, rule=is_passing)
+    await remove(store, keys, rule=is_passing)
+
+
 def writer_of(staged: StagedFragment) -> str:
-    """Return what the footers of a staged fragment, and of its copies, say of who made it."""
+    """Return the writer that the footers of a staged fragment, and of its copies, name."""
     return _writer(staged.key)
 
 

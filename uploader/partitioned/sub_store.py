@@ -1,6 +1,6 @@
 """SubStore: one of the logs under a common prefix, seen as a store of its own.
 
-All logs of a partitioned log share the connections of the store around them, and its faults in tests.
+All logs of a partitioned log share the connections of the inner store, and its faults in tests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SubStore:
 
     @property
     def url(self) -> str:
-        """Where the log lies."""
+        """Location of the log."""
         return self._url
 
     def __repr__(self) -> str:
@@ -61,8 +61,8 @@ class SubStore:
         await self._inner.delete([self._prefix + key for key in keys])
 
     async def proof(self) -> Proof:
-        """Return what the place of the store around it has proven."""
+        """Return what the inner store's place has proven."""
         return await proof_behind(self._inner)
 
     async def aclose(self) -> None:
-        """Do nothing: the store around it belongs to others."""
+        """Do nothing: the inner store belongs to the caller."""

@@ -1,7 +1,7 @@
-"""Sweeping up what writes left behind whose drivers died, and finishing what they had committed.
+"""Sweep: deletes what writes left behind whose drivers died, and finishes what they had committed.
 
-What a sweep deletes was begun longer ago than anything that may still be committed (``STALE_SECONDS``),
-and no commit record speaks of it any more: those that are not done are finished first.
+What a sweep deletes was begun longer ago than anything that may still be committed (``STALE_SECONDS``), and
+no commit record names it any more: records that are not done are finished first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from uploader.partitioned.committer import STALE_SECONDS, Committer
 from uploader.partitioned.sink_settings import SinkSettings
-from uploader.partitioned.staging import forget_staged
+from uploader.partitioned.stager import forget_staged
 from uploader.partitioned.write_id import (
     JOBS,
     QUERIES,
@@ -30,7 +30,7 @@ from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker
 
 SWEEP_SECONDS: Final = 7 * 86_400.0
-"""Age from which on what was staged is swept up; the least and the default."""
+"""Age from which staged objects are swept up; the least and the default."""
 _BATCH: Final = 1000
 
 
@@ -55,8 +55,8 @@ async def finish_commits(
 ) -> int:
     """Publish what was committed to the logs under ``url`` and is not in them yet; return how many writes.
 
-    For writes whose driver died and is not started again. While it lives this does no harm, only twice the
-    work. Raises what publishing raises; what was not finished then may be later.
+    For writes whose driver died and is not started again. While it lives this does no harm, but doubles the
+    work. Raises what publishing raises; call again to finish the rest.
     """
     async with _place(url, store, retry, clock) as (place, committer, _):
         return await _finish(place, committer)
@@ -72,8 +72,8 @@ async def sweep_staging(
 ) -> Swept:
     """Finish what was committed under ``url``, then delete what was staged so long ago and never committed.
 
-    Safe beside writes under way. InvalidSettingsError for less than a week, for a write may take that
-    long; else as :func:`finish_commits`, and then nothing is deleted.
+    Safe next to writes under way. InvalidSettingsError for less than a week, since a write may take that
+    long; otherwise raises as :func:`finish_commits`, and then nothing is deleted.
     """
     assert SWEEP_SECONDS > STALE_SECONDS
     if not older_than_seconds >= SWEEP_SECONDS:
@@ -106,7 +106,7 @@ async def _finish(store: ObjectStore, committer: Committer) -> int:
 
 
 def _began_us(key: str) -> int | None:
-    """Return when the job began that put an object; None if that cannot be told."""
+    """Return when the job began that put an object; None if the key does not say."""
     staged = parse_staged(key)
     try:
         return job_time_us(key.removeprefix(JOBS) if staged is None else staged[2])

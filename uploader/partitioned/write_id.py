@@ -1,8 +1,8 @@
-"""WriteId: which write rows belong to, and where its objects lie under the common prefix. Pure.
+"""WriteId: which write rows belong to, and where its objects are under the common prefix. Pure.
 
 A *query* is a series of writes, its *epochs*, each of which is in the logs once or not at all: the
 micro-batches of a stream, or a batch job that may be run again. Each run of an epoch is a *job* with a
-name of its own, which begins with the time at which it began.
+name of its own, which begins with its start time.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from uploader.format.layout import HOLD_FOLDER, MAX_U64, hold_path
 from walstore.errors import InvalidSettingsError
 
 STAGING: Final = "sink/staging/"
-"""What tasks have put and nobody has published."""
+"""What tasks have put and no driver has published."""
 QUERIES: Final = "sink/queries/"
 """Commit records of queries that have a name."""
 JOBS: Final = "sink/jobs/"
 """Commit records of jobs that are run once."""
 BATCH: Final = "batch"
-"""Source of the writes that are no stream's."""
+"""Source of writes that do not belong to a stream."""
 
 HOLD_SECONDS: Final = 7 * 86_400.0
-"""How long after it began a job keeps its logs from being collected, unless it is over before."""
+"""How long after its start a job keeps its logs from being collected, unless it is over before."""
 
 _QUERY: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _JOB: Final = re.compile(r"([0-9a-f]{16})-[0-9a-f]{16}")
@@ -55,7 +55,7 @@ class WriteId:
 
     @classmethod
     def once(cls, job: str) -> WriteId:
-        """Return the write of a job that nobody runs again."""
+        """Return the write of a job that is not run again."""
         return cls(job, 0, job)
 
     @property
@@ -70,15 +70,15 @@ class WriteId:
 
     @property
     def staging(self) -> str:
-        """Folder of what the tasks of this run put."""
+        """Folder of what this run's tasks put."""
         return f"{staging_of(self.query)}{self.epoch:016x}/{self.job}/"
 
 
 def is_passing(key: str) -> bool:
     """Return whether an object under the common prefix may be deleted once its write is over.
 
-    What was staged, holds of jobs, and the records of jobs that are run once. Records of queries that have a
-    name stay: they say which epochs are in the logs.
+    These are staged objects, holds of jobs, and the records of jobs that are run once. Records of named
+    queries stay: they say which epochs are in the logs.
     """
     if _HOLD.fullmatch(key):
         return True
@@ -88,7 +88,8 @@ def is_passing(key: str) -> bool:
 
 
 def hold_of(key: str) -> str | None:
-    """Return the key of what keeps a log from being collected until the job is over that staged an object.
+    """Return the key of the hold that keeps a log from being collected until the job that staged an object is
+    over.
 
     None if the object is not staged for a log.
     """

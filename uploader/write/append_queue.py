@@ -1,7 +1,7 @@
-"""AppendQueue: where appends wait to be cut into fragments. Bounded by bytes and records.
+"""AppendQueue: appends that wait to be cut into fragments. Bounded by bytes and records.
 
-Everything here belongs to the event loop; nothing is awaited but room. Offsets are not final before the
-commit: what is known here is where a record comes to lie if no other writer appends meanwhile.
+Everything here belongs to the event loop; only room is awaited. Offsets are not final before the commit: the
+queue knows the offset that a record gets if no other writer appends meanwhile.
 
 Invariants (tests/uploader/write/test_append_queue.py)
   I1  Records leave in the order in which they were accepted; an append's records stay together.
@@ -24,14 +24,14 @@ from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.loop_guard import LoopGuard
 
 EARLY_BYTES = 1 << 20
-"""From this size on building a fragment takes so long that it should not wait for the last moment."""
+"""From this size on, building a fragment takes too long to wait until the last moment."""
 
 Ticket = asyncio.Future[int]
 """Resolves to the append's first offset once it is committed."""
 
 
 class AppendQueue:
-    """Bounded queue of appends, gathered into parcels."""
+    """Bounded queue of appends, gathered into pending fragments."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AppendQueue:
         self._loop = loop
         self._guard = LoopGuard("log", loop)
         self._notify = notify
-        self._parcels: deque[PendingFragment] = deque()
+        self._fragments: deque[PendingFragment] = deque()
         self._admissions: OrderedDict[asyncio.Future[Ticket], tuple[AppendRequest, int | None]] = (
             OrderedDict()
         )
@@ -60,9 +60,9 @@ class AppendQueue:
     # -- appends -----------------------------------------------------------------------------
 
     async def add(self, group: AppendRequest, expect_offset: int | None = None) -> Ticket:
-        """Accept an append whole, as soon as there is room.
+        """Accept a whole append, as soon as there is room.
 
-        OffsetMismatchError if it would not begin at ``expect_offset`` as things stand, LimitExceededError
+        OffsetMismatchError if it would not begin at ``expect_offset`` by what is known, LimitExceededError
         if no offsets are left. Cancelled while it waits, nothing was accepted.
         """
         self._check(group)
@@ -94,7 +94,7 @@ class AppendQueue:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing more is accepted. This is the one place that says so of a writer."""
+        """Whether nothing more is accepted. The writer keeps this fact nowhere else."""
         return self._closed is not None
 
     def check_open(self) -> None:
@@ -103,8 +103,8 @@ class AppendQueue:
             raise copy_error(self._closed)
 
     def check_home(self) -> None:
-        """Raise WrongLoopError unless the writer's own event loop runs the caller; WalClosedError instead if
-        the writer is closed."""
+        """Raise WrongLoopError unless the caller runs on the writer's own event loop; WalClosedError instead
+        if the writer is closed."""
         if not self._guard.is_home:
             self.check_open()
             self._guard.check()
@@ -118,33 +118,35 @@ class AppendQueue:
     @property
     def is_empty(self) -> bool:
         """Whether nothing waits to be taken."""
-        return not self._parcels
+        return not self._fragments
 
     @property
     def is_full(self) -> bool:
-        """Whether a whole fragment waits to be taken: nothing that comes will be added to it."""
-        if len(self._parcels) > 1:
+        """Whether a whole fragment waits to be taken: nothing will be added to it."""
+        if len(self._fragments) > 1:
             return True
-        return bool(self._parcels) and self._parcels[0].size_bytes >= self._settings.fragment_bytes
+        return (
+            bool(self._fragments) and self._fragments[0].size_bytes >= self._settings.fragment_bytes
+        )
 
     @property
     def is_large(self) -> bool:
-        """Whether so much waits that it takes a while to build a fragment of it."""
-        return bool(self._parcels) and self._parcels[0].size_bytes >= EARLY_BYTES
+        """Whether the records that wait take a while to be built into a fragment."""
+        return bool(self._fragments) and self._fragments[0].size_bytes >= EARLY_BYTES
 
     @property
-    def parcels(self) -> list[PendingFragment]:
+    def fragments(self) -> list[PendingFragment]:
         """What waits to be taken, oldest first."""
-        return list(self._parcels)
+        return list(self._fragments)
 
     def take(self) -> PendingFragment:
         """Remove and return the oldest records, about a fragment at most; there must be some."""
-        parcel = self._parcels.popleft()
-        parcel.draft.pad()
-        return parcel
+        pending = self._fragments.popleft()
+        pending.builder.pad()
+        return pending
 
     def release(self, size_bytes: int, records: int) -> None:
-        """Give back the room of records that are decided, and admit who waits for it."""
+        """Give back the room of records that are decided, and admit appends that wait for it."""
         self.waiting_bytes -= size_bytes
         self.waiting_records -= records
         self._admit()
@@ -180,14 +182,14 @@ class AppendQueue:
             raise mismatch(expect_offset, self.tail)
         if self.tail + group.count > MAX_U64:
             raise used_up()
-        parcels, most = self._parcels, self._settings.fragment_bytes
-        was_empty = not parcels
-        before = 0 if was_empty else parcels[-1].size_bytes
+        fragments, most = self._fragments, self._settings.fragment_bytes
+        was_empty = not fragments
+        before = 0 if was_empty else fragments[-1].size_bytes
         if was_empty or (before and before + group.size_bytes > most):
-            parcels.append(PendingFragment())
+            fragments.append(PendingFragment())
             before = 0
         ticket: Ticket = self._loop.create_future()
-        parcels[-1].add(group, ticket, expect_offset)
+        fragments[-1].add(group, ticket, expect_offset)
         self.tail += group.count
         self.waiting_bytes += group.size_bytes
         self.waiting_records += group.count

@@ -1,6 +1,6 @@
-"""CloudTier: the adapter that gives a local log a second home in object storage.
+"""CloudTier: the adapter that also keeps a local log in object storage.
 
-Passed to ``Wal.open(path, tier=CloudTier(url))``. Composes the store, the manifest, the uploader and the
+Passed to ``Wal.open(path, tier=CloudTier(url))``. It composes the store, the manifest, the uploader and the
 reader of fragments; the protocol of each is in its own module.
 """
 
@@ -24,7 +24,8 @@ from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
-from uploader.write.uploader import Uploader, UploadSettings
+from uploader.write.uploader import Uploader
+from uploader.write.writer_settings import UploadSettings
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError
 from walstore.format.claims import Claims
@@ -53,16 +54,16 @@ class CloudTier:
     ) -> None:
         """Name the place: ``file:///dir``, ``s3://bucket/prefix?endpoint_url=…`` or ``memory://name``.
 
-        ``cache_bytes`` bounds the fragments kept for readers; what readers that go on and on will want next
-        is fetched ahead, and takes as much again at most. ``disk_cache`` keeps fragments on local disk,
+        ``cache_bytes`` bounds the fragments kept for readers; read-ahead for sequential readers takes at most
+        the same again. ``disk_cache`` keeps fragments on local disk,
         too. A new log gets the layout ``"swap"``, wal3's, unless ``layout`` says ``"chain"`` (docs/chain.md);
-        opening is an InvalidSettingsError if the log there has the other one. ``chain`` says how that is
-        written. ``note`` is awaited with fragments before they are published, such as
-        :meth:`uploader.DirtyLog.note_for` returns. ``take_over`` lets a directory have the prefix back that
-        another one took over, if it holds every record that is there (docs/design.md, "Who may ship");
-        a new directory needs no leave. ``store`` replaces the one that the URL names; it is
-        closed with the tier all the same. ``retry`` says how conditional puts are repeated; reads are
-        repeated by the store. Nothing is contacted before the log opens.
+        opening raises InvalidSettingsError if the log there has the other one. ``chain`` has its
+        settings. ``note`` is awaited with fragments before they are published, such as
+        :meth:`uploader.DirtyLog.note_for` returns. ``take_over`` lets a directory take the prefix back from
+        another one, if it holds every record that is there (docs/design.md, "Who may ship"); a new
+        directory does not need it. ``store`` replaces the one that the URL names; it is also closed with
+        the tier. ``retry`` says how conditional puts are repeated; reads are
+        repeated by the store. No request is made before the log opens.
         """
         cache_bytes = as_count(cache_bytes, "cache_bytes", low=0)
         self._store = chosen_store(url, store)
@@ -83,12 +84,12 @@ class CloudTier:
 
     @property
     def url(self) -> str:
-        """Where the tier lies, without credentials."""
+        """Location of the tier, without credentials."""
         return self._store.url
 
     @property
     def log_id(self) -> bytes | None:
-        """Identity of the log that ships here, or None if anybody may begin one."""
+        """Identity of the log that ships here, or None if any directory may begin one."""
         return owner(self._manifest)
 
     @property
@@ -103,7 +104,7 @@ class CloudTier:
 
     @property
     def uploader(self) -> Uploader:
-        """Counters of what was shipped. There is one once the tier is open."""
+        """Counters of what was shipped. It exists once the tier is open."""
         assert self._uploader is not None, "open the log first"
         return self._uploader
 
@@ -144,7 +145,7 @@ class CloudTier:
         *,
         local: LocalRecords | None = None,
     ) -> None:
-        """Make the prefix the directory's own: whoever shipped there before is fenced.
+        """Claim the prefix for the directory: any directory that shipped there before is fenced.
 
         See :meth:`walstore.ports.Tier.claim`. FencedError if another directory took the prefix over and
         ``take_over`` is not set, or this one holds other records than what is there.
@@ -158,7 +159,7 @@ class CloudTier:
     async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
         """Return the rest of the fragment that holds ``position``, up to ``limit``.
 
-        In batches of about ``max_bytes``, which share the fragment's memory.
+        Its batches have about ``max_bytes`` each and share the fragment's memory.
         """
         batch = await self._ahead.read(self._manifest, position, limit)
         return pieces(batch, position, limit, max_bytes)

@@ -48,9 +48,9 @@ class CloudWriter:
     """A log in object storage, for appending. Make one with :meth:`open`.
 
     All methods belong to the event loop that opened it: from another thread or event loop they raise
-    WrongLoopError, in a forked child WalClosedError, and so do those of :attr:`cursors`. Only what is looked
-    at without waiting may be asked for anywhere. Appends of this writer that are under way together
-    are committed in their order, unless another writer comes between.
+    WrongLoopError, in a forked child WalClosedError, and so do those of :attr:`cursors`. Only properties and
+    statistics may be read anywhere. Appends of this writer that are under way together are committed in
+    their order, unless another writer comes between.
     """
 
     @classmethod
@@ -70,17 +70,16 @@ class CloudWriter:
         """Open the log under ``url`` for appending, creating it if there is none and ``create`` is true.
 
         Use as ``async with CloudWriter.open(url) as log`` or ``log = await CloudWriter.open(url)`` with a
-        later ``await log.aclose()``. Fragments that a writer put and did not live to publish are published
+        later ``await log.aclose()``. Fragments that a writer put and died before publishing are published
         first. A new log gets the layout ``"swap"``, wal3's, unless ``layout`` says ``"chain"``
-        (docs/chain.md), which answers sooner; ``chain`` says how that is written. ``note`` is awaited with
+        (docs/chain.md), which answers sooner; ``chain`` has its settings. ``note`` is awaited with
         fragments before they are published (:meth:`uploader.DirtyLog.note_for`). ``store`` replaces the one
-        that the URL names; it is closed with the log all the same. ``retry`` says how conditional puts are
-        repeated.
+        that the URL names; it is also closed with the log. ``retry`` says how conditional puts are repeated.
 
         Raises ContentionError if a local log ships to that place, InvalidSettingsError if the log has the
         other layout than ``layout``, LogSealedError, LogNotFoundError if it was destroyed, or there is none
         and ``create`` is false, CorruptionError for damaged objects, UnsupportedStoreError, and
-        StorageUnavailableError once the store did nothing for ``patience_seconds``.
+        StorageUnavailableError once the store fulfilled no request for ``patience_seconds``.
         """
         found = chosen_store(url, store)
         time = clock or SystemClock()
@@ -89,7 +88,7 @@ class CloudWriter:
 
         async def open_it() -> CloudWriter:
             worker = SharedWorker("cloud", 2)
-            patience = StallGuard(
+            stall_guard = StallGuard(
                 url=found.url, retry=policy, clock=time, silent_seconds=chosen.patience_seconds
             )
 
@@ -110,8 +109,8 @@ class CloudWriter:
                 return root
 
             try:
-                root = await patience.guard(partial(patience.call, find))
-                log = cls(found, noting(root, note), worker, chosen, policy, time, patience)
+                root = await stall_guard.guard(partial(stall_guard.call, find))
+                log = cls(found, noting(root, note), worker, chosen, policy, time, stall_guard)
             except BaseException:
                 worker.close()
                 await found.aclose()
@@ -133,12 +132,12 @@ class CloudWriter:
         settings: WriterSettings,
         retry: RetryPolicy,
         clock: Clock,
-        patience: StallGuard,
+        stall_guard: StallGuard,
     ) -> None:
-        """Not for callers; see :meth:`open`."""
+        """Private; use :meth:`open`."""
         self.settings = settings
         self.writer = direct_writer_name(secrets.token_hex(8))
-        """What manifests say of this writer; no other has that name."""
+        """This writer's name in manifests; no other writer has it."""
         self._store = store
         self._root = root
         self._worker = worker
@@ -147,7 +146,7 @@ class CloudWriter:
         self._puts = FragmentPuts(
             store=store,
             root=root,
-            patience=patience,
+            stall_guard=stall_guard,
             retry=retry,
             worker=worker,
             max_at_once=puts_at_once(
@@ -157,38 +156,38 @@ class CloudWriter:
         self._guard = StreamGuard(
             store=store,
             root=root,
-            patience=patience,
+            stall_guard=stall_guard,
             writer=self.writer,
             retry=retry,
             worker=worker,
         )
-        self._shipper = CommitLoop(
+        self._commit_loop = CommitLoop(
             store=store,
             root=root,
             puts=self._puts,
-            patience=patience,
+            stall_guard=stall_guard,
             streams=self._guard,
             settings=settings,
             writer=self.writer,
             clock=clock,
             worker=worker,
         )
-        self._intake = self._shipper.intake
+        self._queue = self._commit_loop.queue
         self._loop = get_running_loop()
         self._cursors = CloudCursors.of_store(
             store,
             retry=retry,
             clock=clock,
             worker=worker,
-            check_home=self._intake.check_home,
+            check_home=self._queue.check_home,
         )
         self._streams = StreamDoor(
             self._guard,
             root=root,
             url=store.url,
-            patience=patience,
-            settle=self._shipper.settle,
-            check_open=self._intake.check_open,
+            stall_guard=stall_guard,
+            settle=self._commit_loop.settle,
+            check_open=self._queue.check_open,
         )
         self._supervisor: asyncio.Task[None] | None = None
         self._is_abandoned = False
@@ -211,7 +210,7 @@ class CloudWriter:
         manifest is read before it is refused. ``timestamp_us`` is microseconds since 1970 UTC, now if left
         out; one older than the record before is raised to that. Waits while too much is pending.
 
-        Cancelled while it waits for room, nothing was appended; later, the record will be in the log.
+        If cancelled while it waits for room, nothing is appended; later, the record will be in the log.
 
         Raises:
             ContentionError: Other writers were quicker, again and again. Not written: append again.
@@ -230,7 +229,7 @@ class CloudWriter:
         if stream is not None or self._streams.has_waiting:
             await self._streams.enter(group.streams or ())
         if expect_offset is None:
-            return await (await self._intake.add(group))
+            return await (await self._queue.add(group))
         return await self._append_at(group, expect_offset)
 
     async def append_many(
@@ -245,7 +244,7 @@ class CloudWriter:
     ) -> range:
         """Append records as one atomic group and return their offsets; else as :meth:`append`.
 
-        They are in one fragment: all of them are in the log or none. The options hold for each record.
+        They are in one fragment: all of them are in the log or none. The options apply to each record.
         The group may have up to ``pending_bytes``. An empty group is a ValueError.
         """
         if get_running_loop() is not self._loop:
@@ -255,7 +254,7 @@ class CloudWriter:
         if stream is not None or self._streams.has_waiting:
             await self._streams.enter(group.streams or ())
         if expect_offset is None:
-            start = await (await self._intake.add(group))
+            start = await (await self._queue.add(group))
         else:
             start = await self._append_at(group, expect_offset)
         return range(start, start + group.count)
@@ -263,10 +262,10 @@ class CloudWriter:
     async def flush(self) -> None:
         """Return when everything accepted before the call is committed, or its append has raised.
 
-        What waits for company is shipped at once. Cancelling has no effect on the records.
+        Appends that wait to be cut are shipped at once. Cancelling has no effect on the records.
         """
         self.check_home()
-        await self._shipper.settle()
+        await self._commit_loop.settle()
 
     # -- streams -----------------------------------------------------------------------------
 
@@ -277,20 +276,19 @@ class CloudWriter:
         4096 together. LimitExceededError if the log has 65 536 streams already, or the table of streams would
         be longer than 16 MiB; UnsupportedStoreError if the store has no swaps.
 
-        OutcomeUnknownError, or StorageUnavailableError, if the store does not answer, and cancelled: it may
-        be open or not, or may come to be; call again.
+        OutcomeUnknownError, or StorageUnavailableError, if the store does not answer. After those, or if
+        cancelled, the stream may be open or not, or be opened later; call again.
         """
         self.check_home()
         await self._streams.open(name, metadata)
 
     async def close_stream(self, name: str) -> None:
-        """Close a stream: appends to it, by whatever writer, raise StreamClosedError until it is opened
-        again.
+        """Close a stream: appends to it, by any writer, raise StreamClosedError until it is opened again.
 
         Its records stay. Appends to it that this writer accepted before come first. When it returns the
         stream has no records but those that the newest manifest names. StreamClosedError if there is no such
         stream, LogNotFoundError if the log was destroyed. Closing one twice is allowed, and finishes what an
-        interrupted call began. Else as :meth:`open_stream`.
+        interrupted call began. Otherwise as :meth:`open_stream`.
         """
         self.check_home()
         await self._streams.close(name)
@@ -298,25 +296,24 @@ class CloudWriter:
     async def streams(self) -> dict[str, StreamInfo]:
         """Return every stream that was opened or appended to, by name, in the order of opening.
 
-        The answer is the table of streams, by which this writer's appends go: one request, and another one if
-        the table is empty. It lacks streams of records that were appended before there was a table; see
-        :meth:`uploader.CloudLog.streams`.
-        LogNotFoundError if the log was destroyed.
+        The answer is the table of streams, which decides about this writer's appends: one request, and
+        another one if the table is empty. It lacks streams of records that were appended before there was
+        a table; see :meth:`uploader.CloudLog.streams`. LogNotFoundError if the log was destroyed.
         """
         self.check_home()
         table = await self._streams.table()
         return table.infos()
 
-    # -- looking -----------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
-        """Where the log lies, without credentials."""
+        """Location of the log, without credentials."""
         return self._store.url
 
     @property
     def cursors(self) -> CloudCursors:
-        """Named positions that keep garbage collection off what lies behind them."""
+        """Named positions; garbage collection keeps everything from them on."""
         return self._cursors
 
     @property
@@ -336,24 +333,24 @@ class CloudWriter:
 
     def statistics(self) -> WriterStatistics:
         """Return a snapshot of the writer's counters, also after closing."""
-        shipper, intake = self._shipper, self._intake
+        commits, queue = self._commit_loop, self._queue
         return WriterStatistics(
             head=self.head,
             tail=self.tail,
-            waiting_bytes=intake.waiting_bytes,
-            waiting_records=intake.waiting_records,
-            blocked_appends=intake.blocked,
-            fragments_under_way=shipper.fragments_under_way,
-            committed_records=shipper.committed_records,
-            committed_bytes=shipper.committed_bytes,
+            waiting_bytes=queue.waiting_bytes,
+            waiting_records=queue.waiting_records,
+            blocked_appends=queue.blocked,
+            fragments_under_way=commits.fragments_under_way,
+            committed_records=commits.committed_records,
+            committed_bytes=commits.committed_bytes,
             put_fragments=self._puts.put_fragments,
             put_bytes=self._puts.put_bytes,
-            adopted_fragments=shipper.adopted_fragments,
-            contentions=shipper.contentions,
-            reappended_fragments=shipper.reappended_fragments,
-            unknown_records=shipper.unknown_records,
-            put_seconds=shipper.pace.put_seconds,
-            publish_seconds=shipper.pace.publish_seconds,
+            adopted_fragments=commits.adopted_fragments,
+            contentions=commits.contentions,
+            reappended_fragments=commits.reappended_fragments,
+            unknown_records=commits.unknown_records,
+            put_seconds=commits.schedule.put_seconds,
+            publish_seconds=commits.schedule.publish_seconds,
         )
 
     # -- closing -----------------------------------------------------------------------------
@@ -361,27 +358,27 @@ class CloudWriter:
     async def aclose(self) -> None:
         """Refuse further appends, ship what was accepted, and release connections and threads.
 
-        Twice is allowed. Cancelling the wait does not stop the closing. A store that does nothing for
-        ``patience_seconds`` is given up; the appends are told.
+        Twice is allowed. Cancelling the wait does not stop the closing. If the store fulfils no request for
+        ``patience_seconds``, it is given up and the appends raise.
         """
         self.check_home()
         assert self._supervisor is not None
-        self._shipper.close(WalClosedError("the log is closed"))
+        self._commit_loop.close(WalClosedError("the log is closed"))
         await asyncio.shield(self._supervisor)
 
     def check_home(self) -> None:
         """Raise WrongLoopError in another thread or event loop, WalClosedError in a child process."""
-        self._intake.check_home()
+        self._queue.check_home()
 
     def abandon(self, error: WalClosedError) -> None:
         """Refuse everything in a child process, which has none of the threads."""
         self._is_abandoned = True
-        self._intake.abandon(error)
+        self._queue.abandon(error)
 
     def __del__(self) -> None:
         supervisor = getattr(self, "_supervisor", None)
         if supervisor is not None and not supervisor.done() and not self._is_abandoned:
-            pending = self._intake.waiting_records
+            pending = self._queue.waiting_records
             warn_unclosed(
                 f"the writer of {self.url}", f"; {pending} accepted records may not be committed"
             )
@@ -394,19 +391,19 @@ class CloudWriter:
     async def _start(self) -> None:
         check_unsealed(self._root.manifest, url=self.url)
         check_direct(self._root.manifest, url=self.url)
-        await self._shipper.start(is_loaded=has_records(self._root.manifest))
+        await self._commit_loop.start(is_loaded=has_records(self._root.manifest))
         self._supervisor = self._loop.create_task(self._supervise(), name=f"walstore {self.url}")
         abandon_in_children(self)
 
     async def _supervise(self) -> None:
         """Own the writer's tasks until it is closed. Never cancelled by us.
 
-        A defect is told as WalClosedError, to the appends and to whoever closes the writer. If the writer
-        is forgotten, nobody is left to be told, and there may be no event loop to wait on.
+        A defect is raised as WalClosedError, from the appends and from :meth:`aclose`. If the writer was
+        garbage-collected, no caller is left, and there may be no event loop to wait on.
         """
         try:
-            await self._shipper.run()
-        except Exception as found:  # noqa: BLE001 - whatever it is, appends are told and it is raised
+            await self._commit_loop.run()
+        except Exception as found:  # noqa: BLE001 - whatever it is, the appends fail and it is raised
             if self._is_forgotten:
                 return
             cause = told_of(found) if isinstance(found, ExceptionGroup) else found
@@ -414,17 +411,17 @@ class CloudWriter:
                 f"the writer of {self.url} failed, open it again: {cause!r}", reason="failed"
             )
             failure.__cause__ = cause
-            self._shipper.fail(failure)
+            self._commit_loop.fail(failure)
             raise failure from cause
         finally:
-            # Whatever ended it, a cancellation or the end of the program too, nobody waits for ever.
+            # Whatever ended it, also a cancellation or the end of the program, no caller waits for ever.
             if not self._is_forgotten:
-                self._shipper.fail(WalClosedError("the log is closed"))
+                self._commit_loop.fail(WalClosedError("the log is closed"))
                 await self._release()
 
     @property
     def _is_forgotten(self) -> bool:
-        """Whether the task that asks is not run, but taken apart by the garbage collector."""
+        """Whether this task is not running, but being destroyed by the garbage collector."""
         try:
             return asyncio.current_task() is not self._supervisor
         except RuntimeError:  # no event loop runs
@@ -438,13 +435,13 @@ class CloudWriter:
         await self._store.aclose()
 
     async def _append_at(self, group: AppendRequest, expect_offset: int) -> int:
-        """Append at an offset, after a look at the newest manifest if that seems wrong."""
+        """Append at an offset; if that seems wrong, read the newest manifest first."""
         try:
-            ticket = await self._intake.add(group, expect_offset)
+            ticket = await self._queue.add(group, expect_offset)
         except OffsetMismatchError:
-            await self._shipper.settle()
-            await self._shipper.refresh()
-            ticket = await self._intake.add(group, expect_offset)
+            await self._commit_loop.settle()
+            await self._commit_loop.refresh()
+            ticket = await self._queue.add(group, expect_offset)
         return await ticket
 
     def _timestamp(self, timestamp_us: int | None) -> int | None:

@@ -1,20 +1,20 @@
-"""CommitLoop: takes appends to the store, side by side with other writers of the same log.
+"""CommitLoop: takes appends to the store, next to other writers of the same log.
 
-Parcels are cut from the intake, put several at once, and named by the root in order. No lease, no lock: the
-root takes one fragment of each number, and the next one's offset follows from it. Whoever is late learns it
-from the store, and appends anew behind.
+Fragments are cut from the queue, put several at once, and named by the root in order. No lease, no lock:
+the root takes one fragment of each number, and the next one's offset follows from it. A writer that is
+late learns it from the store, and appends again behind the others.
 
 What may happen to a fragment of ours, with number n and first offset o:
 
   * published: its records are committed, whoever published it;
   * the log went on past n with another one, or reached n at another offset than o: no root can ever name
-    ours, so its records are surely not committed and are appended anew;
-  * neither yet: if its object is in the store, somebody may still publish it. It is decided once the log
-    has reached n. Until then its records are not appended anew, or they might be in the log twice.
+    ours, so its records are certainly not committed and are appended again;
+  * neither yet: if its object is in the store, another writer may still publish it. It is decided once the
+    log has reached n. Until then its records are not appended again, or they might be in the log twice.
 
-Another's fragment where ours was to go is published for it if it continues the log, as wal3's recovery
-does: it may be all that a dead writer left. If it cannot continue the log it is replaced, since nobody can
-ever name it. The writer of an adopted fragment finds it published and learns that it is committed.
+If another writer's fragment is where ours was to go and continues the log, this writer publishes it, as
+wal3's recovery does: it may be all that a dead writer left. If it cannot continue the log it is replaced,
+since nobody can ever name it. The writer of an adopted fragment finds it published and so committed.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ from uploader.format.entries import Fragment
 from uploader.root.root import Root
 from uploader.runtime.task_groups import first_of, together
 from uploader.stores.port import ObjectStore
+from uploader.write.ack_dispatch import AppendAcks
 from uploader.write.append_queue import AppendQueue
-from uploader.write.building import Building, Records
 from uploader.write.cut_schedule import TIMER_SECONDS, CutSchedule
-from uploader.write.encoding import Encoding
+from uploader.write.encoding import Building, Encoding, Records
 from uploader.write.fragment_puts import FragmentPuts, Taken
 from uploader.write.pending_fragment import PendingFragment
 from uploader.write.publish_pipeline import PublishPipeline
 from uploader.write.shared_tail import FragmentFate, SharedTail
 from uploader.write.stall_guard import StallGuard
 from uploader.write.stream_guard import StreamGuard
-from uploader.write.teller import Teller
 from uploader.write.writer_settings import WriterSettings
 from walstore.errors import (
     ContentionError,
@@ -56,7 +55,7 @@ _UNLIMITED = 1 << 10
 
 
 class CommitLoop:
-    """Ships the parcels of one writer. Driven by one task, :meth:`run`."""
+    """Ships the fragments of one writer. Driven by one task, :meth:`run`."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class CommitLoop:
         store: ObjectStore,
         root: Root,
         puts: FragmentPuts,
-        patience: StallGuard,
+        stall_guard: StallGuard,
         streams: StreamGuard,
         settings: WriterSettings,
         writer: str,
@@ -75,34 +74,32 @@ class CommitLoop:
         self._store = store
         self._root = root
         self._puts = puts
-        self._patience = patience
+        self._stall_guard = stall_guard
         self._streams = streams
         streams.on_change = self._know_streams
         self._settings = settings
         self._writer = writer
         self._clock = clock
         self._worker = worker
-        self.pace = CutSchedule(
+        self.schedule = CutSchedule(
             interval_seconds=settings.interval_seconds, max_publishing=root.max_publishing
         )
-        self._end = SharedTail(
+        self._tail = SharedTail(
             store=store,
             root=root,
             puts=puts,
-            patience=patience,
+            stall_guard=stall_guard,
             streams=streams,
             writer=writer,
             worker=worker,
         )
         self._wake = asyncio.Event()
-        self._teller = Teller(asyncio.get_running_loop())
-        self.intake = AppendQueue(
+        self._acks = AppendAcks(asyncio.get_running_loop())
+        self.queue = AppendQueue(
             settings, asyncio.get_running_loop(), tail=root.manifest.next_offset, notify=self.wake
         )
         self._under_way: deque[PendingFragment] = deque()  # cut, oldest first
-        self._returned: deque[PendingFragment] = (
-            deque()
-        )  # to be cut again, before what is in the intake
+        self._returned: deque[PendingFragment] = deque()  # to be cut again, before the queue
         self._next_seq_no = 0
         self._next_offset = 0
         self._window = _UNLIMITED  # fragments under way at most, while others write too
@@ -118,7 +115,7 @@ class CommitLoop:
     @property
     def adopted_fragments(self) -> int:
         """Fragments of others that this writer published."""
-        return self._end.adopted_fragments
+        return self._tail.adopted_fragments
 
     @property
     def fragments_under_way(self) -> int:
@@ -126,12 +123,12 @@ class CommitLoop:
         return len(self._under_way)
 
     def wake(self) -> None:
-        """Look whether there is something to do."""
+        """Check whether there is work."""
         self._wake.set()
 
     def close(self, error: WalError) -> None:
-        """Refuse what comes from now on with ``error``; :meth:`run` returns once the rest is decided."""
-        self.intake.close(error)
+        """Refuse new appends with ``error``; :meth:`run` returns once the rest is decided."""
+        self.queue.close(error)
         self.wake()
 
     async def start(self, *, is_loaded: bool = False) -> None:
@@ -139,52 +136,52 @@ class CommitLoop:
 
         With ``is_loaded`` the root was just read and holds records, so it is not read again.
         """
-        await self._patience.guard(partial(self.recover, is_loaded=is_loaded))
+        await self._stall_guard.guard(partial(self.recover, is_loaded=is_loaded))
 
     async def recover(self, *, is_loaded: bool = False) -> None:
-        """Read the root, publish what others put and did not live to publish, and go on behind it.
+        """Read the root, publish what dead writers put and did not publish, and go on behind it.
 
-        ContentionError if the log belongs to somebody else, LogSealedError, CorruptionError for damaged
-        objects. Faults of the store that may pass are waited out.
+        ContentionError if the log belongs to a local log, LogSealedError, CorruptionError for damaged
+        objects. Transient faults of the store are waited out.
         """
         if not is_loaded:
-            await self._end.load()
-        await self._end.adopt_orphans()
+            await self._tail.load()
+        await self._tail.adopt_orphans()
         await self._go_on()
         self._is_stale = False
 
     async def settle(self) -> None:
         """Return when everything accepted before the call is decided; it is cut at once."""
         loop = asyncio.get_running_loop()
-        parcels = [*self._under_way, *self._returned, *self.intake.parcels]
-        if parcels:
+        fragments = [*self._under_way, *self._returned, *self.queue.fragments]
+        if fragments:
             self._in_a_hurry = self._has_work
             self.wake()
-            await asyncio.wait([parcel.wait_decided(loop) for parcel in parcels])
+            await asyncio.wait([pending.wait_decided(loop) for pending in fragments])
 
     async def refresh(self) -> None:
-        """Read the root anew, once nothing is under way: offsets then follow the newest one.
+        """Read the root again, once nothing is under way: offsets then follow the newest one.
 
-        Raises what :meth:`close` was given if that was called before: nobody would serve it.
+        Raises the error of :meth:`close` if that was called before: the loop serves no more requests.
         """
-        self.intake.check_open()
+        self.queue.check_open()
         refreshed = asyncio.get_running_loop().create_future()
         self._refreshes.append(refreshed)
         self.wake()
         await refreshed
 
     def fail(self, error: WalError) -> None:
-        """Refuse everything from now on with ``error``, and tell every append that is left."""
+        """Refuse everything from now on with ``error``, and fail every append that is left."""
         self.close(error)
         self._give_up(error)
 
     async def run(self) -> None:
-        """Ship until :meth:`close`, then what is left. Asks the store for nothing while idle."""
+        """Ship until :meth:`close`, then the rest. Makes no requests while idle."""
         while True:
             self._wake.clear()
             if self._has_work or self._refreshes:
                 await self._serve()
-            elif self.intake.is_closed:
+            elif self.queue.is_closed:
                 return
             else:
                 await self._wake.wait()
@@ -193,13 +190,13 @@ class CommitLoop:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._returned) or not self.intake.is_empty
+        return bool(self._returned) or not self.queue.is_empty
 
     async def _serve(self) -> None:
         refreshes = list(self._refreshes)
         try:
             async with asyncio.TaskGroup() as tasks:
-                watching = tasks.create_task(self._patience.run_out())
+                watching = tasks.create_task(self._stall_guard.run_out())
                 await self._session(tasks, must_look=bool(refreshes))
                 watching.cancel()
         except* WalError as errors:
@@ -213,80 +210,80 @@ class CommitLoop:
         if self._is_stale:
             await self.recover()
         elif must_look:
-            await self._end.load()
+            await self._tail.load()
             await self._go_on()
-        conveyor = PublishPipeline(
+        pipeline = PublishPipeline(
             tasks,
             root=self._root,
             writer=lambda: self._streams.signature,
-            patience=self._patience,
+            stall_guard=self._stall_guard,
             clock=self._clock,
-            pace=self.pace,
+            schedule=self.schedule,
             max_in_flight=self._settings.max_in_flight,
             max_making=self._puts.max_at_once,
             on_published=self._on_published,
             halts_on=(ContentionError,),
-            notify=self.wake,
+            on_change=self.wake,
         )
-        await self._ship(tasks, conveyor)
-        if conveyor.is_halted:
-            await conveyor.wait_until(lambda: conveyor.is_quiet)
+        await self._ship(tasks, pipeline)
+        if pipeline.is_halted:
+            await pipeline.wait_until(lambda: pipeline.is_quiet)
             self.contentions += 1
             await self._decide()
 
-    async def _ship(self, tasks: asyncio.TaskGroup, conveyor: PublishPipeline) -> None:
-        """Cut and ship until all is published, or the conveyor halts."""
-        while not conveyor.is_halted:
+    async def _ship(self, tasks: asyncio.TaskGroup, pipeline: PublishPipeline) -> None:
+        """Cut and ship until all is published, or the pipeline halts."""
+        while not pipeline.is_halted:
             self._wake.clear()
             if not self._has_work or self._refreshes:
-                if conveyor.is_empty:
+                if pipeline.is_empty:
                     return
                 await self._wake.wait()
-            elif not conveyor.has_room or len(self._under_way) >= self._window:
+            elif not pipeline.has_room or len(self._under_way) >= self._window:
                 await self._wake.wait()
             else:
-                seconds = self._seconds_left(conveyor)
+                seconds = self._seconds_left(pipeline)
                 if seconds >= _LEAST_SLEEP_SECONDS:
                     await self._wait(self._until_head_start(tasks, seconds))
                     continue
-                parcel = self._cut()
-                if parcel is not None:
-                    conveyor.start(partial(self._make, parcel))
+                pending = self._cut()
+                if pending is not None:
+                    pipeline.start(partial(self._make, pending))
 
-    def _seconds_left(self, conveyor: PublishPipeline) -> float:
-        """Return how long the next fragment should gather company."""
-        urgent = self._in_a_hurry or self.intake.is_closed or self._returned or self.intake.is_full
-        if conveyor.is_empty or urgent:
+    def _seconds_left(self, pipeline: PublishPipeline) -> float:
+        """Return how long the next fragment should gather more records."""
+        urgent = self._in_a_hurry or self.queue.is_closed or self._returned or self.queue.is_full
+        if pipeline.is_empty or urgent:
             return 0.0
         now = self._clock.monotonic()
-        if self.intake.is_large and now + self._settings.interval_seconds <= conveyor.due:
-            return max(conveyor.earliest - now, 0.0)
-        return conveyor.due - now - TIMER_SECONDS
+        if self.queue.is_large and now + self._settings.interval_seconds <= pipeline.due:
+            return max(pipeline.earliest - now, 0.0)
+        return pipeline.due - now - TIMER_SECONDS
 
     def _until_head_start(self, tasks: asyncio.TaskGroup, seconds: float) -> float:
-        """Return how long to wait for what comes next, which is a cut after ``seconds`` at the latest.
+        """Return how long to wait for the next thing to do, at most the ``seconds`` until the cut.
 
         Begins to build the fragment to be cut when little time is left until then.
         """
         if self._returned:
             return seconds
-        parcel = self.intake.parcels[0]
-        if parcel.encoding is not None or parcel.is_conditional:
+        pending = self.queue.fragments[0]
+        if pending.encoding is not None or pending.is_conditional:
             return seconds
-        early = seconds - self.pace.head_start_seconds
+        early = seconds - self.schedule.head_start_seconds
         if early >= _LEAST_SLEEP_SECONDS:
             return early
-        if self.pace.deserves_head_start(parcel.count, parcel.size_bytes):
+        if self.schedule.deserves_head_start(pending.count, pending.size_bytes):
             now_us = self._clock.now_us()
-            parcel.encoding = self._encoding(self._next_offset, now_us)
-            records = parcel.encoding.take(parcel.draft, now_us)
-            tasks.create_task(self._start_building(parcel.encoding.building, records))
+            pending.encoding = self._encoding(self._next_offset, now_us)
+            records = pending.encoding.take(pending.builder, now_us)
+            tasks.create_task(self._start_building(pending.encoding.building, records))
         return seconds
 
     async def _start_building(self, building: Building, records: Records) -> None:
         began = self._clock.monotonic()
         await building.add(records)
-        self.pace.note_head_start(self._clock.monotonic() - began)
+        self.schedule.note_head_start(self._clock.monotonic() - began)
 
     async def _wait(self, seconds: float) -> None:
         """Return after that time, or when something has changed."""
@@ -298,97 +295,97 @@ class CommitLoop:
             waking.cancel()
 
     def _cut(self) -> PendingFragment | None:
-        """Give the next parcel its place behind the last one; None if all of it was refused."""
-        parcel = self._take()
-        if not self._place(parcel, self._next_seq_no, self._next_offset):
-            self._drop(parcel)
+        """Give the next fragment its place behind the last one; None if all of it was refused."""
+        pending = self._take()
+        if not self._place(pending, self._next_seq_no, self._next_offset):
+            self._drop(pending)
             return None
         self._next_seq_no += 1
-        self._next_offset = parcel.limit
-        self._under_way.append(parcel)
-        return parcel
+        self._next_offset = pending.limit
+        self._under_way.append(pending)
+        return pending
 
     def _take(self) -> PendingFragment:
-        parcel = self._returned.popleft() if self._returned else self.intake.take()
+        pending = self._returned.popleft() if self._returned else self.queue.take()
         if not self._has_work:
             self._in_a_hurry = False
-        return parcel
+        return pending
 
-    def _place(self, parcel: PendingFragment, seq_no: int, start: int) -> bool:
-        """Give a parcel its place; False if none of its appends may be there."""
-        before = parcel.count
+    def _place(self, pending: PendingFragment, seq_no: int, start: int) -> bool:
+        """Give a fragment its place; False if none of its appends may be there."""
+        before = pending.count
         table = self._streams.table
-        is_open = table is None or not table.closings or table.is_open(parcel.draft_streams)
-        parcel.place(seq_no, start, None if is_open or table is None else table.check)
-        if parcel.count < before:
-            self.intake.release(0, before - parcel.count)
+        is_open = table is None or not table.closings or table.is_open(pending.record_streams)
+        pending.place(seq_no, start, None if is_open or table is None else table.check)
+        if pending.count < before:
+            self.queue.release(0, before - pending.count)
             self._recount()
-        return parcel.count > 0
+        return pending.count > 0
 
-    async def _make(self, parcel: PendingFragment) -> Fragment | None:
-        """Build and put a parcel; None if something else lies in its place."""
-        encoding, now_us = parcel.encoding, self._clock.now_us()
-        if encoding is None or not self._fits(encoding, parcel):
-            encoding = self._encoding(parcel.start, now_us)
-        parcel.encoding = None
-        parcel.closings = encoding.closings or 0
-        records = encoding.take(parcel.draft, now_us)
-        self._end.floor_us = encoding.latest_us
+    async def _make(self, pending: PendingFragment) -> Fragment | None:
+        """Build and put a fragment; None if its place holds something else."""
+        encoding, now_us = pending.encoding, self._clock.now_us()
+        if encoding is None or not self._fits(encoding, pending):
+            encoding = self._encoding(pending.start, now_us)
+        pending.encoding = None
+        pending.closings = encoding.closings or 0
+        records = encoding.take(pending.builder, now_us)
+        self._tail.floor_us = encoding.latest_us
 
         def is_built() -> None:
-            parcel.is_exposed = True
+            pending.is_exposed = True
 
-        parcel.built, found = await self._puts.build(
-            encoding.building, records, parcel.seq_no, is_built=is_built
+        pending.built, found = await self._puts.build(
+            encoding.building, records, pending.seq_no, is_built=is_built
         )
         if isinstance(found, Taken):
-            parcel.taken = found
+            pending.taken = found
             return None
-        parcel.entry = found
+        pending.entry = found
         return found
 
     def _encoding(self, start: int, now_us: int) -> Encoding:
         return Encoding(
             start=start,
             timestamp_us=now_us,
-            floor_us=self._end.floor_us,
+            floor_us=self._tail.floor_us,
             writer=self._writer,
             worker=self._worker,
             closings=self._streams.closings,
         )
 
-    def _fits(self, encoding: Encoding, parcel: PendingFragment) -> bool:
-        """Return whether what was encoded early is good for the place that the parcel got."""
+    def _fits(self, encoding: Encoding, pending: PendingFragment) -> bool:
+        """Return whether what was encoded early fits the place that the fragment got."""
         return (
-            encoding.start == parcel.start
+            encoding.start == pending.start
             and encoding.closings == self._streams.closings
-            and encoding.floor_us >= self._end.floor_us
+            and encoding.floor_us >= self._tail.floor_us
             and not encoding.building.is_broken
         )
 
     def _know_streams(self) -> None:
         """Append under the newest closings, unless a fragment under way must be decided first."""
-        self._streams.adopt((parcel.streams, parcel.closings) for parcel in self._under_way)
+        self._streams.adopt((pending.streams, pending.closings) for pending in self._under_way)
 
     def _on_published(self, run: Sequence[Fragment]) -> None:
         for entry in run:
             # The oldest one, unless another writer put as many records in the place of those before it.
-            parcel = next(parcel for parcel in self._under_way if parcel.entry is entry)
-            self._under_way.remove(parcel)
-            self._commit(parcel)
+            pending = next(pending for pending in self._under_way if pending.entry is entry)
+            self._under_way.remove(pending)
+            self._commit(pending)
         self._know_streams()
         self._streams.note_published()
         if without_closings(self._root.manifest.writer) == self._writer:
             self._window = min(self._window * 2, _UNLIMITED)
-        else:  # somebody else published it for us: let them have their turn, too
+        else:  # another writer published it for us: let it have its turn, too
             self._window = 1
 
     # -- after contention ----------------------------------------------------------------------
 
     async def _decide(self) -> None:
-        """Find out what became of each parcel under way; the lost ones are to be cut again."""
+        """Find out what became of each fragment under way; the lost ones are cut again."""
         self._window = 1
-        await self._end.load()
+        await self._tail.load()
         lost: deque[PendingFragment] = deque()
         try:
             await self._decide_each(lost)
@@ -398,37 +395,37 @@ class CommitLoop:
 
     async def _decide_each(self, lost: deque[PendingFragment]) -> None:
         while self._under_way:
-            parcel = self._under_way[0]
-            fate = await self._end.fate(parcel)
+            pending = self._under_way[0]
+            fate = await self._tail.fate(pending)
             if fate is FragmentFate.COMMITTED:
                 self._commit(self._under_way.popleft())
             elif fate is FragmentFate.LOST:
-                # Now: if the next one of ours fits behind what is there instead, it will be the last one.
-                await self._end.learn_floor()
+                # Read it now: if our next one fits behind what is there instead, it will be the last one.
+                await self._tail.learn_floor()
                 self._under_way.popleft()
-                if self._may_try_again(parcel):
-                    lost.append(parcel)
+                if self._may_try_again(pending):
+                    lost.append(pending)
             elif not await self._fill(lost):
                 self._leave_open()
 
     async def _fill(self, lost: deque[PendingFragment]) -> bool:
-        """Put something where the log ends, so that what lies behind it gets decided.
+        """Put something where the log ends, so that the fragments behind it get decided.
 
         Returns False if there is nothing to put.
         """
-        await self._end.learn_floor()
+        await self._tail.learn_floor()
         manifest = self._root.manifest
         while lost or self._has_work:
-            parcel = lost.popleft() if lost else self._take()
-            if self._place(parcel, manifest.next_seq_no, manifest.next_offset):
-                self._under_way.appendleft(parcel)
-                await self._make(parcel)
+            pending = lost.popleft() if lost else self._take()
+            if self._place(pending, manifest.next_seq_no, manifest.next_offset):
+                self._under_way.appendleft(pending)
+                await self._make(pending)
                 return True
-            self._drop(parcel)
+            self._drop(pending)
         return False
 
     def _leave_open(self) -> None:
-        """Nothing of ours is left to be put before them: whether they will ever count is not for us."""
+        """Nothing of ours is left to be put before them: this writer cannot decide their outcome."""
         error = OutcomeUnknownError(
             f"another writer was quicker; the records may still be taken over from {self._store.url}: read "
             "before appending them again"
@@ -436,77 +433,77 @@ class CommitLoop:
         while self._under_way:
             self._fail(self._under_way.popleft(), error)
 
-    def _may_try_again(self, parcel: PendingFragment) -> bool:
-        parcel.attempts += 1
-        if parcel.attempts <= self._settings.contention_attempts:
+    def _may_try_again(self, pending: PendingFragment) -> bool:
+        pending.attempts += 1
+        if pending.attempts <= self._settings.contention_attempts:
             self.reappended_fragments += 1
             return True
         error = ContentionError(
-            f"other writers of {self._store.url} were quicker {parcel.attempts} times; append again",
+            f"other writers of {self._store.url} were quicker {pending.attempts} times; append again",
             retriable=True,
         )
-        self._fail(parcel, error)
+        self._fail(pending, error)
         return False
 
     async def _go_on(self) -> None:
         """Continue behind the root as it is known."""
-        await self._end.learn_floor()
+        await self._tail.learn_floor()
         self._next_seq_no = self._root.manifest.next_seq_no
         self._next_offset = self._root.manifest.next_offset
         self._recount()
 
-    # -- telling the appends ---------------------------------------------------------------------
+    # -- outcomes of appends ---------------------------------------------------------------------
 
-    def _commit(self, parcel: PendingFragment) -> None:
-        self.committed_records += parcel.count
-        self.committed_bytes += parcel.size_bytes
-        self._end.note_ours(parcel.seq_no)
-        self._teller.tell(parcel)
-        self.intake.release(parcel.size_bytes, parcel.count)
+    def _commit(self, pending: PendingFragment) -> None:
+        self.committed_records += pending.count
+        self.committed_bytes += pending.size_bytes
+        self._tail.note_ours(pending.seq_no)
+        self._acks.send(pending)
+        self.queue.release(pending.size_bytes, pending.count)
 
-    def _fail(self, parcel: PendingFragment, error: WalError) -> None:
+    def _fail(self, pending: PendingFragment, error: WalError) -> None:
         if isinstance(error, OutcomeUnknownError):
-            self.unknown_records += parcel.count
-        parcel.fail(error)
-        self.intake.release(parcel.size_bytes, parcel.count)
+            self.unknown_records += pending.count
+        pending.fail(error)
+        self.queue.release(pending.size_bytes, pending.count)
 
-    def _drop(self, parcel: PendingFragment) -> None:
-        """Forget a parcel whose appends were all refused."""
-        self._teller.tell(parcel)
-        self.intake.release(parcel.size_bytes, 0)
+    def _drop(self, pending: PendingFragment) -> None:
+        """Drop a fragment whose appends were all refused."""
+        self._acks.send(pending)
+        self.queue.release(pending.size_bytes, 0)
 
     def _abandon(self, error: WalError) -> None:
-        """Tell everybody that the store gave up, or that nothing may be written any more."""
+        """Fail all appends: the store was given up, or nothing may be written any more."""
         self._is_stale = True
         self._give_up(error)
         self._recount()
 
     def _give_up(self, error: WalError) -> None:
-        """Tell every append that is left: what may be in the store is in doubt, the rest not written."""
+        """Fail every append that is left: what may be in the store is in doubt, the rest not written."""
         refused = _not_written(error)
         unknown = OutcomeUnknownError(
             f"{error}; read the log before appending the records again", retriable=error.retriable
         )
         unknown.__cause__ = error
         while self._under_way:
-            parcel = self._under_way.popleft()
-            is_open = parcel.is_exposed and not isinstance(error, LogSealedError)
-            self._fail(parcel, unknown if is_open else refused)
+            pending = self._under_way.popleft()
+            is_open = pending.is_exposed and not isinstance(error, LogSealedError)
+            self._fail(pending, unknown if is_open else refused)
         for refreshed in self._refreshes:
             _refuse(refreshed, refused)
         while self._has_work:
             self._fail(self._take(), refused)
 
     def _recount(self) -> None:
-        """Tell the intake where the next record comes to lie."""
-        waiting = sum(parcel.count for parcel in (*self._returned, *self.intake.parcels))
-        self.intake.tail = self._next_offset + waiting
+        """Set the queue's tail: the offset that the next record gets."""
+        waiting = sum(pending.count for pending in (*self._returned, *self.queue.fragments))
+        self.queue.tail = self._next_offset + waiting
 
 
 def _not_written(error: WalError) -> WalError:
-    """Return what an append is told that never left this process, after an error of something else.
+    """Return the error for an append that never left this process, after an error of something else.
 
-    An error that says by its type that an outcome is in doubt would not be true of it.
+    An error whose type says that an outcome is in doubt would be wrong for it.
     """
     if isinstance(error, OutcomeUnknownError):
         refused: WalError = ContentionError(f"nothing was written: {error}", retriable=True)

@@ -1,10 +1,10 @@
 """CutSchedule: when to cut the next fragment, so that no record waits longer than it must. Pure.
 
-A record is durable in the cloud after two requests in a row: the put of its fragment, and the change of
+A record is durable in the cloud after two successive requests: the put of its fragment, and the change of
 the root that names it. Roots may only follow one another (``max_publishing`` 1), so a fragment cut as
 soon as there is something to ship would mostly wait for the change under way, and with it every record
-that could have come along. It is therefore cut so that its put ends when that change is expected to.
-Expectations are medians of what the last requests took.
+that could have come along. So it is cut so that its put ends when that change is expected to end.
+Expectations are medians of the last requests' times.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from uploader.format.setsum import ITEM_WORK
 
 _SAMPLES: Final = 9
 _NEAR: Final = 0.25
-"""Part of the time between two changes in which a second fragment for the same one is not worth it."""
+"""Part of the time between two changes in which a second fragment for the same one does not pay."""
 _LATE: Final = 0.1
 """Part of the time between two changes by which a fragment may be cut too late and still be waited for."""
 _OVERDUE: Final = 0.125
-"""Part of the time by which a put is late in which it is not looked for again: what was expected by now is
-expected at any moment, so the next cut would stay as far ahead as it is, however often one looks."""
+"""Part of a put's delay after which it is checked again: an overdue put is expected at any moment, so the
+next cut would stay equally far ahead at every check."""
 
 TIMER_SECONDS: Final = 0.0005
-"""Timers of asyncio's event loop are late by up to a millisecond: set so much early, on average they are
-neither early nor late."""
+"""Timers of asyncio's event loop are late by up to a millisecond: set this much earlier, they are on time on
+average."""
 _HEAD_START_SECONDS: Final = 0.02
-"""How long before its cut the first fragment is begun, when nothing is known yet."""
+"""How long before its cut a fragment is begun, when nothing is known yet."""
 _HEAD_START_WORK: Final = 384 << 10
-"""A fragment that is less work is built as fast at one go."""
+"""A fragment of less work is built as fast in one go."""
 _AMPLE: Final = 1.5
-"""Encoding that began early should have ended before the cut, also if it takes so many times as long."""
+"""Encoding that began early should end before the cut even if it takes this many times as long."""
 
 
 class CutSchedule:
-    """The rhythm of one writer. Times are seconds of one monotonic clock."""
+    """When one writer cuts its fragments. Times are seconds of one monotonic clock."""
 
     def __init__(self, *, interval_seconds: float, max_publishing: int) -> None:
         """``interval_seconds`` is the least time between two cuts while something is under way."""
@@ -55,7 +55,7 @@ class CutSchedule:
         """How long before its cut a fragment should be begun to be encoded."""
 
     def deserves_head_start(self, records: int, size_bytes: int) -> bool:
-        """Return whether so much of a fragment should be built before it is cut."""
+        """Return whether a fragment of this size should be begun before it is cut."""
         return size_bytes + ITEM_WORK * records >= _HEAD_START_WORK
 
     def note_put(self, seconds: float) -> None:
@@ -76,8 +76,8 @@ class CutSchedule:
     def due(self, now: float, cuts: Iterable[float], publishing: Sequence[float]) -> float:
         """Return when the next fragment should be cut; now or earlier means at once.
 
-        ``cuts`` are the times at which the fragments were cut that are not being published yet, oldest
-        first; ``publishing`` those at which the changes under way began.
+        ``cuts`` are the cut times of fragments that are not being published yet, oldest first;
+        ``publishing`` are the start times of the changes under way.
         """
         spacing = self.publish_seconds / self._max_publishing
         free = now
@@ -107,7 +107,7 @@ class CutSchedule:
         """Return how long a change that could begin now should wait for a fragment cut at ``cut``.
 
         A fragment that misses the only change that can be under way waits for a whole one, and it was
-        cut so as to be put just now. 0 if it is not expected soon, or another change could take it.
+        cut to be put just now. 0 if it is not expected soon, or another change could take it.
         """
         longest = self.publish_seconds / self._max_publishing * _LATE
         is_scarce = publishing + 1 >= self._max_publishing

@@ -1,12 +1,12 @@
-"""FragmentPuts: puts built fragments, and looks at what lies in the store beside the manifest.
+"""FragmentPuts: puts built fragments, and reads fragments that no manifest names.
 
-Owns the requests. What it means that a number is taken is for its callers to judge: the uploader of a
-local log (``fragment_writer.py``) and writers without one (``cloud_writer.py``). Nothing is overwritten
-but an object that its caller names, and what can never be published. Never touches the manifest.
+Owns the requests. Its callers judge what it means that a number is taken: the uploader of a local log
+(``fragment_writer.py``) and writers without one (``cloud_writer.py``). It overwrites only an object that its
+caller names, and what can never be published. Never touches the manifest.
 
 Where wal3's programs may write, too, one fragment is put at a time unless the caller wants otherwise: the
 next one only once the one before is known to be there. Then whatever a crash leaves continues the log, and
-may be linked by anybody; see ``orphan_recovery.py`` for what else could happen.
+any program may link it; ``orphan_recovery.py`` says what else could happen.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from uploader.runtime.task_groups import together
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.write.building import Building, Records
+from uploader.write.encoding import Building, Records
 from uploader.write.put_window import PutWindow, WindowedStore
 from uploader.write.stall_guard import StallGuard
 from walstore.errors import ContentionError, LogSealedError, OutcomeUnknownError
@@ -45,12 +45,12 @@ from walstore.runtime.threads import Worker
 logger = logging.getLogger("walstore")
 
 MayVoid = Callable[[Orphan], Awaitable[bool]]
-"""Returns whether somebody else's fragment may be replaced by nothing."""
+"""Returns whether a fragment of another writer may be voided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Another object lies where a fragment was to go."""
+    """Another object is where a fragment was to go."""
 
     key: str
     data: bytes = field(repr=False)
@@ -66,7 +66,7 @@ def puts_at_once(root: Root, *, most: int, is_parallel: bool) -> int:
 
 
 def _is_numbered(root: Root) -> bool:
-    """Return whether the key of a fragment is its number: whatever lies there, wal3 takes for it."""
+    """Return whether the key of a fragment is its number: wal3 takes any object there for it."""
     return root.early_key(layout.FIRST_SEQ_NO) is not None
 
 
@@ -86,15 +86,15 @@ class FragmentPuts:
         *,
         store: ObjectStore,
         root: Root,
-        patience: StallGuard,
+        stall_guard: StallGuard,
         retry: RetryPolicy,
         worker: Worker,
         max_at_once: int = 1,
     ) -> None:
-        """``max_at_once`` bounds the puts under way, see :func:`puts_at_once`; callers keep to it."""
+        """``max_at_once`` bounds the puts under way, see :func:`puts_at_once`; callers must respect it."""
         self._store = WindowedStore(store, PutWindow(max_at_once, retry.clock))
         self._root = root
-        self._patience = patience
+        self._stall_guard = stall_guard
         self._retry = retry
         self._worker = worker
         self.max_at_once = max_at_once
@@ -115,12 +115,12 @@ class FragmentPuts:
     async def orphans(self) -> list[Orphan]:
         """Return the fragments behind the manifest's end, by number; reads each of them.
 
-        CorruptionError for an object that is none, but what :meth:`void_misfits` puts there.
+        CorruptionError for an object that is not a fragment, unless :meth:`void_misfits` put it.
         """
         found = []
         self._ahead.clear()
         async for listed in self._root.unpublished():
-            with contextlib.suppress(ObjectNotFoundError):  # somebody cleaned up meanwhile
+            with contextlib.suppress(ObjectNotFoundError):  # it was cleaned up meanwhile
                 stored = await read_object(self._store, listed.key)
                 if stored.data == VOID:
                     continue
@@ -133,7 +133,7 @@ class FragmentPuts:
     async def void_misfits(self, seq_no: int, offset: int) -> None:
         """Void what :meth:`orphans` found last and what can never follow a log that goes on there.
 
-        ``seq_no`` and ``offset`` are what the log surely goes on with.
+        The log is certain to go on with ``seq_no`` and ``offset``.
         """
         for ahead in list(self._ahead.values()):
             entry = ahead.orphan.entry
@@ -145,10 +145,10 @@ class FragmentPuts:
                 logger.warning("%s: %s can never be part of the log", self._store.url, entry.path)
 
     async def void(self, entry: Fragment, data: bytes | None = None) -> None:
-        """Void a fragment that no manifest to come can name, unless the one that is known does.
+        """Void a fragment that no later manifest can name, unless the known one does.
 
-        Where its key is not its number it is in nobody's way. Only if it has the bytes ``data``; None: those
-        that :meth:`orphans` has found last.
+        Where its key is not its number it is in no one's way. Only if it has the bytes ``data``; None: those
+        that :meth:`orphans` found last.
         """
         if not _is_numbered(self._root) or entry.seq_no < self._root.manifest.next_seq_no:
             return
@@ -156,7 +156,7 @@ class FragmentPuts:
             etag = self._ahead.pop(entry.seq_no).etag
         else:
             try:
-                stored = await self._patience.call(partial(read_object, self._store, entry.path))
+                stored = await self._stall_guard.call(partial(read_object, self._store, entry.path))
             except ObjectNotFoundError:
                 return
             if stored.data != data:
@@ -165,14 +165,14 @@ class FragmentPuts:
         await self._decided(partial(cas.swap, etag=etag), entry.path, VOID)
 
     async def inspect(self, key: str) -> Orphan:
-        """Return what the object at ``key`` holds, from nothing but its bytes."""
+        """Return what the object at ``key`` holds, from its bytes alone."""
         stored = await read_object(self._store, key)
         return await self.examine(stored.data, key)
 
     async def examine(self, data: bytes, key: str) -> Orphan:
-        """Return what an object found at ``key`` holds; CorruptionError if it is no fragment.
+        """Return what an object found at ``key`` holds; CorruptionError if it is not a fragment.
 
-        LogSealedError if it is what a seal put there.
+        LogSealedError if a seal put it there.
         """
         return await self._worker.run(_examine, data, key)
 
@@ -186,8 +186,8 @@ class FragmentPuts:
     ) -> tuple[EncodedFragment, Fragment | Taken]:
         """Complete a fragment by its last records and put it, as :meth:`create`; return it, too.
 
-        It is hashed while it is being put, unless its key says its sum. ``is_built`` is called just before
-        the store is asked.
+        It is hashed while it is being put, unless its key contains its sum. ``is_built`` is called just
+        before the request.
         """
         key = self._root.early_key(seq_no)
         if key is None:
@@ -205,14 +205,14 @@ class FragmentPuts:
     async def create(self, built: EncodedFragment, seq_no: int) -> Fragment | Taken:
         """Put a fragment, once, however often the store has to be asked, and return its entry.
 
-        Returns what lies there instead if another object does. Cancelled, it may have been put all the
+        Returns the other object if there is one already. Cancelled, it may have been put all the
         same, or be put later.
         """
         entry = self.entry(built, seq_no)
         return await self._create(entry.path, built.data) or await self._is_put(entry)
 
     async def replace(self, taken: Taken, built: EncodedFragment, seq_no: int) -> Fragment:
-        """Put a fragment in the place of what is of no use to anybody; ContentionError if another
+        """Put a fragment in the place of an object that is of no use; ContentionError if another writer
         replaced it first."""
         entry = self.entry(built, seq_no)
         result = await self._decided(partial(cas.swap, etag=taken.etag), taken.key, built.data)
@@ -244,7 +244,7 @@ class FragmentPuts:
     async def _is_put(self, entry: Fragment) -> Fragment:
         """A fragment of ours is there. Before it is published, void what cannot follow it then.
 
-        Only where the log is sure to go on with it, since everything before it is there, too.
+        Only where the log is certain to go on with it, since everything before it is there, too.
         """
         if self._ahead and self.max_at_once == 1:
             await self.void_misfits(entry.seq_no + 1, entry.limit)
@@ -261,7 +261,7 @@ class FragmentPuts:
                 ) from result.cause
             return result
 
-        return await self._patience.call(attempt)
+        return await self._stall_guard.call(attempt)
 
     def _count(self, data: bytes) -> None:
         self.put_fragments += 1

@@ -1,9 +1,9 @@
-"""FragmentWriter: builds and puts fragments of a local log, and tells whose those are that lie there.
+"""FragmentWriter: builds and puts fragments of a local log, and finds out whose the existing ones are.
 
-A number may be taken when its fragment is put: by an attempt of ours that was given up and came late, or
+A number may be taken when its fragment is put: by an attempt of ours that was given up and arrived late, or
 by another writer. Ours are known by their content: the setsum over the same local records. Nothing is
-overwritten that any manifest could name, now or later; what a directory put, or puts, from which the log was
-taken over since, none can (``ownership.py``). Never touches the manifest.
+overwritten that any manifest could name, now or later. No manifest can name the fragments of a directory from
+which the log was taken over (``ownership.py``). Never touches the manifest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uploader.fragments.fragment_builder import EncodedFragment
 from uploader.fragments.fragment_columns import setsum_of
 from uploader.root.orphan_recovery import Orphan
 from uploader.root.ownership import is_outdated
-from uploader.write.building import Building
+from uploader.write.encoding import Building
 from uploader.write.fragment_puts import FragmentPuts, Taken
 from walstore.batches.batch import Batch
 from walstore.errors import ContentionError
@@ -42,10 +42,10 @@ class FragmentWriter:
         self._worker = worker
         self.adopted_fragments = 0
         self.maker: str | None = None
-        """The claim under which fragments are put; it goes into their footers."""
+        """The claim under which fragments are put; their footers contain it."""
 
     def begin(self) -> Building:
-        """Return a fragment to be built, of this moment."""
+        """Return a fragment to be built, with the present time."""
         return Building(self._worker, timestamp_us=self._clock.now_us(), writer=self.maker)
 
     async def put(
@@ -59,8 +59,8 @@ class FragmentWriter:
     ) -> Fragment:
         """Complete a fragment by its last batches and put it, once, however often the store has to be asked.
 
-        Raises LateFragmentError and ContentionError if its number is taken. Cancelled, it may have
-        been put all the same, or be put later.
+        Raises LateFragmentError and ContentionError if its number is taken. If cancelled, it
+        may still have been put, or be put later.
         """
         built, found = await self.puts.build(building, lambda: batches, seq_no)
         while isinstance(found, Taken):
@@ -95,7 +95,7 @@ class FragmentWriter:
             )
 
     async def is_ours(self, source: LocalRecords, orphan: Orphan) -> bool:
-        """Return whether a fragment holds exactly our records; False, too, if these are not here any more."""
+        """Return whether a fragment holds exactly our records; False also if these are no longer here."""
         entry = orphan.entry
         if entry.start < source.head or entry.limit > source.durable_limit:
             return False
@@ -106,10 +106,10 @@ class FragmentWriter:
     # -- inside ------------------------------------------------------------------------------
 
     async def _contest(self, source: LocalRecords, orphan: Orphan, built: EncodedFragment) -> None:
-        """Raise unless the object in our way is ours, and either as good or of no use to anybody.
+        """Raise unless the object in our way is ours, and either equivalent or of no use.
 
         It is of no use if it does not begin where the fragment before it ends: no manifest can ever
-        name it once that one is published. Otherwise somebody could, so it must be adopted.
+        name it once that one is published. Otherwise one could, so it must be adopted.
         """
         await self.prove(source, orphan)
         if orphan.entry.start == built.start and orphan.entry.limit != built.limit:

@@ -1,7 +1,7 @@
 """PendingFragment: records that go into one fragment, and the appends that wait for it.
 
-Where a parcel lies in the log is decided when it is cut, and again if another writer was quicker. So it
-keeps its records until it is committed. Pure, but for the futures of the callers.
+Its place in the log is decided when it is cut, and again if another writer was quicker. So it keeps its
+records until it is committed. Pure, except for the futures of the callers.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from walstore.runtime.error_mapping import copy_error
 _T = TypeVar("_T")
 
 Waiter = tuple["asyncio.Future[int]", int, int | None]
-"""Who waits for an append, how many records it has, and at which offset it must begin, if anywhere."""
+"""The future of an append, the number of its records, and the offset at which it must begin, if any."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingFragment:
-    """One fragment to be, or on its way."""
+    """One fragment that is being gathered, or under way."""
 
-    draft: BatchBuilder = field(default_factory=lambda: BatchBuilder(0))
+    builder: BatchBuilder = field(default_factory=lambda: BatchBuilder(0))
     """The records, column by column."""
     waiters: list[Waiter] = field(default_factory=list)
     """The appends, in the order of their records."""
     is_conditional: bool = False
-    """Whether some append must begin at a certain offset."""
+    """Whether any append must begin at a certain offset."""
     size_bytes: int = 0
     """Budget that the records take."""
     attempts: int = 0
     """How often another writer was quicker."""
     decided: asyncio.Future[None] | None = None
-    """For those who wait until it is known what became of it; made on request."""
+    """For callers that wait until its outcome is known; made on request."""
     encoding: Encoding | None = None
-    """What has been encoded of it before it is cut, for the place where it was expected to come to lie."""
+    """What has been encoded of it before it is cut, for the place that was expected."""
 
     # Set when it is cut.
     seq_no: int = 0
@@ -52,19 +52,19 @@ class PendingFragment:
     entry: Fragment | None = None
     """What a manifest says of it, once it was put."""
     taken: Taken | None = None
-    """What lies in its place instead."""
+    """What its place holds instead."""
     streams: frozenset[str] = frozenset()
     """Streams of its records, once it has its place."""
     closings: int = 0
     """Closings of streams under which its fragment was made; see ``stream_table.py``."""
     is_exposed: bool = False
     """Whether its fragment may be in the store, where others could adopt it."""
-    _told_offset: int = 0
+    _next_offset: int = 0
 
     @property
     def count(self) -> int:
         """Number of records."""
-        return len(self.draft.values)
+        return len(self.builder.values)
 
     @property
     def limit(self) -> int:
@@ -72,15 +72,15 @@ class PendingFragment:
         return self.start + self.count
 
     @property
-    def draft_streams(self) -> frozenset[str]:
-        """Streams of the records that it has now."""
-        return frozenset(name for name in self.draft.streams or () if name is not None)
+    def record_streams(self) -> frozenset[str]:
+        """Streams of its records at present."""
+        return frozenset(name for name in self.builder.streams or () if name is not None)
 
     def add(
         self, group: AppendRequest, waiter: asyncio.Future[int], expect_offset: int | None
     ) -> None:
-        """Take in an append."""
-        self.draft.extend(group)
+        """Add an append."""
+        self.builder.extend(group)
         self.waiters.append((waiter, group.count, expect_offset))
         self.is_conditional |= expect_offset is not None
         self.size_bytes += group.size_bytes
@@ -90,7 +90,7 @@ class PendingFragment:
     ) -> None:
         """Give it its place in the log; appends that must not be there are refused and leave it.
 
-        It may be empty then. ``check_stream`` raises what speaks against appends to a stream.
+        It may be empty then. ``check_stream`` raises if a stream takes no appends.
         """
         self.seq_no, self.start = seq_no, start
         self.built = self.entry = self.taken = None
@@ -99,33 +99,33 @@ class PendingFragment:
             self._refuse_all(used_up())
         elif self.is_conditional or check_stream is not None:
             self._refuse_misplaced(check_stream)
-        self.streams = self.draft_streams
+        self.streams = self.record_streams
 
     def resolve(self, first: int, most: int) -> bool:
-        """Tell up to ``most`` appends from the ``first`` on where their records are.
+        """Resolve up to ``most`` appends, from the ``first`` on, with the offsets of their records.
 
-        Returns whether that were the last ones. To be called from the first to the last.
+        Returns whether those were the last ones. Call it in order, from the first to the last.
         """
-        offset = self._told_offset if first else self.start
+        offset = self._next_offset if first else self.start
         part = self.waiters[first : first + most]
         for waiter, count, _ in part:
             if not waiter.done():
                 waiter.set_result(offset)
             offset += count
-        self._told_offset = offset
+        self._next_offset = offset
         if first + most < len(self.waiters):
             return False
         self._end()
         return True
 
     def fail(self, error: WalError) -> None:
-        """Tell every append that it failed."""
+        """Fail every append."""
         for waiter, _, _ in self.waiters:
             refuse(waiter, copy_error(error))
         self._end()
 
     def wait_decided(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """Return a future that resolves when its appends were told. Not to be cancelled."""
+        """Return a future that resolves when its appends are resolved or failed. Do not cancel it."""
         if self.decided is None:
             self.decided = loop.create_future()
         return self.decided
@@ -135,12 +135,12 @@ class PendingFragment:
     def _refuse_all(self, error: WalError) -> None:
         for waiter, _, _ in self.waiters:
             refuse(waiter, copy_error(error))
-        self.draft, self.waiters, self.encoding = BatchBuilder(0), [], None
+        self.builder, self.waiters, self.encoding = BatchBuilder(0), [], None
 
     def _refuse_misplaced(self, check_stream: Callable[[str | None], None] | None) -> None:
         kept: list[Waiter] = []
         rows: list[int] = []
-        row, offset, streams = 0, self.start, self.draft.streams
+        row, offset, streams = 0, self.start, self.builder.streams
         for item in self.waiters:
             waiter, count, expected = item
             try:
@@ -157,8 +157,8 @@ class PendingFragment:
             row += count
         if len(rows) < row:
             self.encoding = None
-            self.draft.pad()
-            self.draft = _pick(self.draft, rows)
+            self.builder.pad()
+            self.builder = _pick(self.builder, rows)
             self.waiters = kept
 
     def _end(self) -> None:
@@ -168,7 +168,7 @@ class PendingFragment:
 
 
 def refuse(waiter: asyncio.Future[int], error: WalError) -> None:
-    """Tell an append that it failed, unless its caller has gone."""
+    """Fail an append, unless its caller was cancelled."""
     if not waiter.done():
         waiter.set_exception(error)
         waiter.exception()  # a caller cancelled at this moment never looks
@@ -192,15 +192,15 @@ def used_up() -> LimitExceededError:
     )
 
 
-def _pick(draft: BatchBuilder, rows: list[int]) -> BatchBuilder:
+def _pick(builder: BatchBuilder, rows: list[int]) -> BatchBuilder:
     def column(items: list[_T] | None) -> list[_T] | None:
         return items and [items[row] for row in rows]
 
     return BatchBuilder(
         0,
-        [draft.values[row] for row in rows],
-        column(draft.keys),
-        column(draft.streams),
-        column(draft.headers),
-        column(draft.timestamps_us),
+        [builder.values[row] for row in rows],
+        column(builder.keys),
+        column(builder.streams),
+        column(builder.headers),
+        column(builder.timestamps_us),
     )

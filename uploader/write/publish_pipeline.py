@@ -1,8 +1,8 @@
-"""PublishPipeline: fragments under way, made side by side and published in order.
+"""PublishPipeline: fragments under way, made in parallel and published in order.
 
-Knows nothing of where the records come from, nor of what follows when something fails: whoever drives it
-says how a fragment is made (built and put), and is told when it is published. Runs of finished ones are
-published together, as many runs at once as the root allows.
+It does not know where the records come from, nor what follows a failure: its driver says how a fragment is
+made (built and put), and is called when it is published. Runs of finished ones are published together, as
+many runs at once as the root allows.
 
 Invariants (tests/uploader/write/test_publish_pipeline.py)
   V1  Fragments are published in the order in which they were started, none before all before it.
@@ -47,33 +47,33 @@ class PublishPipeline:
         *,
         root: Root,
         writer: str | Callable[[], str],
-        patience: StallGuard,
+        stall_guard: StallGuard,
         clock: Clock,
-        pace: CutSchedule,
+        schedule: CutSchedule,
         max_in_flight: int,
         max_making: int | None = None,
         on_published: Callable[[Sequence[Fragment]], None],
         halts_on: tuple[type[WalError], ...] = (),
-        notify: Callable[[], None] | None = None,
+        on_change: Callable[[], None] | None = None,
     ) -> None:
         """Run in ``tasks``: what fails there, fails the group.
 
-        Errors of publishing among ``halts_on`` halt the conveyor instead. ``writer`` is what the root
-        will say of who wrote it, or returns that whenever it is asked. ``max_making`` is ``max_in_flight``
-        if left out; with 1 none is begun before the one before is made. ``notify`` is called at every
-        change, as :meth:`wait_change` returns.
+        Errors of publishing among ``halts_on`` halt the pipeline instead. ``writer`` is the writer that the
+        root records, or a function that returns it. ``max_making`` is ``max_in_flight`` if left out; with 1
+        none is begun before the one before is made. ``on_change`` is called at every change, when
+        :meth:`wait_change` returns.
         """
         self._tasks = tasks
         self._root = root
         self._writer = writer
-        self._patience = patience
+        self._stall_guard = stall_guard
         self._clock = clock
-        self._pace = pace
+        self._schedule = schedule
         self._max_making = max_in_flight if max_making is None else max_making
         self._max_made = max_in_flight
         self._on_published = on_published
         self._halts_on = halts_on
-        self._tell = notify
+        self._on_change = on_change
         self._making: deque[_Slot] = deque()
         self._made: deque[_Slot] = deque()
         self._running = 0
@@ -104,13 +104,13 @@ class PublishPipeline:
     def due(self) -> float:
         """When the next fragment should be cut, by the monotonic clock; now or earlier: at once."""
         cuts = [slot.cut_at for slot in (*self._made, *self._making)]
-        return self._pace.due(self._clock.monotonic(), cuts, self._publishing)
+        return self._schedule.due(self._clock.monotonic(), cuts, self._publishing)
 
     @property
     def earliest(self) -> float:
         """When the interval since the last fragment is over, by the monotonic clock."""
         last = self._making[-1] if self._making else self._made[-1] if self._made else None
-        return 0.0 if last is None else last.cut_at + self._pace.interval_seconds
+        return 0.0 if last is None else last.cut_at + self._schedule.interval_seconds
 
     def start(self, make: Make) -> None:
         """Begin to make the fragment that follows those started before."""
@@ -120,11 +120,11 @@ class PublishPipeline:
         self._tasks.create_task(self._make(slot, make))
 
     async def wait_change(self) -> None:
-        """Return when something was made or published, or the conveyor halted."""
+        """Return when something was made or published, or the pipeline halted."""
         await self._changed.wait()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Return when ``condition()``, about this conveyor, holds."""
+        """Return when ``condition()``, which depends on this pipeline, holds."""
         while not condition():
             await self._changed.wait()
 
@@ -137,7 +137,7 @@ class PublishPipeline:
         if slot.entry is None:
             self.is_halted = True
         else:
-            self._pace.note_put(self._clock.monotonic() - slot.cut_at)
+            self._schedule.note_put(self._clock.monotonic() - slot.cut_at)
         while self._making and self._making[0].is_made and not self.is_halted:
             self._made.append(self._making.popleft())
         self._publish_next()
@@ -150,7 +150,7 @@ class PublishPipeline:
         began = self._clock.monotonic()
         if holds and self._making:
             cut_at = self._making[0].cut_at
-            seconds = self._pace.hold_seconds(began, cut_at, len(self._publishing))
+            seconds = self._schedule.hold_seconds(began, cut_at, len(self._publishing))
             if seconds > 0:
                 if not self._is_holding:
                     self._is_holding = True
@@ -173,17 +173,17 @@ class PublishPipeline:
         self, run: list[Fragment], began: float, before: asyncio.Task[None] | None
     ) -> None:
         try:
-            is_done = await self._patience.call(self._attempts(run, before))
+            is_done = await self._stall_guard.call(self._attempts(run, before))
         except self._halts_on:
             is_done = False
-        if before is not None and not before.done():  # it has the answer, but was not run yet
+        if before is not None and not before.done():  # it has the answer, but has not run yet
             await asyncio.wait((before,))
         if is_done:
-            self._pace.note_publish(self._clock.monotonic() - began)
+            self._schedule.note_publish(self._clock.monotonic() - began)
         self._publishing.remove(began)
         if not is_done:
             self.is_halted = True
-        # The next change is on its way before anybody is told of this one.
+        # Begin the next change before this one is reported to anyone.
         self._publish_next()
         if is_done:
             self._on_published(run)
@@ -192,11 +192,11 @@ class PublishPipeline:
     def _attempts(
         self, run: list[Fragment], before: asyncio.Task[None] | None
     ) -> Callable[[], Awaitable[bool]]:
-        """Return what publishes a run, to be called until it does; it returns False if one before it
-        halted the conveyor.
+        """Return a function that publishes a run, to be called until it does; it returns False if one
+        before it halted the pipeline.
 
-        The first attempt is made while those before may be under way. A root wants calls in order, so
-        further ones are made after those before have ended. Contention does not count until then: the one
+        The first attempt is made while those before may be under way. A root needs calls in order, so
+        further attempts are made after those before have ended. Contention does not count until then: the one
         before may just have failed, and the root lacks it until it is published again.
         """
         is_first = True
@@ -227,5 +227,5 @@ class PublishPipeline:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-        if self._tell is not None:
-            self._tell()
+        if self._on_change is not None:
+            self._on_change()

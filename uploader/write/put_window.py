@@ -1,9 +1,9 @@
-"""PutWindow: how many objects are sent to a store at once. More while that is quick, fewer when it is not.
+"""PutWindow: how many objects are sent to a store at once. More while puts are quick, fewer when not.
 
 Puts that share a slow uplink all take as long as all of them together. Sixteen fragments of 8 MiB at 3 MB/s
-take 45 s each, longer than any of them is waited for: everything is sent again and again, and nothing ever
-arrives. So the number follows what the puts report: it begins small, grows while they are quick, and falls
-when they are slow, fail or are given up. One is always sent, so there is progress if there can be any.
+take 45 s each, longer than any timeout: everything is sent again and again, and nothing ever arrives. So the
+number follows the time and outcome of the puts: it begins small, grows while they are quick, and falls when
+they are slow, fail or are given up. One is always sent, so there is progress if there can be any.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _T = TypeVar("_T")
 _FIRST: Final = 4
 """Four fragments of 8 MiB at 3 MB/s take 11 s, which is less than any time limit."""
 _QUICK_SECONDS: Final = 2.5
-"""A put that takes less leaves room for another one at the same time."""
+"""A put that takes less time leaves room for another one."""
 _SLOW_SECONDS: Final = 5.0
-"""One that takes longer says that there were too many: requests are given up after 15 to 60 s."""
+"""One that takes longer shows that there were too many: requests time out after 15 to 60 s."""
 
 
 class PutWindow:
     """The number of puts that may be under way at once. Belongs to one event loop.
 
-    Turns are given in the order in which they were asked for, also to attempts that are repeated.
+    Turns are given in the order of the requests, also to repeated attempts.
     """
 
     def __init__(self, most: int, clock: Clock) -> None:
         """``most`` is never exceeded; 1 or more."""
         self.most = most
         self.allowed = min(_FIRST, most)
-        """How many may be under way at this moment; 1 to ``most``."""
+        """How many may be under way at present; 1 to ``most``."""
         self._clock = clock
         self._under_way = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -48,7 +48,7 @@ class PutWindow:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn; make one put within the block, whose time and outcome are learned from."""
+        """Wait for a turn; make one put within the block. Its time and outcome adjust the window."""
         await self._enter()
         began = self._clock.monotonic()
         try:
@@ -74,7 +74,7 @@ class PutWindow:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was given at this moment
+            if turn.done() and not turn.cancelled():  # it was given just now
                 self._under_way -= 1
             else:
                 with contextlib.suppress(ValueError):  # passed over already
@@ -104,7 +104,7 @@ class PutWindow:
 
 
 class WindowedStore(StoreWrapper):
-    """The port over another store, whose puts take turns. Closing it is not for its users."""
+    """The port over another store, whose puts take turns. Its users do not close it."""
 
     def __init__(self, inner: ObjectStore, window: PutWindow) -> None:
         """Wrap ``inner``; several wrappers may share a window."""

@@ -1,8 +1,8 @@
-"""SharedTail: where a log that several writers share goes on, as far as the store says.
+"""SharedTail: where a log that several writers share goes on, by what the store says.
 
-Owns the requests about it: reading the root, naming a fragment that is in the store already, looking at
-what others put there, and deciding what became of a fragment of ours. docs/cloud_writer.md tells the rules;
-why they hold is in ``commit_loop.py``.
+Owns the requests about it: reading the root, naming a fragment that is in the store already, reading what
+others put there, and deciding what became of a fragment of ours. docs/cloud_writer.md states the rules;
+``commit_loop.py`` says why they hold.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from walstore.errors import (
 from walstore.runtime.threads import Worker
 
 _FOOTER_BYTES: Final = 64 << 10
-"""So much of a fragment's end is read for its times; the rest only if the footer is longer."""
+"""Length of the end of a fragment that is read for its times; the rest only if the footer is longer."""
 
 
 class FragmentFate(enum.Enum):
@@ -51,7 +51,7 @@ class FragmentFate(enum.Enum):
 
 
 class SharedTail:
-    """The end of one log, as one writer sees it. One task at a time."""
+    """The tail of one log, as one writer sees it. One task at a time."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class SharedTail:
         store: ObjectStore,
         root: Root,
         puts: FragmentPuts,
-        patience: StallGuard,
+        stall_guard: StallGuard,
         streams: StreamGuard,
         writer: str,
         worker: Worker,
@@ -68,7 +68,7 @@ class SharedTail:
         self._store = store
         self._root = root
         self._puts = puts
-        self._patience = patience
+        self._stall_guard = stall_guard
         self._streams = streams
         self._writer = writer
         self._worker = worker
@@ -79,8 +79,8 @@ class SharedTail:
         """Fragments of others that this writer published."""
 
     async def load(self) -> None:
-        """Read the root; ContentionError if the log is not ours to write."""
-        await self._patience.call(partial(self._root.load_or_create, self._writer))
+        """Read the root; ContentionError if the log belongs to a local log."""
+        await self._stall_guard.call(partial(self._root.load_or_create, self._writer))
         check_direct(self._root.manifest, url=self._store.url)
         await self._streams.catch_up()
 
@@ -88,7 +88,7 @@ class SharedTail:
         """Publish what others put behind the end, as far as it continues the log.
 
         A fragment that can never be published is voided (``orphan_recovery.py``). :meth:`learn_floor` runs
-        meanwhile, for the end as it was.
+        meanwhile, for the tail as it was.
         """
         async with together() as tasks:
             tasks.create_task(self.learn_floor())
@@ -99,48 +99,48 @@ class SharedTail:
         manifest = self._root.manifest
         await self._puts.void_misfits(manifest.next_seq_no, manifest.next_offset)
 
-    async def fate(self, parcel: PendingFragment) -> FragmentFate:
-        """Return what became of the oldest parcel under way: its put has ended, nothing of ours is before.
+    async def fate(self, pending: PendingFragment) -> FragmentFate:
+        """Return what became of the oldest fragment under way: its put has ended, none of ours is before it.
 
-        If something lies in its place that no manifest can ever name, it is put there instead.
+        If its place holds something that no manifest can ever name, it replaces that.
         """
-        while parcel.taken is not None:
-            is_admitted = await self._streams.admits_made(parcel.streams, parcel.closings)
+        while pending.taken is not None:
+            is_admitted = await self._streams.admits_made(pending.streams, pending.closings)
             manifest = self._root.manifest
-            if (manifest.next_seq_no, manifest.next_offset) != (parcel.seq_no, parcel.start):
+            if (manifest.next_seq_no, manifest.next_offset) != (pending.seq_no, pending.start):
                 return FragmentFate.LOST  # our object is not in the store
-            if not is_admitted or not await self._make_way(parcel, parcel.taken):
+            if not is_admitted or not await self._make_way(pending, pending.taken):
                 return FragmentFate.LOST
-        assert parcel.entry is not None
+        assert pending.entry is not None
         while True:
             await self._streams.catch_up()
-            if not await self._streams.admits_made(parcel.streams, parcel.closings):
-                if self._root.manifest.next_seq_no <= parcel.seq_no:
-                    assert parcel.built is not None
-                    await self._puts.void(parcel.entry, parcel.built.data)
+            if not await self._streams.admits_made(pending.streams, pending.closings):
+                if self._root.manifest.next_seq_no <= pending.seq_no:
+                    assert pending.built is not None
+                    await self._puts.void(pending.entry, pending.built.data)
                     return FragmentFate.LOST
                 return (
                     FragmentFate.COMMITTED
-                    if await self._publish(parcel.entry)
+                    if await self._publish(pending.entry)
                     else FragmentFate.LOST
                 )
-            if await self._publish(parcel.entry):
+            if await self._publish(pending.entry):
                 return FragmentFate.COMMITTED
-            if self._root.manifest.next_seq_no < parcel.seq_no:
-                await self.load()  # what we knew may have been old
+            if self._root.manifest.next_seq_no < pending.seq_no:
+                await self.load()  # what we knew may be outdated
             manifest = self._root.manifest
-            if manifest.next_seq_no < parcel.seq_no:
+            if manifest.next_seq_no < pending.seq_no:
                 return FragmentFate.OPEN
-            if manifest.next_seq_no == parcel.seq_no and manifest.next_offset != parcel.start:
+            if manifest.next_seq_no == pending.seq_no and manifest.next_offset != pending.start:
                 return FragmentFate.LOST
-            if manifest.next_seq_no > parcel.seq_no and not await self._publish(parcel.entry):
+            if manifest.next_seq_no > pending.seq_no and not await self._publish(pending.entry):
                 return FragmentFate.LOST
 
     async def learn_floor(self) -> None:
         """Let no record be older than the last one of the log, if another writer wrote that."""
         while (last := self._last_of_others()) is not None:
             try:
-                times_us = await self._patience.call(partial(self._times, last))
+                times_us = await self._stall_guard.call(partial(self._times, last))
             except ObjectNotFoundError as error:
                 await self.load()  # the log may have gone on, have been collected, or destroyed
                 check_unsealed(self._root.manifest, url=self._store.url)
@@ -151,7 +151,7 @@ class SharedTail:
             self._floor_seq_no = last.seq_no
 
     def note_ours(self, seq_no: int) -> None:
-        """A fragment of ours is in the log; its times are in the floor."""
+        """Record that a fragment of ours is in the log; its times are in the floor."""
         self._floor_seq_no = max(self._floor_seq_no, seq_no)
 
     # -- inside ------------------------------------------------------------------------------
@@ -163,35 +163,37 @@ class SharedTail:
             return None
         return fragments[-1]
 
-    async def _make_way(self, parcel: PendingFragment, taken: Taken) -> bool:
-        """Deal with what lies where the log goes on; return False if the log goes on with that."""
+    async def _make_way(self, pending: PendingFragment, taken: Taken) -> bool:
+        """Handle the object that is where the log goes on; return False if the log goes on with it."""
         check_unsealed(self._root.manifest, url=self._store.url)
         if is_blocker(taken.data):
             raise LogSealedError(f"{self._store.url} is sealed", location=self._store.url)
         other = await self._puts.examine(taken.data, taken.key)
-        if other.entry.start == parcel.start and await self._adopt(other):
+        if other.entry.start == pending.start and await self._adopt(other):
             return False
-        if not self._is_next(other.entry) and other.entry.start == parcel.start:
-            return True  # somebody has named it
-        assert parcel.built is not None
+        if not self._is_next(other.entry) and other.entry.start == pending.start:
+            return True  # a manifest names it already
+        assert pending.built is not None
         try:
-            parcel.entry = await self._puts.replace(taken, parcel.built, parcel.seq_no)
-            parcel.taken = None
+            pending.entry = await self._puts.replace(taken, pending.built, pending.seq_no)
+            pending.taken = None
         except ContentionError:
-            found = await self._puts.create(parcel.built, parcel.seq_no)
+            found = await self._puts.create(pending.built, pending.seq_no)
             if isinstance(found, Taken):
-                parcel.taken = found
+                pending.taken = found
             else:
-                parcel.entry, parcel.taken = found, None
+                pending.entry, pending.taken = found, None
         return True
 
     async def _publish(self, entry: Fragment) -> bool:
         """Name a fragment that is in the store; False if the log went on without it.
 
-        OutcomeUnknownError if the log begins behind it by now: nobody can tell whether it was named.
+        OutcomeUnknownError if the log begins behind it by now: nobody can know whether it was named.
         """
         try:
-            await self._patience.call(lambda: self._root.publish([entry], self._streams.signature))
+            await self._stall_guard.call(
+                lambda: self._root.publish([entry], self._streams.signature)
+            )
         except ContentionError as error:
             if error.outcome == "unknown":
                 raise OutcomeUnknownError(str(error)) from error
@@ -213,9 +215,11 @@ class SharedTail:
     async def _orphans(self) -> list[Orphan]:
         check_unsealed(self._root.manifest, url=self._store.url)
         try:
-            return await self._patience.call(self._puts.orphans)
+            return await self._stall_guard.call(self._puts.orphans)
         except CorruptionError:
-            await self.load()  # a log that is being sealed has something there that is no fragment
+            await (
+                self.load()
+            )  # a log that is being sealed has an object there that is not a fragment
             check_unsealed(self._root.manifest, url=self._store.url)
             raise
 

@@ -1,9 +1,9 @@
-"""StallGuard: how long a writer puts up with a store that fails or does not answer.
+"""StallGuard: how long a writer waits for a store that fails or does not answer.
 
-A fault that may pass is waited out. The uploader of a local log waits however long it takes, since the log
-goes on meanwhile, and gives a silent store up only once the log is closing. It also waits out what somebody
-has to end, credentials that are refused or a full disk, since somebody does, and says so meanwhile. A writer
-without a disk raises that at once, and gives up after the same silence at any time.
+Transient faults are waited out. The uploader of a local log waits however long it takes, since the log goes
+on meanwhile, and gives up a silent store only while the log is closing. It also waits out faults that an
+operator has to end, such as refused credentials or a full disk, and reports them meanwhile. A writer without
+a disk raises those at once, and gives up after the same silence at any time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 _LEAST_SLEEP_SECONDS = 1e-6
 _LONGEST_REFUSAL_SECONDS = 60.0
-"""Longest pause between two attempts while somebody has to act first."""
+"""Longest pause between two attempts while an operator has to act first."""
 
 
 class Draining(Protocol):
@@ -53,8 +53,8 @@ class StallGuard:
     ) -> None:
         """``retry`` says how long the pauses between attempts are; their number is not limited.
 
-        With ``on_refusal`` a store that refuses what somebody has to allow first (credentials, permissions,
-        room) is asked again, too, with pauses that double up to a minute; it is called each time.
+        With ``on_refusal``, requests that an operator has to allow first (credentials, permissions, room) are
+        repeated, too, with pauses that double up to a minute; it is called each time.
         """
         self._url = url
         self._retry = retry
@@ -68,9 +68,9 @@ class StallGuard:
         self._trouble: BaseException | None = None
 
     async def call(self, request: Callable[[], Awaitable[_T]]) -> _T:
-        """Await ``request()`` until it succeeds or fails for good; raise what it failed with then.
+        """Await ``request()`` until it succeeds or fails for good; then raise its error.
 
-        Outcomes that stay unknown are repeated too: the request must be one that may be made twice.
+        A request whose outcome stays unknown is repeated, too: it must be idempotent.
         """
         if not self._unanswered:
             self._silent_since = self._clock.monotonic()
@@ -129,7 +129,9 @@ class StallGuard:
                     raise
                 self._trouble = error
                 attempt += 1
-                if attempt & (attempt - 1) == 0:  # an outage of hours is not told every two seconds
+                if (
+                    attempt & (attempt - 1) == 0
+                ):  # an outage of hours is not logged every two seconds
                     logger.warning("%s; trying again (attempt %d)", error, attempt)
                 if may_pass or self._on_refusal is None:
                     await self._clock.sleep(self._retry.wait_seconds(attempt))

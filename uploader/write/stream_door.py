@@ -1,8 +1,8 @@
-"""StreamDoor: where a writer's appends to streams are let in, and its streams are opened and closed.
+"""StreamDoor: admits a writer's appends to streams, and opens and closes its streams.
 
 An append to a stream that is known to be open passes at once. The first one to a stream adds it to the table
-before its record goes on its way, so that whoever sees the record finds the stream in the list. Appends that
-wait for that keep their order, also towards those that would not have to wait.
+before its record is sent, so that every reader of the record finds the stream in the list. Appends that wait
+for that keep their order, also relative to those that would not have to wait.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class StreamDoor:
         *,
         root: Root,
         url: str,
-        patience: StallGuard,
+        stall_guard: StallGuard,
         settle: Callable[[], Awaitable[None]],
         check_open: Callable[[], None],
     ) -> None:
-        """``settle`` returns when all appends let in before are decided; ``check_open`` raises if the writer
-        takes no more of them."""
+        """``settle`` returns when all appends admitted before are decided; ``check_open`` raises if the
+        writer takes no more of them."""
         self._guard = guard
         self._root = root
         self._url = url
-        self._patience = patience
+        self._stall_guard = stall_guard
         self._settle = settle
         self._check_open = check_open
         self._turn = asyncio.Lock()
@@ -62,14 +62,14 @@ class StreamDoor:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether appends wait, so that those that come now must come behind them."""
+        """Whether appends wait, so that new ones must wait behind them."""
         return self._waiting > 0
 
     async def enter(self, streams: Iterable[str | None]) -> None:
         """Return when an append to these streams may be accepted, in the order of the calls.
 
         StreamClosedError if one is closed, by the newest table; LimitExceededError if there are too many
-        streams; what :meth:`StreamGuard.change` raises. Whatever is raised, nothing was appended.
+        streams; what :meth:`StreamGuard.change` raises. After any error nothing was appended.
         """
         self._check_open()
         names = {name for name in streams if name is not None}
@@ -105,7 +105,7 @@ class StreamDoor:
                 await self._settle()
                 table = await self._of_a_log(lambda: self._change(lambda table: table.close(name)))
                 finish = partial(self._guard.finish, table.streams[name].closing)
-                await self._patience.guard(finish)
+                await self._stall_guard.guard(finish)
             finally:
                 self._closing = None
 
@@ -113,10 +113,10 @@ class StreamDoor:
         """Return the newest table."""
         async with self._turn:
             self._check_open()
-            return await self._of_a_log(lambda: self._patience.guard(self._guard.load))
+            return await self._of_a_log(lambda: self._stall_guard.guard(self._guard.load))
 
     async def drain(self) -> None:
-        """Return when nothing is under way that was begun before."""
+        """Return when everything that was begun before has ended."""
         async with self._turn:
             pass
 
@@ -131,7 +131,7 @@ class StreamDoor:
         return table.is_open(names) or (self._has_no_swaps and not table.closings)
 
     async def _add(self, names: Collection[str]) -> None:
-        """Add streams to the table, and those that others wait for with the same swap."""
+        """Add streams to the table, and with the same swap those that other appends wait for."""
         wanted, self._wanted = [*dict.fromkeys((*names, *self._wanted))], {}
         try:
             try:
@@ -144,10 +144,10 @@ class StreamDoor:
             self._has_no_swaps = True
 
     async def _of_a_log(self, call: Callable[[], Awaitable[StreamTable]]) -> StreamTable:
-        """Return the table that ``call`` does, or raise what it does; LogNotFoundError if the log is gone.
+        """Return the table that ``call`` returns, or raise its error; LogNotFoundError if the log is gone.
 
-        Destroying takes the table away. So an answer that one without streams would give, too, is
-        believed once the root was found.
+        Destroying deletes the table. So an answer that a log without streams would give, too, is believed
+        only once the root was found.
         """
         try:
             table = await call()
@@ -160,14 +160,14 @@ class StreamDoor:
 
     async def _check_exists(self) -> None:
         """Read the root; LogNotFoundError if it is gone."""
-        await self._patience.guard(partial(self._patience.call, self._look))
+        await self._stall_guard.guard(partial(self._stall_guard.call, self._look))
 
     async def _look(self) -> None:
         if not await self._root.load():
             raise LogNotFoundError(f"there is no log at {self._url}", location=self._url)
 
     async def _change(self, make: Callable[[StreamTable], StreamTable | None]) -> StreamTable:
-        return await self._patience.guard(partial(self._guard.change, make))
+        return await self._stall_guard.guard(partial(self._guard.change, make))
 
     def _added(self, table: StreamTable, names: Collection[str]) -> StreamTable | None:
         table = table.begun(self._root.manifest.next_offset)
@@ -180,7 +180,7 @@ class StreamDoor:
         return table.open(name, metadata, opened_at=self._opened_at(table))
 
     def _opened_at(self, table: StreamTable) -> int:
-        """Return an offset below which no record of a stream lies that is new to the table."""
+        """Return an offset below which there is no record of a stream that is new to the table."""
         manifest = self._root.manifest
         is_complete = table.since == FIRST_OFFSET
         return manifest.next_offset if is_complete else manifest.oldest_offset
@@ -188,7 +188,7 @@ class StreamDoor:
 
 @asynccontextmanager
 async def _in_doubt() -> AsyncIterator[None]:
-    """Let an error of a store that gave no answer say that a change may have happened."""
+    """Mark an error of a store that gave no answer: the change may have happened."""
     try:
         yield
     except StorageUnavailableError as error:

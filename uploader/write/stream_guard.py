@@ -1,19 +1,20 @@
-"""StreamGuard: keeps records of closed streams out of the log, for one writer beside others.
+"""StreamGuard: keeps records of closed streams out of the log, for one of several writers.
 
-A closing takes two steps. It is put into the table of streams, then its number into the manifest. A writer
-appends to streams under the number of closings that it knows (:attr:`StreamGuard.closings`), and the root
-refuses what is appended to a manifest with a larger one (``uploader/format/closings.py``). So every append
-comes either before the second step, and is in the log before the stream counts as closed, or after it: then
-its writer reads the table first. There is no flag that could be looked at too early.
+Closing a stream takes two steps. The closing is put into the table of streams, then its number into the
+manifest. A writer appends to streams under the number of closings that it knows
+(:attr:`StreamGuard.closings`), and the root refuses appends to a manifest with a larger number
+(``uploader/format/closings.py``). So every append comes either before the second step, and is in the log
+before the stream counts as closed, or after it: then its writer reads the table first. There is no flag that
+could be read too early.
 
-Between the two steps the program may die: then the stream is not closed yet for those who do not look at the
-table, and whoever closes it again, or appends under the newer number, finishes it.
+The program may die between the two steps: then the stream is not closed yet for writers that do not read the
+table. The next program that closes it again, or appends under the newer number, finishes it.
 
-Behind a writer that publishes all the time, whoever closes a stream is always too late with the manifest. So
-such a writer, if it uses streams, reads the table now and then, and its own next manifest brings the number.
+Next to a writer that publishes all the time, the closing program is always too late with the manifest. So
+such a writer, if it uses streams, reads the table now and then, and its own next manifest carries the number.
 
-A fragment whose streams were closed since it was made may lie where the log goes on. It is named by nobody
-any more, once the number is in the manifest: before it is replaced, the number is put there.
+The place where the log goes on may hold a fragment whose streams were closed since it was made. No writer
+names it once the number is in the manifest: before it is replaced, the number is put there.
 """
 
 from __future__ import annotations
@@ -44,9 +45,8 @@ from walstore.runtime.threads import Worker
 logger = logging.getLogger("walstore")
 
 LOOK_SECONDS: Final = 2.0
-"""How often a writer reads the table that publishes without such a pause. Others never do, since whoever
-closes
-a stream gets in between."""
+"""How often a writer that publishes without such a pause reads the table. Others never do, since the program
+that closes a stream gets in between."""
 
 
 class StreamGuard:
@@ -57,23 +57,23 @@ class StreamGuard:
         *,
         store: ObjectStore,
         root: Root,
-        patience: StallGuard,
+        stall_guard: StallGuard,
         writer: str,
         retry: RetryPolicy,
         worker: Worker,
     ) -> None:
-        """``writer`` is the writer's name. Nothing is asked for before somebody uses a stream."""
+        """``writer`` is the writer's name. No request is made before a stream is used."""
         self._root = root
-        self._patience = patience
+        self._stall_guard = stall_guard
         self._writer = writer
         self._url = store.url
         self._file = StreamFile(store, retry=retry, worker=worker)
         self._clock = retry.clock
-        self._beside = BackgroundTask[StreamTable]()
+        self._background = BackgroundTask[StreamTable]()
         self._published_at: float | None = None
         self._looked_at = 0.0
         self.closings: int | None = None
-        """Closings under which is appended; None as long as no stream was used."""
+        """Closings under which the writer appends; None as long as no stream was used."""
         self.on_change: Callable[[], None] = lambda: None
         """Called whenever a table was read or written."""
 
@@ -84,30 +84,30 @@ class StreamGuard:
 
     @property
     def signature(self) -> str:
-        """What the root is told of who appends."""
+        """The writer that the root records."""
         if self.closings is None:
             return self._writer
         return with_closings(self._writer, self.closings)
 
     async def load(self) -> StreamTable:
         """Read the newest table; see :meth:`StreamFile.load` and :meth:`StreamTable.checked`."""
-        told = closings_in(self._root.manifest.writer)
-        return self._noted((await self._patience.call(self._file.load)).checked(told))
+        closings = closings_in(self._root.manifest.writer)
+        return self._noted((await self._stall_guard.call(self._file.load)).checked(closings))
 
     async def change(self, make: Change) -> StreamTable:
         """Change the table; see :meth:`StreamFile.change` and :meth:`StreamTable.checked`."""
-        told = closings_in(self._root.manifest.writer)
+        closings = closings_in(self._root.manifest.writer)
 
         def changed(table: StreamTable) -> StreamTable | None:
-            return make(table.checked(told))
+            return make(table.checked(closings))
 
-        return self._noted(await self._patience.call(partial(self._file.change, changed)))
+        return self._noted(await self._stall_guard.call(partial(self._file.change, changed)))
 
     def adopt(self, streams: Iterable[tuple[frozenset[str], int]] = ()) -> None:
         """Append under the closings of the newest table from now on.
 
-        Not if that speaks against one of the fragments under way, of which ``streams`` tells the streams and
-        the closings under which they were made: first it must be decided what becomes of them.
+        Not if that contradicts a fragment under way, until it is decided what becomes of it. ``streams``
+        contains the streams of each, and the closings under which it was made.
         """
         table = self.table
         if table is None or table.closings == self.closings:
@@ -116,12 +116,12 @@ class StreamGuard:
             self.closings = table.closings
 
     def note_published(self) -> None:
-        """Take note that something was published; begin to read the table if it is time. Returns at once."""
+        """Record that something was published; begin to read the table if it is time. Returns at once."""
         now, before = self._clock.monotonic(), self._published_at
         self._published_at = now
-        if self.closings is None or self._beside.is_busy:
+        if self.closings is None or self._background.is_busy:
             return
-        looked = self._beside.take()
+        looked = self._background.take()
         if looked is not None and not looked.cancelled() and looked.exception() is not None:
             logger.info("%s: %s", self._url, looked.exception())
         is_steady = before is not None and now - before < LOOK_SECONDS
@@ -129,14 +129,14 @@ class StreamGuard:
             self._looked_at = now
         elif now - self._looked_at >= LOOK_SECONDS:
             self._looked_at = now
-            self._beside.start(self._look(), f"look for closed streams of {self._url}")
+            self._background.start(self._look(), f"look for closed streams of {self._url}")
 
     async def aclose(self) -> None:
-        """Give up what goes on beside publishing; twice is allowed."""
-        await self._beside.aclose()
+        """Cancel the background work; twice is allowed."""
+        await self._background.aclose()
 
     async def catch_up(self) -> None:
-        """Know all closings that the root's manifest tells of, if streams are used at all."""
+        """Learn all closings that the root's manifest counts, if streams are used at all."""
         manifest = self._root.manifest
         if self.closings is None:
             return
@@ -145,9 +145,9 @@ class StreamGuard:
         self.adopt()
 
     async def admits(self, orphan: Orphan) -> bool:
-        """Return whether a fragment that was found in the store may be named; False is for good.
+        """Return whether a fragment that was found in the store may be named; False is final.
 
-        Then no manifest names it any more, unless the one that is known by now does.
+        Then no later manifest names it, unless the one that is known by now does.
         """
         if orphan.closings is None:
             return True
@@ -166,18 +166,18 @@ class StreamGuard:
         return False
 
     async def finish(self, closings: int) -> None:
-        """See to it that the manifest tells of so many closings, at least. A sealed log's need not.
+        """Make the manifest count at least so many closings; that of a sealed log need not.
 
         ContentionError if the log belongs to a local one by now.
         """
         make = partial(_raised, closings=closings, url=self._url)
-        await self._patience.call(partial(self._root.change, make))
+        await self._stall_guard.call(partial(self._root.change, make))
 
     # -- inside ------------------------------------------------------------------------------
 
     async def _look(self) -> StreamTable:
-        told = closings_in(self._root.manifest.writer)
-        return self._noted((await self._file.load()).checked(told))
+        closings = closings_in(self._root.manifest.writer)
+        return self._noted((await self._file.load()).checked(closings))
 
     def _noted(self, table: StreamTable) -> StreamTable:
         self.on_change()

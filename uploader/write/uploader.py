@@ -1,28 +1,26 @@
 """Uploader: ships durable batches as fragments and publishes them. One task per log.
 
-Reads what is durable, cuts it into fragments, puts several of them in parallel, and names each contiguous
-run of finished ones by one change of the root, while the next ones are under way. A record that somebody
-waits for goes with the first fragment that can still be named by the next change (pace.py). Between two
+It reads what is durable, cuts it into fragments, puts several of them in parallel, and names each contiguous
+run of finished ones by one change of the root, while the next ones are under way. A record that a caller
+waits for goes with the first fragment that the next change can still name (cut_schedule.py). Between two
 calls to the store the process may die:
 
   * before a put: nothing happened;
   * after a put, before the manifest names it: an orphan, adopted at the next start (orphan_recovery.py);
-  * after that: the manifest says so; the local log learns it from there.
+  * after that: the manifest names it; the local log learns it from there.
 
-So a restart at any point uploads nothing twice and loses nothing (tests/scenarios/test_upload.py). What a
-manifest names that this directory does not know to be its own is compared with the local records before
-the log takes it for shipped. Faults of the store that may pass are waited out (stall_guard.py).
+So a restart at any point uploads nothing twice and loses nothing (tests/scenarios/test_upload.py). If a
+manifest names fragments that this directory does not know to be its own, they are compared with the local
+records before the log takes them for shipped. Transient faults of the store are waited out (stall_guard.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from functools import partial
 
 from uploader.format.entries import Fragment
-from uploader.format.rollup import RollUpSettings
 from uploader.root.claiming import Claiming, Remember
 from uploader.root.ownership import Claim, check_held, check_owner, writer_name
 from uploader.root.root import Root
@@ -30,12 +28,12 @@ from uploader.runtime.task_groups import first_of, together
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
-from uploader.write.cut_schedule import TIMER_SECONDS
+from uploader.write.cut_schedule import TIMER_SECONDS, CutSchedule
+from uploader.write.fragment_cutter import FragmentCutter, Shipment
 from uploader.write.fragment_puts import FragmentPuts, puts_at_once
 from uploader.write.fragment_writer import FragmentWriter, LateFragmentError
-from uploader.write.pipeline import Pipeline
-from uploader.write.shipment import Shipment
 from uploader.write.stall_guard import StallGuard
+from uploader.write.writer_settings import UploadSettings
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -47,82 +45,10 @@ from walstore.errors import (
 from walstore.format.claims import Claims
 from walstore.ports import Clock, LocalRecords, TierSource
 from walstore.runtime.threads import Worker
-from walstore.validation.fields import (
-    KIB,
-    MIB,
-    check_fields,
-    described,
-    flag,
-    nested,
-    seconds,
-    size,
-    whole,
-)
 
 logger = logging.getLogger("walstore")
 
 _LEAST_SLEEP_SECONDS = 1e-6
-
-
-@described
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UploadSettings:
-    """How a log is shipped. Sizes are bytes, times are seconds."""
-
-    fragment_bytes: int = size(
-        8 * MIB,
-        "Size of batches at which a fragment is cut, before compression.",
-        low=4 * KIB,
-        high=512 * MIB,
-    )
-
-    fragment_age_seconds: float = seconds(
-        1.0,
-        """Longest time a durable record waits for company before it is shipped. Sealing a segment, or a
-        caller that waits for the cloud, ships at once.""",
-    )
-
-    max_in_flight: int = whole(
-        8,
-        """Fragments built, put or waiting to be named at the same time; memory is about this many times
-        fragment_bytes. How many of them are put at once follows what the uplink takes, and see
-        parallel_puts.""",
-        low=1,
-        high=64,
-    )
-
-    parallel_puts: bool = flag(
-        """Whether fragments of a log in the layout 'swap' are put side by side. A log in the layout
-        'chain' always does so. Without it the next fragment is put once the one before is there.
-        So whatever a crash leaves continues the log, and programs of wal3 may open it for writing
-        at any time. With it more of a fast uplink is used when full fragments pile up; what
-        somebody waits for is not sooner. But after a crash fragments may lie behind a hole. Ours
-        deal with that; a program of wal3 that opens the log for writing then links what does not
-        continue it, and with that destroys the log. So set it only where no such program ever
-        does.""",
-        default=False,
-    )
-
-    interval_seconds: float = seconds(
-        0.02,
-        """Least time from one fragment to the next while some are under way and callers wait for the cloud,
-        unless one is full. Less lets the chain of manifests answer sooner, with more requests; a single
-        manifest needs one fragment for each swap anyway.""",
-    )
-
-    roll_up: RollUpSettings = nested(  # noqa: RUF009 - it makes a field
-        RollUpSettings, "How the manifest is kept short."
-    )
-
-    drain_seconds: float = seconds(
-        30.0,
-        """How long closing the log waits for a store that fulfils no request; 0 does not wait for the cloud
-        at all. What is not shipped by then stays on disk for the next opening.""",
-    )
-
-    def __post_init__(self) -> None:
-        """Check the fields; InvalidSettingsError."""
-        check_fields(self)
 
 
 class Uploader:
@@ -144,12 +70,12 @@ class Uploader:
         self._settings = settings
         self._clock = clock
         self._source: TierSource | None = None
-        self._patience = StallGuard(
+        self._stall_guard = StallGuard(
             url=store.url,
             retry=retry,
             clock=clock,
             silent_seconds=settings.drain_seconds,
-            on_refusal=self._tell_refusal,
+            on_refusal=self._report_refusal,
         )
         self._claim: Claim | None = None
         self._proven_limit = 0
@@ -157,7 +83,7 @@ class Uploader:
         self._puts = FragmentPuts(
             store=store,
             root=root,
-            patience=self._patience,
+            stall_guard=self._stall_guard,
             retry=retry,
             worker=worker,
             max_at_once=puts_at_once(
@@ -165,16 +91,18 @@ class Uploader:
             ),
         )
         self._fragments = FragmentWriter(url=store.url, puts=self._puts, clock=clock, worker=worker)
-        self._pipeline = Pipeline(
+        self._cutter = FragmentCutter(
             url=store.url,
             root=root,
             fragments=self._fragments,
-            patience=self._patience,
+            stall_guard=self._stall_guard,
             retry=retry,
             clock=clock,
             fragment_bytes=settings.fragment_bytes,
             max_in_flight=settings.max_in_flight,
-            interval_seconds=settings.interval_seconds,
+            schedule=CutSchedule(
+                interval_seconds=settings.interval_seconds, max_publishing=root.max_publishing
+            ),
         )
 
     @property
@@ -196,12 +124,12 @@ class Uploader:
         """Look for fragments that a crash left unpublished. Called once, before :meth:`run`.
 
         A new directory has no records to compare them with, so they are published at once, and it goes
-        on behind them. ContentionError if that would leave records out that only the old directory has.
+        on behind them. ContentionError if that would omit records that only the old directory has.
         """
         self._planned = self._root.manifest
-        await self._pipeline.plan()
+        await self._cutter.plan()
         if is_new:
-            await self._pipeline.adopt_unproven(self._root.manifest.writer)
+            await self._cutter.adopt_unproven(self._root.manifest.writer)
 
     async def claim(
         self,
@@ -212,11 +140,11 @@ class Uploader:
         local: LocalRecords | None,
         take_over: bool,
     ) -> None:
-        """Make the log its directory's own, once it is prepared; ``local`` is None for a new directory.
+        """Claim the prefix for its directory, once it is prepared; ``local`` is None for a new directory.
 
-        A directory that is one of several copies is first found to hold what the manifest names: FencedError
-        if it holds something else, OffsetTrimmedError if it cannot go on there, CorruptionError if what is
-        to be compared is damaged. Then nothing has changed.
+        A directory that is one of several copies must first prove that it holds what the manifest names:
+        FencedError if it holds something else, OffsetTrimmedError if it cannot go on there, CorruptionError
+        if an object to be compared is damaged. After an error nothing has changed.
         """
         limit = None if local is None else local.durable_limit
         claiming = Claiming(self._root, log_id, claims, remember, limit, take_over, self._url)
@@ -234,30 +162,30 @@ class Uploader:
         held = Claim.parse(before.writer)
         has_grown = after.next_seq_no != before.next_seq_no
         if has_grown or (held is not None and 0 < held.epoch < claim.epoch):
-            # What was planned went by what another one had published, or was still to publish.
-            await self._pipeline.plan()
+            # The plan was made by what another directory had published, or was still to publish.
+            await self._cutter.plan()
 
     async def run(self, source: TierSource) -> None:
         """Ship until the source drains and all is shipped; create the manifest if there is none.
 
         Owned by the log's task group. Cancelling it may leave orphans, nothing else. Raises FencedError if
         another directory claimed the log since this one did, ContentionError, CorruptionError,
-        OffsetTrimmedError if what is to be shipped is gone from local disk, and StorageUnavailableError if
-        the store does nothing for ``drain_seconds`` while the log is closing. A store that refuses
-        (credentials, permissions, room) is asked again until it does not; callers that wait for the cloud
-        are told each time.
+        OffsetTrimmedError if records to be shipped are gone from local disk, and StorageUnavailableError if
+        the store fulfils no request for ``drain_seconds`` while the log is closing. Refused requests
+        (credentials, permissions, room) are repeated until they succeed; each time, callers that wait for
+        the cloud get the error.
         """
         self._source = source
-        await self._patience.guard(partial(self._run_held, source), source)
+        await self._stall_guard.guard(partial(self._run_held, source), source)
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _tell_refusal(self, error: WalError) -> None:
+    def _report_refusal(self, error: WalError) -> None:
         if self._source is not None:
             self._source.refuse_cloud(error)
 
     async def _run_held(self, source: TierSource) -> None:
-        """Ship; FencedError, whatever it was that failed, if the log was taken over meanwhile."""
+        """Ship; after any failure FencedError if the log was taken over meanwhile."""
         try:
             await self._run(source)
         except* WalError as errors:
@@ -265,15 +193,15 @@ class Uploader:
             raise error from error.__cause__
 
     async def _explain(self, error: WalError) -> WalError:
-        """Return what a shipment failed with, or FencedError if the newest manifest says so.
+        """Return the error of a shipment, or FencedError if the newest manifest says so.
 
-        What another directory put, published or collected looks like many things before that is known.
-        Nothing but the store's answer will do: a log that goes on acknowledges what nobody will ever ship.
+        What another directory put, published or collected can cause many errors before that is known. Only
+        the store's answer decides: a log that goes on acknowledges records that nobody will ever ship.
         """
         if self._claim is None or isinstance(error, FencedError | StorageUnavailableError):
             return error
         try:
-            await self._patience.call(self._root.load)
+            await self._stall_guard.call(self._root.load)
         except (CorruptionError, StorageUnavailableError):
             return error
         try:
@@ -292,12 +220,12 @@ class Uploader:
         is_done = False
         while not is_done:
             try:
-                async with self._pipeline.shipping(source, writer) as shipment:
+                async with self._cutter.shipping(source, writer) as shipment:
                     await self._ship(source, shipment)
                 is_done = True
             except* LateFragmentError as errors:
                 logger.warning("%s", first_of(errors))
-                await self._patience.call(self._pipeline.plan)
+                await self._stall_guard.call(self._cutter.plan)
 
     async def _ship(self, source: TierSource, shipment: Shipment) -> None:
         """Ship until the source drains and all is published."""
@@ -319,15 +247,15 @@ class Uploader:
         return self._claim.name if self._claim else writer_name(bytes.fromhex(source.log_id))
 
     async def _begin(self, source: TierSource) -> None:
-        """Create the manifest if there is none, and make sure that it is ours."""
+        """Create the manifest if there is none, and check that it is ours."""
         log = self._root
         self._check_reaches(source)
         if not log.is_known:
-            await self._patience.call(partial(log.load_or_create, self._writer(source)))
+            await self._stall_guard.call(partial(log.load_or_create, self._writer(source)))
         check_owner(log.manifest, bytes.fromhex(source.log_id), url=self._url)
         if self._claim is not None:
             check_held(log.manifest, self._claim.name, url=self._url)
-        await self._patience.call(partial(self._prove_last, source))
+        await self._stall_guard.call(partial(self._prove_last, source))
         self._puts.may_void = partial(self._fragments.is_ours, source)
         await self._puts.void_misfits(log.manifest.next_seq_no, log.manifest.next_offset)
 
@@ -346,8 +274,8 @@ class Uploader:
     async def _prove_all(self, local: LocalRecords) -> None:
         """Compare all that the manifest itself names, and this directory is not known to have shipped.
 
-        Not the last fragment alone: a log that went another way may hold the same record there again.
-        What was rolled up into snapshots since is not looked at.
+        Not the last fragment alone: a log that diverged may hold the same record there again. Fragments
+        that were rolled up into snapshots since are not compared.
         """
         self._check_reaches(local)
         manifest = self._root.manifest
@@ -362,7 +290,7 @@ class Uploader:
     async def _prove_last(self, source: TierSource) -> None:
         """Compare the last fragment, if this directory is not known to have shipped it.
 
-        Normally it died after a swap; but a copy of the directory may have gone its own way.
+        Normally it died after a swap; but a copy of the directory may have diverged.
         """
         manifest = self._root.manifest
         known_limit = max(source.uploaded_limit, self._proven_limit)
@@ -370,7 +298,7 @@ class Uploader:
             await self._prove(source, manifest.fragments[-1])
 
     async def _prove(self, local: LocalRecords, entry: Fragment) -> None:
-        """Raise ContentionError if a fragment differs from the local records; not if these are gone."""
+        """Raise ContentionError if a fragment differs from the local records, unless these are gone."""
         if entry.start < local.head:
             return
         try:
@@ -390,7 +318,7 @@ class Uploader:
         await self._fragments.prove(local, found)
 
     async def _wait_due(self, source: TierSource, mark: int) -> None:
-        """Wait for company: until a fragment is full, the age is reached, or somebody is in a hurry."""
+        """Wait for more records: until a fragment is full, the age is reached, or a caller waits."""
         full = mark + self._settings.fragment_bytes
         if source.wants_cloud:
             await source.wait_shipping_due(full)  # at once
@@ -403,14 +331,14 @@ class Uploader:
             aging.cancel()
 
     async def _wait_turn(self, source: TierSource, shipment: Shipment, mark: int) -> None:
-        """Wait until a fragment cut now would not lie idle, unless a full one has gathered meanwhile."""
+        """Wait until a fragment cut now would not sit idle, unless a full one has gathered meanwhile."""
         await shipment.wait_room()
         while not (shipment.is_idle or source.is_draining):
             seconds = shipment.due - self._clock.monotonic() - TIMER_SECONDS
             is_full = source.appended_bytes - mark >= self._settings.fragment_bytes
             if is_full or seconds < _LEAST_SLEEP_SECONDS:
                 return
-            early = seconds - shipment.pace.head_start_seconds
+            early = seconds - shipment.schedule.head_start_seconds
             if shipment.may_begin and early >= _LEAST_SLEEP_SECONDS:
                 seconds = early
             elif shipment.may_begin and self._deserves_head_start(source, shipment, mark):
@@ -425,4 +353,4 @@ class Uploader:
 
     def _deserves_head_start(self, source: TierSource, shipment: Shipment, mark: int) -> bool:
         records = source.durable_limit - shipment.position
-        return shipment.pace.deserves_head_start(records, source.appended_bytes - mark)
+        return shipment.schedule.deserves_head_start(records, source.appended_bytes - mark)

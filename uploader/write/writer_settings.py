@@ -1,4 +1,7 @@
-"""Settings and statistics of a :class:`uploader.write.cloud_writer.CloudWriter`. Values only."""
+"""Settings of what writes to a store, a local log's uploader or a CloudWriter; and the latter's statistics.
+
+Values only.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,67 @@ from walstore.validation.fields import (
     size,
     whole,
 )
+
+
+@described
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadSettings:
+    """How a log is shipped. Sizes are bytes, times are seconds."""
+
+    fragment_bytes: int = size(
+        8 * MIB,
+        "Size of batches at which a fragment is cut, before compression.",
+        low=4 * KIB,
+        high=512 * MIB,
+    )
+
+    fragment_age_seconds: float = seconds(
+        1.0,
+        """Longest time that a durable record waits for more before it is shipped. Sealing a segment, or a
+        caller that waits for the cloud, ships at once.""",
+    )
+
+    max_in_flight: int = whole(
+        8,
+        """Fragments built, put or waiting to be named at the same time; memory is about this many times
+        fragment_bytes. How many of them are put at once follows what the uplink takes, and see
+        parallel_puts.""",
+        low=1,
+        high=64,
+    )
+
+    parallel_puts: bool = flag(
+        """Whether fragments of a log in the layout 'swap' are put in parallel. Those of a log in the
+        layout 'chain' always are. Without it the next fragment is put once the one before is there.
+        So whatever a crash leaves continues the log, and programs of wal3 may open it for writing
+        at any time. With it more of a fast uplink is used when full fragments pile up; records that
+        a caller waits for are not sooner. But after a crash there may be fragments behind a hole. Ours
+        deal with that; a program of wal3 that opens the log for writing then links what does not
+        continue it, and with that destroys the log. So set it only where no such program ever
+        does.""",
+        default=False,
+    )
+
+    interval_seconds: float = seconds(
+        0.02,
+        """Least time from one fragment to the next while some are under way and callers wait for the cloud,
+        unless one is full. Less lets the chain of manifests answer sooner, with more requests; a single
+        manifest needs one fragment for each swap anyway.""",
+    )
+
+    roll_up: RollUpSettings = nested(  # noqa: RUF009 - it makes a field
+        RollUpSettings, "How the manifest is kept short."
+    )
+
+    drain_seconds: float = seconds(
+        30.0,
+        """How long closing the log waits for a store that fulfils no request; 0 does not wait for the cloud
+        at all. Records that are not shipped by then stay on disk for the next opening.""",
+    )
+
+    def __post_init__(self) -> None:
+        """Check the fields; InvalidSettingsError."""
+        check_fields(self)
 
 
 @described
@@ -47,12 +111,12 @@ class WriterSettings:
     )
 
     parallel_puts: bool = flag(
-        """Whether fragments of a log in the layout 'swap' are put side by side. A log in the layout
-        'chain' always does so. Without it the next fragment is put once the one before is there.
+        """Whether fragments of a log in the layout 'swap' are put in parallel. Those of a log in the
+        layout 'chain' always are. Without it the next fragment is put once the one before is there.
         So whatever a crash leaves continues the log, and programs of wal3 may write to it at any
         time. With it more of a fast uplink is used when full fragments pile up; a single append
-        is not sooner. But after a crash, or behind another writer, fragments may lie behind a
-        hole. Ours deal with that; a program of wal3 that opens the log for writing then links
+        is not sooner. But after a crash, or behind another writer, there may be fragments
+        behind a hole. Ours deal with that; a program of wal3 that opens the log for writing then links
         what does not continue it, and with that destroys the log. So set it only where no such
         program ever does.""",
         default=False,
@@ -71,7 +135,7 @@ class WriterSettings:
 
     contention_attempts: int = whole(
         8,
-        """How often a record is appended anew, behind what another writer appended instead, before its
+        """How often a record is appended again, behind what another writer appended instead, before its
         append raises a retriable ContentionError. 0: at once, as wal3 does.""",
     )
 
@@ -97,7 +161,7 @@ class WriterSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterStatistics:
-    """What a writer looked like at one moment. Counters count since it was opened."""
+    """State of a writer at one moment. Counters count since it was opened."""
 
     head: int
     """First offset that the manifest holds."""
@@ -124,10 +188,10 @@ class WriterStatistics:
     contentions: int
     """How often another writer was quicker."""
     reappended_fragments: int
-    """Fragments made anew behind another writer's."""
+    """Fragments made again behind another writer's."""
     unknown_records: int
     """Records whose append raised OutcomeUnknownError."""
     put_seconds: float
-    """How long building and putting a fragment takes lately: the median of a few; 0 before the first."""
+    """Recent time to build and put a fragment: the median of a few; 0 before the first."""
     publish_seconds: float
-    """How long naming it takes lately; 0 before the first."""
+    """Recent time to name it; 0 before the first."""

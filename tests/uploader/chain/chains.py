@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.uploader.documents import fragments
-from uploader.chain.recovery import walk
+from uploader.chain.chain_reader import walk
 from uploader.format.entries import Fragment
 from uploader.format.layout import FIRST_OFFSET, FIRST_SEQ_NO
 from uploader.format.link import Link

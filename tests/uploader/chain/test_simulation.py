@@ -19,7 +19,7 @@ import pytest
 from tests.uploader.chain.chains import InlineWorker, run
 from tests.uploader.chain.virtual import NetworkStore, VirtualClock, VirtualLoop, Weather, World
 from uploader.admin.destroy import destroy
-from uploader.chain import ChainRoot, ChainSettings, pruner, pruning
+from uploader.chain import ChainRoot, ChainSettings, pruning
 from uploader.format import layout
 from uploader.format.entries import Fragment
 from uploader.format.link import Link
@@ -280,8 +280,7 @@ WEATHERS = {
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prune as early as alphas of at most 8 allow, so that slots are cleaned up within seconds."""
     monkeypatch.setattr(pruning, "KEPT_SLOTS", 20)
-    monkeypatch.setattr(pruner, "KEPT_SLOTS", 20)
-    monkeypatch.setattr(pruner, "_BATCH", 4)
+    monkeypatch.setattr(pruning, "_BATCH", 4)
 
 
 @pytest.mark.parametrize("weather", WEATHERS)

@@ -21,7 +21,7 @@ async def _nothing(ground: LinkBase) -> Manifest | None:
     return ground.manifest
 
 
-def step(*, is_append: bool = True) -> PendingLink:
+def pending_link(*, is_append: bool = True) -> PendingLink:
     return PendingLink(_nothing, is_append=is_append)
 
 
@@ -35,17 +35,17 @@ class Model:
         root = Link.root(EMPTY, author="somebody", alpha=3)
         self.window.set_head(root, NOW)
         self.chain = [root]
-        self.steps: list[PendingLink] = []
+        self.links: list[PendingLink] = []
         self.slots: dict[tuple[str, int], Link] = {}
 
     @property
     def planned(self) -> list[PendingLink]:
-        return [item for item in self.steps if item.link is not None]
+        return [item for item in self.links if item.link is not None]
 
     def plan(self) -> None:
-        """Plan the first step that is not, if it may be."""
+        """Plan the first link that is not, if it may be."""
         window = self.window
-        first = next((item for item in self.steps if item.link is None), None)
+        first = next((item for item in self.links if item.link is None), None)
         if first is None or not window._may_plan(first):
             return
         if window.is_stale:
@@ -77,7 +77,7 @@ class Model:
             assert first.link is not None
             assert first.link.follows(self.chain[-1])
             self.chain.append(first.link)
-            self.steps.remove(first)
+            self.links.remove(first)
         assert self.window.head is self.chain[-1]
         assert (item in done) == item.is_done
 
@@ -86,9 +86,9 @@ class Model:
         waiting = [item for item in self.planned if not item.is_durable]
         if waiting:
             item = waiting[at % len(waiting)]
-            index = self.steps.index(item)
+            index = self.links.index(item)
             self.window.lost(item)
-            assert all(later.link is None for later in self.steps[index:])
+            assert all(later.link is None for later in self.links[index:])
             if index == 0:
                 head = self.chain[-1]
                 author = f"foreign {next(self.ids)}"
@@ -101,12 +101,12 @@ class Model:
         if not self.planned:
             return
         item = self.planned[at % len(self.planned)]
-        index = self.steps.index(item)
+        index = self.links.index(item)
         self.window.fail(item, TimeoutError())
-        behind = self.steps[index + 1 :]
+        behind = self.links[index + 1 :]
         assert all(later.error is not None for later in behind if later.is_append)
-        assert all(later.link is None for later in self.steps[index:])
-        self.steps = [later for later in self.steps if later.error is None]
+        assert all(later.link is None for later in self.links[index:])
+        self.links = [later for later in self.links if later.error is None]
 
 
 ACTS = st.lists(
@@ -123,15 +123,15 @@ def test_whatever_order_the_answers_come_in(alpha: int, acts: list[tuple[str, in
     model = Model(alpha)
     for act, at in acts:
         if act == "enter":
-            entered = step(is_append=bool(at % 4))
+            entered = pending_link(is_append=bool(at % 4))
             model.window.enter(entered)
-            model.steps.append(entered)
+            model.links.append(entered)
         elif act == "plan":
             model.plan()
         else:
             getattr(model, act)(at)
-        assert [item.link is not None for item in model.steps] == sorted(
-            (item.link is not None for item in model.steps), reverse=True
+        assert [item.link is not None for item in model.links] == sorted(
+            (item.link is not None for item in model.links), reverse=True
         )
 
 
@@ -139,7 +139,7 @@ async def test_turns_come_in_the_order_of_entry() -> None:
     """Also for who has to be planned again, before those that came later."""
     model = Model(alpha=2)
     window = model.window
-    first, second, third = step(), step(), step()
+    first, second, third = pending_link(), pending_link(), pending_link()
     for item in (first, second, third):
         window.enter(item)
     await window.wait_turn(first)

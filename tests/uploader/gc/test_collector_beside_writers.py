@@ -44,8 +44,8 @@ async def race(
         return await find_root(slow, retry=retry, worker=worker, layout=layout)
 
     settings = WriterSettings(parallel_puts=is_parallel)
-    patience = StallGuard(url=slow.url, retry=retry, clock=clock, silent_seconds=60)
-    writer = CloudWriter(slow, await root(), worker, settings, retry, clock, patience)
+    stall_guard = StallGuard(url=slow.url, retry=retry, clock=clock, silent_seconds=60)
+    writer = CloudWriter(slow, await root(), worker, settings, retry, clock, stall_guard)
     await writer._start()
     appends: list[asyncio.Task[int]] = []
 

@@ -324,7 +324,7 @@ async def test_an_append_that_was_never_put_is_not_in_doubt(store) -> None:
     await reached.wait()
     kept = asyncio.create_task(log.append(bytes(5000)))
     await turns()
-    log._shipper.fail(OutcomeUnknownError("in doubt"))
+    log._commit_loop.fail(OutcomeUnknownError("in doubt"))
     told = await asyncio.gather(exposed, kept, return_exceptions=True)
     assert [type(error) for error in told] == [OutcomeUnknownError, ContentionError]
     assert [error.outcome for error in told] == ["unknown", "not_written"]

@@ -75,8 +75,8 @@ class Gathering:
 
     @property
     def is_begun(self) -> bool:
-        parcels = self.log._intake.parcels
-        return bool(parcels) and parcels[0].encoding is not None
+        fragments = self.log._queue.fragments
+        return bool(fragments) and fragments[0].encoding is not None
 
     async def come_near(self) -> None:
         """Let it be the time for a head start."""
@@ -207,12 +207,12 @@ async def test_it_begins_once_for_each_fragment(store, clock) -> None:
     async with gathering(store, clock) as scene:
         await scene.append(b"1")
         await scene.begin()
-        building = scene.log._intake.parcels[0].encoding
+        building = scene.log._queue.fragments[0].encoding
         for number in range(2, 5):
             await scene.append(b"%d" % number)
-            scene.log._shipper.wake()
+            scene.log._commit_loop.wake()
             await turns()
-        assert scene.log._intake.parcels[0].encoding is building
+        assert scene.log._queue.fragments[0].encoding is building
         await scene.cut()
     assert await row_groups(store.inner) == [[1], [1, 3]]
 

@@ -7,7 +7,7 @@ import pytest
 from uploader.write.cut_schedule import CutSchedule
 
 
-def pace(
+def schedule(
     put: float = 100, publish: float = 100, *, interval: float = 20, most: int = 1
 ) -> CutSchedule:
     """Return a pace that has seen requests of these times."""
@@ -20,7 +20,7 @@ def pace(
 
 def test_the_first_is_cut_at_once() -> None:
     assert CutSchedule(interval_seconds=20, max_publishing=1).due(1000, [], []) <= 1000
-    assert pace().due(1000, [], []) <= 1000
+    assert schedule().due(1000, [], []) <= 1000
 
 
 def test_before_anything_is_known_only_the_interval_counts() -> None:
@@ -38,41 +38,41 @@ def test_before_anything_is_known_only_the_interval_counts() -> None:
     ],
 )
 def test_with_one_swap_at_a_time(now, cuts, publishing, due) -> None:
-    assert pace().due(now, cuts, publishing) == pytest.approx(due, abs=1.5)
+    assert schedule().due(now, cuts, publishing) == pytest.approx(due, abs=1.5)
 
 
 def test_a_little_too_late_is_not_a_swap_later() -> None:
     """The timer never rings too early, so it always rings a little too late."""
-    assert pace().due(1100, [1000], [1095]) == 1095
-    assert pace().due(1120, [1000], [1095]) == 1195
+    assert schedule().due(1100, [1000], [1095]) == 1095
+    assert schedule().due(1120, [1000], [1095]) == 1195
 
 
 def test_quick_puts_wait_for_slow_swaps() -> None:
-    assert pace(put=10).due(1050, [1020], [1000]) == 1090
+    assert schedule(put=10).due(1050, [1020], [1000]) == 1090
 
 
 def test_quick_swaps_need_no_waiting() -> None:
     """A fragment for each swap, as fast as they come, but no more than the interval allows."""
-    assert pace(publish=5).due(1001, [1000], []) == pytest.approx(1020, abs=5)
+    assert schedule(publish=5).due(1001, [1000], []) == pytest.approx(1020, abs=5)
 
 
 def test_with_changes_at_once_the_interval_counts() -> None:
-    chain = pace(most=8)
+    chain = schedule(most=8)
     assert chain.due(1001, [1000], [990, 970, 950]) == pytest.approx(1020, abs=12.5)
 
 
 def test_one_outlier_changes_nothing() -> None:
-    found = pace()
+    found = schedule()
     found.note_put(60_000)
     found.note_publish(60_000)
     assert (found.put_seconds, found.publish_seconds) == (100, 100)
 
 
 def test_what_is_worth_a_little_waiting() -> None:
-    assert pace().hold_seconds(1000, cut=905, publishing=0) == 10
-    assert pace().hold_seconds(1000, cut=895, publishing=0) == 10
-    assert pace().hold_seconds(1000, cut=950, publishing=0) == 0
-    assert pace(most=8).hold_seconds(1000, cut=900, publishing=3) == 0
+    assert schedule().hold_seconds(1000, cut=905, publishing=0) == 10
+    assert schedule().hold_seconds(1000, cut=895, publishing=0) == 10
+    assert schedule().hold_seconds(1000, cut=950, publishing=0) == 0
+    assert schedule(most=8).hold_seconds(1000, cut=900, publishing=3) == 0
 
 
 # -- head starts -------------------------------------------------------------------------------
@@ -81,32 +81,32 @@ def test_what_is_worth_a_little_waiting() -> None:
 def test_a_head_start_before_any_was_seen() -> None:
     """Neither puts nor changes of the root say anything of it."""
     fresh = CutSchedule(interval_seconds=20, max_publishing=1).head_start_seconds
-    assert fresh == pace().head_start_seconds == 0.02
+    assert fresh == schedule().head_start_seconds == 0.02
 
 
 def test_a_head_start_is_ample() -> None:
     """Half as long again as encoding took, so that it mostly has ended at the cut."""
-    found = pace()
+    found = schedule()
     found.note_head_start(0.01)
     assert found.head_start_seconds == pytest.approx(0.015)
 
 
 def test_a_head_start_is_learned_from_medians() -> None:
-    found = pace()
+    found = schedule()
     for seconds in (0.01, 0.04, 60):
         found.note_head_start(seconds)
     assert found.head_start_seconds == pytest.approx(0.06)
 
 
 def test_head_starts_of_long_ago_are_forgotten() -> None:
-    found = pace()
+    found = schedule()
     for seconds in [60] * 20 + [0.01] * 5:
         found.note_head_start(seconds)
     assert found.head_start_seconds == pytest.approx(0.015)
 
 
 def test_head_starts_change_nothing_else() -> None:
-    found, other = pace(), pace()
+    found, other = schedule(), schedule()
     found.note_head_start(60)
     assert (found.put_seconds, found.publish_seconds) == (other.put_seconds, other.publish_seconds)
     assert found.due(1001, [1000], []) == other.due(1001, [1000], [])
@@ -127,13 +127,13 @@ def test_head_starts_change_nothing_else() -> None:
     ],
 )
 def test_what_deserves_a_head_start(records: int, size_bytes: int, is_worth_it: bool) -> None:
-    assert pace().deserves_head_start(records, size_bytes) is is_worth_it
+    assert schedule().deserves_head_start(records, size_bytes) is is_worth_it
 
 
 @pytest.mark.parametrize("put", [0.4, 1, 7, 130])
 def test_a_put_that_hangs_is_not_looked_at_all_the_time(put: float) -> None:
     """What is late may come at any moment; whoever waits looks seldom, and less often the later it is."""
-    now, looks, clock = 1000.0, 0, pace(put, 1.3, interval=0)
+    now, looks, clock = 1000.0, 0, schedule(put, 1.3, interval=0)
     while now < 31_000:
         looks += 1
         due = clock.due(now, [1000], [])

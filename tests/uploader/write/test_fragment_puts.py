@@ -20,7 +20,7 @@ from uploader.root.root import Root
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, StoreKilled, faults
 from uploader.testing.faults import fail
-from uploader.write.building import Building
+from uploader.write.encoding import Building
 from uploader.write.fragment_puts import FragmentPuts, Taken
 from uploader.write.fragment_writer import gather
 from uploader.write.stall_guard import StallGuard
@@ -50,11 +50,11 @@ class Bench:
     """What puts fragments of a source of thirty records."""
 
     def __init__(self, store: FaultyStore, root: Root, worker: Worker, retry: RetryPolicy) -> None:
-        patience = StallGuard(url=store.url, retry=retry, clock=retry.clock, silent_seconds=10)
+        stall_guard = StallGuard(url=store.url, retry=retry, clock=retry.clock, silent_seconds=10)
         self.root = root
         self.worker = worker
         self.puts = FragmentPuts(
-            store=store, root=root, patience=patience, retry=retry, worker=worker
+            store=store, root=root, stall_guard=stall_guard, retry=retry, worker=worker
         )
         self._source = MemorySource()
         self._source.append(CONTENT)

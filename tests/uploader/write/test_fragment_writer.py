@@ -42,9 +42,11 @@ def source() -> MemorySource:
 
 @pytest.fixture
 def writer(store: FaultyStore, impatient: RetryPolicy, manifests: SwappedRoot, worker: Worker):
-    patience = StallGuard(url=store.url, retry=impatient, clock=impatient.clock, silent_seconds=10)
+    stall_guard = StallGuard(
+        url=store.url, retry=impatient, clock=impatient.clock, silent_seconds=10
+    )
     puts = FragmentPuts(
-        store=store, root=manifests, patience=patience, retry=impatient, worker=worker
+        store=store, root=manifests, stall_guard=stall_guard, retry=impatient, worker=worker
     )
     return FragmentWriter(url=store.url, puts=puts, clock=SystemClock(), worker=worker)
 

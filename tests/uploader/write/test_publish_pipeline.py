@@ -52,17 +52,19 @@ class Bench:
         def note() -> None:
             self.changes += 1
 
-        patience = StallGuard(url="x", retry=self.retry, clock=self.retry.clock, silent_seconds=10)
+        stall_guard = StallGuard(
+            url="x", retry=self.retry, clock=self.retry.clock, silent_seconds=10
+        )
         return PublishPipeline(
             tasks,
             root=self.root,
             writer="w",
-            patience=patience,
+            stall_guard=stall_guard,
             clock=SystemClock(),
-            pace=CutSchedule(interval_seconds=0, max_publishing=self.root.max_publishing),
+            schedule=CutSchedule(interval_seconds=0, max_publishing=self.root.max_publishing),
             max_in_flight=self.in_flight,
             on_published=tell,
-            notify=note,
+            on_change=note,
             **options,
         )
 
@@ -88,17 +90,17 @@ async def test_V1_in_order_and_in_runs(impatient: RetryPolicy) -> None:
     bench = Bench(impatient)
     first = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        conveyor = bench.on(tasks)
-        assert conveyor.is_empty
-        conveyor.start(maker(1, first))
-        conveyor.start(maker(2))
-        conveyor.start(maker(3))
-        await until(lambda: conveyor._running == 1)
+        pipeline = bench.on(tasks)
+        assert pipeline.is_empty
+        pipeline.start(maker(1, first))
+        pipeline.start(maker(2))
+        pipeline.start(maker(3))
+        await until(lambda: pipeline._running == 1)
         assert not bench.root.calls
-        assert not conveyor.has_room
+        assert not pipeline.has_room
         first.set()
         await bench.answer(1)
-        await conveyor.wait_until(lambda: conveyor.is_empty)
+        await pipeline.wait_until(lambda: pipeline.is_empty)
     assert bench.root.calls == [[1, 2, 3]]
     assert bench.published == [1, 2, 3]
     assert bench.changes > 0
@@ -107,32 +109,32 @@ async def test_V1_in_order_and_in_runs(impatient: RetryPolicy) -> None:
 async def test_V2_what_is_made_and_not_published_is_bounded(impatient: RetryPolicy) -> None:
     bench = Bench(impatient, in_flight=2)
     async with asyncio.TaskGroup() as tasks:
-        conveyor = bench.on(tasks)
-        conveyor.start(maker(1))
+        pipeline = bench.on(tasks)
+        pipeline.start(maker(1))
         await until(lambda: bench.root.calls == [[1]])
         for number in (2, 3):
-            assert conveyor.has_room
-            conveyor.start(maker(number))
-        await until(lambda: conveyor._running == 0)
-        assert not conveyor.has_room
+            assert pipeline.has_room
+            pipeline.start(maker(number))
+        await until(lambda: pipeline._running == 0)
+        assert not pipeline.has_room
         await bench.answer(1)
         await bench.answer(2)
-        await conveyor.wait_until(lambda: conveyor.is_empty)
+        await pipeline.wait_until(lambda: pipeline.is_empty)
     assert bench.root.calls == [[1], [2, 3]]
 
 
 async def test_as_many_at_once_as_the_root_takes(impatient: RetryPolicy) -> None:
     bench = Bench(impatient, most=2)
     async with asyncio.TaskGroup() as tasks:
-        conveyor = bench.on(tasks)
+        pipeline = bench.on(tasks)
         for number in (1, 2, 3):
-            conveyor.start(maker(number))
-            await until(lambda: conveyor._running == 0)
+            pipeline.start(maker(number))
+            await until(lambda: pipeline._running == 0)
         assert bench.root.calls == [[1], [2]]
         await bench.answer(2)  # not heard of before the first
         await bench.answer(1)
         await bench.answer(3)
-        await conveyor.wait_until(lambda: conveyor.is_empty)
+        await pipeline.wait_until(lambda: pipeline.is_empty)
     assert bench.published == [1, 2, 3]
 
 
@@ -140,15 +142,15 @@ async def test_further_attempts_are_made_in_order(impatient: RetryPolicy) -> Non
     """A root takes calls in the order of their fragments, also the second time."""
     bench = Bench(impatient, most=2)
     async with asyncio.TaskGroup() as tasks:
-        conveyor = bench.on(tasks)
-        conveyor.start(maker(1))
+        pipeline = bench.on(tasks)
+        pipeline.start(maker(1))
         await until(lambda: len(bench.root.calls) == 1)
-        conveyor.start(maker(2))
+        pipeline.start(maker(2))
         await bench.answer(2, OutcomeUnknownError("?"))
         await bench.answer(1, OutcomeUnknownError("?"))
         await bench.answer(3)
         await bench.answer(4)
-        await conveyor.wait_until(lambda: conveyor.is_empty)
+        await pipeline.wait_until(lambda: pipeline.is_empty)
     assert bench.root.calls == [[1], [2], [1], [2]]
     assert bench.published == [1, 2]
 
@@ -159,15 +161,15 @@ async def test_contention_does_not_count_while_the_one_before_is_tried_again(
     """It failed, and was not begun again yet: no other writer is to blame for what is missing."""
     bench = Bench(impatient, most=2)
     async with asyncio.TaskGroup() as tasks:
-        conveyor = bench.on(tasks)
-        conveyor.start(maker(1))
+        pipeline = bench.on(tasks)
+        pipeline.start(maker(1))
         await until(lambda: len(bench.root.calls) == 1)
-        conveyor.start(maker(2))
+        pipeline.start(maker(2))
         await bench.answer(2, ContentionError("another writer published"))
         await bench.answer(1, OutcomeUnknownError("?"))
         await bench.answer(3)
         await bench.answer(4)
-        await conveyor.wait_until(lambda: conveyor.is_empty)
+        await pipeline.wait_until(lambda: pipeline.is_empty)
     assert bench.root.calls == [[1], [2], [1], [2]]
     assert bench.published == [1, 2]
 
@@ -175,12 +177,12 @@ async def test_contention_does_not_count_while_the_one_before_is_tried_again(
 async def test_V3_nothing_is_published_behind_one_that_was_not_made(impatient: RetryPolicy) -> None:
     bench = Bench(impatient)
     async with asyncio.TaskGroup() as tasks:
-        conveyor = bench.on(tasks)
-        conveyor.start(maker(1, result=False))
-        conveyor.start(maker(2))
-        await conveyor.wait_until(lambda: conveyor.is_quiet)
-        assert conveyor.is_halted
-        assert not conveyor.is_empty
+        pipeline = bench.on(tasks)
+        pipeline.start(maker(1, result=False))
+        pipeline.start(maker(2))
+        await pipeline.wait_until(lambda: pipeline.is_quiet)
+        assert pipeline.is_halted
+        assert not pipeline.is_empty
     assert not bench.root.calls
 
 
@@ -188,16 +190,16 @@ async def test_V3_contention_halts_if_the_driver_wants_that(impatient: RetryPoli
     """What is being made goes on; those whose turn is later are not tried again."""
     bench = Bench(impatient, most=2)
     async with asyncio.TaskGroup() as tasks:
-        conveyor = bench.on(tasks, halts_on=(ContentionError,))
-        conveyor.start(maker(1))
+        pipeline = bench.on(tasks, halts_on=(ContentionError,))
+        pipeline.start(maker(1))
         await until(lambda: len(bench.root.calls) == 1)
-        conveyor.start(maker(2))
+        pipeline.start(maker(2))
         await until(lambda: len(bench.root.calls) == 2)
-        conveyor.start(maker(3))
+        pipeline.start(maker(3))
         await bench.answer(2, OutcomeUnknownError("?"))
         await bench.answer(1, ContentionError("lost"))
-        await conveyor.wait_until(lambda: conveyor.is_quiet)
-        assert conveyor.is_halted
+        await pipeline.wait_until(lambda: pipeline.is_quiet)
+        assert pipeline.is_halted
     assert bench.root.calls == [[1], [2]]
     assert bench.published == []
 
@@ -206,8 +208,8 @@ async def test_else_errors_end_the_group(impatient: RetryPolicy) -> None:
     bench = Bench(impatient)
     with pytest.raises(ExceptionGroup) as told:
         async with asyncio.TaskGroup() as tasks:
-            conveyor = bench.on(tasks, halts_on=(ContentionError,))
-            conveyor.start(maker(1))
+            pipeline = bench.on(tasks, halts_on=(ContentionError,))
+            pipeline.start(maker(1))
             await bench.answer(1, CorruptionError("bad", path="x"))
-            await conveyor.wait_until(lambda: conveyor.is_empty)
+            await pipeline.wait_until(lambda: pipeline.is_empty)
     assert told.value.subgroup(CorruptionError)

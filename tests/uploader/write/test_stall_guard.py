@@ -24,7 +24,7 @@ URL = "s3://bucket/log"
 
 
 @pytest.fixture
-def patience(clock: ManualClock) -> StallGuard:
+def stall_guard(clock: ManualClock) -> StallGuard:
     retry = RetryPolicy(clock=clock, jitter=lambda: 0.0, longest_wait_seconds=1.0)
     return StallGuard(url=URL, retry=retry, clock=clock, silent_seconds=10)
 
@@ -54,19 +54,19 @@ async def sleep_through(clock: ManualClock, task: asyncio.Task[object]) -> list[
     return woke
 
 
-async def test_an_answer_is_passed_on(patience: StallGuard) -> None:
+async def test_an_answer_is_passed_on(stall_guard: StallGuard) -> None:
     request = Answers()
-    assert await patience.call(request) == "done"
+    assert await stall_guard.call(request) == "done"
     assert request.asked == 1
 
 
 @pytest.mark.parametrize("error", [timeout(), timeout("not_written"), OutcomeUnknownError("?")])
 async def test_what_may_pass_is_waited_out(
-    patience: StallGuard, clock: ManualClock, error: Exception
+    stall_guard: StallGuard, clock: ManualClock, error: Exception
 ) -> None:
     """With growing pauses, for as long as it takes; an outcome that is unknown is asked for again."""
     request = Answers(*[error] * 30)
-    task = asyncio.create_task(patience.call(request))
+    task = asyncio.create_task(stall_guard.call(request))
     await sleep_through(clock, task)
     assert task.result() == "done"
     assert clock.monotonic() == pytest.approx(0.05 + 0.1 + 0.2 + 0.4 + 0.8 + 25)
@@ -76,10 +76,12 @@ async def test_what_may_pass_is_waited_out(
     "error",
     [StorageUnavailableError("forbidden", retriable=False), ContentionError("!"), ValueError("!")],
 )
-async def test_what_does_not_pass_is_raised_at_once(patience: StallGuard, error: Exception) -> None:
+async def test_what_does_not_pass_is_raised_at_once(
+    stall_guard: StallGuard, error: Exception
+) -> None:
     request = Answers(error)
     with pytest.raises(type(error)):
-        await patience.call(request)
+        await stall_guard.call(request)
     assert request.asked == 1
 
 
@@ -89,7 +91,7 @@ async def test_what_somebody_has_to_end_is_asked_for_with_long_pauses(
     """If somebody is there to be told; each time."""
     retry = RetryPolicy(clock=clock, longest_wait_seconds=2.0)
     told: list[Exception] = []
-    patience = StallGuard(
+    stall_guard = StallGuard(
         url=URL, retry=retry, clock=clock, silent_seconds=10, on_refusal=told.append
     )
     errors = [
@@ -97,7 +99,7 @@ async def test_what_somebody_has_to_end_is_asked_for_with_long_pauses(
         DiskFullError("no space"),
         *[StorageUnavailableError("forbidden", retriable=False)] * 6,
     ]
-    task = asyncio.create_task(patience.call(Answers(*errors)))
+    task = asyncio.create_task(stall_guard.call(Answers(*errors)))
     await sleep_through(clock, task)
     assert task.result() == "done"
     assert told == errors
@@ -105,27 +107,27 @@ async def test_what_somebody_has_to_end_is_asked_for_with_long_pauses(
     assert "forbidden; trying again (attempt 1)" in caplog.messages
 
 
-async def test_work_is_guarded_against_silence(patience: StallGuard, clock: ManualClock) -> None:
+async def test_work_is_guarded_against_silence(stall_guard: StallGuard, clock: ManualClock) -> None:
     """It ends as it ends, with its own error; if the store does nothing it is cancelled."""
-    assert await patience.guard(Answers()) == "done"
+    assert await stall_guard.guard(Answers()) == "done"
     with pytest.raises(ContentionError):
-        await patience.guard(Answers(ContentionError("!")))
+        await stall_guard.guard(Answers(ContentionError("!")))
     assert clock.sleepers == 0
 
     async def hang() -> None:
-        await patience.call(asyncio.Event().wait)
+        await stall_guard.call(asyncio.Event().wait)
 
-    task = asyncio.create_task(patience.guard(hang))
+    task = asyncio.create_task(stall_guard.guard(hang))
     await turns()
     await sleep_through(clock, task)
     assert isinstance(task.exception(), StorageUnavailableError)
 
 
 async def test_a_long_outage_is_not_told_at_every_attempt(
-    patience: StallGuard, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    stall_guard: StallGuard, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "walstore"):
-        task = asyncio.create_task(patience.call(Answers(*[timeout()] * 100)))
+        task = asyncio.create_task(stall_guard.call(Answers(*[timeout()] * 100)))
         await sleep_through(clock, task)
     attempts = [message.rpartition(" ")[2] for message in caplog.messages]
     assert attempts == ["1)", "2)", "4)", "8)", "16)", "32)", "64)"]
@@ -134,11 +136,11 @@ async def test_a_long_outage_is_not_told_at_every_attempt(
 class Draining:
     """A patience with its watcher running over a source."""
 
-    def __init__(self, patience: StallGuard, clock: ManualClock) -> None:
-        self.patience = patience
+    def __init__(self, stall_guard: StallGuard, clock: ManualClock) -> None:
+        self.stall_guard = stall_guard
         self.clock = clock
         self.source = MemorySource()
-        self.watcher = asyncio.create_task(patience.run_out(self.source))
+        self.watcher = asyncio.create_task(stall_guard.run_out(self.source))
 
     async def silence(self, *, until: float) -> None:
         """Let the clock run in small steps."""
@@ -148,15 +150,15 @@ class Draining:
 
 
 @pytest.fixture
-async def draining(patience: StallGuard, clock: ManualClock):
-    found = Draining(patience, clock)
+async def draining(stall_guard: StallGuard, clock: ManualClock):
+    found = Draining(stall_guard, clock)
     yield found
     found.watcher.cancel()
     await asyncio.wait((found.watcher,))
 
 
-async def test_an_open_log_never_gives_up(draining: Draining, patience: StallGuard) -> None:
-    hanging = asyncio.create_task(patience.call(asyncio.Event().wait))
+async def test_an_open_log_never_gives_up(draining: Draining, stall_guard: StallGuard) -> None:
+    hanging = asyncio.create_task(stall_guard.call(asyncio.Event().wait))
     await draining.silence(until=1000)
     assert not draining.watcher.done()
     hanging.cancel()
@@ -164,11 +166,11 @@ async def test_an_open_log_never_gives_up(draining: Draining, patience: StallGua
 
 @pytest.mark.parametrize("fails", [False, True], ids=["hangs", "fails"])
 async def test_a_closing_log_gives_up_on_a_store_that_does_nothing(
-    draining: Draining, patience: StallGuard, fails: bool
+    draining: Draining, stall_guard: StallGuard, fails: bool
 ) -> None:
     """A request that hangs is as bad as one that fails, and time before the closing does not count."""
     request = Answers(*[timeout()] * 1000) if fails else asyncio.Event().wait
-    hanging = asyncio.create_task(patience.call(request))
+    hanging = asyncio.create_task(stall_guard.call(request))
     await draining.silence(until=100)
     draining.source.drain()
     await turns()
@@ -184,19 +186,19 @@ async def test_a_closing_log_gives_up_on_a_store_that_does_nothing(
 
 
 async def test_a_closing_log_waits_as_long_as_there_is_progress(
-    draining: Draining, patience: StallGuard, clock: ManualClock
+    draining: Draining, stall_guard: StallGuard, clock: ManualClock
 ) -> None:
     """Any answer counts, also if other requests wait all the time; so does a pause without requests."""
     draining.source.drain()
-    hanging = asyncio.create_task(patience.call(asyncio.Event().wait))
+    hanging = asyncio.create_task(stall_guard.call(asyncio.Event().wait))
     for _ in range(5):
         await draining.silence(until=clock.monotonic() + 8)
-        await patience.call(Answers())
+        await stall_guard.call(Answers())
     assert not draining.watcher.done()
     hanging.cancel()
     await draining.silence(until=clock.monotonic() + 60)
     assert not draining.watcher.done()
-    hanging = asyncio.create_task(patience.call(asyncio.Event().wait))
+    hanging = asyncio.create_task(stall_guard.call(asyncio.Event().wait))
     await turns()
     began = clock.monotonic()
     await draining.silence(until=began + 60)
@@ -206,19 +208,19 @@ async def test_a_closing_log_waits_as_long_as_there_is_progress(
 
 
 async def test_no_patience_at_all(clock: ManualClock) -> None:
-    patience = StallGuard(url=URL, retry=RetryPolicy(clock=clock), clock=clock, silent_seconds=0)
-    draining = Draining(patience, clock)
+    stall_guard = StallGuard(url=URL, retry=RetryPolicy(clock=clock), clock=clock, silent_seconds=0)
+    draining = Draining(stall_guard, clock)
     draining.source.drain()
-    hanging = asyncio.create_task(patience.call(asyncio.Event().wait))
+    hanging = asyncio.create_task(stall_guard.call(asyncio.Event().wait))
     with pytest.raises(StorageUnavailableError):
         await draining.watcher
     hanging.cancel()
 
 
 async def test_a_cancelled_call_leaves_nothing_behind(
-    draining: Draining, patience: StallGuard
+    draining: Draining, stall_guard: StallGuard
 ) -> None:
-    hanging = asyncio.create_task(patience.call(asyncio.Event().wait))
+    hanging = asyncio.create_task(stall_guard.call(asyncio.Event().wait))
     await turns()
     hanging.cancel()
     await asyncio.wait((hanging,))

@@ -14,7 +14,7 @@ import sys
 from array import array
 
 from uploader.write.cloud_tier import CloudTier
-from uploader.write.uploader import UploadSettings
+from uploader.write.writer_settings import UploadSettings
 from walstore.cli.demo import messages
 from walstore.cli.demo.consumer import HistoryConsumer, TailConsumer
 from walstore.cli.demo.identity import producer_number

@@ -26,8 +26,7 @@ import msgpack
 from uploader import CloudLog, CloudTier, CloudWriter, CollectorSettings, GarbageCollector
 from uploader.layouts.open_root import Layout
 from uploader.runtime.task_groups import first_of
-from uploader.write.uploader import UploadSettings
-from uploader.write.writer_settings import WriterSettings
+from uploader.write.writer_settings import UploadSettings, WriterSettings
 from walstore.cli.errors import exit_code, explain, is_expected
 from walstore.cli.output import complain, send_logs_to_stderr
 from walstore.cli.soak.records import STREAMS, Checker, Generator

@@ -19,9 +19,10 @@ from uploader.layouts.swapped_root import SwappedRoot
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore, faults
 from uploader.testing.faults import fail, timeout
+from uploader.write.cut_schedule import CutSchedule
+from uploader.write.fragment_cutter import FragmentCutter
 from uploader.write.fragment_puts import FragmentPuts
 from uploader.write.fragment_writer import FragmentWriter, LateFragmentError
-from uploader.write.pipeline import Pipeline
 from uploader.write.stall_guard import StallGuard
 from walstore.errors import (
     ContentionError,
@@ -39,17 +40,17 @@ BATCH = 10
 
 @dataclass
 class Bench:
-    """A pipeline over a store in memory and a source of 120 records in batches of ten."""
+    """A cutter over a store in memory and a source of 120 records in batches of ten."""
 
     store: FaultyStore
     source: MemorySource
     manifests: SwappedRoot
     fragments: FragmentWriter
-    pipeline: Pipeline
+    cutter: FragmentCutter
     worker: Worker
 
     async def ship(self, limit: int | None = None) -> None:
-        async with self.pipeline.shipping(self.source, WRITER) as shipment:
+        async with self.cutter.shipping(self.source, WRITER) as shipment:
             await shipment.ship(limit or self.source.durable_limit)
 
     def spans(self) -> list[tuple[int, int]]:
@@ -62,49 +63,53 @@ async def bench(impatient: RetryPolicy) -> AsyncIterator[Bench]:
     source = MemorySource()
     for start in range(0, len(CONTENT), BATCH):
         source.append(CONTENT[start : start + BATCH])
-    patience = StallGuard(url=store.url, retry=impatient, clock=impatient.clock, silent_seconds=10)
+    stall_guard = StallGuard(
+        url=store.url, retry=impatient, clock=impatient.clock, silent_seconds=10
+    )
     manifests = SwappedRoot(store, impatient, worker)
     await manifests.load_or_create(WRITER)
     puts = FragmentPuts(
         store=store,
         root=manifests,
-        patience=patience,
+        stall_guard=stall_guard,
         retry=impatient,
         worker=worker,
         max_at_once=3,
     )
     fragments = FragmentWriter(url=store.url, puts=puts, clock=SystemClock(), worker=worker)
-    pipeline = Pipeline(
+    cutter = FragmentCutter(
         url=store.url,
         root=manifests,
         fragments=fragments,
-        patience=patience,
+        stall_guard=stall_guard,
         retry=impatient,
         clock=SystemClock(),
         fragment_bytes=600,
         max_in_flight=3,
+        schedule=CutSchedule(interval_seconds=0, max_publishing=1),
     )
-    yield Bench(store, source, manifests, fragments, pipeline, worker)
+    yield Bench(store, source, manifests, fragments, cutter, worker)
     worker.close()
 
 
 @pytest.fixture
 def roomy(bench: Bench, impatient: RetryPolicy) -> Bench:
     """The same with fragments of three batches."""
-    patience = StallGuard(
+    stall_guard = StallGuard(
         url=bench.store.url, retry=impatient, clock=impatient.clock, silent_seconds=10
     )
-    pipeline = Pipeline(
+    cutter = FragmentCutter(
         url=bench.store.url,
         root=bench.manifests,
         fragments=bench.fragments,
-        patience=patience,
+        stall_guard=stall_guard,
         retry=impatient,
         clock=SystemClock(),
         fragment_bytes=1500,
         max_in_flight=3,
+        schedule=CutSchedule(interval_seconds=0, max_publishing=1),
     )
-    return dataclasses.replace(bench, pipeline=pipeline)
+    return dataclasses.replace(bench, cutter=cutter)
 
 
 async def test_all_of_it_in_order(bench: Bench) -> None:
@@ -177,7 +182,7 @@ async def test_a_refused_fragment_ends_it(bench: Bench) -> None:
         await bench.ship()
     assert told.value.subgroup(StorageUnavailableError)
     assert bench.source.uploaded_limit == 1 + 10 * len(bench.spans()) <= 41
-    await bench.pipeline.plan()
+    await bench.cutter.plan()
     await bench.ship()
     assert await cloud_values(bench.store.inner) == CONTENT
     assert await unreferenced(bench.store.inner) == []
@@ -214,7 +219,7 @@ async def test_cancelled_it_leaves_orphans_and_nothing_else(bench: Bench) -> Non
     shipping.cancel()
     await asyncio.wait((shipping,))
     assert shipping.cancelled()
-    await bench.pipeline.plan()
+    await bench.cutter.plan()
     before = bench.fragments.puts.put_fragments
     await bench.ship()
     assert await cloud_values(bench.store.inner) == CONTENT
@@ -228,7 +233,7 @@ async def test_cancelled_it_leaves_orphans_and_nothing_else(bench: Bench) -> Non
 async def test_orphans_are_proven_and_holes_are_filled(bench: Bench) -> None:
     for seq_no, start, limit in [(2, 8, 30), (3, 30, 31), (6, 90, 95)]:
         await put_fragment(bench.store.inner, seq_no, start, CONTENT[start - 1 : limit - 1])
-    await bench.pipeline.plan()
+    await bench.cutter.plan()
     await bench.ship()
     assert bench.spans()[:6] == [(1, 8), (8, 30), (30, 31), (31, 60), (60, 90), (90, 95)]
     assert await cloud_values(bench.store.inner) == CONTENT
@@ -237,7 +242,7 @@ async def test_orphans_are_proven_and_holes_are_filled(bench: Bench) -> None:
 
 async def test_an_orphan_of_somebody_else_is_never_published(bench: Bench) -> None:
     await put_fragment(bench.store.inner, 2, 11, [b"theirs"] * 10)
-    await bench.pipeline.plan()
+    await bench.cutter.plan()
     with pytest.raises(ExceptionGroup) as told:
         await bench.ship()
     assert told.value.subgroup(ContentionError)
@@ -248,7 +253,7 @@ async def test_an_orphan_of_somebody_else_is_never_published(bench: Bench) -> No
 async def test_fragments_that_go_beyond_this_log(bench: Bench, seq_no: int, start: int) -> None:
     """This disk lost records, or somebody else was here: not a wait for records that never come."""
     await put_fragment(bench.store.inner, seq_no, start, values(130, 50, start=start))
-    await bench.pipeline.plan()
+    await bench.cutter.plan()
     with pytest.raises(ExceptionGroup) as told:
         await bench.ship()
     (error,) = told.value.exceptions
@@ -266,7 +271,7 @@ async def test_a_late_put_of_another_cut(bench: Bench) -> None:
     with pytest.raises(ExceptionGroup) as told:
         await bench.ship()
     assert told.value.subgroup(LateFragmentError)
-    await bench.pipeline.plan()
+    await bench.cutter.plan()
     await bench.ship()
     assert bench.spans()[:2] == [(1, 11), (11, 34)]
     assert await cloud_values(bench.store.inner) == CONTENT
@@ -286,7 +291,7 @@ async def test_late_puts_of_every_number(bench: Bench) -> None:
             await bench.ship()
             break
         except* LateFragmentError:
-            await bench.pipeline.plan()
+            await bench.cutter.plan()
     assert await cloud_values(bench.store.inner) == CONTENT
     assert await unreferenced(bench.store.inner) == []
 
@@ -305,7 +310,7 @@ async def row_groups(bench: Bench) -> list[list[int]]:
 
 
 async def test_what_was_begun_is_the_first_part_of_the_fragment(roomy: Bench) -> None:
-    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+    async with roomy.cutter.shipping(roomy.source, WRITER) as shipment:
         for start, begun in ((1, 11), (31, 51), (61, 71)):
             assert shipment.may_begin
             await shipment.begin(begun)
@@ -320,7 +325,7 @@ async def test_what_was_begun_is_the_first_part_of_the_fragment(roomy: Bench) ->
 
 async def test_only_the_next_fragment_was_begun(roomy: Bench) -> None:
     """However many are cut at once."""
-    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+    async with roomy.cutter.shipping(roomy.source, WRITER) as shipment:
         await shipment.ship(11)
         await shipment.begin(21)
         await shipment.ship(121)
@@ -330,7 +335,7 @@ async def test_only_the_next_fragment_was_begun(roomy: Bench) -> None:
 
 
 async def test_nothing_else_became_durable_until_the_cut(roomy: Bench) -> None:
-    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+    async with roomy.cutter.shipping(roomy.source, WRITER) as shipment:
         for limit in (11, 31):
             await shipment.begin(limit)
             await shipment.ship(limit)
@@ -341,7 +346,7 @@ async def test_nothing_else_became_durable_until_the_cut(roomy: Bench) -> None:
 
 
 async def test_a_whole_fragment_is_not_begun_but_cut(roomy: Bench) -> None:
-    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+    async with roomy.cutter.shipping(roomy.source, WRITER) as shipment:
         await shipment.begin(71)
         assert not shipment.may_begin
         await shipment.ship(71)
@@ -353,8 +358,8 @@ async def test_a_whole_fragment_is_not_begun_but_cut(roomy: Bench) -> None:
 async def test_nothing_is_begun_where_an_orphan_lies(roomy: Bench) -> None:
     """It says where fragments end, also before it; behind it all is as usual."""
     await put_fragment(roomy.store.inner, 2, 15, CONTENT[14:40])
-    await roomy.pipeline.plan()
-    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+    await roomy.cutter.plan()
+    async with roomy.cutter.shipping(roomy.source, WRITER) as shipment:
         await shipment.begin(11)
         assert not shipment.may_begin
         await shipment.ship(41)
@@ -377,7 +382,7 @@ async def test_what_was_begun_is_read_once(roomy: Bench) -> None:
         return found
 
     roomy.source.read_local = noted  # type: ignore[method-assign]
-    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+    async with roomy.cutter.shipping(roomy.source, WRITER) as shipment:
         for limit in (11, 21):
             roomy.source.faults = [StorageUnavailableError("too many open files")] * 2
             await (shipment.begin(limit) if limit == 11 else shipment.ship(limit))
@@ -391,7 +396,7 @@ async def test_local_reads_that_fail_for_good_around_a_head_start(
 ) -> None:
     error = CorruptionError("damaged", path="1.wal")
     with pytest.raises(ExceptionGroup) as told:
-        async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+        async with roomy.cutter.shipping(roomy.source, WRITER) as shipment:
             if not begins:
                 await shipment.begin(11)
             roomy.source.faults = [error]
@@ -411,7 +416,7 @@ async def test_a_late_put_while_the_next_one_has_begun(roomy: Bench) -> None:
 
     roomy.store.on("put_if_absent", faults.call(land), key_prefix=layout.fragment_path(2))
     with pytest.raises(ExceptionGroup) as told:
-        async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+        async with roomy.cutter.shipping(roomy.source, WRITER) as shipment:
             await shipment.ship(11)
             await shipment.begin(21)
             await shipment.ship(31)
@@ -419,8 +424,8 @@ async def test_a_late_put_while_the_next_one_has_begun(roomy: Bench) -> None:
             begun.set()
             await shipment.finish()
     assert told.value.subgroup(LateFragmentError)
-    await roomy.pipeline.plan()
-    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+    await roomy.cutter.plan()
+    async with roomy.cutter.shipping(roomy.source, WRITER) as shipment:
         await shipment.begin(21)
         await shipment.ship(121)
     assert roomy.spans()[:2] == [(1, 11), (11, 44)]
@@ -435,7 +440,7 @@ async def test_a_late_put_of_the_same_cut(roomy: Bench) -> None:
         await put_fragment(roomy.store.inner, 1, 1, CONTENT[:20])
 
     roomy.store.on("put_if_absent", faults.call(land), key_prefix=layout.fragment_path(1))
-    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+    async with roomy.cutter.shipping(roomy.source, WRITER) as shipment:
         await shipment.begin(11)
         await shipment.ship(21)
     assert roomy.fragments.adopted_fragments == 1
@@ -450,7 +455,7 @@ async def test_a_late_put_that_fits_nowhere(roomy: Bench) -> None:
         await put_fragment(roomy.store.inner, 2, 5, CONTENT[4:15])
 
     roomy.store.on("put_if_absent", faults.call(land), key_prefix=layout.fragment_path(2))
-    async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+    async with roomy.cutter.shipping(roomy.source, WRITER) as shipment:
         await shipment.ship(11)
         await shipment.begin(21)
         await shipment.ship(31)
@@ -463,7 +468,7 @@ async def test_cancelled_when_it_has_begun(roomy: Bench) -> None:
     begun = asyncio.Event()
 
     async def ship() -> None:
-        async with roomy.pipeline.shipping(roomy.source, WRITER) as shipment:
+        async with roomy.cutter.shipping(roomy.source, WRITER) as shipment:
             await shipment.begin(11)
             begun.set()
             await asyncio.Event().wait()
@@ -484,16 +489,16 @@ async def test_cancelled_when_it_has_begun(roomy: Bench) -> None:
 async def test_a_new_directory_takes_what_continues_the_log(bench: Bench) -> None:
     await put_fragment(bench.store.inner, 1, 1, CONTENT[:30])
     await put_fragment(bench.store.inner, 2, 31, CONTENT[30:35])
-    await bench.pipeline.plan()
-    await bench.pipeline.adopt_unproven(WRITER)
+    await bench.cutter.plan()
+    await bench.cutter.adopt_unproven(WRITER)
     assert bench.spans() == [(1, 31), (31, 36)]
     assert bench.store.count("put_if_match").requests == 1
     assert bench.fragments.adopted_fragments == 2
 
 
 async def test_a_new_directory_without_orphans_changes_nothing(bench: Bench) -> None:
-    await bench.pipeline.plan()
-    await bench.pipeline.adopt_unproven(WRITER)
+    await bench.cutter.plan()
+    await bench.cutter.adopt_unproven(WRITER)
     assert bench.store.count("put_if_match").requests == 0
 
 
@@ -502,14 +507,14 @@ async def test_a_new_directory_cannot_fill_holes(bench: Bench, places) -> None:
     """Their records were on the lost disk only; what lies behind them is not thrown away silently."""
     for seq_no, start in places:
         await put_fragment(bench.store.inner, seq_no, start, CONTENT[start - 1 : start + 9])
-    await bench.pipeline.plan()
+    await bench.cutter.plan()
     first = len(places)
     with pytest.raises(ContentionError, match=f"delete the fragments from number {first} on"):
-        await bench.pipeline.adopt_unproven(WRITER)
+        await bench.cutter.adopt_unproven(WRITER)
     assert bench.spans() == []
 
 
 async def test_planning_while_the_store_fails(bench: Bench) -> None:
     bench.store.on("list", fail(timeout("not_written")))
     with pytest.raises(StorageUnavailableError):
-        await bench.pipeline.plan()
+        await bench.cutter.plan()

@@ -1,0 +1,248 @@
+"""FragmentCutter: cuts the durable batches of a local log into fragments, from the manifest's end on.
+
+A shipment hands the fragments to a publish pipeline, which makes several at once and publishes them in order.
+Fragments that a crash left unpublished come first. What is durable shortly before a cut is built while more
+comes in; see ``encoding.py`` for why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
+
+from uploader.format.entries import Fragment
+from uploader.root import orphan_recovery
+from uploader.root.orphan_recovery import FragmentSlot
+from uploader.root.ownership import is_outdated
+from uploader.root.root import Root
+from uploader.stores.retry import RetryPolicy
+from uploader.write.ack_dispatch import UploadAcks
+from uploader.write.cut_schedule import CutSchedule
+from uploader.write.encoding import Building
+from uploader.write.fragment_writer import FragmentWriter, gather
+from uploader.write.publish_pipeline import Make, PublishPipeline
+from uploader.write.stall_guard import StallGuard
+from walstore.batches.batch import Batch
+from walstore.errors import ContentionError
+from walstore.ports import Clock, TierSource
+
+logger = logging.getLogger("walstore")
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class FragmentCutter:
+    """Plans how one log goes on, and ships it. One shipment at a time."""
+
+    url: str
+    root: Root
+    fragments: FragmentWriter
+    stall_guard: StallGuard
+    retry: RetryPolicy
+    """For reads of the local log, which may fail in passing, too."""
+    clock: Clock
+    fragment_bytes: int
+    max_in_flight: int
+    schedule: CutSchedule
+    """When the log is cut."""
+    slots: deque[FragmentSlot] = field(default_factory=deque, init=False)
+    """Fragments that must be cut otherwise than at ``fragment_bytes``; a shipment takes them out."""
+    _orphans: int = field(default=0, init=False)
+
+    async def plan(self) -> None:
+        """Look for fragments behind the manifest's end, and plan how the log goes on with them.
+
+        Those of a directory from which the log was taken over are left out: see ``fragment_writer.py``.
+
+        CorruptionError for an object that is not a fragment.
+        """
+        found = await self.fragments.puts.orphans()
+        manifest = self.root.manifest
+        orphans = [orphan for orphan in found if not is_outdated(orphan.maker, manifest)]
+        self._orphans = len(orphans)
+        self.slots = deque(
+            orphan_recovery.plan(manifest.next_seq_no, manifest.next_offset, orphans)
+        )
+        if orphans:
+            logger.warning("%s has %d unpublished fragments", self.url, len(orphans))
+
+    async def adopt_unproven(self, writer: str) -> None:
+        """Publish the planned orphans for a new directory, which has no records to compare them with.
+
+        ContentionError if the records before some of them are missing: only the lost directory had these.
+        """
+        whole = [slot.orphan.entry for slot in takewhile(_is_adoption, self.slots) if slot.orphan]
+        if len(whole) < self._orphans:
+            first = self.root.manifest.next_seq_no + len(whole)
+            raise ContentionError(
+                f"{self.url} has fragments behind records that were never uploaded; restore the log's "
+                f"old directory, or delete the fragments from number {first} on"
+            )
+        if whole:
+            await self.root.publish(whole, writer)
+            self.fragments.adopted_fragments += len(whole)
+        self.slots.clear()
+
+    @asynccontextmanager
+    async def shipping(self, source: TierSource, writer: str) -> AsyncIterator[Shipment]:
+        """Return a shipment of what ``source`` holds behind the manifest's end.
+
+        The block may raise an ExceptionGroup of what :meth:`FragmentWriter.put` and the root raise. Left
+        normally, everything that was started is published.
+        """
+        acks = UploadAcks(source, asyncio.get_running_loop())
+
+        def acknowledge(run: Sequence[Fragment]) -> None:
+            acks.send(run[-1].limit)
+
+        async with asyncio.TaskGroup() as tasks:
+            pipeline = PublishPipeline(
+                tasks,
+                root=self.root,
+                writer=writer,
+                stall_guard=self.stall_guard,
+                clock=self.clock,
+                schedule=self.schedule,
+                max_in_flight=self.max_in_flight,
+                max_making=min(self.max_in_flight, self.fragments.puts.max_at_once),
+                on_published=acknowledge,
+            )
+            shipment = Shipment(tasks, source, self, pipeline)
+            yield shipment
+            await shipment.finish()
+            await acks.wait_delivered()
+
+
+@dataclass(slots=True, eq=False)
+class _Head:
+    """The first batches of a fragment that will be cut soon."""
+
+    building: Building
+    limit: int
+    """Offset after the last of them."""
+    size_bytes: int
+    """Their size."""
+
+
+class Shipment:
+    """Fragments of one log under way. Made by :meth:`FragmentCutter.shipping`."""
+
+    def __init__(
+        self,
+        tasks: asyncio.TaskGroup,
+        source: TierSource,
+        cutter: FragmentCutter,
+        pipeline: PublishPipeline,
+    ) -> None:
+        """Run in ``tasks``: what fails there, fails the group."""
+        self._tasks = tasks
+        self._source = source
+        self._cutter = cutter
+        self._pipeline = pipeline
+        self._seq_no = cutter.root.manifest.next_seq_no
+        self.position = cutter.root.manifest.next_offset
+        """Every offset below it was cut into a fragment."""
+        self._head: _Head | None = None  # of the next fragment
+        self.may_begin = True
+        """Whether :meth:`begin` was not called yet for the next fragment."""
+
+    @property
+    def schedule(self) -> CutSchedule:
+        """When the log is cut."""
+        return self._cutter.schedule
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was cut is published."""
+        return self._pipeline.is_empty
+
+    @property
+    def due(self) -> float:
+        """When the next fragment should be cut, by the monotonic clock, if a caller waits for it."""
+        return self._pipeline.due
+
+    async def wait_change(self) -> None:
+        """Return when something was put or published."""
+        await self._pipeline.wait_change()
+
+    async def wait_room(self) -> None:
+        """Return when another fragment may be cut."""
+        await self._pipeline.wait_until(lambda: self._pipeline.has_room)
+
+    async def begin(self, limit: int) -> None:
+        """Begin to build the next fragment with what is below ``limit``, all of it durable.
+
+        Nothing happens if the end of that fragment is planned already, or if there is enough to cut it.
+        """
+        self.may_begin = False
+        if self._cutter.slots:
+            return
+        most_bytes = self._cutter.fragment_bytes
+        batches = await self._gather(self.position, limit, most_bytes)
+        size_bytes = sum(batch.nbytes for batch in batches)
+        if size_bytes < most_bytes:
+            self._head = _Head(self._cutter.fragments.begin(), batches[-1].limit, size_bytes)
+            self._tasks.create_task(self._build(self._head.building, batches))
+
+    async def ship(self, limit: int) -> None:
+        """Cut ``[position, limit)``, all of it durable, as there is room; return when that is done."""
+        while self.position < limit:
+            await self.wait_room()
+            make, self.position = await self._cut(limit)
+            self._pipeline.start(make)
+            self._seq_no += 1
+
+    async def finish(self) -> None:
+        """Return when all that was cut is published."""
+        await self._pipeline.wait_until(lambda: self._pipeline.is_empty)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    async def _build(self, building: Building, batches: list[Batch]) -> None:
+        began = self._cutter.clock.monotonic()
+        await building.add(lambda: batches)
+        self.schedule.note_head_start(self._cutter.clock.monotonic() - began)
+
+    async def _cut(self, limit: int) -> tuple[Make, int]:
+        """Return how to make the fragment that begins at the position, and its limit."""
+        cutter = self._cutter
+        head, self._head, self.may_begin = self._head, None, True
+        slot = cutter.slots.popleft() if cutter.slots else None
+        if slot is not None and slot.limit > limit:
+            raise ContentionError(
+                f"{cutter.url} holds records up to offset {slot.limit}, but this log ends at {limit}: "
+                "another writer put them, or this disk lost records"
+            )
+        if slot is not None and slot.orphan is not None:
+            return partial(cutter.fragments.adopt, self._source, slot.orphan), slot.limit
+        building, position = cutter.fragments.begin(), self.position
+        most_bytes = cutter.fragment_bytes
+        if head is not None and slot is None:
+            building, position = head.building, head.limit
+            most_bytes -= head.size_bytes
+        if slot is None:
+            batches = await self._gather(position, limit, most_bytes)
+        else:
+            batches = await self._gather(position, slot.limit, None)
+        return self._make(building, batches), batches[-1].limit if batches else position
+
+    def _make(self, building: Building, batches: list[Batch]) -> Make:
+        root, seq_no = self._cutter.root, self._seq_no
+        turn = partial(self._pipeline.wait_until, lambda: root.manifest.next_seq_no >= seq_no)
+        return partial(
+            self._cutter.fragments.put, self._source, seq_no, building, batches, my_turn=turn
+        )
+
+    async def _gather(self, position: int, limit: int, most_bytes: int | None) -> list[Batch]:
+        return await self._cutter.retry.call(
+            partial(gather, self._source, position, limit, most_bytes=most_bytes)
+        )
+
+
+def _is_adoption(slot: FragmentSlot) -> bool:
+    return slot.orphan is not None
