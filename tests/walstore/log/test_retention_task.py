@@ -238,7 +238,7 @@ async def test_a_cursor_holds_what_it_has_not_read(log_directory, clock, caplog)
             RetentionHold.PINNED,
             "cursor billing",
         )
-        assert "stays: pinned by cursor billing" in caplog.text
+        assert "kept: pinned by cursor billing" in caplog.text
         assert third is None or (await read_all(wal))[0].offset == second
         await remove_cursor(log_directory, "billing")
         clock.advance(HOUR / 16)  # nobody told us, so it looks again at times
