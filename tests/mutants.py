@@ -98,7 +98,7 @@ MUTANTS: Final = (
     Mutant(RECOVERY, "and header.epoch >= self.epoch", "and header.epoch > self.epoch"),
     Mutant(RECOVERY, "self.timestamp_us = header.max_", "self.timestamp_us = header.base_"),
     Mutant(RECOVERY, "evidence.durable_limit > chain.next_", "evidence.durable_limit >= chain.next_"),
-    Mutant(RECOVERY, "later.synced_position > position", "later.synced_position > position + 8"),
+    Mutant(RECOVERY, "later.synced_position > position", "later.synced_position >= position"),
     Mutant(RECOVERY, "if testified or is_noted:", "if is_noted:"),
     Mutant(RECOVERY, "if header is not None and header.reuses_blocks", "if header is not None"),
     Mutant(COMMIT, "if limit <= self.durable_limit:", "if limit < self.durable_limit:"),
