@@ -174,7 +174,11 @@ def main(words: list[str]) -> int:
         for mutant in chosen:
             found = is_caught(Path(scratch), mutant)
             caught += found
-            print("caught  " if found else "SURVIVED", f"{mutant.file}: {mutant.new}", flush=True)
+            print(
+                "caught  " if found else "SURVIVED",
+                f"{mutant.file}: {mutant.old} → {mutant.new}",
+                flush=True,
+            )
     print(f"{caught} of {len(chosen)} mutants were caught")
     return caught < len(chosen)
 
