@@ -292,6 +292,18 @@ def test_a_head_without_room_for_its_frame_is_the_begin_of_its_segment(
     assert reopened_values(log_directory) == [b"a", b"b", b"c", b"d"]
 
 
+def test_a_head_whose_frame_is_written_in_part_fails_the_log(tail, faulty) -> None:
+    """What is behind the last frame is not known, so nothing may be written there."""
+    tail.commit([draft_of(1, b"a", b"b", b"c")])
+    faulty.fail("pwrite", errno.ENOSPC, name=ACTIVE)
+    faulty.fail("truncate", errno.EIO)
+    with pytest.raises(TailError):
+        tail.advance_head(3)
+    faulty.heal()
+    with pytest.raises(TailError):
+        tail.commit([draft_of(4, b"d")])
+
+
 # -- failures --------------------------------------------------------------------------------------
 
 
