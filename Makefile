@@ -106,6 +106,10 @@ test-all: $(DEV) ## Run all tests
 fuzz: $(DEV) ## Open 5 000 damaged and forged logs and 1 500 buckets in every way; more: make fuzz ARGS="--first 5001 --inputs 100000"
 	PYTHONPATH=. $(VENV)/bin/python -m tests.fuzz $(ARGS)
 
+.PHONY: mutants
+mutants: $(DEV) ## Put fifty bugs into a copy of the code, one at a time, and see which the quick tests catch: ARGS="tail cas"
+	@$(VENV)/bin/python -m tests.mutants $(ARGS)
+
 .PHONY: check
 check: $(DEV) ## Check style, formatting, types and who imports whom
 	$(VENV)/bin/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -33,6 +34,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TEST_SECONDS))
+
+
+@functools.cache
+def _spark_problem() -> str | None:
+    """Ask Java once, and not before a test needs it."""
+    from walstore.spark import problem
+
+    return problem()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip the tests that need Spark where it cannot run."""
+    if item.get_closest_marker("spark") and (missing := _spark_problem()):
+        pytest.skip(missing)
 
 
 def pytest_collection_finish() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from tests.cluster.cluster import kill_session
 from tests.walstore.spark.versions import NO_LIMITS
-from walstore.spark import problem
 from walstore.spark.features import HAS_LIMITS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -42,9 +41,6 @@ not paid 34
 def test_an_example_prints_what_it_should(name: str, tmp_path: Path) -> None:
     if name == "stream_into_a_table" and not HAS_LIMITS:
         pytest.skip(NO_LIMITS)
-    missing = problem()
-    if missing:
-        pytest.skip(missing)
     process = subprocess.Popen(
         [sys.executable, str(EXAMPLES / f"{name}.py")],
         cwd=tmp_path,

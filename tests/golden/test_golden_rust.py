@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+from tests.cases import case
 from uploader import (
     CloudLog,
     CloudWriter,
@@ -83,24 +84,25 @@ def test_the_files_are_there() -> None:
     assert {path.stat().st_size for path in fragments if path.stem.endswith("5")} == {1092}
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_documents_are_written_again_byte_for_byte(name: str) -> None:
-    data, (_, folder, file) = (DIRECTORY / name).read_bytes(), name.split("/")
-    match folder:
-        case "manifest":
-            manifest = Manifest.parse(data)
-            manifest.scrub()
-            again = manifest.serialise()
-        case "snapshot":
-            snapshot = Snapshot.parse(data, path=name)
-            snapshot.scrub(expected=snapshot.pointer())
-            assert snapshot.path == f"snapshot/{file}"
-            again = snapshot.serialise()
-        case "cursor":
-            again = CloudCursor.parse(data, name=file.removesuffix(".json")).serialise()
-        case _:
-            again = Garbage.parse(data).serialise()
-    assert again == data
+def test_documents_are_written_again_byte_for_byte() -> None:
+    for name in DOCUMENTS:
+        with case(name):
+            data, (_, folder, file) = (DIRECTORY / name).read_bytes(), name.split("/")
+            match folder:
+                case "manifest":
+                    manifest = Manifest.parse(data)
+                    manifest.scrub()
+                    again = manifest.serialise()
+                case "snapshot":
+                    snapshot = Snapshot.parse(data, path=name)
+                    snapshot.scrub(expected=snapshot.pointer())
+                    assert snapshot.path == f"snapshot/{file}"
+                    again = snapshot.serialise()
+                case "cursor":
+                    again = CloudCursor.parse(data, name=file.removesuffix(".json")).serialise()
+                case _:
+                    again = Garbage.parse(data).serialise()
+            assert again == data
 
 
 async def test_the_whole_log_is_read(copies: Path) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cloud import SEGMENTS, values
 from tests.uploader.conftest import (  # noqa: F401 - fixtures
-    S3Server,
     aws_environment,
     s3_admin,
     s3_bucket,
@@ -32,6 +32,9 @@ from walstore.errors import (
     UnsupportedStoreError,
     WalError,
 )
+
+if TYPE_CHECKING:
+    from tests.uploader.s3_server import S3Server
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.cases import case
 from tests.local import SMALL, UnsyncedFileSystem, check_contiguous, read_all, segments
 from tests.named import is_there
 from tests.waiting import until
@@ -158,11 +159,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_tests_of_a_case_are_there(name: str) -> None:
-    assert CASES[name].tests
-    for test in CASES[name].tests:
-        assert is_there(test), test
+def test_the_tests_of_a_case_are_there() -> None:
+    for name, found in CASES.items():
+        with case(name):
+            assert found.tests
+            for test in found.tests:
+                assert is_there(test), test
 
 
 def test_no_case_is_left_out() -> None:

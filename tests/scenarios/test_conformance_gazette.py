@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.cases import case
 from tests.local import SMALL, contents, gather_outcomes, read_all, read_values, turns
 from tests.named import is_there
 from walstore import (
@@ -279,12 +280,14 @@ async def commit(wal: Wal, values: list[bytes], **terms) -> range:
     return transaction.span
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_tests_of_a_case_are_there(name: str) -> None:
-    rule, tests = CASES[name]
-    assert tests or rule.startswith("not applicable: ")
-    for test in tests:
-        assert is_there(test if "::" in test else f"scenarios/{Path(__file__).name}::{test}"), test
+def test_the_tests_of_a_case_are_there() -> None:
+    for name, (rule, tests) in CASES.items():
+        with case(name):
+            assert tests or rule.startswith("not applicable: ")
+            for test in tests:
+                assert is_there(
+                    test if "::" in test else f"scenarios/{Path(__file__).name}::{test}"
+                ), test
 
 
 # -- offsets -------------------------------------------------------------------------------------

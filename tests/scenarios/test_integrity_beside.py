@@ -11,7 +11,6 @@ import pytest
 
 from tests.cloud import FAST, URL, cloud_values
 from tests.uploader.conftest import (  # noqa: F401 - fixtures
-    S3Server,
     aws_environment,
     s3_admin,
     s3_bucket,

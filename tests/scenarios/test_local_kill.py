@@ -19,8 +19,8 @@ from walstore import Wal
 CHILD = Path(__file__).with_name("kill_child.py")
 LANES = 2
 """Children at the same time, each with its own log: as many as there are cores in the smallest machine."""
-KILLS = 60
-"""Kills in each lane."""
+KILLS = 50
+"""Kills in each lane. ``make storm`` makes the many."""
 ROUNDS_PER_LOG = 12
 NAME = re.compile(rb"(\S+)/(\d+) \.*")
 

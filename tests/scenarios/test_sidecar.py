@@ -15,7 +15,6 @@ import pytest
 from tests.sidecars import SidecarProcess, cursor_at, landed_rows, sidecar
 from uploader import CloudLog, CloudWriter, CollectorSettings, GarbageCollector
 from uploader.write.writer_settings import WriterSettings
-from walstore.spark import problem
 from walstore.spark.features import HAS_LIMITS
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -24,13 +23,6 @@ CURSOR = "lander"
 KILLS = 5
 AT_ONCE = 100
 """Records of a fragment, and of a batch of the table."""
-
-
-@pytest.fixture(autouse=True)
-def _java() -> None:
-    missing = problem()
-    if missing:
-        pytest.skip(missing)
 
 
 def value(offset: int) -> bytes:

@@ -16,14 +16,12 @@ from tests.lakes import Lake, find_lake
 from tests.sidecars import SidecarProcess, cursor_at, sidecar
 from uploader import CloudWriter
 from uploader.write.writer_settings import WriterSettings
-from walstore.spark import problem
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.kill,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(problem() is not None, reason=str(problem())),
 ]
 
 CURSOR = "lander"

@@ -22,7 +22,6 @@ from tests.scenarios.stream_source import PIPE, STOP_AT
 from tests.walstore.spark.versions import limit
 from uploader import CloudWriter
 from walstore import Wal
-from walstore.spark import problem
 from walstore.spark.features import HAS_LIMITS
 
 pytestmark = [
@@ -30,7 +29,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.kill,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(problem() is not None, reason=str(problem())),
 ]
 
 STAGES = {

@@ -16,14 +16,12 @@ import pytest
 
 from tests.uploader.partitioned.writes import keys_in, records_in
 from uploader.stores import open_store
-from walstore.spark import problem
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.kill,
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(problem() is not None, reason=str(problem())),
 ]
 
 CHILD = Path(__file__).with_name("spark_sink_child.py")

@@ -21,7 +21,7 @@ from walstore.errors import StorageUnavailableError
 @pytest.mark.parametrize("first", [0, pytest.param(6, marks=pytest.mark.slow)])
 def test_histories(first: int) -> None:
     """A small share of what ``make sim`` runs; even seeds have the layout ``swap``, odd ones ``chain``."""
-    for seed in range(first, first + (60 if first else 6)):
+    for seed in range(first, first + (30 if first else 6)):
         simulate(seed)
 
 

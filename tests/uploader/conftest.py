@@ -1,28 +1,23 @@
 """Object stores for the tests of the cloud tier: an S3 server over real HTTP, and retries that do not wait.
 
-The server is the one that WALSTORE_S3_ENDPOINT names (``make test-s3`` starts one), else moto's. moto differs
-from S3 in ways that are made up for here, or matter to nobody:
-
-* moto looks at a condition and puts in two steps without a lock; S3 is atomic. Puts are queued.
-* moto never answers 409, 503 or 412-after-retry; ``test_s3_faults.py`` has a scripted server for those.
-* moto takes any credentials.
+The server is the one that WALSTORE_S3_ENDPOINT names (``make test-s3`` starts one), else moto's, which is
+imported when the first test needs it.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-import boto3
 import pytest
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import WSGIRequestHandler, make_server
 
 from tests.s3.rgw import ACCESS_KEY, ENDPOINT, SECRET_KEY
 from uploader.stores import RetryPolicy
+
+if TYPE_CHECKING:
+    from tests.uploader.s3_server import S3Server
 
 
 class RealServer:
@@ -38,56 +33,6 @@ class RealServer:
     @property
     def requests(self) -> list[tuple[str, str]]:
         pytest.skip("a real server does not tell what it was asked")
-
-
-class S3Server:
-    """moto behind a lock, which can be told to ignore the conditions of puts as some emulators do."""
-
-    def __init__(self) -> None:
-        self._app = DomainDispatcherApplication(create_backend_app)
-        self._lock = threading.Lock()
-        self._server = make_server(
-            "127.0.0.1", 0, self._serve, threaded=True, request_handler=_QuietHandler
-        )
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self.unconditional_buckets: set[str] = set()
-        self.requests: list[tuple[str, str]] = []
-
-    @property
-    def endpoint_url(self) -> str:
-        return f"http://127.0.0.1:{self._server.port}"
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def _serve(
-        self, environ: dict[str, Any], start_response: Callable[..., Any]
-    ) -> Iterable[bytes]:
-        path = environ["PATH_INFO"]
-        self.requests.append((environ["REQUEST_METHOD"], path))
-        if path.split("/")[1] in self.unconditional_buckets:
-            environ.pop("HTTP_IF_MATCH", None)
-            environ.pop("HTTP_IF_NONE_MATCH", None)
-        if environ["REQUEST_METHOD"] == "PUT":
-            with self._lock:
-                return list(self._app(environ, start_response))
-        return self._app(environ, start_response)
-
-
-class _QuietHandler(WSGIRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log(self, *_: object) -> None:
-        pass
-
-    def send_response(self, code: int, message: str | None = None) -> None:
-        """Leave out the header Server: moto sends one too, and aiohttp in debug mode refuses two."""
-        self.send_response_only(code, message)
 
 
 class InstantClock:
@@ -136,6 +81,8 @@ def s3_server() -> Iterator[S3Server | RealServer]:
     if endpoint_url := os.environ.get(ENDPOINT):
         yield RealServer(endpoint_url)
         return
+    from tests.uploader.s3_server import S3Server
+
     server = S3Server()
     server.start()
     yield server
@@ -145,6 +92,8 @@ def s3_server() -> Iterator[S3Server | RealServer]:
 @pytest.fixture(scope="session")
 def s3_admin(s3_server: S3Server | RealServer) -> Iterator[Any]:
     """A plain client, to make buckets and to look behind the store's back."""
+    import boto3
+
     session = boto3.Session(
         aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY, region_name="us-east-1"
     )

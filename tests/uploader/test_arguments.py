@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cases import case
 from uploader import (
     ChainSettings,
     CloudLog,
@@ -68,10 +70,12 @@ async def refused(call: Callable[[], Any], error: type[Exception], match: str) -
         await call()
 
 
-@pytest.mark.parametrize("url", [5, None, b"memory://x", Path("/nowhere/log")], ids=repr)
-@pytest.mark.parametrize("name", CALLS)
-async def test_a_url_is_text(name: str, url: object) -> None:
-    await refused(lambda: CALLS[name](url), TypeError, "a store URL must be a str, not ")
+async def test_a_url_is_text() -> None:
+    for name, run in CALLS.items():
+        for url in (5, None, b"memory://x", Path("/nowhere/log")):
+            with case(name, url):
+                call = functools.partial(run, url)
+                await refused(call, TypeError, "a store URL must be a str, not ")
 
 
 async def test_both_urls_of_a_fork_are_text() -> None:
@@ -84,28 +88,25 @@ async def test_a_path_is_told_how_it_becomes_a_url() -> None:
     await refused(lambda: _opened(Path("x")), TypeError, r"path\.absolute\(\)\.as_uri\(\)")
 
 
-@pytest.mark.parametrize(
-    "store", [5, "memory://x", object(), MemoryStore], ids=lambda store: type(store).__name__
-)
-@pytest.mark.parametrize("name", CALLS)
-async def test_a_store_has_the_methods_of_one(name: str, store: object) -> None:
-    await refused(
-        lambda: CALLS[name](PLACE, store=store), TypeError, "store must be an object store"
-    )
+async def test_a_store_has_the_methods_of_one() -> None:
+    for name, run in CALLS.items():
+        for store in (5, "memory://x", object(), MemoryStore):
+            with case(name, store):
+                call = functools.partial(run, PLACE, store=store)
+                await refused(call, TypeError, "store must be an object store")
 
 
-@pytest.mark.parametrize("settings", [5, {}, "x", WriterSettings, ChainSettings()], ids=str)
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
+async def test_settings_are_of_their_class() -> None:
+    for name, kind in (
         ("CloudWriter.open", WriterSettings),
         ("CloudTier", UploadSettings),
         ("DirtyLog.open", WriterSettings),
-    ],
-)
-async def test_settings_are_of_their_class(name: str, kind: type, settings: object) -> None:
-    message = f"settings must be {kind.__name__} or None, not "
-    await refused(lambda: CALLS[name](PLACE, settings=settings), TypeError, message)
+    ):
+        for settings in (5, {}, "x", WriterSettings, ChainSettings()):
+            with case(name, kind, settings):
+                message = f"settings must be {kind.__name__} or None, not "
+                call = functools.partial(CALLS[name], PLACE, settings=settings)
+                await refused(call, TypeError, message)
 
 
 async def test_settings_of_a_collector_and_a_chain_are_of_their_class() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cases import case
 from uploader.format import layout
 from uploader.format.inventory import FOLDERS, Part, fragment_number, part_of
 from uploader.format.names import FragmentName, manifest_key
@@ -13,9 +14,8 @@ SUM = Setsum.of_items([b"x"])
 SHARDED = FragmentName(7, 3, 9, SUM).key(shards=4)
 
 
-@pytest.mark.parametrize(
-    ("key", "part"),
-    [
+def test_parts_of_a_log() -> None:
+    for key, part in (
         (layout.fragment_path(5000), Part.FRAGMENT),
         (SHARDED, Part.FRAGMENT),
         (layout.snapshot_path(SUM), Part.SNAPSHOT),
@@ -32,15 +32,13 @@ SHARDED = FragmentName(7, 3, 9, SUM).key(shards=4)
         (layout.kept_path("0123456789abcdef", layout.fragment_path(5000)), Part.REBUILT),
         ("walstore-probe/x-1", Part.PROBE),
         ("walstore-mark/swaps-0123456789abcdef", Part.MARK),
-    ],
-)
-def test_parts_of_a_log(key: str, part: Part) -> None:
-    assert part_of(key) is part
+    ):
+        with case(key, part):
+            assert part_of(key) is part
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
+def test_what_is_no_part_of_a_log() -> None:
+    for key in (
         "readme",
         "logs/x",
         "a/" + layout.fragment_path(1),
@@ -66,10 +64,9 @@ def test_parts_of_a_log(key: str, part: Part) -> None:
         "walstore-probe/",
         "walstore-probe/manifest/MANIFEST",
         "walstore-mark/manifest/MANIFEST",
-    ],
-)
-def test_what_is_no_part_of_a_log(key: str) -> None:
-    assert part_of(key) is None
+    ):
+        with case(key):
+            assert part_of(key) is None
 
 
 def test_the_manifest_goes_last_and_the_tombstone_stays_behind() -> None:

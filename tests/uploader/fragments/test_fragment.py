@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cases import case
 from tests.frames import batch_of, build, record_lists, values_only
 from tests.golden.wal3.regenerate import setsum_hex
 from tests.uploader.parquet import by_arrow_rs, by_pyarrow, read_by_arrow_rs, wal3_table
@@ -221,9 +222,8 @@ def u64(*numbers: int | None) -> pa.Array:
     return pa.array(numbers, pa.uint64())
 
 
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
+def test_files_that_are_no_fragments() -> None:
+    for table, message in (
         (wal3_table(1, TIME_US, []), "without records"),
         (wal3_table(1, TIME_US, BODIES).drop_columns("offset"), "'offset' must be there once"),
         (wal3_table(1, TIME_US, BODIES).drop_columns("body"), "'body' must be there once"),
@@ -247,12 +247,11 @@ def u64(*numbers: int | None) -> pa.Array:
             "has nulls",
         ),
         (wal3_table(layout.MAX_U64, 5, [b"a"]), "go up by one"),
-    ],
-)
-def test_files_that_are_no_fragments(table: pa.Table, message: str) -> None:
-    with pytest.raises(CorruptionError, match=message) as caught:
-        inspect(by_pyarrow(table))
-    assert caught.value.path == PATH
+    ):
+        with case(table, message):
+            with pytest.raises(CorruptionError, match=message) as caught:
+                inspect(by_pyarrow(table))
+            assert caught.value.path == PATH
 
 
 def test_text_that_is_no_utf8_is_corruption() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.cases import case
 from tests.uploader.documents import fragments, snapshot_of
 from tests.uploader.gc.collecting import NO_WAIT, announce, collect, drop, garbage_below
 from tests.uploader.places import INTERVAL_SECONDS, SETTINGS, Place
@@ -23,10 +24,15 @@ from walstore.errors import (
 # -- collecting --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cutoff", range(1, 15))
 @pytest.mark.parametrize(("fragments", "snapshots"), [(2, 2), (3, 2), (100, 2)])
-async def test_a_collection_at_every_offset(cutoff: int, fragments: int, snapshots: int) -> None:
+async def test_a_collection_at_every_offset(fragments: int, snapshots: int) -> None:
     """Exactly the whole fragments below the cursor go, with their snapshots."""
+    for cutoff in range(1, 15):
+        with case(cutoff):
+            await check_a_collection_at(cutoff, fragments, snapshots)
+
+
+async def check_a_collection_at(cutoff: int, fragments: int, snapshots: int) -> None:
     place = await Place.make((2, 1) * 4, fragments=fragments, snapshots=snapshots)
     await place.cursors.commit("billing", cutoff)
     collected = await collect(place, replace(SETTINGS, max_drop_fraction=1))

@@ -9,6 +9,7 @@ import os
 
 import pytest
 
+from tests.cases import case
 from tests.uploader.answers import refusal
 from uploader.root.cas import TRUSTED_SECONDS, PutOutcome, create, swap
 from uploader.stores import LocalStore, MemoryStore, PreconditionFailedError, RetryPolicy
@@ -63,11 +64,22 @@ class Swap(Create):
         await self.store.inner.put_if_match(KEY, THEIRS, self.etag)
 
 
-@pytest.fixture(params=[Create, Swap], ids=["create", "swap"])
+OPERATIONS = [Create, Swap]
+
+
+@pytest.fixture(params=OPERATIONS, ids=["create", "swap"])
 async def put(request, store, impatient):
     operation = request.param(store, impatient)
     await operation.prepare()
     return operation
+
+
+async def new_put(operation: type[Create], retry: RetryPolicy) -> tuple[FaultyStore, Create]:
+    """Return a new store and a put into it."""
+    store = FaultyStore(MemoryStore())
+    put = operation(store, retry)
+    await put.prepare()
+    return store, put
 
 
 async def content(store: FaultyStore) -> bytes | None:
@@ -96,6 +108,7 @@ ONE_ATTEMPT = [
     for happens, answer in itertools.product([True, False], ANSWERS)
     if happens or answer != "ok"
 ]
+TWO_ATTEMPTS = list(itertools.product(ONE_ATTEMPT, repeat=2))
 
 
 @pytest.mark.parametrize(("happens", "answer"), ONE_ATTEMPT)
@@ -122,20 +135,29 @@ async def test_one_bad_attempt_with_a_rival_before_it_is_lost(put, store, happen
     assert await content(store) == THEIRS
 
 
-@pytest.mark.parametrize("attempts", list(itertools.product(ONE_ATTEMPT, repeat=2)))
-async def test_any_two_attempts_in_a_row_tell_the_truth(put, store, attempts):
-    for happens, answer in attempts:
-        if fault := attempt(happens, answer):
-            store.on(put.kind, fault)
-    result = await put.run()
-    assert result.outcome is PutOutcome.COMMITTED
-    assert result.etag == (await store.inner.get(KEY)).etag
-    assert await content(store) == OURS
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_any_two_attempts_in_a_row_tell_the_truth(operation, impatient):
+    for attempts in TWO_ATTEMPTS:
+        with case(*attempts):
+            store, put = await new_put(operation, impatient)
+            for happens, answer in attempts:
+                if fault := attempt(happens, answer):
+                    store.on(put.kind, fault)
+            result = await put.run()
+            assert result.outcome is PutOutcome.COMMITTED
+            assert result.etag == (await store.inner.get(KEY)).etag
+            assert await content(store) == OURS
 
 
-@pytest.mark.parametrize("attempts", list(itertools.product(ONE_ATTEMPT, repeat=2)))
-async def test_a_rival_between_two_attempts_is_never_overwritten(put, store, attempts):
-    (first_happens, first), (second_happens, second) = attempts
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_a_rival_between_two_attempts_is_never_overwritten(operation, impatient):
+    for attempts in TWO_ATTEMPTS:
+        with case(*attempts):
+            await check_a_rival_between(*await new_put(operation, impatient), *attempts)
+
+
+async def check_a_rival_between(store, put, first_attempt, second_attempt):
+    (first_happens, first), (second_happens, second) = first_attempt, second_attempt
     rivals = 0
 
     async def rival() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cases import case
 from uploader.stores import HedgedStore, LocalStore, MemoryStore, S3Store, open_store
 from walstore.errors import InvalidSettingsError
 
@@ -31,14 +32,15 @@ GOOD = [
 ]
 
 
-@pytest.mark.parametrize(("url", "kind", "normalised"), GOOD, ids=[url for url, *_ in GOOD])
-async def test_good_urls(url, kind, normalised):
-    store = open_store(url)
-    assert isinstance(store, kind)
-    assert store.url == normalised
-    assert open_store(store.url).url == normalised
-    assert normalised in repr(store)
-    await store.aclose()
+async def test_good_urls():
+    for url, kind, normalised in GOOD:
+        with case(url, kind, normalised):
+            store = open_store(url)
+            assert isinstance(store, kind)
+            assert store.url == normalised
+            assert open_store(store.url).url == normalised
+            assert normalised in repr(store)
+            await store.aclose()
 
 
 BAD = [
@@ -74,11 +76,12 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("url", "message"), BAD, ids=[url or "empty" for url, _ in BAD])
-def test_bad_urls(url, message):
-    with pytest.raises(InvalidSettingsError) as caught:
-        open_store(url)
-    assert message in str(caught.value)
+def test_bad_urls():
+    for url, message in BAD:
+        with case(url, message):
+            with pytest.raises(InvalidSettingsError) as caught:
+                open_store(url)
+            assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

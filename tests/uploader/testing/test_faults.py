@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
+from tests.cases import case
 from uploader.stores import MemoryStore, ObjectNotFoundError, PreconditionFailedError
 from uploader.testing import FaultyStore, StoreKilled, faults
 from walstore.errors import StorageUnavailableError, WalError
@@ -177,10 +179,14 @@ async def put(store, kind: str) -> str:
     return await store.put_if_match("b", b"1", (await store.inner.get("b")).etag)
 
 
-@pytest.mark.parametrize("happens", [True, False])
-@pytest.mark.parametrize("says", faults.SAYS)
-@pytest.mark.parametrize("kind", ["put_if_absent", "put_if_match"])
-async def test_a_store_may_say_anything_about_a_put(store, kind, says, happens):
+async def test_a_store_may_say_anything_about_a_put():
+    kinds = ("put_if_absent", "put_if_match")
+    for kind, says, happens in itertools.product(kinds, faults.SAYS, (True, False)):
+        with case(kind, says, happens):
+            await check_an_answer_to_a_put(FaultyStore(MemoryStore()), kind, says, happens)
+
+
+async def check_an_answer_to_a_put(store, kind, says, happens):
     await store.inner.put_if_absent("b", b"0")
     store.on(kind, faults.report(says, happens=happens))
     expected = answer_of(says)
@@ -194,10 +200,13 @@ async def test_a_store_may_say_anything_about_a_put(store, kind, says, happens):
     assert (found is not None and (await store.inner.get(key)).data == b"1") == happens
 
 
-@pytest.mark.parametrize("happens", [True, False])
-@pytest.mark.parametrize("says", faults.SAYS)
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_store_may_say_anything_about_any_call(store, kind, says, happens):
+async def test_a_store_may_say_anything_about_any_call():
+    for kind, says, happens in itertools.product(KINDS, faults.SAYS, (True, False)):
+        with case(kind, says, happens):
+            await check_an_answer_to_a_call(FaultyStore(MemoryStore()), kind, says, happens)
+
+
+async def check_an_answer_to_a_call(store, kind, says, happens):
     store.on(kind, faults.report(says, happens=happens))
     expected = answer_of(says)
     if expected is None and kind in {"get", "get_range"} and not happens:

@@ -277,6 +277,33 @@ def test_a_head_inside_a_segment_is_in_the_log_itself(log_directory) -> None:
     close_opened(opened)
 
 
+def test_a_head_without_room_for_its_frame_is_the_begin_of_its_segment(
+    opened, faulty, log_directory
+) -> None:
+    """The log goes on where it was: what is written next continues the frame before the lost one."""
+    tail = opened.tail
+    tail.commit([draft_of(1, b"a", b"b", b"c")])
+    faulty.fail("pwrite", errno.ENOSPC, name=ACTIVE, written_bytes=0)
+    assert tail.advance_head(3) == []
+    assert (tail.head, tail.ledger.head) == (1, 0)
+    faulty.heal()
+    tail.commit([draft_of(4, b"d")])
+    close_opened(opened, clean=False)
+    assert reopened_values(log_directory) == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_head_whose_frame_is_written_in_part_fails_the_log(tail, faulty) -> None:
+    """What is behind the last frame is not known, so nothing may be written there."""
+    tail.commit([draft_of(1, b"a", b"b", b"c")])
+    faulty.fail("pwrite", errno.ENOSPC, name=ACTIVE)
+    faulty.fail("truncate", errno.EIO)
+    with pytest.raises(TailError):
+        tail.advance_head(3)
+    faulty.heal()
+    with pytest.raises(TailError):
+        tail.commit([draft_of(4, b"d")])
+
+
 # -- failures --------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import walstore
+from tests.cases import case
 from tests.walstore.cli.conftest import Cli
 
 VERBS = (
@@ -48,14 +49,15 @@ def test_help_is_one_tidy_screen(cli: Cli) -> None:
     assert [verb for verb in verbs if verb in VERBS] == list(VERBS)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help_with_examples_and_json(cli: Cli, verb: str) -> None:
-    done = cli(verb, "--help")
-    text = done.out.decode()
-    assert done.code == 0
-    assert "Examples:" in text
-    assert text.count(f"walstore {verb}") >= 3
-    assert "--json" in text
+def test_every_verb_has_help_with_examples_and_json(cli: Cli) -> None:
+    for verb in VERBS:
+        with case(verb):
+            done = cli(verb, "--help")
+            text = done.out.decode()
+            assert done.code == 0
+            assert "Examples:" in text
+            assert text.count(f"walstore {verb}") >= 3
+            assert "--json" in text
 
 
 @pytest.mark.parametrize(

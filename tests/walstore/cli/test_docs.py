@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.main import get_command
 
+from tests.cases import case
 from tests.walstore.cli.conftest import Cli
 from uploader.format.findings import Severity
 from walstore.cli import errors
@@ -36,23 +36,25 @@ def test_verbs() -> None:
     assert re.findall(r"^\| \[`(\w+)`\]\(#\w+\)", PAGE, re.MULTILINE) == list(VERBS)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_options(verb: str) -> None:
-    options = {
-        name
-        for parameter in VERBS[verb].params
-        for name in parameter.opts
-        if name.startswith("-") and name != "--help"
-    }
-    rows = re.findall(r"^\| (`-.*?`) \|", _section(verb), re.MULTILINE)
-    named = {word for row in rows for quoted in _quoted(row) for word in quoted.split()[:1]}
-    assert named == options
+def test_options() -> None:
+    for verb, command in VERBS.items():
+        with case(verb):
+            options = {
+                name
+                for parameter in command.params
+                for name in parameter.opts
+                if name.startswith("-") and name != "--help"
+            }
+            rows = re.findall(r"^\| (`-.*?`) \|", _section(verb), re.MULTILINE)
+            named = {word for row in rows for quoted in _quoted(row) for word in quoted.split()[:1]}
+            assert named == options
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_arguments(verb: str) -> None:
-    arguments = [p.metavar for p in VERBS[verb].params if not p.opts[0].startswith("-")]
-    assert f"`walstore {' '.join([verb, *arguments])}`" in _section(verb)
+def test_arguments() -> None:
+    for verb, command in VERBS.items():
+        with case(verb):
+            arguments = [p.metavar for p in command.params if not p.opts[0].startswith("-")]
+            assert f"`walstore {' '.join([verb, *arguments])}`" in _section(verb)
 
 
 def _fields(value: Any) -> set[str]:

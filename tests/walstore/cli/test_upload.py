@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.uploader.conftest import S3Server
 from tests.walstore.cli.conftest import Cli, Done, fill, make_newer
 from uploader import CloudTier
 from walstore import Wal
+
+if TYPE_CHECKING:
+    from tests.uploader.s3_server import S3Server
 
 
 def test_ships_what_is_new(cli: Cli, log: Path, tmp_path: Path) -> None:

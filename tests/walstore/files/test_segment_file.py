@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
+from tests.cases import case
 from tests.local import SMALL, close_opened, draft_of, open_blocking, segments
 from walstore import CorruptionError, FormatVersionError
 from walstore.batches.append_request import make_group
@@ -118,15 +119,16 @@ def test_the_index_is_loaded_once_from_the_footer(source) -> None:
         assert header.start == start
 
 
-@pytest.mark.parametrize("offset", range(1, LIMIT, 7))
-def test_times_find_the_first_record_that_is_not_older(source, offset) -> None:
-    (batch,) = segment_file.read_batches(FS, source, offset, offset + 1, 1)
-    moment = batch.timestamps_us[0]
-    first = (offset - 1) // ROWS * ROWS + 1
-    assert segment_file.find_time(FS, source, moment, LIMIT) == first
-    assert segment_file.find_time(FS, source, moment - 1, LIMIT) == first
-    after = first + ROWS if first + ROWS < LIMIT else None
-    assert segment_file.find_time(FS, source, moment + 1, LIMIT) == after
+def test_times_find_the_first_record_that_is_not_older(source) -> None:
+    for offset in range(1, LIMIT, 7):
+        with case(offset):
+            (batch,) = segment_file.read_batches(FS, source, offset, offset + 1, 1)
+            moment = batch.timestamps_us[0]
+            first = (offset - 1) // ROWS * ROWS + 1
+            assert segment_file.find_time(FS, source, moment, LIMIT) == first
+            assert segment_file.find_time(FS, source, moment - 1, LIMIT) == first
+            after = first + ROWS if first + ROWS < LIMIT else None
+            assert segment_file.find_time(FS, source, moment + 1, LIMIT) == after
 
 
 def test_times_within_a_batch(log_directory) -> None:

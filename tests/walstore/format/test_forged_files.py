@@ -10,6 +10,7 @@ import msgpack
 import pytest
 from crc32c import crc32c
 
+from tests.cases import case
 from tests.frames import batch_of, build, values_only
 from walstore import CorruptionError, Record
 from walstore.batches.batch import FrameBatch
@@ -173,9 +174,8 @@ def test_few_bytes_do_not_claim_gigabytes() -> None:
     assert bytes(codec.decompress(memoryview(codec.compress([zeroes])), len(zeroes))) == zeroes
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_marks_of_other_types_are_malformed() -> None:
+    for value in (
         [],
         {"r": []},
         {"r": {"a": 1}},
@@ -195,11 +195,9 @@ def test_few_bytes_do_not_claim_gigabytes() -> None:
         {"h": 1 << 63},
         {"h": 1.5},
         {"w": 1},
-    ],
-)
-def test_marks_of_other_types_are_malformed(value: Any) -> None:
-    with pytest.raises(MalformedError):
-        Marks.decode(msgpack.packb(value))
+    ):
+        with case(value), pytest.raises(MalformedError):
+            Marks.decode(msgpack.packb(value))
 
 
 def test_a_mark_of_a_newer_version_is_not_malformed() -> None:
@@ -301,9 +299,8 @@ def test_a_checkpoint_is_read() -> None:
     assert (found.sealed, found.ledger) == (CHECKPOINT.sealed, CHECKPOINT.ledger)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_a_forged_checkpoint_is_none() -> None:
+    for changes in (
         *({name: None} for name in ("log_id", "epoch", "sealed", "tail_index", "ledger")),
         *(
             {name: "x"}
@@ -324,10 +321,9 @@ def test_a_checkpoint_is_read() -> None:
         {"tail_index": struct.pack("<3Q", 9, 500, 1)},
         {"ledger": b"\x91"},
         {"ledger": msgpack.packb({"r": 1})},
-    ],
-)
-def test_a_forged_checkpoint_is_none(changes: dict[Any, Any]) -> None:
-    assert checkpoint.decode_checkpoint(_checkpoint(changes), "c") is None
+    ):
+        with case(changes):
+            assert checkpoint.decode_checkpoint(_checkpoint(changes), "c") is None
 
 
 @pytest.mark.parametrize("name", ["log_id", "sealed", "tail_index", "next_offset", "tier_url"])

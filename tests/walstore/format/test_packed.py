@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from tests.cases import case
 from walstore.format.packed import (
     MalformedError,
     Packed,
@@ -32,9 +33,8 @@ def test_names_are_texts() -> None:
     assert unpack_names(packed(many)) == many
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_other_names_are_malformed() -> None:
+    for data in (
         b"",
         b"\x90\x90",
         b"\xc1",
@@ -51,11 +51,9 @@ def test_names_are_texts() -> None:
         b"\xdd\xff\xff\xff\xff",
         b"\x91" * 2000,
         b"\xd6\xff\xff\xff\xff\xff",
-    ],
-)
-def test_other_names_are_malformed(data: bytes) -> None:
-    with pytest.raises(MalformedError):
-        unpack_names(data)
+    ):
+        with case(data), pytest.raises(MalformedError):
+            unpack_names(data)
 
 
 def test_arrays_in_arrays_take_no_memory() -> None:
@@ -76,9 +74,8 @@ def test_headers_are_one_map_for_each_record_that_has_any() -> None:
     assert list(unpack_headers(b"", [0, 0], NO_HEADERS)) == [NO_HEADERS, NO_HEADERS]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_other_headers_are_malformed() -> None:
+    for data in (
         b"",
         packed({"a": b"1"}) * 2,
         packed({"a": b"1"})[:-1],
@@ -97,11 +94,9 @@ def test_headers_are_one_map_for_each_record_that_has_any() -> None:
         b"\x81\xa1a" * 3000,
         b"\xdf\xff\xff\xff\xff",
         b"\x81\xa1\xff\xc4\x00",
-    ],
-)
-def test_other_headers_are_malformed(data: bytes) -> None:
-    with pytest.raises(MalformedError):
-        unpack_headers(data, [5], NO_HEADERS)
+    ):
+        with case(data), pytest.raises(MalformedError):
+            unpack_headers(data, [5], NO_HEADERS)
 
 
 def test_a_map_is_taken_apart_key_by_key() -> None:

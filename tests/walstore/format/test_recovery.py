@@ -59,6 +59,13 @@ def test_it_follows_every_whole_frame_and_notes_where_the_log_stands() -> None:
     assert chain == Chain(7, last.crc, last.max_timestamp_us, 1)
 
 
+def test_it_notes_the_time_of_the_last_record_not_of_the_last_batch() -> None:
+    first, last = frames.values_only(b"a", b"b")
+    data = frames.build([first._replace(timestamp_us=5), last._replace(timestamp_us=9)])
+    _, chain = walk(data)
+    assert chain.timestamp_us == 9
+
+
 def test_it_indexes_frames_by_their_place_in_the_file() -> None:
     log = build_log([1] * 3, size=20_000)
     index = SegmentIndex()

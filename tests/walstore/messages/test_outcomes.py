@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import case
 from tests.messages import P, Paper, Q, drain, message, run
 from walstore import Record
 from walstore.messages import Flag, Outcome, ReadCheckpoint, Sequencer
@@ -89,18 +90,18 @@ ROWS: dict[str, tuple[str, str, Outcome, list[bytes], tuple[int, int, bool]]] = 
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_outcome_table(row: str) -> None:
-    before, word, outcome, values, state = ROWS[row]
-    log = Paper()
-    log.script(before)
-    sequencer = Sequencer(ring_records=3)
-    run(sequencer, log)
-    log.script(word)
-    assert run(sequencer, log) == ([outcome], values)
-    found = sequencer.checkpoint().producers[P]
-    assert (found.acked, found.newest, bool(found.begin)) == state
-    assert sequencer.position == len(log.records) + 1
+def test_outcome_table() -> None:
+    for row, (before, word, outcome, values, state) in ROWS.items():
+        with case(row):
+            log = Paper()
+            log.script(before)
+            sequencer = Sequencer(ring_records=3)
+            run(sequencer, log)
+            log.script(word)
+            assert run(sequencer, log) == ([outcome], values)
+            found = sequencer.checkpoint().producers[P]
+            assert (found.acked, found.newest, bool(found.begin)) == state
+            assert sequencer.position == len(log.records) + 1
 
 
 def test_the_page_has_the_same_rows() -> None:
@@ -166,15 +167,15 @@ HISTORIES: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("ring_records", [0, 1, 2, 100], ids="ring={}".format)
-@pytest.mark.parametrize("name", HISTORIES)
-def test_histories_whatever_the_ring_holds(name: str, ring_records: int) -> None:
+def test_histories_whatever_the_ring_holds() -> None:
     """Also without a ring: then every commit is read again."""
-    script, expected = HISTORIES[name]
-    log = Paper()
-    log.script(script)
-    _, values = run(Sequencer(ring_records=ring_records), log)
-    assert values == [word.encode() for word in expected.split()]
+    for name, (script, expected) in HISTORIES.items():
+        for ring_records in (0, 1, 2, 100):
+            with case(name, ring_records):
+                log = Paper()
+                log.script(script)
+                _, values = run(Sequencer(ring_records=ring_records), log)
+                assert values == [word.encode() for word in expected.split()]
 
 
 @pytest.mark.parametrize("name", HISTORIES)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import case
 from walstore.errors import InvalidSettingsError
 from walstore.spark.bounds import (
     ENDING,
@@ -70,16 +71,19 @@ BAD_JSON = [
 ]
 
 
-@pytest.mark.parametrize("text", [*BAD_JSON, "yesterday", "-1", "1.5", "", '{"a": {"0": -3}}'])
-def test_bad_offsets_are_refused(text):
-    with pytest.raises(InvalidSettingsError, match="startingOffsets"):
-        parse(startingOffsets=text)
+def test_bad_offsets_are_refused():
+    for text in (*BAD_JSON, "yesterday", "-1", "1.5", "", '{"a": {"0": -3}}'):
+        with case(text), pytest.raises(InvalidSettingsError, match="startingOffsets"):
+            parse(startingOffsets=text)
 
 
-@pytest.mark.parametrize("text", [*BAD_JSON, "5", "latest", '{"a": {"0": -1}}'])
-def test_bad_times_of_logs_are_refused(text):
-    with pytest.raises(InvalidSettingsError, match="startingOffsetsByTimestamp must be JSON"):
-        parse(startingOffsetsByTimestamp=text)
+def test_bad_times_of_logs_are_refused():
+    for text in (*BAD_JSON, "5", "latest", '{"a": {"0": -1}}'):
+        with (
+            case(text),
+            pytest.raises(InvalidSettingsError, match="startingOffsetsByTimestamp must be JSON"),
+        ):
+            parse(startingOffsetsByTimestamp=text)
 
 
 @pytest.mark.parametrize("text", ["now", "-5", "1e9", "2023-01-01", "²"])

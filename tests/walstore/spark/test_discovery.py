@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.walstore.spark.reading import fill
-from walstore.spark import problem
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = "walstore/spark/pyspark_walstore"
@@ -42,7 +41,6 @@ def test_the_package_is_installed_at_the_top_level():
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(problem() is not None, reason=str(problem()))
 def test_a_plain_session_reads_a_log(log_directory, tmp_path):
     records = asyncio.run(fill(log_directory, count=100))
     shutil.copytree(ROOT / PACKAGE, tmp_path / "site" / "pyspark_walstore")
@@ -80,7 +78,6 @@ print(spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).first
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(problem() is not None, reason=str(problem()))
 def test_registering_is_all_it_takes_in_an_environment_that_is_not_activated(
     log_directory, tmp_path
 ):

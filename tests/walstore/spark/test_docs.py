@@ -9,7 +9,6 @@ import pytest
 
 from tests.test_docs import run, snippets
 from tests.walstore.spark.versions import NO_LIMITS
-from walstore.spark import problem
 from walstore.spark.features import HAS_LIMITS
 from walstore.spark.options import KNOWN
 from walstore.spark.schema import spark_schema
@@ -21,7 +20,6 @@ PAGES = sorted(path.stem for path in DOCS.glob("spark*.md") if "```python" in pa
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(problem() is not None, reason=str(problem()))
 @pytest.mark.parametrize("page", PAGES)
 def test_the_programs_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
     """Each runs on what the ones before left, and prints what the page says, if it says so."""

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.cases import case
 from walstore.errors import InvalidSettingsError
 from walstore.store.names import directory_of, name_of
 
@@ -30,9 +31,8 @@ def test_names_and_directories(name: str, directory: str) -> None:
     assert name_of(directory) == name
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_what_is_no_name() -> None:
+    for name in (
         "",
         ".",
         "..",
@@ -49,11 +49,9 @@ def test_names_and_directories(name: str, directory: str) -> None:
         "\ud800",
         "a" * 256,
         "/".join("a" * 80),
-    ],
-)
-def test_what_is_no_name(name: str) -> None:
-    with pytest.raises(InvalidSettingsError):
-        directory_of(name)
+    ):
+        with case(name), pytest.raises(InvalidSettingsError):
+            directory_of(name)
 
 
 def test_a_name_is_a_str() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import case
 from walstore import InvalidSettingsError, ReadonlyWal, Wal, WalStore
 from walstore.validation.arguments import (
     as_bytes,
@@ -47,14 +48,19 @@ def _in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("opening", OPENINGS)
-@pytest.mark.parametrize("path", [*URLS, *map(Path, URLS[:5])], ids=str)
-def test_a_url_is_no_directory(opening, path) -> None:
-    with pytest.raises(InvalidSettingsError, match="takes a directory") as caught:
-        opening(path)
-    for right in ("CloudLog.open(url)", "CloudWriter.open(url)", "tier=uploader.CloudTier(url)"):
-        assert right in str(caught.value)
-    assert str(path) in str(caught.value)
+def test_a_url_is_no_directory() -> None:
+    for path in (*URLS, *map(Path, URLS[:5])):
+        for opening in OPENINGS:
+            with case(path, opening):
+                with pytest.raises(InvalidSettingsError, match="takes a directory") as caught:
+                    opening(path)
+                for right in (
+                    "CloudLog.open(url)",
+                    "CloudWriter.open(url)",
+                    "tier=uploader.CloudTier(url)",
+                ):
+                    assert right in str(caught.value)
+                assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize("opening", OPENINGS)
@@ -67,11 +73,12 @@ def test_what_is_no_path_is_refused(opening) -> None:
             opening(path)
 
 
-@pytest.mark.parametrize("opening", OPENINGS)
-@pytest.mark.parametrize("path", ["~", "~/x", "~root/x", Path("~/x")])
-def test_a_home_directory_is_not_expanded(opening, path) -> None:
-    with pytest.raises(InvalidSettingsError, match=r"does not expand.*expanduser"):
-        opening(path)
+def test_a_home_directory_is_not_expanded() -> None:
+    for path in ("~", "~/x", "~root/x", Path("~/x")):
+        for opening in OPENINGS:
+            message = r"does not expand.*expanduser"
+            with case(path, opening), pytest.raises(InvalidSettingsError, match=message):
+                opening(path)
 
 
 def test_other_paths_are_directories() -> None:

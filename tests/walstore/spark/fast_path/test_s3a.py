@@ -25,7 +25,6 @@ from tests.uploader.conftest import (  # noqa: F401 - fixtures
 )
 from tests.walstore.spark.reading import fill
 from uploader import CloudTier, UploadSettings
-from walstore.spark import problem
 
 JARS = "WALSTORE_S3A_JARS"
 
@@ -34,7 +33,6 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(problem() is not None, reason=str(problem())),
 ]
 
 

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from tests.lakes import ROOT, find_lake
-from walstore.spark import problem
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(problem() is not None, reason=str(problem())),
 ]
 
 

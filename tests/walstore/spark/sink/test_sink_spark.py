@@ -14,7 +14,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession, functions
 
 from tests.walstore.spark.sink.writing import left_over, records, values
-from walstore.spark import finish_commits, partition_rows, problem, sweep_staging
+from walstore.spark import finish_commits, partition_rows, sweep_staging
 
 pytestmark = [
     pytest.mark.spark,
@@ -196,7 +196,6 @@ print("rows", spark.read.format("walstore").load(url).count())
 
 
 @pytest.mark.kill
-@pytest.mark.skipif(problem() is not None, reason=str(problem()))
 def test_tasks_whose_workers_are_killed_are_tried_again(url, directory, tmp_path):
     """Each attempt dies after it staged some of its rows, until there is nothing to die of."""
     (tmp_path / "marks").mkdir()

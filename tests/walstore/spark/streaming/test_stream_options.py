@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cases import case
 from walstore.errors import InvalidSettingsError
 from walstore.spark.bounds import Edge, TimeBound
 from walstore.spark.streaming.stream_options import parse_stream_options
@@ -104,10 +105,16 @@ def test_times_are_milliseconds():
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "pollIntervalMs", "discoveryIntervalMs"]
-)
-@pytest.mark.parametrize("value", ["0", "-1", "many", "1.5"])
-def test_numbers_are_whole_and_positive(name, value):
-    with pytest.raises(InvalidSettingsError, match=f"{name} must be a whole number from 1"):
-        parse(**{name: value})
+def test_numbers_are_whole_and_positive():
+    for value in ("0", "-1", "many", "1.5"):
+        for name in (
+            "maxOffsetsPerTrigger",
+            "maxBytesPerTrigger",
+            "pollIntervalMs",
+            "discoveryIntervalMs",
+        ):
+            with (
+                case(value, name),
+                pytest.raises(InvalidSettingsError, match=f"{name} must be a whole number from 1"),
+            ):
+                parse(**{name: value})

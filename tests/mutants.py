@@ -1,0 +1,187 @@
+"""Deliberate bugs: does the quick suite catch them? ``make mutants`` says how many of the fifty it does.
+
+Each mutant is one line changed in a copy of the tree. The named tests run on the copy until one fails.
+tests/test_mutants.py checks that each line is still there, exactly once.
+
+    python -m tests.mutants             all of them
+    python -m tests.mutants tail cas    those whose file has such a word in its path
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).parents[1]
+COPIED: Final = ("walstore", "uploader", "tests", "docs", "pyproject.toml", "README.md")
+TIMEOUT_SECONDS: Final = 600
+TESTS_FAILED: Final = 1
+"""What pytest ends with. Any other code but 0 is a mistake of the table, not a catch."""
+
+
+class Mutant(NamedTuple):
+    """One bug."""
+
+    file: str
+    old: str
+    """Occurs once in the file."""
+    new: str
+
+
+FRAME = "walstore/format/frame.py"
+SEGMENT = "walstore/format/segment.py"
+CHECKPOINT = "walstore/format/checkpoint.py"
+RECOVERY = "walstore/format/recovery.py"
+COMMIT = "walstore/append/commit.py"
+TAIL = "walstore/append/tail.py"
+WRITER = "walstore/append/writer.py"
+CAS = "uploader/root/cas.py"
+CUTOFF = "uploader/garbage/cutoff.py"
+GARBAGE_PLAN = "uploader/garbage/garbage_plan.py"
+HEADS = "uploader/garbage/observed_heads.py"
+APPLY = "uploader/gc/apply.py"
+DELETER = "uploader/gc/deleter.py"
+
+TESTS: Final = {
+    FRAME: ("tests/walstore/format", "tests/golden/test_golden_frames.py"),
+    SEGMENT: ("tests/walstore/format", "tests/walstore/files/test_segment_file.py"),
+    CHECKPOINT: ("tests/walstore/format",),
+    RECOVERY: ("tests/walstore/format/test_recovery.py", "tests/scenarios/test_local_recovery.py"),
+    COMMIT: ("tests/walstore/append", "tests/scenarios/test_what_became_of_it.py"),
+    TAIL: (
+        "tests/walstore/append/test_tail.py",
+        "tests/walstore/append/test_writer.py",
+        "tests/walstore/log/test_opening.py",
+        "tests/walstore/log/test_retention.py",
+        "tests/scenarios/test_what_became_of_it.py",
+        "tests/scenarios/test_building_on_what_was_found.py",
+        "tests/scenarios/test_a_full_disk.py",
+    ),
+    WRITER: (
+        "tests/walstore/append/test_writer.py",
+        "tests/walstore/log",
+        "tests/scenarios/test_what_became_of_it.py",
+    ),
+    CAS: ("tests/uploader/root/test_cas.py",),
+    CUTOFF: ("tests/uploader/garbage", "tests/uploader/gc"),
+    GARBAGE_PLAN: ("tests/uploader/garbage", "tests/uploader/gc"),
+    HEADS: ("tests/uploader/garbage", "tests/uploader/gc"),
+    APPLY: ("tests/uploader/gc",),
+    DELETER: ("tests/uploader/gc",),
+}
+"""Which tests should catch the mutants of a file; the quick ones among them are run."""
+
+MUTANTS: Final = (
+    Mutant(FRAME, "return self.start + self.count", "return self.start + max(self.count, 1)"),
+    Mutant(FRAME, "return self.position + self.length", "return self.position + self.length - 8"),
+    Mutant(FRAME, "if len(packed) < body_bytes:", "if packed:"),
+    Mutant(FRAME, "_U32.pack((salt + position) & _MASK)", "_U32.pack(salt)"),
+    Mutant(FRAME, "if not _has_trailer(buffer, header):", "if False:"),
+    Mutant(FRAME, "return (crc32c(at, crc) if at else crc) == header.crc", "return True"),
+    Mutant(FRAME, "if position + HEADER_BYTES > len(buffer):", "if position > len(buffer):"),
+    Mutant(SEGMENT, "position - self.positions[-1] < INDEX", "position - self.positions[-1] <= INDEX"),
+    Mutant(SEGMENT, "bisect_right(self.starts, offset) - 1", "bisect_right(self.starts, offset)"),
+    Mutant(SEGMENT, "bisect_left(self.timestamps_us", "bisect_right(self.timestamps_us"),
+    Mutant(SEGMENT, "if version > FORMAT_VERSION:", "if version > FORMAT_VERSION + 1:"),
+    Mutant(SEGMENT, "return position if magic == SEAL_MAGIC else None", "return position"),
+    Mutant(SEGMENT, "if found != crc or len(data) != end + SEAL.size:", "if found != crc:"),
+    Mutant(CHECKPOINT, "or _crc(version, body) != crc:", "or False:"),
+    Mutant(CHECKPOINT, 'if data[PREFIX.size + size :].strip(b"\\0"):', "if False:"),
+    Mutant(CHECKPOINT, "or found.head > found.next_offset:", "or False:"),
+    Mutant(CHECKPOINT, '"own_epoch": checkpoint.own_epoch,', '"own_epoch": checkpoint.epoch,'),
+    Mutant(RECOVERY, "and header.previous_crc == self.previous_crc", "and True"),
+    Mutant(RECOVERY, "and header.epoch >= self.epoch", "and header.epoch > self.epoch"),
+    Mutant(RECOVERY, "self.timestamp_us = header.max_", "self.timestamp_us = header.base_"),
+    Mutant(RECOVERY, "evidence.durable_limit > chain.next_", "evidence.durable_limit >= chain.next_"),
+    Mutant(RECOVERY, "later.synced_position > position", "later.synced_position >= position"),
+    Mutant(RECOVERY, "if testified or is_noted:", "if is_noted:"),
+    Mutant(RECOVERY, "if header is not None and header.reuses_blocks", "if header is not None"),
+    Mutant(COMMIT, "if limit <= self.durable_limit:", "if limit < self.durable_limit:"),
+    Mutant(COMMIT, "if limit <= self.written_limit else", "if limit < self.written_limit else"),
+    Mutant(COMMIT, "self.durable_serial = self.written_serial", "pass"),
+    Mutant(TAIL, "if summary.limit <= limit]", "if summary.start <= limit]"),
+    Mutant(TAIL, "return end + draft.size_bytes > most and", "return end > most and"),
+    Mutant(TAIL, "chain.next_offset, chain.previous_crc, chain.timestamp_us = before", "pass"),
+    Mutant(TAIL, "if self._file.is_dirty or not is_full(error):", "if not is_full(error):"),
+    Mutant(TAIL, "if is_known and reached.durable_serial == reached.attempted_serial:", "if is_known:"),
+    Mutant(TAIL, "self._tail._refuse()  # noqa", "pass  # noqa"),
+    Mutant(TAIL, "reached if is_known else reached.in_doubt())", "reached)"),
+    Mutant(WRITER, "if self._linger_seconds and not self._stopping", "if self._linger_seconds"),
+    Mutant(WRITER, "while self._tail.written_limit < limit:", "while self._tail.written_limit < limit - 1:"),
+    Mutant(WRITER, 'return to_wal_error(cause, "unknown")', "return None"),
+    Mutant(WRITER, '"unknown" if outcome == "durable" else outcome', "outcome"),
+    Mutant(CAS, "if found.data == self._data:", "if found.etag == self._data:"),
+    Mutant(CAS, "self._was_open or (self._may_have_happened and is_old)", "self._was_open"),
+    Mutant(CAS, 'if error.outcome == "not_written":', "if error.retriable:"),
+    Mutant(CAS, "if not self._may_have_happened:", "if True:"),
+    Mutant(CUTOFF, "if not cursor.is_expired(now_us)]", "if True]"),
+    Mutant(CUTOFF, "if offset < found.offset:", "if True:"),
+    Mutant(GARBAGE_PLAN, "elif entry.limit <= self._cutoff:", "elif entry.start <= self._cutoff:"),
+    Mutant(GARBAGE_PLAN, "limit_seq_no=dropped[-1].seq_no + 1,", "limit_seq_no=dropped[-1].seq_no,"),
+    Mutant(HEADS, "max(self.interval_us, interval_us)", "min(self.interval_us, interval_us)"),
+    Mutant(HEADS, "if head.offset >= offset and head.since_us <= now_us]", "if head.offset >= offset]"),
+    Mutant(APPLY, "if found != garbage or etag is None:", "if etag is None:"),
+    Mutant(DELETER, "[item.key for item in batch]", "[item.key for item in batch[1:]]"),
+)  # fmt: skip
+
+
+def copy_tree(target: Path) -> None:
+    """Copy what the tests need."""
+    skipped = shutil.ignore_patterns("__pycache__", "target")
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, target / name, ignore=skipped)
+        else:
+            shutil.copy(ROOT / name, target / name)
+
+
+def is_caught(tree: Path, mutant: Mutant) -> bool:
+    """Apply a mutant to a copy of the tree, run its tests, and take it back."""
+    file = tree / mutant.file
+    sound = file.read_text()
+    file.write_text(sound.replace(mutant.old, mutant.new))
+    options = ("-x", "-q", "-m", "not slow", "-n", "0", "-p", "no:cacheprovider")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *TESTS[mutant.file]],
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        file.write_text(sound)
+    if done.returncode not in {0, TESTS_FAILED}:
+        raise SystemExit(f"{mutant}: pytest ended with {done.returncode}\n{done.stdout[-3000:]}")
+    return done.returncode == TESTS_FAILED
+
+
+def main(words: list[str]) -> int:
+    """Try mutants and print what became of each; 1 if one survived."""
+    chosen = [m for m in MUTANTS if not words or any(word in m.file for word in words)]
+    caught = 0
+    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
+        copy_tree(Path(scratch))
+        for mutant in chosen:
+            found = is_caught(Path(scratch), mutant)
+            caught += found
+            print(
+                "caught  " if found else "SURVIVED",
+                f"{mutant.file}: {mutant.old} → {mutant.new}",
+                flush=True,
+            )
+    print(f"{caught} of {len(chosen)} mutants were caught")
+    return caught < len(chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
