@@ -9,20 +9,47 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Protocol
 
 from crc32c import crc32c
 
+from walstore.batches.batch import Batch
 from walstore.errors import WalError
 from walstore.format import segment
 from walstore.format.segment import SegmentHeader, SegmentSummary
 from walstore.ports import File, FileSystem
-from walstore.repair.copy import Copy
 from walstore.repair.overlay import ExtentList, Overlay, OverlayBytes, Staging
 from walstore.repair.plan import Interval
 from walstore.repair.rebuild import Gap, Rebuilder
 from walstore.repair.runs import Situation, understand
 from walstore.repair.survey import survey_file
 from walstore.repair.survey_types import FrameRun, Healed, LogSurvey, SegmentSurvey
+
+
+class Copy(Protocol):
+    """Records of the log elsewhere. Blocking; for one thread at a time."""
+
+    @property
+    def url(self) -> str:
+        """Where the copy is, without credentials."""
+
+    @property
+    def log_id(self) -> bytes | None:
+        """Identity of the log whose copy it is; None if it does not say."""
+
+    @property
+    def head(self) -> int:
+        """First offset of the copy."""
+
+    @property
+    def limit(self) -> int:
+        """Every offset in ``[head, limit)`` can be read."""
+
+    def read(self, start: int, limit: int) -> Iterator[Batch]:
+        """Yield the records ``[start, limit)``, verified, in order.
+
+        Raises CorruptionError if the copy is damaged, and StorageUnavailableError.
+        """
 
 
 def heal(fs: FileSystem, survey: LogSurvey, copy: Copy, staging: Staging) -> LogSurvey:

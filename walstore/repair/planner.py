@@ -12,8 +12,7 @@ from crc32c import crc32c
 
 from walstore.format import checkpoint, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
-from walstore.repair.damages import find_damages
-from walstore.repair.notes import general_notes, loss_notes
+from walstore.repair.damages import find_damages, general_notes, loss_notes
 from walstore.repair.plan import (
     JOURNAL_NAME,
     Actions,

@@ -24,8 +24,7 @@ from walstore.files.locks import lock_log, this_process
 from walstore.files.posix import PosixFileSystem
 from walstore.ports import FileSystem
 from walstore.repair.apply import load_interrupted, run_actions
-from walstore.repair.copy import Copy
-from walstore.repair.heal import heal
+from walstore.repair.heal import Copy, heal
 from walstore.repair.overlay import Staging
 from walstore.repair.plan import (
     JOURNAL_NAME,

@@ -17,9 +17,8 @@ from walstore.format import checkpoint, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.segment import SegmentHeader
 from walstore.ports import File, FileSystem
-from walstore.repair.links import Mark
 from walstore.repair.survey_types import LogSurvey, SegmentSurvey
-from walstore.repair.walk import SegmentWalk
+from walstore.repair.walk import Mark, SegmentWalk
 
 
 def survey_log(fs: FileSystem, directory: Path) -> LogSurvey:
