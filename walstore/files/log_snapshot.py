@@ -112,12 +112,7 @@ class LogSnapshot:
         Raises OffsetTrimmedError, OffsetNotWrittenError, CorruptionError.
         """
         if offset >= self.durable_limit:
-            raise OffsetNotWrittenError(
-                "the offset has not been written yet",
-                requested=offset,
-                head=self.head,
-                tail=self.durable_limit,
-            )
+            raise OffsetNotWrittenError(requested=offset, head=self.head, tail=self.durable_limit)
         if offset < self.head:
             raise self._trimmed(offset)
         at = bisect_right(self.segments, offset, key=attrgetter("start")) - 1
