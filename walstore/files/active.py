@@ -243,11 +243,8 @@ class ActiveCell:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.remove(self._path)
         else:
-            file = self._fs.open(self._path, "r+")
-            try:
+            with contextlib.closing(self._fs.open(self._path, "r+")) as file:
                 file.datasync()
-            finally:
-                file.close()
         if not self._has_durable_name:
             self._fs.sync_directory(self._path.parent)
             self._has_durable_name = not self._has_failed

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from walstore.errors import CorruptionError, FormatVersionError, LogNotFoundError
-from walstore.files.segment_file import read_header
-from walstore.format import checkpoint, claims, frame, recovery, segment
+from walstore.errors import CorruptionError, LogNotFoundError
+from walstore.files.segment_file import newer_batch, read_header
+from walstore.format import checkpoint, claims, recovery, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.claims import Claims
 from walstore.format.packed import MalformedError
@@ -92,11 +94,8 @@ def peek_log_id(fs: FileSystem, directory: Path) -> bytes | None:
     if not starts:
         return None
     path = directory / segment.file_name(starts[-1])
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         return read_header(file, path).log_id
-    finally:
-        file.close()
 
 
 def load_checkpoint(fs: FileSystem, directory: Path) -> Checkpoint | None:
@@ -168,18 +167,17 @@ def walk_file(
     index: SegmentIndex,
     position: int,
     salt: int | None,
+    end: int | None = None,
 ) -> int:
-    """Follow the frames of a file from ``position`` in chunks; return where they end.
+    """Follow the frames of a file from byte ``position`` to at most ``end``; return where they end.
 
-    ``salt`` is that of the segment's header.
-
-    FormatVersionError if the ledger is followed and a frame has marks that this version lacks.
+    ``salt`` is that of the segment's header. Raises CorruptionError for a whole frame whose content is
+    malformed, and FormatVersionError for one that uses a feature that this version lacks.
     """
-    wanted = _CHUNK_BYTES
-    while True:
-        view = memoryview(file.pread(wanted, position))
+
+    def follow(view: memoryview, at: int) -> int:
         try:
-            used = recovery.walk(view, chain, index, position, salt)
+            return recovery.walk(view, chain, index, at, salt)
         except MalformedError as error:
             raise CorruptionError(
                 f"batch at offset {chain.next_offset} holds {error}",
@@ -187,25 +185,36 @@ def walk_file(
                 position=error.position,
             ) from None
         except ValueError as error:
-            raise FormatVersionError(
-                "batch uses a feature of a newer version",
-                path=str(path),
-                found=str(error),
-                supported=frame.FRAME_VERSION,
-            ) from None
+            raise newer_batch(path, error) from None
+
+    return walk_chunks(file, follow, position, end)
+
+
+def walk_chunks(
+    file: File, follow: Callable[[memoryview, int], int], position: int, end: int | None
+) -> int:
+    """Follow the frames of a file from byte ``position`` in chunks; return where they end.
+
+    ``follow(view, at)`` follows the whole frames that begin the bytes at ``at``, and returns their size.
+    Nothing at or behind byte ``end`` is read; None: the whole file.
+    """
+    wanted, limit = _CHUNK_BYTES, sys.maxsize if end is None else end
+    while True:
+        view = memoryview(file.pread(max(min(wanted, limit - position), 0), position))
+        used = follow(view, position)
         position += used
         if used:
             wanted = _CHUNK_BYTES
             continue
         needed = recovery.needed_bytes(view)
-        if needed <= len(view) or position + needed > file.size():
+        if needed <= len(view) or position + needed > min(limit, file.size()):
             return position
         wanted = needed
 
 
-def used_limit(file: File, position: int) -> int:
-    """Return the place behind the last byte of a file that is not zero, at least ``position``."""
-    used, size = position, file.size()
+def used_limit(file: File, position: int, end: int | None = None) -> int:
+    """Return the place behind the last byte below ``end`` that is not zero, at least ``position``."""
+    used, size = position, file.size() if end is None else end
     for at in range(position, size, _SCAN_BYTES):
         data = file.pread(min(_SCAN_BYTES, size - at), at)
         if recovery.any_nonzero(memoryview(data)):

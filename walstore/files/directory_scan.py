@@ -6,13 +6,14 @@ CorruptionError, and stays as it is.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from walstore.errors import CorruptionError
 from walstore.files.directory import pick_segments, walk_file
-from walstore.files.segment_file import read_footer, read_header, read_last_footer
+from walstore.files.segment_file import read_footer, read_header, read_last_footer, trailer_length
 from walstore.format import frame, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.ledger import Ledger, Marks
@@ -130,8 +131,7 @@ def _find_tail(
     ledger: Ledger,
 ) -> ScannedLog:
     path = directory / segment.file_name(last)
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         header = read_header(file, path)
         footer = read_last_footer(file, last, path)
         _check_header(path, header, last, sealed, log_id)
@@ -152,8 +152,6 @@ def _find_tail(
             )
         # For the ledger that the next segment begins with.
         end = walk_file(file, path, chain, SegmentIndex(), position, header.salt)
-    finally:
-        file.close()
     summary, index = footer
     if (end, chain.next_offset, chain.previous_crc) != (
         summary.data_bytes,
@@ -184,11 +182,8 @@ def _ends_as_checkpointed(file: File, last: SegmentHeader, hint: Checkpoint) -> 
     end = hint.tail_position
     if end <= segment.HEADER_BYTES:
         return True
-    trailer = file.pread(frame.TRAILER.size, end - frame.TRAILER.size)
-    if len(trailer) < frame.TRAILER.size:
-        return False
-    length, magic = frame.TRAILER.unpack(trailer)
-    if magic != frame.TRAILER_MAGIC or length > end - segment.HEADER_BYTES:
+    length = trailer_length(file, end)
+    if length is None or length > end - segment.HEADER_BYTES:
         return False
     view = memoryview(file.pread(length, end - length))
     header = frame.parse_header(view, 0)
@@ -207,12 +202,9 @@ def _read_sealed(
     log_id: bytes | None,
 ) -> tuple[bytes, SegmentSummary]:
     path = directory / segment.file_name(start)
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         header = read_header(file, path)
         footer = read_footer(file, start, path)
-    finally:
-        file.close()
     _check_header(path, header, start, before, log_id)
     if footer is None:
         raise CorruptionError("segment is not sealed although another one follows", path=str(path))

@@ -8,6 +8,7 @@ follows there: a crash of the machine may leave an older cell. Then the files ar
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +21,7 @@ from walstore.files.directory import (
     walk_file,
 )
 from walstore.files.log_bounds import Testimony, read_bounds
-from walstore.files.log_files import cut_at
-from walstore.files.segment_file import read_footer, read_header, read_last_footer
+from walstore.files.segment_file import peek_frame, read_footer, read_header, read_last_footer
 from walstore.format import frame, segment
 from walstore.format.checkpoint import DurableCell
 from walstore.format.ledger import Ledger
@@ -90,20 +90,16 @@ class LedgerView:
         A segment that holds only marks may be replaced by another one of its name.
         """
         path = self._directory / segment.file_name(start)
-        file = self._fs.open(path, "r")
-        try:
+        with contextlib.closing(self._fs.open(path, "r")) as file:
             if self._chain is None or start != self._start or (end or 0) < self._position:
                 header = read_header(file, path)
                 self._chain = Chain(start, header.previous_crc, 0, header.epoch, Ledger())
                 self._start, self._position = start, segment.HEADER_BYTES
                 self._salt = header.salt
-            source = file if end is None else cut_at(file, end)
             chain, self._chain = self._chain, None  # in case that the next line does not return
             self._position = walk_file(
-                source, path, chain, SegmentIndex(), self._position, self._salt
+                file, path, chain, SegmentIndex(), self._position, self._salt, end
             )
-        finally:
-            file.close()
         if end is not None and self._position != end:
             return None
         self._chain = chain
@@ -121,8 +117,7 @@ def _durable_place(fs: FileSystem, directory: Path, cell: DurableCell) -> tuple[
     hint = load_checkpoint(fs, directory)
     last = starts[-1]
     path = directory / segment.file_name(last)
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         header = read_header(file, path)
         footer = read_last_footer(file, last, path)
         if footer is None:
@@ -130,25 +125,20 @@ def _durable_place(fs: FileSystem, directory: Path, cell: DurableCell) -> tuple[
             return last, _durable_position(file, path, header, evidence)
         if header.salt is None or not _is_transaction(file):
             return last, footer[0].data_bytes
-    finally:
-        file.close()
     # Its name is perhaps not durable. It may have taken that of the only segment with the ledger before.
     replaced = last in (cell.tail_start, hint.tail_start if hint is not None else 0)
     if replaced or len(starts) == 1:
         return None
     path = directory / segment.file_name(starts[-2])
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         footer = read_footer(file, starts[-2], path)
-    finally:
-        file.close()
     return None if footer is None else (starts[-2], footer[0].data_bytes)
 
 
 def _durable_position(file: File, path: Path, header: SegmentHeader, evidence: Evidence) -> int:
     """Return up to where a segment without a footer is known to be synced."""
     position = max(evidence.durable_position, segment.HEADER_BYTES)
-    first = frame.parse_header(memoryview(file.pread(frame.HEADER_BYTES, position)), 0)
+    first = peek_frame(file, position)
     if first is None:
         return position
     chain = Testimony(first.start, first.previous_crc, 0, first.epoch)
@@ -162,6 +152,5 @@ def _durable_position(file: File, path: Path, header: SegmentHeader, evidence: E
 
 def _is_transaction(file: File) -> bool:
     """Return whether a sealed segment is a large transaction, which got its name when it was whole."""
-    view = memoryview(file.pread(frame.HEADER_BYTES, segment.HEADER_BYTES))
-    first = frame.parse_header(view, 0)
+    first = peek_frame(file, segment.HEADER_BYTES)
     return first is not None and first.count > 0 and not first.synced_position

@@ -15,6 +15,7 @@ they disagree with it. :func:`find_missing` reports what had been synced and is 
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,7 +29,7 @@ from walstore.files.directory import (
     used_limit,
     walk_file,
 )
-from walstore.files.segment_file import read_header, read_last_footer
+from walstore.files.segment_file import peek_frame, read_header, read_last_footer, trailer_length
 from walstore.format import frame, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.recovery import Chain, Verdict, judge
@@ -111,11 +112,8 @@ def read_bounds(fs: FileSystem, directory: Path) -> LogBounds:
 def read_segment_header(fs: FileSystem, directory: Path, start: int) -> SegmentHeader:
     """Read and check the header of a segment; FileNotFoundError if it is gone."""
     path = directory / segment.file_name(start)
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         return read_header(file, path)
-    finally:
-        file.close()
 
 
 def _measure_by_cell(
@@ -156,16 +154,12 @@ def _measure_by_cell(
 
 def _follow(fs: FileSystem, path: Path, chain: Chain, position: int) -> None:
     """Move a chain along the frames of one file; the first one's own word links it to the last file."""
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         salt = read_header(file, path).salt
-        view = memoryview(file.pread(frame.HEADER_BYTES, position))
-        first = frame.parse_header(view, 0)
+        first = peek_frame(file, position)
         if first is not None and first.start == chain.next_offset:
             chain.previous_crc = first.previous_crc
             walk_file(file, path, chain, SegmentIndex(), position, salt)
-    finally:
-        file.close()
 
 
 def _measure_by_walk(
@@ -177,12 +171,9 @@ def _measure_by_walk(
 ) -> LogBounds:
     """Do as recovery does: the log ends where its frames end."""
     path = directory / segment.file_name(starts[-1])
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         header = read_header(file, path)
         limit, index = _walk_last(file, path, hint, header)
-    finally:
-        file.close()
     return LogBounds(
         log_id=header.log_id,
         epoch=max(header.epoch, hint.epoch if hint is not None else 0),
@@ -279,7 +270,5 @@ def _find_missing(
 
 def _has_trailer(file: File, position: int) -> bool:
     """Return whether a frame seems to end at a place."""
-    if position < segment.HEADER_BYTES + frame.TRAILER.size:
-        return False
-    data = file.pread(frame.TRAILER.size, position - frame.TRAILER.size)
-    return len(data) == frame.TRAILER.size and frame.TRAILER.unpack(data)[1] == frame.TRAILER_MAGIC
+    least = segment.HEADER_BYTES + frame.TRAILER.size
+    return position >= least and trailer_length(file, position) is not None

@@ -7,10 +7,11 @@ last reads ended, since those who follow the log go on exactly there.
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
@@ -35,25 +36,6 @@ class BatchPlace(NamedTuple):
     """First offset of the segment."""
     position: int
     """Byte in its file."""
-
-
-def cut_at(file: File, end: int) -> File:
-    """Return the file as if it ended at byte ``end``, for those who only read it."""
-    return cast(File, _Cut(file, end))
-
-
-class _Cut:
-    """A file that seems to end early: what is reserved behind need not be read."""
-
-    def __init__(self, file: File, end: int) -> None:
-        self._file = file
-        self._end = end
-
-    def pread(self, size: int, position: int) -> bytes:
-        return self._file.pread(max(min(size, self._end - position), 0), position)
-
-    def size(self) -> int:
-        return min(self._end, self._file.size())
 
 
 class LogFiles:
@@ -214,11 +196,9 @@ class LogFiles:
         max_bytes: int,
         end_position: int | None = None,
     ) -> list[Batch]:
-        file = self._fs.open(source.path, "r")
-        try:
+        with contextlib.closing(self._fs.open(source.path, "r")) as file:
             at = self._locate(file, source, position)
-            frames = file if end_position is None else cut_at(file, end_position)
-            for chunk in iter_chunks(frames, source, at, limit, max_bytes):
+            for chunk in iter_chunks(file, source, at, limit, max_bytes, end_position):
                 found: list[Batch] = []
                 for batch in chunk:
                     if batch.limit > limit:  # its rest is read when it is asked for
@@ -238,8 +218,6 @@ class LogFiles:
             raise CorruptionError(
                 f"offset {position} is not where the log says", path=str(source.path), position=at
             )
-        finally:
-            file.close()
 
     def _locate(self, file: File, source: Segment, position: int) -> int:
         place = self._places.get(position)
@@ -262,16 +240,13 @@ class LogFiles:
         """Complete the index of the active segment up to ``limit``."""
         if source.index is None or source.summary is not None:
             return
-        file = self._fs.open(source.path, "r")
-        try:
+        with contextlib.closing(self._fs.open(source.path, "r")) as file:
             at = source.index.locate(limit)
             for chunk in iter_chunks(file, source, at, limit, CHUNK_BYTES):
                 for batch in chunk:
                     if batch.start < batch.limit <= limit:
                         self._grow(source, batch.start, at, batch.header.base_timestamp_us)
                     at += batch.header.length
-        finally:
-            file.close()
 
     def _note(self, offset: int, place: BatchPlace) -> None:
         self._places[offset] = place
@@ -315,6 +290,4 @@ class LogFiles:
         return describe_read(error, source.path)
 
     def _trimmed(self, position: int, head: int, limit: int) -> OffsetTrimmedError:
-        return OffsetTrimmedError(
-            "the offset was removed from the log", requested=position, head=head, tail=limit
-        )
+        return OffsetTrimmedError(requested=position, head=head, tail=limit)

@@ -7,6 +7,7 @@ the search, unless the summary is known already, and one read of at most :data:`
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
@@ -52,11 +53,8 @@ def load_summary(fs: FileSystem, source: Segment) -> None:
     """
     if source.summary is not None:
         return
-    file = fs.open(source.path, "r")
-    try:
+    with contextlib.closing(fs.open(source.path, "r")) as file:
         footer = read_footer(file, source.start, source.path)
-    finally:
-        file.close()
     if footer is None:
         raise CorruptionError("sealed segment has lost its footer", path=str(source.path))
     source.summary = footer[0]

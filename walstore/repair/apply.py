@@ -90,13 +90,10 @@ def _write_staged(fs: FileSystem, directory: Path, staging: Staging) -> None:
     path = directory / STAGED_NAME
     with contextlib.suppress(FileNotFoundError):
         fs.remove(path)
-    file = fs.open(path, "x")
-    try:
+    with contextlib.closing(fs.open(path, "x")) as file:
         for at in range(0, staging.size_bytes, _CHUNK_BYTES):
             file.pwrite([staging.pread(_CHUNK_BYTES, at)], at)
         file.datasync()
-    finally:
-        file.close()
     fs.sync_directory(directory)
 
 
@@ -135,8 +132,7 @@ def _write_segment(
         output.previous_crc,
         output.salt,
     )
-    file = fs.open(spare, "x")
-    try:
+    with contextlib.closing(fs.open(spare, "x")) as file:
         file.pwrite([segment.encode_header(header)], 0)
         _copy(fs, directory, kept, file, output)
         index = SegmentIndex(SegmentStreams())
@@ -159,8 +155,6 @@ def _write_segment(
         elif output.needs_ledger:
             file.pwrite([_ledger_frame(output, actions, end)], end)
         file.datasync()
-    finally:
-        file.close()
     fs.sync_directory(directory)
     fs.replace(spare, directory / output.name)
     fs.sync_directory(directory)
@@ -257,8 +251,7 @@ def _end_of(
 ) -> tuple[SegmentSummary, SegmentIndex, int, int | None]:
     """Return what is known of a good segment, its index, its epoch as far as known, and its salt."""
     path = directory / segment.file_name(start)
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         header = read_header(file, path)
         footer = read_footer(file, start, path)
         if footer is not None:
@@ -266,7 +259,5 @@ def _end_of(
         index = SegmentIndex()
         chain = Chain(start, header.previous_crc, 0, header.epoch)
         end = walk_file(file, path, chain, index, segment.HEADER_BYTES, header.salt)
-    finally:
-        file.close()
     summary = SegmentSummary(start, chain.next_offset, end, chain.previous_crc, chain.timestamp_us)
     return summary, index, chain.epoch, header.salt

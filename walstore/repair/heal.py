@@ -7,6 +7,7 @@ batches must not move within their file. Nothing here changes the log: new bytes
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Protocol
@@ -130,11 +131,8 @@ class _Healing:
                 self._before = _Before.after(one.runs[-1])
             self._before.limit = max(self._before.limit, limit)
             return
-        file = self._fs.open(self._survey.path / one.name, "r")
-        try:
+        with contextlib.closing(self._fs.open(self._survey.path / one.name, "r")) as file:
             self._fill_gaps(one, file, gaps)
-        finally:
-            file.close()
         self._before.limit = max(self._before.limit, limit)
 
     def _gaps(

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from walstore.errors import FormatVersionError
-from walstore.files.directory import evidence_of
+from walstore.files.directory import evidence_of, walk_chunks
+from walstore.files.segment_file import newer_batch, peek_frame, trailer_length
 from walstore.format import frame, recovery, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.frame import FrameHeader
@@ -25,7 +25,6 @@ from walstore.repair.plan import Patch
 from walstore.repair.survey_types import FrameRun, SegmentSurvey
 from walstore.verify.frames import FrameScan, find_salt
 
-_CHUNK_BYTES: Final = 8 << 20
 _PRODUCER_WINDOW: Final = 10_000
 _PRODUCERS: Final = 1 << 40
 """A repair forgets nothing; the log's own settings bound what is remembered when it is opened."""
@@ -75,8 +74,7 @@ class SegmentWalk:
         found, header = self._found, self._found.header
         at = segment.HEADER_BYTES
         chain = Chain(found.start, header.previous_crc if header else 0, 0, 0, self._ledger)
-        first = frame.parse_header(memoryview(self._file.pread(frame.HEADER_BYTES, at)), 0)
-        if first is None or self._scan.whole_at(at) is None:
+        if peek_frame(self._file, at) is None or self._scan.whole_at(at) is None:
             # The place where a log that holds nothing (or nothing whole) in this file goes on.
             rest = self._scan.used_limit(at) > at
             if header is not None and not rest:
@@ -182,36 +180,24 @@ class SegmentWalk:
         self._add(at, at + header.length, header, chain, header.synced_limit, (patch,))
         return True
 
+    def _walk(self, chain: Chain, at: int, end: int) -> int:
+        """Follow the frames below byte ``end``; return where they end."""
+        return walk_chunks(
+            self._file, lambda view, place: self._follow_buffer(view, chain, place), at, end
+        )
+
     def _follow_buffer(self, view: memoryview, chain: Chain, at: int) -> int:
         """Follow the whole frames at the beginning of a buffer; return their size."""
         try:
             return recovery.walk(view, chain, SegmentIndex(), at, self._found.salt)
         except ValueError as error:
-            raise FormatVersionError(
-                "batch uses a feature of a newer version",
-                path=str(self._path),
-                found=str(error),
-                supported=frame.FRAME_VERSION,
-            ) from None
-
-    def _walk(self, chain: Chain, at: int, end: int) -> int:
-        """Follow frames that lie below byte ``end``; return where they end."""
-        wanted = _CHUNK_BYTES
-        while True:
-            view = memoryview(self._file.pread(min(wanted, end - at), at))
-            used = self._follow_buffer(view, chain, at)
-            at += used
-            needed = recovery.needed_bytes(view[used:])
-            if not used and (needed <= len(view) or at + needed > end):
-                return at
-            wanted = max(_CHUNK_BYTES, 0 if used else needed)
+            raise newer_batch(self._path, error) from None
 
     def _compare(self, chain: Chain, end: int) -> None:
         """Compare the checkpoint with the frames up to the place that it names."""
         hint = self._hint
         assert hint is not None
-        follows = frame.parse_header(memoryview(self._file.pread(frame.HEADER_BYTES, end)), 0)
-        if end < hint.tail_position and (follows is None or self._scan.whole_at(end) is None):
+        if end < hint.tail_position and self._scan.whole_at(end) is None:
             return  # damage lies before it
         expected = (hint.tail_position, hint.next_offset, hint.previous_crc)
         if expected != (end, chain.next_offset, chain.previous_crc):
@@ -227,11 +213,7 @@ class SegmentWalk:
             self._is_exact = True
 
     def _last_synced_limit(self, end: int) -> int:
-        trailer = self._file.pread(frame.TRAILER.size, end - frame.TRAILER.size)
-        (length, _) = frame.TRAILER.unpack(trailer)
-        header = frame.parse_header(
-            memoryview(self._file.pread(frame.HEADER_BYTES, end - length)), 0
-        )
+        header = peek_frame(self._file, end - (trailer_length(self._file, end) or 0))
         return header.synced_limit if header is not None else 0
 
     def _is_unfinished(self, at: int, chain: Chain) -> bool:
@@ -309,7 +291,7 @@ class Links:
 
     def claimed_limits(self, damage: int) -> Iterator[int]:
         """Yield where the damaged frame at ``damage`` ends, as its header and its trailer say."""
-        header = frame.parse_header(memoryview(self._file.pread(frame.HEADER_BYTES, damage)), 0)
+        header = peek_frame(self._file, damage)
         if header is not None and damage + header.length < self._scan.end:
             yield damage + header.length
         yield from self._scan.trailer_limits(damage)
@@ -351,12 +333,10 @@ class Links:
     def _trailers_reach(self, damage: int, position: int) -> bool:
         """Return whether the bytes between are frames by their trailers, whatever is inside."""
         while position > damage:
-            at = position - frame.TRAILER.size
-            data = self._file.pread(frame.TRAILER.size, at)
-            if at < damage or len(data) != frame.TRAILER.size:
+            if position - frame.TRAILER.size < damage:
                 return False
-            length, magic = frame.TRAILER.unpack(data)
-            if magic != frame.TRAILER_MAGIC or not 0 < length <= position - damage:
+            length = trailer_length(self._file, position)
+            if length is None or not 0 < length <= position - damage:
                 return False
             position -= length
         return True

@@ -10,13 +10,12 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
+from walstore.files.directory import used_limit
 from walstore.format import frame, segment
 from walstore.format.frame import FrameHeader
 from walstore.ports import File
 
 _CHUNK_BYTES: Final = 4 << 20
-_SCAN_BYTES: Final = 256 << 10
-"""Read at a time while looking for zeroes; see :mod:`walstore.files.directory`."""
 _MOST_FAILED_BYTES: Final = 64 << 20
 _MOST_FAILED_TIMES: Final = 4
 """Bytes are hashed this often, and so many of them, though they turn out to be no frame."""
@@ -75,11 +74,7 @@ class FrameScan:
 
     def used_limit(self, position: int) -> int:
         """Return the place behind the last byte that is not zero, at least ``position``."""
-        used = position
-        for at in range(position, self.end, _SCAN_BYTES):
-            data = self._file.pread(min(_SCAN_BYTES, self.end - at), at).rstrip(b"\0")
-            used = at + len(data) if data else used
-        return used
+        return used_limit(self._file, position, self.end)
 
     def begins_with(self, magic: bytes, position: int) -> bool:
         """Return whether the bytes at ``position`` are ``magic``."""
