@@ -19,6 +19,7 @@ from crc32c import crc32c
 from walstore.errors import FormatVersionError
 from walstore.files.directory import REPAIR_NAME
 from walstore.repair.overlay import OverlayBytes
+from walstore.verify.report import Problem
 
 VERSION: Final = 2
 """Version 1 is read, too: it knows no copies."""
@@ -64,17 +65,8 @@ LOSSY: Final = frozenset({RepairKind.TRUNCATE, RepairKind.ADVANCE_HEAD})
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(Problem):
     """Something in the log's directory that is not as it was written."""
-
-    path: str
-    position: int | None
-    """Byte in that file; None if it is the file as a whole."""
-    message: str
-
-    def __str__(self) -> str:
-        where = self.path if self.position is None else f"{self.path} at byte {self.position}"
-        return f"{where}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)

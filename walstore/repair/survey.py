@@ -6,6 +6,7 @@ few megabytes, and for what lies behind the last batch of an unsealed segment.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from walstore.format.segment import SegmentHeader
 from walstore.ports import File, FileSystem
 from walstore.repair.survey_types import LogSurvey, SegmentSurvey
 from walstore.repair.walk import Mark, SegmentWalk
+from walstore.verify.report import message_of
 
 
 def survey_log(fs: FileSystem, directory: Path) -> LogSurvey:
@@ -113,11 +115,8 @@ def _survey_segment(
     *,
     is_last: bool,
 ) -> SegmentSurvey:
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         return survey_file(file, path, start, hint, cell, marks, is_last=is_last)
-    finally:
-        file.close()
 
 
 def survey_file(
@@ -137,19 +136,15 @@ def survey_file(
         found.header = segment.decode_header(data, str(path))
     except CorruptionError as error:
         found.header = _with_one_bit_flipped(data, start, path)
-        found.header_error = _bare(error)
+        found.header_error = message_of(error)
     try:
         read = read_last_footer if is_last else read_footer
         footer = read(file, start, path)
         found.footer = footer[0] if footer else None
     except CorruptionError as error:
-        found.footer_error = _bare(error)
+        found.footer_error = message_of(error)
     SegmentWalk(file, path, found, hint, cell, marks, is_last=is_last).run()
     return found
-
-
-def _bare(error: CorruptionError) -> str:
-    return str(error).partition(f": {error.path}")[0]
 
 
 def _with_one_bit_flipped(data: bytes, start: int, path: Path) -> SegmentHeader | None:

@@ -76,6 +76,10 @@ class Findings:
             self.problems.append(Problem(str(path), position, message))
 
     def add_error(self, path: Path, error: CorruptionError, position: int | None = None) -> None:
-        """Note the problem that a reader raised, with its place told apart from its message."""
-        message = str(error).partition(f": {error.path}")[0]
-        self.add(path, message, error.position if position is None else position)
+        """Note the problem that a reader raised."""
+        self.add(path, message_of(error), error.position if position is None else position)
+
+
+def message_of(error: CorruptionError) -> str:
+    """Return what an error says is wrong, without the place."""
+    return str(error).partition(f": {error.path}")[0]
