@@ -1,4 +1,4 @@
-"""What lies in a log's directory: segments, checkpoint, durable cell. Reads only; blocking."""
+"""The contents of a log's directory: segments, checkpoint, durable cell. Reads only; blocking."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ logger = logging.getLogger("walstore")
 
 LOCK_NAME: Final = "LOCK"
 REPAIR_NAME: Final = "repair.wal"
-"""File of a repair that is under way. Named like a segment and none, so that the log does not open."""
+"""File of a repair in progress. Its name ends like a segment's, so that the log does not open."""
 RESTORE_NAME: Final = "restore.wal"
-"""The same for a restore (``uploader.restoring.restore``)."""
+"""The same for a restore (``uploader.restoring``)."""
 _CELL_ATTEMPTS: Final = 1000
 _CHUNK_BYTES: Final = 8 << 20
 _SCAN_BYTES: Final = 256 << 10
-"""Read at a time while looking for zeroes: fits a processor's cache, and so takes a twentieth of the time."""
+"""Read size of the search for zeroes: fits a processor's cache, which makes it twenty times as fast."""
 
 
 def anchor_log(fs: FileSystem, directory: Path) -> FileSystem:
-    """Return a file system that is bound to a log's directory; its user closes it.
+    """Return a file system that is bound to a log's directory; the caller closes it.
 
     Raises LogNotFoundError if there is no such directory.
     """
@@ -46,8 +46,8 @@ def anchor_log(fs: FileSystem, directory: Path) -> FileSystem:
 def list_segments(fs: FileSystem, directory: Path) -> list[int]:
     """Return the first offsets of the segments in a directory, in order.
 
-    Raises LogNotFoundError if there is no such directory and CorruptionError for a file that ends
-    like a segment but is not named like one.
+    Raises LogNotFoundError if there is no such directory and CorruptionError for a file whose
+    name ends like a segment's but is not a segment's name.
     """
     try:
         names = fs.list(directory)
@@ -57,7 +57,7 @@ def list_segments(fs: FileSystem, directory: Path) -> list[int]:
 
 
 def pick_segments(directory: Path, names: Iterable[str]) -> list[int]:
-    """As :func:`list_segments`, of the names in the directory."""
+    """As :func:`list_segments`, for the given names of files in the directory."""
     starts = []
     for name in names:
         start = segment.parse_file_name(name)
@@ -78,7 +78,7 @@ def pick_segments(directory: Path, names: Iterable[str]) -> list[int]:
 
 
 def restore_interrupted(directory: Path) -> CorruptionError:
-    """Return the error for a directory in which :data:`RESTORE_NAME` lies: what else is there is no log."""
+    """Return the error for a directory that contains :data:`RESTORE_NAME`: its other files are not a log."""
     return CorruptionError(
         "a restore was interrupted; restore the log again, into the same directory",
         path=str(directory / RESTORE_NAME),
@@ -112,7 +112,7 @@ def load_checkpoint(fs: FileSystem, directory: Path) -> Checkpoint | None:
 
 
 def load_claims(fs: FileSystem, directory: Path) -> Claims:
-    """Return what a directory knows of its claims: nothing if the file is missing or damaged."""
+    """Return the claims of a directory: none if the file is missing or damaged."""
     path = directory / claims.FILE_NAME
     try:
         data = fs.read(path)
@@ -127,7 +127,7 @@ def load_claims(fs: FileSystem, directory: Path) -> Claims:
 def read_cell(fs: FileSystem, directory: Path) -> DurableCell | None:
     """Return the durable cell, or None if there is none or it stays damaged.
 
-    A writer may be half-way through an update, so a damaged one is read again.
+    A damaged cell is read again, since a writer may be half-way through an update.
     """
     for _ in range(_CELL_ATTEMPTS):
         try:
@@ -142,9 +142,9 @@ def read_cell(fs: FileSystem, directory: Path) -> DurableCell | None:
 def evidence_of(
     start: int, salt: int | None, hint: Checkpoint | None, cell: DurableCell | None
 ) -> Evidence:
-    """Return what checkpoint and cell know to have been synced of the segment ``start``.
+    """Return what checkpoint and cell prove was synced of the segment ``start``.
 
-    A segment without records may be replaced by another of its name, so the salt must fit, too.
+    A segment without records may be replaced by another of the same name, so the salt must match, too.
     """
     return Evidence(
         durable_limit=max(hint.next_offset if hint else 0, cell.durable_limit if cell else 0),

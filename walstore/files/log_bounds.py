@@ -41,28 +41,28 @@ _ATTEMPTS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """What one look found. All of it was true at one moment between its begin and its end."""
+    """The result of one look. All of it was true at one moment during the look."""
 
     log_id: bytes
     epoch: int
-    """How often the log had been opened for writing."""
+    """Number of times the log had been opened for writing."""
     head: int
     """First retained offset."""
     limit: int
-    """Every offset in ``[head, limit)`` can be read from the files, and readers may see it."""
+    """Every offset in ``[head, limit)`` can be read from the files and is visible to readers."""
     written_limit: int
-    """End of the whole batches that were seen; what lies at or above ``limit`` may still be taken back."""
+    """End of the whole batches that were seen; those at or above ``limit`` may still be lost."""
     starts: tuple[int, ...]
     """First offsets of the segments, in order; the last one is the active one unless it is sealed."""
     tail_index: SegmentIndex
-    """What is known of the index of the last segment; may end early."""
+    """The known part of the last segment's index; may end early."""
     cell: DurableCell | None
     hint: Checkpoint | None
 
 
 @dataclass(slots=True)
 class Testimony(Chain):
-    """A chain of frames that remembers what they say was synced."""
+    """A chain of frames that records what they prove was synced."""
 
     synced_limit: int = 0
     synced_position: int = 0
@@ -76,7 +76,7 @@ class Testimony(Chain):
 
 
 def read_bounds(fs: FileSystem, directory: Path) -> LogBounds:
-    """Look at the log in a directory.
+    """Return how far the log in a directory reaches.
 
     Raises LogNotFoundError if there is none, CorruptionError or FormatVersionError if its headers cannot
     be read, StorageUnavailableError if it changes faster than it can be read.
@@ -102,8 +102,8 @@ def read_bounds(fs: FileSystem, directory: Path) -> LogBounds:
             if read_cell(fs, directory) == cell:
                 raise
             continue  # a segment got its footer meanwhile
-        # While the writer stands between making a segment and storing the cell, nothing of it is
-        # synced; a cell that stays as it is until the walk is over says that it did not get further.
+        # Between making a segment and storing the cell, the writer has synced nothing of it. A cell that
+        # is unchanged after the walk proves that the writer did not get further.
         if is_known or read_cell(fs, directory) == cell:
             return found
     raise StorageUnavailableError(f"the log at {directory} changes too fast to be looked at")
@@ -123,7 +123,7 @@ def _measure_by_cell(
     hint: Checkpoint | None,
     starts: list[int],
 ) -> LogBounds:
-    """Take the cell's word, and what the files behind its place testify to."""
+    """Trust the cell, and the evidence of the files behind its position."""
     header = read_segment_header(fs, directory, cell.tail_start)
     chain = Testimony(cell.durable_limit, 0, 0, cell.epoch)
     position = cell.tail_position
@@ -132,8 +132,8 @@ def _measure_by_cell(
             break
         _follow(fs, directory / segment.file_name(start), chain, position)
         position = segment.HEADER_BYTES
-    # What is visible and not durable counts as far as it is there: a crash of the machine may have kept the
-    # cell and lost it.
+    # Records that are visible but not durable count only if they are in the files: a crash of the machine
+    # may have kept the cell and lost them.
     limit = max(
         cell.durable_limit,
         hint.next_offset if hint is not None else 0,
@@ -153,7 +153,7 @@ def _measure_by_cell(
 
 
 def _follow(fs: FileSystem, path: Path, chain: Chain, position: int) -> None:
-    """Move a chain along the frames of one file; the first one's own word links it to the last file."""
+    """Move a chain along the frames of one file; its first frame gives the link to the file before."""
     with contextlib.closing(fs.open(path, "r")) as file:
         salt = read_header(file, path).salt
         first = peek_frame(file, position)
@@ -192,7 +192,7 @@ def _walk_last(
 ) -> tuple[int, SegmentIndex]:
     """Return where the last segment's records end, and its index.
 
-    Records that had been synced and are damaged count: whoever reads that far learns of the damage.
+    Records that had been synced and are damaged count: a reader that gets there reports the damage.
     """
     footer = read_last_footer(file, header.start, path)
     if footer is not None:
@@ -215,10 +215,10 @@ def _head(cell: DurableCell | None, hint: Checkpoint | None, starts: list[int]) 
 
 
 def _tail_index(hint: Checkpoint | None, start: int) -> SegmentIndex:
-    """Return what the checkpoint knows of a segment's index.
+    """Return the part of a segment's index that the checkpoint has.
 
-    A segment without records may be replaced by another of that name, so only one that holds records
-    has an index that stays true.
+    A segment without records may be replaced by another of the same name, so only the index of one that
+    holds records stays valid.
     """
     if hint is not None and hint.tail_start == start and hint.next_offset > start:
         return hint.tail_index
@@ -229,8 +229,8 @@ def find_missing(fs: FileSystem, directory: Path) -> int | None:
     """Return the first offset that had been durable and is cut off the end of the log, or None.
 
     If only changes without records are cut off (registers, streams), that is the log's next offset.
-    What the checkpoint and the durable cell promise is compared with where the last file ends. Damage
-    that left bytes behind is not meant; ``walstore verify`` finds that. May run beside a live writer.
+    The end of the last file is compared with the checkpoint and the durable cell. Damage that left bytes
+    in place is not reported; ``walstore verify`` finds it. May run next to a live writer.
     Raises LogNotFoundError, CorruptionError and FormatVersionError if the last file cannot be read.
     """
     cell, hint = read_cell(fs, directory), load_checkpoint(fs, directory)
@@ -251,7 +251,7 @@ def find_missing(fs: FileSystem, directory: Path) -> int | None:
 def _find_missing(
     file: File, path: Path, start: int, hint: Checkpoint | None, cell: DurableCell | None
 ) -> int | None:
-    """Compare the end of the last file with what is known to have been synced."""
+    """Compare the end of the last file with what was synced."""
     header = read_header(file, path)
     evidence = evidence_of(start, header.salt, hint, cell)
     footer = read_last_footer(file, start, path)
@@ -269,6 +269,6 @@ def _find_missing(
 
 
 def _has_trailer(file: File, position: int) -> bool:
-    """Return whether a frame seems to end at a place."""
+    """Return whether a frame seems to end at a position."""
     least = segment.HEADER_BYTES + frame.TRAILER.size
     return position >= least and trailer_length(file, position) is not None

@@ -19,14 +19,14 @@ from walstore.format.segment_streams import SegmentStreams
 from walstore.ports import File, FileSystem
 
 CHUNK_BYTES: Final = 1 << 20
-"""How much of a segment is read at once when nothing else is asked for."""
+"""Default read size."""
 SEARCH_BYTES: Final = 1 << 16
-"""How much is read at once to find one record: more than lies between two entries of an index."""
+"""Read size of a search for one record: more than the distance between two entries of an index."""
 
 
 @dataclass(slots=True)
 class Segment:
-    """A segment as readers know it. Replaced whole when it is sealed; ``index`` is filled lazily."""
+    """A segment as readers see it. Replaced as a whole when it is sealed; ``index`` is filled lazily."""
 
     path: Path
     start: int
@@ -35,13 +35,13 @@ class Segment:
     index: SegmentIndex | None = None
     """Of the active segment, or of a sealed one that was read before."""
     streams: SegmentStreams | None = None
-    """Which streams a sealed segment holds, once they were read without the index."""
+    """Streams of a sealed segment, once read without the index."""
     header: SegmentHeader | None = None
-    """Once it was read."""
+    """Once read."""
 
     @property
     def known_streams(self) -> SegmentStreams | None:
-        """Which streams a sealed segment holds; None if nobody looked yet."""
+        """Streams of a sealed segment; None if they have not been read yet."""
         return self.streams if self.index is None else self.index.streams
 
 
@@ -82,8 +82,8 @@ def read_last_footer(
 ) -> tuple[SegmentSummary, SegmentIndex] | None:
     """Read the footer of a log's last segment; None also if it is damaged.
 
-    A crash within the sealing may keep any sectors of the footer, the seal at its end among them. The
-    frames before were synced by then, and say themselves where they end.
+    A crash during sealing may keep any sectors of the footer, including the seal at its end. The frames
+    before it were synced by then, and themselves show where they end.
     """
     try:
         return read_footer(file, start, path)
@@ -96,8 +96,8 @@ def read_batches(
 ) -> list[Batch]:
     """Return consecutive batches from exactly ``position`` up to ``limit`` or about ``max_bytes``.
 
-    At least one record, and more only while they fit one read. Every frame is checked: CRC, trailer,
-    and that it continues the one before. Raises CorruptionError, FileNotFoundError if the file is
+    At least one record, and more only if they fit one read. Every frame is checked: its CRC, its
+    trailer, and that it continues the one before. Raises CorruptionError, FileNotFoundError if the file is
     gone, and FormatVersionError for features of newer versions.
     """
     with contextlib.closing(fs.open(source.path, "r")) as file:
@@ -140,8 +140,8 @@ def iter_chunks(
 
     Reads nothing at or behind byte ``end_position``, which may be reserved space.
 
-    One list for each read of about ``chunk_bytes``; a batch larger than that is read by itself. Frames
-    without records are among them, as empty batches: not for users.
+    One list per read of about ``chunk_bytes``; a larger batch is read by itself. Includes frames without
+    records, as empty batches: not for users.
     """
     end = source.summary.data_bytes if source.summary is not None else file.size()
     end = end if end_position is None else min(end, end_position)
@@ -165,7 +165,7 @@ def iter_chunks(
                 except CorruptionError:
                     if not batches:
                         raise
-                    break  # found again, once those before it are delivered
+                    break  # met again once the batches before it are delivered
                 expected = header.limit
                 used = header.end
                 batches.append(decode(view, header, source.path, at))
@@ -209,7 +209,7 @@ def _read_own_footer(file: File, source: Segment) -> tuple[SegmentSummary, Segme
 
 
 def load_streams(fs: FileSystem, source: Segment) -> SegmentStreams:
-    """Return which streams a sealed segment holds, read from its footer on first use.
+    """Return the streams of a sealed segment, read from its footer on first use.
 
     Keeps nothing else of the footer. Raises as :func:`read_batches`.
     """
@@ -222,7 +222,7 @@ def load_streams(fs: FileSystem, source: Segment) -> SegmentStreams:
 
 
 def _grow(view: memoryview, wanted: int, path: Path, at: int, end: int) -> int:
-    """Return how much to read so that the frame at ``at`` fits, or say that it is damaged."""
+    """Return how much to read so that the frame at ``at`` fits; CorruptionError if it is damaged."""
     header = frame.parse_header(view, 0)
     if header is None or at + header.length > end or header.length <= wanted:
         raise CorruptionError("no batch where one was written", path=str(path), position=at)

@@ -1,4 +1,4 @@
-"""Every damaged place of a surveyed log, and what an operator should know besides. Pure: no I/O."""
+"""Every damaged place of a surveyed log, and notes for the operator. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _inside(
 def _at_the_end(
     one: SegmentSurvey, end: int, offset: int, *, is_last: bool
 ) -> Iterator[tuple[int | None, str]]:
-    """Yield the damages behind the last whole batch, which ends at byte ``end`` and ``offset``."""
+    """Yield the damages after the last whole batch, which ends at byte ``end`` and ``offset``."""
     footer = one.footer
     if one.footer_error:
         yield None, one.footer_error
@@ -123,7 +123,7 @@ def _at_the_end(
 
 
 def _fits(footer: SegmentSummary, last: FrameRun) -> bool:
-    """Return whether a footer describes the end of the last run; batches before it may be damaged."""
+    """Return whether a footer matches the end of the last run; batches before it may be damaged."""
     return footer == replace(summary_of(last), start=footer.start)
 
 
@@ -148,7 +148,7 @@ def _missing(survey: LogSurvey, start: int, limit: int) -> Damage:
 
 
 def general_notes(survey: LogSurvey, situation: Situation) -> Iterator[str]:
-    """Yield what holds whatever is kept."""
+    """Yield the notes that do not depend on what is kept."""
     if situation.log_id is None:
         yield "the log's identity is lost; it gets a new one, which its cloud tier refuses"
     first = min((one.start for one in situation.segments), default=situation.head)
@@ -172,7 +172,7 @@ def loss_notes(
     kept: Interval,
     lost: Iterable[Interval],
 ) -> Iterator[str]:
-    """Yield what the loss of records means for the tier, transactions, consumers and cursors."""
+    """Yield the effects of lost records on the tier, transactions, consumers and cursors."""
     hint = survey.hint
     if hint is not None and hint.tier_url:
         yield from _tier(hint.tier_url, hint.uploaded_limit, kept, lost)
@@ -210,7 +210,7 @@ def _tier(url: str, uploaded_limit: int, kept: Interval, lost: Iterable[Interval
 
 
 def _transactions(chosen: Stretch) -> Iterator[str]:
-    """A large transaction is a segment of its own, all of whose batches were synced at once."""
+    """Yield a note for each large transaction that was cut: a segment of its own, synced as a whole."""
     for source, run in chosen.pieces:
         is_whole = source.footer is not None and source.footer == summary_of(run)
         if not is_whole and source.was_sealed and run.last_synced_limit == source.start:

@@ -1,7 +1,7 @@
-"""Surveying a damaged log: what lies in its directory. Reads every byte and changes nothing. Blocking.
+"""Surveying the directory of a damaged log. Reads every byte and changes nothing. Blocking.
 
-What is found is judged elsewhere (``repair/runs.py``, ``repair/planner.py``). Memory for one batch and a
-few megabytes, and for what lies behind the last batch of an unsealed segment.
+The results are judged elsewhere (``repair/runs.py``, ``repair/planner.py``). Needs memory for one batch and a
+few megabytes, and for the bytes after the last batch of an unsealed segment.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _read_cell(
 def _marks(
     start: int, hint: Checkpoint | None, cell: DurableCell | None, following: SegmentHeader | None
 ) -> Iterator[Mark]:
-    """Yield where frames of the segment that begins at ``start`` end, as the rest of the log has it."""
+    """Yield where frames of the segment that begins at ``start`` end, by the rest of the log."""
     if hint is not None and hint.tail_start == start:
         yield Mark(hint.tail_position, hint.next_offset, hint.previous_crc)
     if cell is not None and cell.tail_start == start:
@@ -148,7 +148,7 @@ def survey_file(
 
 
 def _with_one_bit_flipped(data: bytes, start: int, path: Path) -> SegmentHeader | None:
-    """Return the header as it was if one flipped bit explains the damage, which its CRC then shows."""
+    """Return the original header if one flipped bit explains the damage, by its CRC; else None."""
     for at in range(8 * len(data)):
         mended = bytearray(data)
         mended[at // 8] ^= 1 << at % 8

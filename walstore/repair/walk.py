@@ -1,8 +1,8 @@
-"""Walking over one segment of a damaged log: which frames are whole, and which of them abut. Blocking.
+"""Walking one segment of a damaged log: finds the whole frames and the runs that they form. Blocking.
 
-In a segment of format version 1 a frame inside a value is whole wherever it is found. So whole frames behind
-damage count only if something outside of them links them to the log: what is left of the damaged frames
-before them, or what says where the log stood behind them (:class:`Links`).
+In a segment of format version 1, a frame inside a value is whole wherever it is found. So whole frames after
+damage count only if something outside of them links them to the log: the remains of the damaged frames
+before them, or a record of the log's position after them (:class:`Links`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from walstore.verify.frames import FrameScan, find_salt
 
 _PRODUCER_WINDOW: Final = 10_000
 _PRODUCERS: Final = 1 << 40
-"""A repair forgets nothing; the log's own settings bound what is remembered when it is opened."""
+"""A repair forgets nothing; the log's own settings bound the ledger when the log is opened."""
 _CRC_AT: Final = 4
 _MOST_ATTEMPTS: Final = 16
-"""Damaged batches of a segment of which a single flipped bit is looked for; each may take 0.2 s."""
+"""Damaged batches of a segment searched for a single flipped bit; each search may take 0.2 s."""
 
 
 class SegmentWalk:
@@ -49,7 +49,7 @@ class SegmentWalk:
     ) -> None:
         """Survey ``file`` into ``found``, whose header and footer are known.
 
-        ``marks`` are the places where the log's hints, and the segment behind, say that a frame ends.
+        ``marks`` are the positions at which a frame ends, by the log's hints and the next segment.
         """
         self._file = file
         self._path = path
@@ -70,12 +70,12 @@ class SegmentWalk:
         self._attempts = _MOST_ATTEMPTS
 
     def run(self) -> None:
-        """Find all runs, and say what lies behind the last one."""
+        """Find all runs, and classify the bytes after the last one."""
         found, header = self._found, self._found.header
         at = segment.HEADER_BYTES
         chain = Chain(found.start, header.previous_crc if header else 0, 0, 0, self._ledger)
         if peek_frame(self._file, at) is None or self._scan.whole_at(at) is None:
-            # The place where a log that holds nothing (or nothing whole) in this file goes on.
+            # The log continues here if it has nothing (or nothing whole) in this file.
             rest = self._scan.used_limit(at) > at
             if header is not None and not rest:
                 epoch = header.epoch
@@ -102,7 +102,7 @@ class SegmentWalk:
             found.runs.append(_empty_run(found.start, header.previous_crc, header.epoch))
 
     def _held_no_records(self) -> bool:
-        """Return whether the log ends in this segment, none of its frames is whole, and none had records."""
+        """Return whether the log ends in this segment, and it has no whole frame and never had records."""
         return (
             self._is_last
             and not self._found.runs
@@ -137,7 +137,7 @@ class SegmentWalk:
         synced_limit: int,
         patches: tuple[Patch, ...] = (),
     ) -> None:
-        """Note the frames in ``[at, end)``, behind which the log stands at ``chain``."""
+        """Note the frames in ``[at, end)``; ``chain`` is the state of the log after them."""
         run = FrameRun(
             position=at,
             end=end,
@@ -166,7 +166,7 @@ class SegmentWalk:
             runs.append(run)
 
     def _mend(self, at: int, chain: Chain) -> bool:
-        """Note the frame at ``at`` with one bit put right, if that is what is wrong with it."""
+        """Note the frame at ``at`` with one bit corrected, if that is its only damage."""
         if self._found.header is None or not self._attempts:
             return False
         self._attempts -= 1
@@ -194,11 +194,11 @@ class SegmentWalk:
             raise newer_batch(self._path, error) from None
 
     def _compare(self, chain: Chain, end: int) -> None:
-        """Compare the checkpoint with the frames up to the place that it names."""
+        """Compare the checkpoint with the frames up to the position that it names."""
         hint = self._hint
         assert hint is not None
         if end < hint.tail_position and self._scan.whole_at(end) is None:
-            return  # damage lies before it
+            return  # there is damage before it
         expected = (hint.tail_position, hint.next_offset, hint.previous_crc)
         if expected != (end, chain.next_offset, chain.previous_crc):
             self._found.contradicts = (
@@ -217,7 +217,7 @@ class SegmentWalk:
         return header.synced_limit if header is not None else 0
 
     def _is_unfinished(self, at: int, chain: Chain) -> bool:
-        """Return whether the bytes at ``at`` are what opening the log would cut off, or nothing."""
+        """Return whether opening the log would cut off the bytes at ``at``, or find nothing there."""
         if not self._is_last or self._found.was_sealed:
             return False
         rest = memoryview(self._file.pread(self._scan.used_limit(at) - at, at))
@@ -227,7 +227,7 @@ class SegmentWalk:
         return verdict is not Verdict.CORRUPT
 
     def _behind(self, at: int, chain: Chain) -> int | None:
-        """Return where records go on behind the damage at ``at``, or None. One pass over the bytes."""
+        """Return where records continue after the damage at ``at``, or None. One pass over the bytes."""
         for later in self._links.claimed_limits(at):
             if self._scan.whole_at(later) is not None and self._goes_on(at, later, chain) is None:
                 return later
@@ -274,7 +274,7 @@ def _salt_of(file: File, end: int, found: SegmentSurvey) -> int | None:
 
 
 class Mark(NamedTuple):
-    """Where a frame of a segment is known to end. What is not known is None."""
+    """A known end of a frame of a segment. Unknown parts are None."""
 
     position: int | None
     limit: int
@@ -282,7 +282,7 @@ class Mark(NamedTuple):
 
 
 class Links:
-    """What is known of the places of a segment where frames begin and end."""
+    """The known positions of a segment at which frames begin and end."""
 
     def __init__(self, file: File, scan: FrameScan, marks: list[Mark]) -> None:
         self._file = file
@@ -290,14 +290,14 @@ class Links:
         self._marks = marks
 
     def claimed_limits(self, damage: int) -> Iterator[int]:
-        """Yield where the damaged frame at ``damage`` ends, as its header and its trailer say."""
+        """Yield where the damaged frame at ``damage`` ends, by its header and its trailer."""
         header = peek_frame(self._file, damage)
         if header is not None and damage + header.length < self._scan.end:
             yield damage + header.length
         yield from self._scan.trailer_limits(damage)
 
     def run_limit(self, position: int) -> tuple[int, list[FrameHeader]]:
-        """Return where the whole frames from ``position`` on that continue each other end, and which."""
+        """Return the end and the headers of the whole frames from ``position`` on that form one chain."""
         headers: list[FrameHeader] = []
         whole = self._scan.whole_at(position)
         while whole is not None:
@@ -317,7 +317,7 @@ class Links:
     def is_linked(self, damage: int, position: int, headers: list[FrameHeader]) -> bool:
         """Return whether the frames at ``position`` are records, given the damage at ``damage``.
 
-        In a segment with a salt they are: no bytes of a value are whole there.
+        In a segment with a salt they always are: there, no bytes of a value are a whole frame.
         """
         return (
             self._scan.salt is not None
@@ -327,11 +327,11 @@ class Links:
         )
 
     def _stored_crc(self, position: int) -> int:
-        """Return the CRC that the damaged frame at ``position`` says of itself."""
+        """Return the CRC stored in the damaged frame at ``position``."""
         return int.from_bytes(self._file.pread(4, position + _CRC_AT), "little")
 
     def _trailers_reach(self, damage: int, position: int) -> bool:
-        """Return whether the bytes between are frames by their trailers, whatever is inside."""
+        """Return whether the bytes between are frames by their trailers, whatever they contain."""
         while position > damage:
             if position - frame.TRAILER.size < damage:
                 return False
@@ -342,7 +342,7 @@ class Links:
         return True
 
     def _is_marked(self, position: int, headers: list[FrameHeader]) -> bool:
-        """Return whether one of the frames ends where the log is known to have stood."""
+        """Return whether one of the frames ends at a known position of the log."""
         for header in headers:
             position += header.length
             for mark in self._marks:
