@@ -120,7 +120,10 @@ class CorruptionError(WalError):
 class OffsetError(WalError):
     """The requested offset is outside ``[head, tail)``."""
 
-    def __init__(self, message: str, *, requested: int, head: int, tail: int) -> None:
+    _message = "the offset is not in the log"
+
+    def __init__(self, message: str = "", *, requested: int, head: int, tail: int) -> None:
+        message = message or self._message
         super().__init__(f"{message} (requested={requested} head={head} tail={tail})")
         self.requested = requested
         self.head = head
@@ -130,9 +133,13 @@ class OffsetError(WalError):
 class OffsetTrimmedError(OffsetError):
     """The offset was in the log once and has been removed by retention or trim."""
 
+    _message = "the offset was removed from the log"
+
 
 class OffsetNotWrittenError(OffsetError):
     """The offset has not been assigned yet."""
+
+    _message = "the offset has not been written yet"
 
 
 class ExpectationError(WalError):

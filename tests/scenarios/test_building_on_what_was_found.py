@@ -30,8 +30,8 @@ from tests.local import (
 )
 from walstore import Wal, WalError
 from walstore.batches.batch_builder import BatchBuilder
+from walstore.files.log_bounds import find_missing
 from walstore.files.log_snapshot import LogSnapshot
-from walstore.files.lost_tail import find_missing
 from walstore.format import segment
 from walstore.format.ledger import Marks
 from walstore.settings import KIB

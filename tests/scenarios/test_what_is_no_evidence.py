@@ -31,8 +31,8 @@ from tests.evidence import (
 )
 from tests.local import close_opened, copy_log, open_blocking, read_opened, read_values, segments
 from walstore import Settings, Wal
+from walstore.files.log_bounds import find_missing
 from walstore.files.log_snapshot import LogSnapshot
-from walstore.files.lost_tail import find_missing
 from walstore.format import segment
 from walstore.settings import MIB
 from walstore.verify.verifying import verify_directory

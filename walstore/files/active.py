@@ -1,6 +1,7 @@
-"""ActiveFile and ActiveCell: what an open log has open. Blocking; owned by the writer thread.
+"""ActiveFile and ActiveCell: the open files of an open log. Blocking; owned by the writer thread.
 
-They know bytes and positions, nothing of offsets, ledger or other segments; :mod:`walstore.append.tail` does.
+They handle bytes and positions. Offsets, the ledger and other segments are left to
+:mod:`walstore.append.tail`.
 """
 
 from __future__ import annotations
@@ -148,8 +149,8 @@ class ActiveFile:
     def park(self) -> None:
         """Release the descriptor, and the space that is reserved, until the next call.
 
-        Never raises. What is written and not synced is synced, since a failure of that could not be
-        told from the next descriptor; if it fails, the next call fails.
+        Never raises. Unsynced writes are synced first, since a later descriptor would not report their
+        failure; if the sync fails, the next call fails.
         """
         file, self._open = self._open, None
         if file is None:
@@ -205,11 +206,11 @@ class ActiveFile:
 
 
 class ActiveCell:
-    """The durable cell of an open log: open from a store on, until it is parked.
+    """The durable cell of an open log: open from the first store until it is parked.
 
-    It tells others how far the log reaches, and nothing depends on it. So a store that fails, on a full
-    disk for one, does not fail the log: the file is removed, since a cell that stays behind would hold up
-    those who look at it while a missing one makes them look at the log, and the next store tries again.
+    It reports to other processes how far the log reaches; nothing else depends on it. So a store that
+    fails, for example on a full disk, does not fail the log: the file is removed and the next store tries
+    again. A stale cell would delay its readers; without a cell they read the log itself.
     """
 
     def __init__(self, fs: FileSystem, path: Path, size: int) -> None:
@@ -237,17 +238,14 @@ class ActiveCell:
 
         Afterwards it finds this content, a later one, or no file.
         """
-        self.park()  # what has the file's name counts, and somebody may have replaced it
+        self.park()  # the file may have been replaced; what counts is the one with its name
         self.store(data)
         if self._has_failed:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.remove(self._path)
         else:
-            file = self._fs.open(self._path, "r+")
-            try:
+            with contextlib.closing(self._fs.open(self._path, "r+")) as file:
                 file.datasync()
-            finally:
-                file.close()
         if not self._has_durable_name:
             self._fs.sync_directory(self._path.parent)
             self._has_durable_name = not self._has_failed

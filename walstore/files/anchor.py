@@ -1,8 +1,8 @@
-"""Anchors: where the names that a file system is given are looked up. Blocking, for any thread.
+"""Anchors: the directory in which a file system looks up names. Blocking, for any thread.
 
-A path is looked up anew by every call, so a process that changes its working directory, or a directory that
-is moved, sends the next call elsewhere, maybe into another log. An anchored file system looks names up in a
-directory that it holds open, wherever that directory is by now.
+Every call looks up its path again. If the process changes its working directory, or a directory is moved, the
+next call may reach another log. An anchored file system looks up names in a directory that it holds open,
+even after that directory is moved.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
-"""What lies in a log's directory: segments, checkpoint, durable cell. Reads only; blocking."""
+"""The contents of a log's directory: segments, checkpoint, durable cell. Reads only; blocking."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from walstore.errors import CorruptionError, FormatVersionError, LogNotFoundError
-from walstore.files.segment_file import read_header
-from walstore.format import checkpoint, claims, frame, recovery, segment
+from walstore.errors import CorruptionError, LogNotFoundError
+from walstore.files.segment_file import newer_batch, read_header
+from walstore.format import checkpoint, claims, recovery, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.claims import Claims
 from walstore.format.packed import MalformedError
@@ -21,17 +23,17 @@ logger = logging.getLogger("walstore")
 
 LOCK_NAME: Final = "LOCK"
 REPAIR_NAME: Final = "repair.wal"
-"""File of a repair that is under way. Named like a segment and none, so that the log does not open."""
+"""File of a repair in progress. Its name ends like a segment's, so that the log does not open."""
 RESTORE_NAME: Final = "restore.wal"
-"""The same for a restore (``uploader.restoring.restore``)."""
+"""The same for a restore (``uploader.restoring``)."""
 _CELL_ATTEMPTS: Final = 1000
 _CHUNK_BYTES: Final = 8 << 20
 _SCAN_BYTES: Final = 256 << 10
-"""Read at a time while looking for zeroes: fits a processor's cache, and so takes a twentieth of the time."""
+"""Read size of the search for zeroes: fits a processor's cache, which makes it twenty times as fast."""
 
 
 def anchor_log(fs: FileSystem, directory: Path) -> FileSystem:
-    """Return a file system that is bound to a log's directory; its user closes it.
+    """Return a file system that is bound to a log's directory; the caller closes it.
 
     Raises LogNotFoundError if there is no such directory.
     """
@@ -44,8 +46,8 @@ def anchor_log(fs: FileSystem, directory: Path) -> FileSystem:
 def list_segments(fs: FileSystem, directory: Path) -> list[int]:
     """Return the first offsets of the segments in a directory, in order.
 
-    Raises LogNotFoundError if there is no such directory and CorruptionError for a file that ends
-    like a segment but is not named like one.
+    Raises LogNotFoundError if there is no such directory and CorruptionError for a file whose
+    name ends like a segment's but is not a segment's name.
     """
     try:
         names = fs.list(directory)
@@ -55,7 +57,7 @@ def list_segments(fs: FileSystem, directory: Path) -> list[int]:
 
 
 def pick_segments(directory: Path, names: Iterable[str]) -> list[int]:
-    """As :func:`list_segments`, of the names in the directory."""
+    """As :func:`list_segments`, for the given names of files in the directory."""
     starts = []
     for name in names:
         start = segment.parse_file_name(name)
@@ -76,7 +78,7 @@ def pick_segments(directory: Path, names: Iterable[str]) -> list[int]:
 
 
 def restore_interrupted(directory: Path) -> CorruptionError:
-    """Return the error for a directory in which :data:`RESTORE_NAME` lies: what else is there is no log."""
+    """Return the error for a directory that contains :data:`RESTORE_NAME`: its other files are not a log."""
     return CorruptionError(
         "a restore was interrupted; restore the log again, into the same directory",
         path=str(directory / RESTORE_NAME),
@@ -92,11 +94,8 @@ def peek_log_id(fs: FileSystem, directory: Path) -> bytes | None:
     if not starts:
         return None
     path = directory / segment.file_name(starts[-1])
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         return read_header(file, path).log_id
-    finally:
-        file.close()
 
 
 def load_checkpoint(fs: FileSystem, directory: Path) -> Checkpoint | None:
@@ -113,7 +112,7 @@ def load_checkpoint(fs: FileSystem, directory: Path) -> Checkpoint | None:
 
 
 def load_claims(fs: FileSystem, directory: Path) -> Claims:
-    """Return what a directory knows of its claims: nothing if the file is missing or damaged."""
+    """Return the claims of a directory: none if the file is missing or damaged."""
     path = directory / claims.FILE_NAME
     try:
         data = fs.read(path)
@@ -128,7 +127,7 @@ def load_claims(fs: FileSystem, directory: Path) -> Claims:
 def read_cell(fs: FileSystem, directory: Path) -> DurableCell | None:
     """Return the durable cell, or None if there is none or it stays damaged.
 
-    A writer may be half-way through an update, so a damaged one is read again.
+    A damaged cell is read again, since a writer may be half-way through an update.
     """
     for _ in range(_CELL_ATTEMPTS):
         try:
@@ -143,9 +142,9 @@ def read_cell(fs: FileSystem, directory: Path) -> DurableCell | None:
 def evidence_of(
     start: int, salt: int | None, hint: Checkpoint | None, cell: DurableCell | None
 ) -> Evidence:
-    """Return what checkpoint and cell know to have been synced of the segment ``start``.
+    """Return what checkpoint and cell prove was synced of the segment ``start``.
 
-    A segment without records may be replaced by another of its name, so the salt must fit, too.
+    A segment without records may be replaced by another of the same name, so the salt must match, too.
     """
     return Evidence(
         durable_limit=max(hint.next_offset if hint else 0, cell.durable_limit if cell else 0),
@@ -168,18 +167,17 @@ def walk_file(
     index: SegmentIndex,
     position: int,
     salt: int | None,
+    end: int | None = None,
 ) -> int:
-    """Follow the frames of a file from ``position`` in chunks; return where they end.
+    """Follow the frames of a file from byte ``position`` to at most ``end``; return where they end.
 
-    ``salt`` is that of the segment's header.
-
-    FormatVersionError if the ledger is followed and a frame has marks that this version lacks.
+    ``salt`` is that of the segment's header. Raises CorruptionError for a whole frame whose content is
+    malformed, and FormatVersionError for one that uses a feature that this version lacks.
     """
-    wanted = _CHUNK_BYTES
-    while True:
-        view = memoryview(file.pread(wanted, position))
+
+    def follow(view: memoryview, at: int) -> int:
         try:
-            used = recovery.walk(view, chain, index, position, salt)
+            return recovery.walk(view, chain, index, at, salt)
         except MalformedError as error:
             raise CorruptionError(
                 f"batch at offset {chain.next_offset} holds {error}",
@@ -187,25 +185,36 @@ def walk_file(
                 position=error.position,
             ) from None
         except ValueError as error:
-            raise FormatVersionError(
-                "batch uses a feature of a newer version",
-                path=str(path),
-                found=str(error),
-                supported=frame.FRAME_VERSION,
-            ) from None
+            raise newer_batch(path, error) from None
+
+    return walk_chunks(file, follow, position, end)
+
+
+def walk_chunks(
+    file: File, follow: Callable[[memoryview, int], int], position: int, end: int | None
+) -> int:
+    """Follow the frames of a file from byte ``position`` in chunks; return where they end.
+
+    ``follow(view, at)`` follows the whole frames that begin the bytes at ``at``, and returns their size.
+    Nothing at or behind byte ``end`` is read; None: the whole file.
+    """
+    wanted, limit = _CHUNK_BYTES, sys.maxsize if end is None else end
+    while True:
+        view = memoryview(file.pread(max(min(wanted, limit - position), 0), position))
+        used = follow(view, position)
         position += used
         if used:
             wanted = _CHUNK_BYTES
             continue
         needed = recovery.needed_bytes(view)
-        if needed <= len(view) or position + needed > file.size():
+        if needed <= len(view) or position + needed > min(limit, file.size()):
             return position
         wanted = needed
 
 
-def used_limit(file: File, position: int) -> int:
-    """Return the place behind the last byte of a file that is not zero, at least ``position``."""
-    used, size = position, file.size()
+def used_limit(file: File, position: int, end: int | None = None) -> int:
+    """Return the place behind the last byte below ``end`` that is not zero, at least ``position``."""
+    used, size = position, file.size() if end is None else end
     for at in range(position, size, _SCAN_BYTES):
         data = file.pread(min(_SCAN_BYTES, size - at), at)
         if recovery.any_nonzero(memoryview(data)):

@@ -1,18 +1,19 @@
-"""Finding: what lies in a log's directory, compared with itself and with the checkpoint. Blocking.
+"""Scanning a log's directory: its segments, checked against each other and the checkpoint. Blocking.
 
-Reads all that opening needs to know before it changes anything. What does not fit together is
-CorruptionError, and stays as it is.
+Reads all that opening needs before it changes anything. Files that contradict each other raise
+CorruptionError and are not changed.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from walstore.errors import CorruptionError
 from walstore.files.directory import pick_segments, walk_file
-from walstore.files.segment_file import read_footer, read_header, read_last_footer
+from walstore.files.segment_file import read_footer, read_header, read_last_footer, trailer_length
 from walstore.format import frame, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.ledger import Ledger, Marks
@@ -23,7 +24,7 @@ from walstore.ports import File, FileSystem
 
 @dataclass(frozen=True, slots=True)
 class ScannedLog:
-    """What lies in the directory, before anything is changed."""
+    """The contents of the directory, before anything is changed."""
 
     log_id: bytes
     head: int
@@ -39,7 +40,7 @@ class ScannedLog:
     is_sealed: bool
     """Whether the last segment is sealed; then it is the last of ``sealed``, too."""
     given_up: list[int] = field(default_factory=list)
-    """First offsets of segments wholly below the head, which a deletion that was interrupted left."""
+    """First offsets of segments wholly below the head, left by an interrupted deletion."""
 
 
 def find_log(
@@ -50,11 +51,11 @@ def find_log(
     cell: DurableCell | None,
     ledger: Ledger,
 ) -> ScannedLog | None:
-    """Return what lies in ``directory``; None if there is no log.
+    """Return the contents of ``directory``; None if there is no log.
 
-    ``names`` are those of the files in it, ``hint`` is the checkpoint and ``cell`` the durable cell, if there
-    are. What the log remembers beside its records goes into ``ledger``, as far as it can be told without
-    walking the active segment. Raises CorruptionError, FormatVersionError, OSError.
+    ``names`` are the names of its files, ``hint`` is the checkpoint and ``cell`` the durable cell, if they
+    exist. The log's state besides records goes into ``ledger``, as far as it is known without walking the
+    active segment. Raises CorruptionError, FormatVersionError, OSError.
     """
     starts = pick_segments(directory, names)
     if not starts:
@@ -107,7 +108,7 @@ def _missing_beginning(
 ) -> CorruptionError:
     """Return the error for a log that should begin at ``head``, and begins at ``first``.
 
-    ``is_noted``: the checkpoint is there, which is never older than the removal of a segment.
+    ``is_noted``: the checkpoint exists; it is never older than the removal of a segment.
     """
     why = "" if is_noted else " (or the durable cell is older than their removal)"
     return CorruptionError(
@@ -130,8 +131,7 @@ def _find_tail(
     ledger: Ledger,
 ) -> ScannedLog:
     path = directory / segment.file_name(last)
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         header = read_header(file, path)
         footer = read_last_footer(file, last, path)
         _check_header(path, header, last, sealed, log_id)
@@ -152,8 +152,6 @@ def _find_tail(
             )
         # For the ledger that the next segment begins with.
         end = walk_file(file, path, chain, SegmentIndex(), position, header.salt)
-    finally:
-        file.close()
     summary, index = footer
     if (end, chain.next_offset, chain.previous_crc) != (
         summary.data_bytes,
@@ -175,20 +173,17 @@ def _find_tail(
 
 
 def _ends_as_checkpointed(file: File, last: SegmentHeader, hint: Checkpoint) -> bool:
-    """Return whether the checkpoint speaks of this segment, and the frame that ends there is whole.
+    """Return whether the checkpoint describes this segment, and the frame that ends there is whole.
 
-    If so, all before it was synced and need not be walked again.
+    If so, all before it was synced and is not walked again.
     """
     if (hint.tail_start, hint.tail_salt) != (last.start, last.salt):
         return False
     end = hint.tail_position
     if end <= segment.HEADER_BYTES:
         return True
-    trailer = file.pread(frame.TRAILER.size, end - frame.TRAILER.size)
-    if len(trailer) < frame.TRAILER.size:
-        return False
-    length, magic = frame.TRAILER.unpack(trailer)
-    if magic != frame.TRAILER_MAGIC or length > end - segment.HEADER_BYTES:
+    length = trailer_length(file, end)
+    if length is None or length > end - segment.HEADER_BYTES:
         return False
     view = memoryview(file.pread(length, end - length))
     header = frame.parse_header(view, 0)
@@ -207,12 +202,9 @@ def _read_sealed(
     log_id: bytes | None,
 ) -> tuple[bytes, SegmentSummary]:
     path = directory / segment.file_name(start)
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         header = read_header(file, path)
         footer = read_footer(file, start, path)
-    finally:
-        file.close()
     _check_header(path, header, start, before, log_id)
     if footer is None:
         raise CorruptionError("segment is not sealed although another one follows", path=str(path))
@@ -226,7 +218,7 @@ def _check_header(
     before: list[SegmentSummary],
     log_id: bytes | None,
 ) -> None:
-    """Check that a segment is the one its name says and continues those before it."""
+    """Check that a segment matches its name and continues the one before."""
     if header.start != start:
         raise CorruptionError(
             "segment is not the one its name says",

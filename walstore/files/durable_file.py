@@ -10,9 +10,9 @@ from walstore.runtime.error_mapping import is_full
 
 
 def sync_entry(fs: FileSystem, directory: Path) -> None:
-    """Make the entry of a directory in its parent durable: whoever made the directory may not have.
+    """Make the entry of a directory in its parent durable: its creator may not have done so.
 
-    A parent that may not be read is left alone; it was there before, as a mounted volume for one.
+    A parent that may not be read is skipped; it existed before, for example as a mounted volume.
     """
     with contextlib.suppress(PermissionError):
         fs.sync_directory(directory / "..")
@@ -36,9 +36,9 @@ def write_durably(fs: FileSystem, path: Path, data: bytes) -> None:
 
 
 def write_hint(fs: FileSystem, path: Path, data: bytes) -> None:
-    """Replace a small file without which the log can be opened; on a full disk in place.
+    """Replace a small file that opening the log can do without; on a full disk, overwrite it in place.
 
-    A crash in the middle of that leaves a damaged file. In place means that the space it has suffices.
+    Overwriting needs no more space than the file has. A crash in the middle leaves a damaged file.
     """
     try:
         write_durably(fs, path, data)

@@ -1,13 +1,14 @@
-"""LedgerView: what a log remembers beside its records, as its files tell. Reads only; blocking.
+"""LedgerView: a log's state besides its records, read from its files. Reads only; blocking.
 
-Every segment begins with the whole ledger, so only the active one is read, up to where the writer has
-synced it; a second look goes on where the first one ended. The cell says where that is, unless something
-follows there: a crash of the machine may leave an older cell. Then the files are asked, as in
-:mod:`walstore.files.log_bounds`, so that all but the last change before such a crash is seen.
+Every segment begins with the whole ledger, so only the active one is read, up to the position that the
+writer has synced; a second look continues where the first one ended. The cell gives that position, unless
+something follows it: a crash of the machine may leave an older cell. Then the files decide, as in
+:mod:`walstore.files.log_bounds`, so that all but the last change before such a crash is visible.
 """
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +21,7 @@ from walstore.files.directory import (
     walk_file,
 )
 from walstore.files.log_bounds import Testimony, read_bounds
-from walstore.files.log_files import cut_at
-from walstore.files.segment_file import read_footer, read_header, read_last_footer
+from walstore.files.segment_file import peek_frame, read_footer, read_header, read_last_footer
 from walstore.format import frame, segment
 from walstore.format.checkpoint import DurableCell
 from walstore.format.ledger import Ledger
@@ -33,7 +33,7 @@ _ATTEMPTS: Final = 100
 
 
 class LedgerView:
-    """The ledger of a log that somebody else may be writing. One thread at a time."""
+    """The ledger of a log that another process may be writing. One thread at a time."""
 
     def __init__(self, fs: FileSystem, directory: Path) -> None:
         self._fs = fs
@@ -45,7 +45,7 @@ class LedgerView:
         self._salt: int | None = None
 
     def look(self) -> Ledger:
-        """Return the ledger as of what is durable now. Not to be changed; the next look updates it.
+        """Return the ledger of what is durable now. The caller must not change it; the next look updates it.
 
         Raises LogNotFoundError, CorruptionError, FormatVersionError, StorageUnavailableError, OSError.
         """
@@ -60,7 +60,7 @@ class LedgerView:
                     place = _durable_place(self._fs, self._directory, cell)
                     found = self._follow(*place) if place is not None else None
             except FileNotFoundError:
-                read_bounds(self._fs, self._directory)  # says so if the log is gone
+                read_bounds(self._fs, self._directory)  # raises if the log is gone
                 continue
             if found is not None:
                 return found
@@ -85,25 +85,21 @@ class LedgerView:
             file.close()
 
     def _follow(self, start: int, end: int | None) -> Ledger | None:
-        """Follow a segment to byte ``end`` (None: as far as it goes); None if it does not lead there.
+        """Follow a segment to byte ``end`` (None: to its end); None if its frames do not reach that byte.
 
-        A segment that holds only marks may be replaced by another one of its name.
+        A segment that holds only marks may be replaced by another of the same name.
         """
         path = self._directory / segment.file_name(start)
-        file = self._fs.open(path, "r")
-        try:
+        with contextlib.closing(self._fs.open(path, "r")) as file:
             if self._chain is None or start != self._start or (end or 0) < self._position:
                 header = read_header(file, path)
                 self._chain = Chain(start, header.previous_crc, 0, header.epoch, Ledger())
                 self._start, self._position = start, segment.HEADER_BYTES
                 self._salt = header.salt
-            source = file if end is None else cut_at(file, end)
-            chain, self._chain = self._chain, None  # in case that the next line does not return
+            chain, self._chain = self._chain, None  # in case the next line raises
             self._position = walk_file(
-                source, path, chain, SegmentIndex(), self._position, self._salt
+                file, path, chain, SegmentIndex(), self._position, self._salt, end
             )
-        finally:
-            file.close()
         if end is not None and self._position != end:
             return None
         self._chain = chain
@@ -113,7 +109,7 @@ class LedgerView:
 def _durable_place(fs: FileSystem, directory: Path, cell: DurableCell) -> tuple[int, int] | None:
     """Return a segment and the byte up to which it is durable; None if that cannot be known now.
 
-    A segment is sealed and synced before the next one gets its name, so only the last is in question.
+    A segment is sealed and synced before the next one gets its name, so only the last one is uncertain.
     """
     starts = list_segments(fs, directory)
     if not starts:
@@ -121,8 +117,7 @@ def _durable_place(fs: FileSystem, directory: Path, cell: DurableCell) -> tuple[
     hint = load_checkpoint(fs, directory)
     last = starts[-1]
     path = directory / segment.file_name(last)
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         header = read_header(file, path)
         footer = read_last_footer(file, last, path)
         if footer is None:
@@ -134,25 +129,20 @@ def _durable_place(fs: FileSystem, directory: Path, cell: DurableCell) -> tuple[
             return last, end
         if header.salt is None or not _is_transaction(file):
             return last, end
-    finally:
-        file.close()
-    # Its name is perhaps not durable. It may have taken that of the only segment with the ledger before.
+    # Its name may not be durable. It may have replaced the only segment that held the ledger.
     replaced = last in (cell.tail_start, hint.tail_start if hint is not None else 0)
     if replaced or len(starts) == 1:
         return None
     path = directory / segment.file_name(starts[-2])
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         footer = read_footer(file, starts[-2], path)
-    finally:
-        file.close()
     return None if footer is None else (starts[-2], footer[0].data_bytes)
 
 
 def _durable_position(file: File, path: Path, header: SegmentHeader, evidence: Evidence) -> int:
     """Return up to where a segment without a footer is known to be synced."""
     position = max(evidence.durable_position, segment.HEADER_BYTES)
-    first = frame.parse_header(memoryview(file.pread(frame.HEADER_BYTES, position)), 0)
+    first = peek_frame(file, position)
     if first is None:
         return position
     chain = Testimony(first.start, first.previous_crc, 0, first.epoch)
@@ -165,7 +155,6 @@ def _durable_position(file: File, path: Path, header: SegmentHeader, evidence: E
 
 
 def _is_transaction(file: File) -> bool:
-    """Return whether a sealed segment is a large transaction, which got its name when it was whole."""
-    view = memoryview(file.pread(frame.HEADER_BYTES, segment.HEADER_BYTES))
-    first = frame.parse_header(view, 0)
+    """Return whether a sealed segment is a large transaction, named only once it was whole."""
+    first = peek_frame(file, segment.HEADER_BYTES)
     return first is not None and first.count > 0 and not first.synced_position

@@ -1,12 +1,13 @@
-"""Locks on logs and stores: who may write where. Blocking.
+"""Locks on logs and stores: one writer at a time. Blocking.
 
-A log that is opened by itself takes its own lock, and a shared one on the store it lies in, if it lies in
-one. A store takes its lock exclusively and its logs take none, so ten thousand logs need one descriptor.
-Of two openers one wins, whichever way they come:
+A log that is opened by itself takes its own lock, and a shared lock on the store that contains it, if any.
+A store takes its lock exclusively and its logs take none, so ten thousand logs need one descriptor.
+Of two openers one wins, in either order:
 
-  * A log that was opened by itself while there was a store keeps the store's lock from being taken.
-  * One that was opened before there was a store holds its own lock, which the store looks at before it
-    opens the log. Its opener looks for a store only after taking it, so one of the two sees the other.
+  * A log that was opened by itself while the store existed prevents the store's lock from being taken.
+  * A log that was opened before the store existed holds its own lock, which the store checks before it
+    opens the log. Its opener checks for a store only after taking that lock, so one of the two sees the
+    other.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def lock_log(fs: FileSystem, directory: Path, owner: str) -> Lock:
     """Lock the log in ``directory`` for writing; WalLockedError if it or its store is open."""
     own = fs.lock(directory / LOCK_NAME, owner)
     try:
-        # By way of the directory itself: a symbolic link to it may lie anywhere.
+        # Relative to the directory itself: a symbolic link to it may be anywhere.
         shared = fs.lock_shared(directory / ".." / STORE_NAME)
     except WalLockedError as error:
         own.release()
@@ -45,7 +46,7 @@ def lock_log(fs: FileSystem, directory: Path, owner: str) -> Lock:
 
 
 def lock_in_store(fs: FileSystem, directory: Path, _owner: str) -> Lock:
-    """Check that nobody has the log of a store open by itself; the store's lock protects it then."""
+    """Check that the log of a store is not open by itself; from then on the store's lock protects it."""
     found = fs.lock_shared(directory / LOCK_NAME)
     if found is not None:
         found.release()

@@ -1,20 +1,21 @@
-"""LogBounds: how far a log directory reaches, as one look from outside finds it. Reads only; blocking.
+"""How far a log directory reaches, as an observer without the lock sees it. Reads only; blocking.
 
-For whoever reads a log without its lock, beside a live writer or after it is gone. What readers may see:
+For processes that read a log next to a live writer, or after the writer is gone. Readers may see:
 
   * up to the cell's visible limit, which the writer stores after each sync;
-  * a cell that a crash of the machine left behind the truth is overtaken by what testifies that more was
-    synced: the checkpoint, and the ``synced_limit`` of frames behind the place the cell speaks of. So all
-    but the last write before such a crash is seen before a writer opens the log again;
+  * more than that if a crash of the machine left an old cell: the checkpoint, and the ``synced_limit`` of
+    frames behind the cell's position, prove that more was synced. So all but the last write before such a
+    crash is visible before a writer opens the log again;
   * without a cell (a copy that lacks it, or one that was cut off within its update) all that recovery
     would keep: the frames up to the first that does not continue the log.
 
-A live writer may do anything between two reads. What the cell says is therefore read before the files
-are, and again when they say something else.
+A live writer may do anything between two reads. So the cell is read before the files, and read again if
+they disagree with it. :func:`find_missing` reports what had been synced and is gone from the end of a log.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,7 +29,7 @@ from walstore.files.directory import (
     used_limit,
     walk_file,
 )
-from walstore.files.segment_file import read_header, read_last_footer
+from walstore.files.segment_file import peek_frame, read_header, read_last_footer, trailer_length
 from walstore.format import frame, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.recovery import Chain, Verdict, judge
@@ -40,28 +41,28 @@ _ATTEMPTS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """What one look found. All of it was true at one moment between its begin and its end."""
+    """The result of one look. All of it was true at one moment during the look."""
 
     log_id: bytes
     epoch: int
-    """How often the log had been opened for writing."""
+    """Number of times the log had been opened for writing."""
     head: int
     """First retained offset."""
     limit: int
-    """Every offset in ``[head, limit)`` can be read from the files, and readers may see it."""
+    """Every offset in ``[head, limit)`` can be read from the files and is visible to readers."""
     written_limit: int
-    """End of the whole batches that were seen; what lies at or above ``limit`` may still be taken back."""
+    """End of the whole batches that were seen; those at or above ``limit`` may still be lost."""
     starts: tuple[int, ...]
     """First offsets of the segments, in order; the last one is the active one unless it is sealed."""
     tail_index: SegmentIndex
-    """What is known of the index of the last segment; may end early."""
+    """The known part of the last segment's index; may end early."""
     cell: DurableCell | None
     hint: Checkpoint | None
 
 
 @dataclass(slots=True)
 class Testimony(Chain):
-    """A chain of frames that remembers what they say was synced."""
+    """A chain of frames that records what they prove was synced."""
 
     synced_limit: int = 0
     synced_position: int = 0
@@ -75,7 +76,7 @@ class Testimony(Chain):
 
 
 def read_bounds(fs: FileSystem, directory: Path) -> LogBounds:
-    """Look at the log in a directory.
+    """Return how far the log in a directory reaches.
 
     Raises LogNotFoundError if there is none, CorruptionError or FormatVersionError if its headers cannot
     be read, StorageUnavailableError if it changes faster than it can be read.
@@ -101,8 +102,8 @@ def read_bounds(fs: FileSystem, directory: Path) -> LogBounds:
             if read_cell(fs, directory) == cell:
                 raise
             continue  # a segment got its footer meanwhile
-        # While the writer stands between making a segment and storing the cell, nothing of it is
-        # synced; a cell that stays as it is until the walk is over says that it did not get further.
+        # Between making a segment and storing the cell, the writer has synced nothing of it. A cell that
+        # is unchanged after the walk proves that the writer did not get further.
         if is_known or read_cell(fs, directory) == cell:
             return found
     raise StorageUnavailableError(f"the log at {directory} changes too fast to be looked at")
@@ -111,11 +112,8 @@ def read_bounds(fs: FileSystem, directory: Path) -> LogBounds:
 def read_segment_header(fs: FileSystem, directory: Path, start: int) -> SegmentHeader:
     """Read and check the header of a segment; FileNotFoundError if it is gone."""
     path = directory / segment.file_name(start)
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         return read_header(file, path)
-    finally:
-        file.close()
 
 
 def _measure_by_cell(
@@ -125,7 +123,7 @@ def _measure_by_cell(
     hint: Checkpoint | None,
     starts: list[int],
 ) -> LogBounds:
-    """Take the cell's word, and what the files behind its place testify to."""
+    """Trust the cell, and the evidence of the files behind its position."""
     header = read_segment_header(fs, directory, cell.tail_start)
     chain = Testimony(cell.durable_limit, 0, 0, cell.epoch)
     position = cell.tail_position
@@ -134,8 +132,8 @@ def _measure_by_cell(
             break
         _follow(fs, directory / segment.file_name(start), chain, position)
         position = segment.HEADER_BYTES
-    # What is visible and not durable counts as far as it is there: a crash of the machine may have kept the
-    # cell and lost it.
+    # Records that are visible but not durable count only if they are in the files: a crash of the machine
+    # may have kept the cell and lost them.
     limit = max(
         cell.durable_limit,
         hint.next_offset if hint is not None else 0,
@@ -155,17 +153,13 @@ def _measure_by_cell(
 
 
 def _follow(fs: FileSystem, path: Path, chain: Chain, position: int) -> None:
-    """Move a chain along the frames of one file; the first one's own word links it to the last file."""
-    file = fs.open(path, "r")
-    try:
+    """Move a chain along the frames of one file; its first frame gives the link to the file before."""
+    with contextlib.closing(fs.open(path, "r")) as file:
         salt = read_header(file, path).salt
-        view = memoryview(file.pread(frame.HEADER_BYTES, position))
-        first = frame.parse_header(view, 0)
+        first = peek_frame(file, position)
         if first is not None and first.start == chain.next_offset:
             chain.previous_crc = first.previous_crc
             walk_file(file, path, chain, SegmentIndex(), position, salt)
-    finally:
-        file.close()
 
 
 def _measure_by_walk(
@@ -177,12 +171,9 @@ def _measure_by_walk(
 ) -> LogBounds:
     """Do as recovery does: the log ends where its frames end."""
     path = directory / segment.file_name(starts[-1])
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         header = read_header(file, path)
         limit, index = _walk_last(file, path, hint, header)
-    finally:
-        file.close()
     return LogBounds(
         log_id=header.log_id,
         epoch=max(header.epoch, hint.epoch if hint is not None else 0),
@@ -201,7 +192,7 @@ def _walk_last(
 ) -> tuple[int, SegmentIndex]:
     """Return where the last segment's records end, and its index.
 
-    Records that had been synced and are damaged count: whoever reads that far learns of the damage.
+    Records that had been synced and are damaged count: a reader that gets there reports the damage.
     """
     footer = read_last_footer(file, header.start, path)
     if footer is not None:
@@ -224,11 +215,60 @@ def _head(cell: DurableCell | None, hint: Checkpoint | None, starts: list[int]) 
 
 
 def _tail_index(hint: Checkpoint | None, start: int) -> SegmentIndex:
-    """Return what the checkpoint knows of a segment's index.
+    """Return the part of a segment's index that the checkpoint has.
 
-    A segment without records may be replaced by another of that name, so only one that holds records
-    has an index that stays true.
+    A segment without records may be replaced by another of the same name, so only the index of one that
+    holds records stays valid.
     """
     if hint is not None and hint.tail_start == start and hint.next_offset > start:
         return hint.tail_index
     return SegmentIndex()
+
+
+def find_missing(fs: FileSystem, directory: Path) -> int | None:
+    """Return the first offset that had been durable and is cut off the end of the log, or None.
+
+    If only changes without records are cut off (registers, streams), that is the log's next offset.
+    The end of the last file is compared with the checkpoint and the durable cell. Damage that left bytes
+    in place is not reported; ``walstore verify`` finds it. May run next to a live writer.
+    Raises LogNotFoundError, CorruptionError and FormatVersionError if the last file cannot be read.
+    """
+    cell, hint = read_cell(fs, directory), load_checkpoint(fs, directory)
+    starts = list_segments(fs, directory)
+    if not starts:
+        return None
+    path = directory / segment.file_name(starts[-1])
+    try:
+        file = fs.open(path, "r")
+    except FileNotFoundError:  # retention deleted it, so there are newer ones
+        return None
+    try:
+        return _find_missing(file, path, starts[-1], hint, cell)
+    finally:
+        file.close()
+
+
+def _find_missing(
+    file: File, path: Path, start: int, hint: Checkpoint | None, cell: DurableCell | None
+) -> int | None:
+    """Compare the end of the last file with what was synced."""
+    header = read_header(file, path)
+    evidence = evidence_of(start, header.salt, hint, cell)
+    footer = read_last_footer(file, start, path)
+    if footer is not None:
+        return footer[0].limit if footer[0].limit < evidence.durable_limit else None
+    chain, position = Chain(start, header.previous_crc, 0, header.epoch), segment.HEADER_BYTES
+    is_noted = hint is not None and (hint.tail_start, hint.tail_salt) == (start, header.salt)
+    if hint is not None and is_noted and _has_trailer(file, hint.tail_position):
+        chain = Chain(hint.next_offset, hint.previous_crc, 0, header.epoch)
+        position = hint.tail_position
+    end = walk_file(file, path, chain, SegmentIndex(), position, header.salt)
+    has_rest = not header.reuses_blocks and used_limit(file, end) > end
+    is_short = evidence.durable_limit > chain.next_offset or evidence.durable_position > end
+    return chain.next_offset if is_short and not has_rest else None
+
+
+def _has_trailer(file: File, position: int) -> bool:
+    """Return whether a frame seems to end at a position."""
+    least = segment.HEADER_BYTES + frame.TRAILER.size
+    return position >= least and trailer_length(file, position) is not None

@@ -1,16 +1,17 @@
 """LogFiles: reads a log's segment files by position, from outside. Blocking; one thread at a time.
 
-Keeps no file open and no record; what it keeps is where things are: the names of the segments, the
-indexes of the sealed ones read last, an index of the active one that grows as it is read, and where the
-last reads ended, since those who follow the log go on exactly there.
+Keeps no file open and no records, only positions: the names of the segments, the indexes of the sealed
+segments read last, an index of the active segment that grows as it is read, and the ends of the last
+reads, since followers continue exactly there.
 """
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
@@ -37,27 +38,8 @@ class BatchPlace(NamedTuple):
     """Byte in its file."""
 
 
-def cut_at(file: File, end: int) -> File:
-    """Return the file as if it ended at byte ``end``, for those who only read it."""
-    return cast(File, _Cut(file, end))
-
-
-class _Cut:
-    """A file that seems to end early: what is reserved behind need not be read."""
-
-    def __init__(self, file: File, end: int) -> None:
-        self._file = file
-        self._end = end
-
-    def pread(self, size: int, position: int) -> bytes:
-        return self._file.pread(max(min(size, self._end - position), 0), position)
-
-    def size(self) -> int:
-        return min(self._end, self._file.size())
-
-
 class LogFiles:
-    """The files of one log. Make it from a first look, and tell it what later looks find."""
+    """The files of one log. Made from a first look; :meth:`update` takes the results of later ones."""
 
     def __init__(self, fs: FileSystem, directory: Path, extent: LogBounds) -> None:
         self._fs = fs
@@ -73,7 +55,7 @@ class LogFiles:
         self.update(extent)
 
     def update(self, extent: LogBounds) -> None:
-        """Take over what a look found."""
+        """Take the result of a look."""
         self._take(extent.starts)
         last = self._ordered[-1]
         if last.index is None or not last.index.starts:
@@ -95,9 +77,9 @@ class LogFiles:
     ) -> list[Batch]:
         """Return consecutive batches from exactly ``position``; at least one record.
 
-        The caller knows that offsets up to ``limit > position`` may be seen, and that the last of them
-        lie in the segment ``tail_start`` or before. ``place`` is where ``position`` lies and
-        ``end_place`` where ``limit`` or something behind it does, if the caller knows that, too.
+        The caller knows that offsets up to ``limit > position`` are visible, and that the last of them are
+        in the segment ``tail_start`` or before. ``place`` is the place of ``position`` and ``end_place``
+        that of ``limit`` or a later offset, if the caller knows them.
         Raises OffsetTrimmedError if the position was removed, CorruptionError, StorageUnavailableError.
         """
         self._require(tail_start)
@@ -111,17 +93,17 @@ class LogFiles:
             try:
                 return self._read(source, position, end, max_bytes, end_position)
             except CorruptionError:
-                # Whatever was remembered may be outdated; what the files say decides.
+                # What was remembered may be outdated; the files decide.
                 self._forget(source)
                 return self._read(source, position, end, max_bytes)
         except (OSError, CorruptionError) as error:
             raise self._judge(error, source, position, limit) from error
 
     def skip_stream(self, name: str, position: int, limit: int, tail_start: int) -> int:
-        """Return an offset of ``[position, limit]`` before which no record of a stream lies.
+        """Return an offset in ``[position, limit]`` before which there is no record of a stream.
 
-        Passes over the sealed segments, from the one at ``position`` on, that say of themselves that
-        they hold none. Looks at their footers, once. Arguments and errors as :meth:`read`.
+        Skips the sealed segments, from the one at ``position`` on, whose footers say that they hold
+        none. Reads each footer once. Arguments and errors as :meth:`read`.
         """
         self._require(tail_start)
         while position < limit:
@@ -131,7 +113,7 @@ class LogFiles:
             try:
                 streams = load_streams(self._fs, source)
             except (OSError, CorruptionError):
-                break  # reading there says what it is
+                break  # reading there reports the error
             if streams.may_hold(name):
                 break
             position = end
@@ -175,7 +157,7 @@ class LogFiles:
     # -- inside ------------------------------------------------------------------------------
 
     def _require(self, tail_start: int) -> None:
-        """List the segments anew if the log has grown beyond the last one known."""
+        """List the segments again if the log has grown beyond the last known one."""
         if tail_start > self._starts[-1]:
             self._take(list_segments(self._fs, self._directory))
 
@@ -214,11 +196,9 @@ class LogFiles:
         max_bytes: int,
         end_position: int | None = None,
     ) -> list[Batch]:
-        file = self._fs.open(source.path, "r")
-        try:
+        with contextlib.closing(self._fs.open(source.path, "r")) as file:
             at = self._locate(file, source, position)
-            frames = file if end_position is None else cut_at(file, end_position)
-            for chunk in iter_chunks(frames, source, at, limit, max_bytes):
+            for chunk in iter_chunks(file, source, at, limit, max_bytes, end_position):
                 found: list[Batch] = []
                 for batch in chunk:
                     if batch.limit > limit:  # its rest is read when it is asked for
@@ -238,8 +218,6 @@ class LogFiles:
             raise CorruptionError(
                 f"offset {position} is not where the log says", path=str(source.path), position=at
             )
-        finally:
-            file.close()
 
     def _locate(self, file: File, source: Segment, position: int) -> int:
         place = self._places.get(position)
@@ -262,16 +240,13 @@ class LogFiles:
         """Complete the index of the active segment up to ``limit``."""
         if source.index is None or source.summary is not None:
             return
-        file = self._fs.open(source.path, "r")
-        try:
+        with contextlib.closing(self._fs.open(source.path, "r")) as file:
             at = source.index.locate(limit)
             for chunk in iter_chunks(file, source, at, limit, CHUNK_BYTES):
                 for batch in chunk:
                     if batch.start < batch.limit <= limit:
                         self._grow(source, batch.start, at, batch.header.base_timestamp_us)
                     at += batch.header.length
-        finally:
-            file.close()
 
     def _note(self, offset: int, place: BatchPlace) -> None:
         self._places[offset] = place
@@ -315,6 +290,4 @@ class LogFiles:
         return describe_read(error, source.path)
 
     def _trimmed(self, position: int, head: int, limit: int) -> OffsetTrimmedError:
-        return OffsetTrimmedError(
-            "the offset was removed from the log", requested=position, head=head, tail=limit
-        )
+        return OffsetTrimmedError(requested=position, head=head, tail=limit)

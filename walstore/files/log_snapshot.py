@@ -1,8 +1,8 @@
-"""LogSnapshot: a log directory as it lies on disk, read without its lock. Synchronous.
+"""LogSnapshot: a log directory as it is on disk, read without its lock. Synchronous.
 
-For the command line and for Spark's executors, beside a live writer or after it is gone. It sees only
-what is durable (``log_bounds.py`` says how that is known). Nothing is ever changed. Segments may vanish
-while it looks, by the writer's retention; that raises OffsetTrimmedError. To follow a log, and from an
+For the command line and for Spark's executors, next to a live writer or after the writer is gone. It sees
+only what is durable (``log_bounds.py`` explains how that is known). It never changes anything. The writer's
+retention may delete segments meanwhile; that raises OffsetTrimmedError. To follow a log, and from an
 event loop, use :class:`walstore.ReadonlyWal`.
 """
 
@@ -45,7 +45,7 @@ class LogSnapshot:
     durable_limit: int
     """Every offset in ``[head, durable_limit)`` can be read from the files."""
     epoch: int
-    """How often the log had been opened for writing."""
+    """Number of times the log had been opened for writing."""
     uploaded_limit: int
     """Uploaded limit of the last checkpoint; 0 if unknown. The truth is in the tier's manifest."""
     tier_url: str | None
@@ -53,11 +53,11 @@ class LogSnapshot:
     segments: tuple[Segment, ...]
     """Segments in order; the last one is the active one."""
     fs: FileSystem
-    """Bound to the directory that was looked at, wherever it is moved."""
+    """Bound to the directory that was read, even if it is moved."""
 
     @classmethod
     def open(cls, path: str | Path, *, fs: FileSystem | None = None) -> LogSnapshot:
-        """Look at the log in directory ``path``.
+        """Return a snapshot of the log in directory ``path``.
 
         Raises LogNotFoundError if there is none, CorruptionError or FormatVersionError if its
         headers cannot be read.
@@ -71,7 +71,7 @@ class LogSnapshot:
             raise
 
     def close(self) -> None:
-        """Let go of the directory, as the last reference does; nothing more can be read. Twice is allowed."""
+        """Release the directory, as the last reference does; nothing more can be read. Twice is allowed."""
         self.fs.close()
 
     def batches(self, start: int | None = None, limit: int | None = None) -> Iterator[Batch]:
@@ -95,7 +95,7 @@ class LogSnapshot:
         """Return the first offset at or after a time, or ``durable_limit`` if all are older.
 
         ``timestamp_us`` counts microseconds since 1970 UTC. Reads one segment at one place. Raises
-        OffsetTrimmedError if that segment vanished, CorruptionError.
+        OffsetTrimmedError if that segment was deleted, CorruptionError.
         """
         if self.head == self.durable_limit:
             return self.head  # no record is left, and the last segment may be deleted
@@ -112,12 +112,7 @@ class LogSnapshot:
         Raises OffsetTrimmedError, OffsetNotWrittenError, CorruptionError.
         """
         if offset >= self.durable_limit:
-            raise OffsetNotWrittenError(
-                "the offset has not been written yet",
-                requested=offset,
-                head=self.head,
-                tail=self.durable_limit,
-            )
+            raise OffsetNotWrittenError(requested=offset, head=self.head, tail=self.durable_limit)
         if offset < self.head:
             raise self._trimmed(offset)
         at = bisect_right(self.segments, offset, key=attrgetter("start")) - 1
@@ -181,7 +176,7 @@ def _reaches(segments: list[Segment], at: int, head: int) -> bool:
 
 
 def _load_footer(fs: FileSystem, found: Segment, *, is_sealed: bool) -> None:
-    """Read a segment's footer, unless the file vanished meanwhile."""
+    """Read a segment's footer, unless the file was deleted meanwhile."""
     try:
         file = fs.open(found.path, "r")
     except FileNotFoundError:

@@ -1,11 +1,11 @@
 """OpenFiles: how many logs of a store have their files open. Belongs to all threads.
 
-A log that needs its files while the most are in use has them closed for the log that was used longest
-ago. No timer is involved: an idle log keeps its files until another one needs the room. The bound is
-strict but for logs that are in use at this moment, hence for the number of threads.
+When the limit is reached and a log needs its files, those of the least recently used log are closed. No
+timer is involved: an idle log keeps its files until another one needs the room. The bound may be exceeded
+only by the logs that are in use at this moment, hence by the number of threads.
 
-A log's files are touched only by whoever holds its :class:`FileSlot`: its own writer thread, or another log's
-while it parks it.
+A log's files are used only by the holder of its :class:`FileSlot`: its own writer thread, or another log's
+while it parks them.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ class FileSlot:
         self._lock.release()
 
     def close(self) -> None:
-        """Note that the log closed its files for good. Nobody uses the slot any more."""
+        """Note that the log closed its files for good. The slot is not used any more."""
         self._files.forget(self)
 
     def try_hold(self) -> bool:
-        """Hold the slot if nobody does."""
+        """Hold the slot if it is free."""
         return self._lock.acquire(blocking=False)
 
     def release(self) -> None:
-        """Let go of a slot that was held by :meth:`try_hold`."""
+        """Release a slot that was held by :meth:`try_hold`."""
         self._lock.release()
 
 
 class OpenFiles:
-    """At most ``limit`` logs with open files, beside those in use; the rest are parked."""
+    """At most ``limit`` logs with open files, plus those in use; the rest are parked."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._guard = threading.Lock()
-        # Logs whose files are open, the one used longest ago first.
+        # Logs whose files are open, the least recently used first.
         self._open: OrderedDict[FileSlot, None] = OrderedDict()
         self.parkings = 0
-        """How often a log was parked."""
+        """Number of times a log was parked."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -92,7 +92,7 @@ class OpenFiles:
             self._open.pop(slot, None)
 
     def _pick(self, count: int, user: FileSlot) -> list[FileSlot]:
-        """Remove and hold up to ``count`` logs that nobody uses, the one used longest ago first."""
+        """Remove and hold up to ``count`` unused logs, the least recently used first."""
         picked: list[FileSlot] = []
         if count <= 0:
             return picked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,20 +12,21 @@ from typing import Final
 from walstore.batches.batch import Batch, FrameBatch
 from walstore.errors import CorruptionError, FormatVersionError
 from walstore.format import frame, segment
+from walstore.format.frame import FrameHeader
 from walstore.format.packed import MalformedError
 from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
 from walstore.format.segment_streams import SegmentStreams
 from walstore.ports import File, FileSystem
 
 CHUNK_BYTES: Final = 1 << 20
-"""How much of a segment is read at once when nothing else is asked for."""
+"""Default read size."""
 SEARCH_BYTES: Final = 1 << 16
-"""How much is read at once to find one record: more than lies between two entries of an index."""
+"""Read size of a search for one record: more than the distance between two entries of an index."""
 
 
 @dataclass(slots=True)
 class Segment:
-    """A segment as readers know it. Replaced whole when it is sealed; ``index`` is filled lazily."""
+    """A segment as readers see it. Replaced as a whole when it is sealed; ``index`` is filled lazily."""
 
     path: Path
     start: int
@@ -33,19 +35,33 @@ class Segment:
     index: SegmentIndex | None = None
     """Of the active segment, or of a sealed one that was read before."""
     streams: SegmentStreams | None = None
-    """Which streams a sealed segment holds, once they were read without the index."""
+    """Streams of a sealed segment, once read without the index."""
     header: SegmentHeader | None = None
-    """Once it was read."""
+    """Once read."""
 
     @property
     def known_streams(self) -> SegmentStreams | None:
-        """Which streams a sealed segment holds; None if nobody looked yet."""
+        """Streams of a sealed segment; None if they have not been read yet."""
         return self.streams if self.index is None else self.index.streams
 
 
 def read_header(file: File, path: Path) -> SegmentHeader:
     """Read and check a segment's header."""
     return segment.decode_header(file.pread(segment.HEADER_BYTES, 0), str(path))
+
+
+def peek_frame(file: File, position: int) -> FrameHeader | None:
+    """Return what looks like a frame header at byte ``position``, not verified; None if nothing does."""
+    return frame.parse_header(memoryview(file.pread(frame.HEADER_BYTES, position)), 0)
+
+
+def trailer_length(file: File, end: int) -> int | None:
+    """Return the frame length that the trailer before byte ``end`` gives; None if there is no trailer."""
+    data = file.pread(frame.TRAILER.size, end - frame.TRAILER.size)
+    if len(data) < frame.TRAILER.size:
+        return None
+    length, magic = frame.TRAILER.unpack(data)
+    return int(length) if magic == frame.TRAILER_MAGIC else None
 
 
 def read_footer(file: File, start: int, path: Path) -> tuple[SegmentSummary, SegmentIndex] | None:
@@ -66,8 +82,8 @@ def read_last_footer(
 ) -> tuple[SegmentSummary, SegmentIndex] | None:
     """Read the footer of a log's last segment; None also if it is damaged.
 
-    A crash within the sealing may keep any sectors of the footer, the seal at its end among them. The
-    frames before were synced by then, and say themselves where they end.
+    A crash during sealing may keep any sectors of the footer, including the seal at its end. The frames
+    before it were synced by then, and themselves show where they end.
     """
     try:
         return read_footer(file, start, path)
@@ -80,12 +96,11 @@ def read_batches(
 ) -> list[Batch]:
     """Return consecutive batches from exactly ``position`` up to ``limit`` or about ``max_bytes``.
 
-    At least one record, and more only while they fit one read. Every frame is checked: CRC, trailer,
-    and that it continues the one before. Raises CorruptionError, FileNotFoundError if the file is
+    At least one record, and more only if they fit one read. Every frame is checked: its CRC, its
+    trailer, and that it continues the one before. Raises CorruptionError, FileNotFoundError if the file is
     gone, and FormatVersionError for features of newer versions.
     """
-    file = fs.open(source.path, "r")
-    try:
+    with contextlib.closing(fs.open(source.path, "r")) as file:
         at = load_index(file, source).locate(position)
         for chunk in iter_chunks(file, source, at, limit, max_bytes):
             found: list[Batch] = [
@@ -100,33 +115,36 @@ def read_batches(
         raise CorruptionError(
             f"offset {position} is not where the log says", path=str(source.path), position=at
         )
-    finally:
-        file.close()
 
 
 def find_time(fs: FileSystem, source: Segment, timestamp_us: int, limit: int) -> int | None:
     """Return the first offset below ``limit`` that is not older than a time, or None."""
-    file = fs.open(source.path, "r")
-    try:
+    with contextlib.closing(fs.open(source.path, "r")) as file:
         at = load_index(file, source).locate_time(timestamp_us)
         for chunk in iter_chunks(file, source, at, limit, SEARCH_BYTES):
             for batch in chunk:
                 if batch.header.max_timestamp_us >= timestamp_us:
                     return batch.start + bisect_left(batch.timestamps_us, timestamp_us)
-    finally:
-        file.close()
     return None
 
 
 def iter_chunks(
-    file: File, source: Segment, at: int, limit: int, chunk_bytes: int
+    file: File,
+    source: Segment,
+    at: int,
+    limit: int,
+    chunk_bytes: int,
+    end_position: int | None = None,
 ) -> Iterator[list[FrameBatch]]:
     """Yield the checked batches of a segment from byte ``at`` up to offset ``limit``.
 
-    One list for each read of about ``chunk_bytes``; a batch larger than that is read by itself. Frames
-    without records are among them, as empty batches: not for users.
+    Reads nothing at or behind byte ``end_position``, which may be reserved space.
+
+    One list per read of about ``chunk_bytes``; a larger batch is read by itself. Includes frames without
+    records, as empty batches: not for users.
     """
     end = source.summary.data_bytes if source.summary is not None else file.size()
+    end = end if end_position is None else min(end, end_position)
     salt = load_header(file, source).salt
     least = wanted = max(chunk_bytes, frame.HEADER_BYTES)
     expected: int | None = None
@@ -147,7 +165,7 @@ def iter_chunks(
                 except CorruptionError:
                     if not batches:
                         raise
-                    break  # found again, once those before it are delivered
+                    break  # met again once the batches before it are delivered
                 expected = header.limit
                 used = header.end
                 batches.append(decode(view, header, source.path, at))
@@ -191,23 +209,20 @@ def _read_own_footer(file: File, source: Segment) -> tuple[SegmentSummary, Segme
 
 
 def load_streams(fs: FileSystem, source: Segment) -> SegmentStreams:
-    """Return which streams a sealed segment holds, read from its footer on first use.
+    """Return the streams of a sealed segment, read from its footer on first use.
 
     Keeps nothing else of the footer. Raises as :func:`read_batches`.
     """
     known = source.known_streams
     if known is None:
-        file = fs.open(source.path, "r")
-        try:
+        with contextlib.closing(fs.open(source.path, "r")) as file:
             found = _read_own_footer(file, source)
-        finally:
-            file.close()
         known = source.streams = found[1].streams if found else SegmentStreams.unknown()
     return known
 
 
 def _grow(view: memoryview, wanted: int, path: Path, at: int, end: int) -> int:
-    """Return how much to read so that the frame at ``at`` fits, or say that it is damaged."""
+    """Return how much to read so that the frame at ``at`` fits; CorruptionError if it is damaged."""
     header = frame.parse_header(view, 0)
     if header is None or at + header.length > end or header.length <= wanted:
         raise CorruptionError("no batch where one was written", path=str(path), position=at)
@@ -216,7 +231,7 @@ def _grow(view: memoryview, wanted: int, path: Path, at: int, end: int) -> int:
 
 def check(
     view: memoryview,
-    header: frame.FrameHeader,
+    header: FrameHeader,
     expected: int | None,
     path: Path,
     at: int,
@@ -237,7 +252,7 @@ def check(
         )
 
 
-def decode(view: memoryview, header: frame.FrameHeader, path: Path, at: int) -> FrameBatch:
+def decode(view: memoryview, header: FrameHeader, path: Path, at: int) -> FrameBatch:
     """Wrap a checked frame as a batch; FormatVersionError if this version cannot read it."""
     try:
         return FrameBatch(view, header, (path, at))
@@ -248,9 +263,14 @@ def decode(view: memoryview, header: frame.FrameHeader, path: Path, at: int) -> 
             position=at + header.position,
         ) from None
     except ValueError as error:
-        raise FormatVersionError(
-            "batch uses a feature of a newer version",
-            path=f"{path} at byte {at + header.position}",
-            found=str(error),
-            supported=frame.FRAME_VERSION,
-        ) from None
+        raise newer_batch(f"{path} at byte {at + header.position}", error) from None
+
+
+def newer_batch(where: Path | str, error: ValueError) -> FormatVersionError:
+    """Return the error for a whole batch that this version cannot read; ``error`` says what it lacks."""
+    return FormatVersionError(
+        "batch uses a feature of a newer version",
+        path=str(where),
+        found=str(error),
+        supported=frame.FRAME_VERSION,
+    )

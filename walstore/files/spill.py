@@ -1,9 +1,9 @@
 """Spill: the records of a large transaction, in a file of their own until it commits. Blocking.
 
 The file is a segment in the making: frames back to back, complete but for their headers, because offset,
-time and chain are known only at the commit. Then 80 bytes a frame are rewritten, a footer is added, and the
-file gets its name among the segments. That rename is the commit: a crash leaves all of the transaction or
-none, and however large it is, nobody waits behind it.
+time and chain are known only at the commit. Then 80 bytes per frame are rewritten, a footer is added, and
+the file is renamed to a segment. That rename is the commit: a crash leaves all of the transaction or none,
+and no other append waits for a large one.
 
 One thread at a time; no method may be called after ``discard`` or ``place``.
 """
@@ -32,7 +32,7 @@ logger = logging.getLogger("walstore")
 PREFIX: Final = "transaction-"
 SUFFIX: Final = ".tmp"
 _SYNC_BYTES: Final = 32 << 20
-"""Synced on the way, since one sync of a gigabyte would hold up those of the writer."""
+"""Synced each time this much was written, since one sync of a gigabyte would delay the writer's."""
 
 
 class _Frame(NamedTuple):
@@ -46,7 +46,7 @@ class Spill:
     """The file of one transaction."""
 
     def __init__(self, fs: FileSystem, directory: Path, number: int, *, compress: bool) -> None:
-        """Create the file; OSError. ``number`` tells it from others of this log."""
+        """Create the file; OSError. ``number`` distinguishes it from others of this log."""
         self._fs = fs
         self._salt = segment.make_salt()
         self.path = directory / f"{PREFIX}{number}-{self._salt:08x}{SUFFIX}"

@@ -1,12 +1,13 @@
-"""Timeline: which record was the first at or after a time. Blocking; runs on executor threads.
+"""Time index: the first record at or after a time. Blocking; runs on executor threads.
 
-Timestamps never go back within a log, so segments are found by binary search over the times of their
-last records, and the place within one by its index. The cost is one look at a footer for each step of
-the search, unless the summary is known already, and one read of at most :data:`SEARCH_BYTES` behind.
+Timestamps never decrease within a log, so a segment is found by binary search over the times of the
+segments' last records, and the place within it by its index. The cost is one read of a footer per step of
+the search, unless the summary is known already, and then one read of at most :data:`SEARCH_BYTES`.
 """
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
@@ -52,11 +53,8 @@ def load_summary(fs: FileSystem, source: Segment) -> None:
     """
     if source.summary is not None:
         return
-    file = fs.open(source.path, "r")
-    try:
+    with contextlib.closing(fs.open(source.path, "r")) as file:
         footer = read_footer(file, source.start, source.path)
-    finally:
-        file.close()
     if footer is None:
         raise CorruptionError("sealed segment has lost its footer", path=str(source.path))
     source.summary = footer[0]

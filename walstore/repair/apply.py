@@ -2,15 +2,15 @@
 
 The order is fixed:
 
-  1. batches that come from a copy become durable in a file, and then the plan as ``repair.wal``; a log in
-     which that lies does not open, because it is named like a segment and is none;
-  2. every file that is replaced or given up moves into the directory of what is set aside;
-  3. segments that consist of parts of those are written beside them, synced, and renamed to their place;
-  4. checkpoint and durable cell are written from what is there now;
-  5. the plan itself moves to what was set aside, as the record of what was done. Now the log opens.
+  1. batches that come from a copy become durable in a file, and then the plan as ``repair.wal``; a log that
+     contains this file does not open, because its name ends like a segment's but is not one;
+  2. every file that is replaced or given up moves into the directory ``damaged``;
+  3. segments that consist of parts of those files are written under a temporary name, synced, and renamed;
+  4. checkpoint and durable cell are written from the new segments;
+  5. the plan itself moves to ``damaged``, as the record of what was done. Now the log opens.
 
-Every step finds out whether it was done already, and none needs the copy. Nothing is ever deleted but the
-file with its batches, and files of step 3 that a crash left unfinished.
+Every step detects whether it was done already, and none needs the copy. Nothing is ever deleted except the
+file with the copy's batches, and files of step 3 that a crash left unfinished.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def load_interrupted(fs: FileSystem, directory: Path) -> RepairPlan | None:
 def run_actions(
     fs: FileSystem, directory: Path, plan: RepairPlan, new_log_id: str, staging: Staging
 ) -> None:
-    """Do what a plan says, or the rest of it if it was interrupted. Under the log's lock; OSError.
+    """Carry out a plan, or the rest of it if it was interrupted. Under the log's lock; OSError.
 
     ``staging`` has the bytes that the plan takes from a copy, if it was not interrupted.
     """
@@ -90,18 +90,15 @@ def _write_staged(fs: FileSystem, directory: Path, staging: Staging) -> None:
     path = directory / STAGED_NAME
     with contextlib.suppress(FileNotFoundError):
         fs.remove(path)
-    file = fs.open(path, "x")
-    try:
+    with contextlib.closing(fs.open(path, "x")) as file:
         for at in range(0, staging.size_bytes, _CHUNK_BYTES):
             file.pwrite([staging.pread(_CHUNK_BYTES, at)], at)
         file.datasync()
-    finally:
-        file.close()
     fs.sync_directory(directory)
 
 
 def _begin(fs: FileSystem, directory: Path, kept: Path, plan: RepairPlan) -> None:
-    """Make the plan durable. One that is damaged is in its place perhaps; a copy of that is kept."""
+    """Make the plan durable. A damaged plan may be in its place; a copy of that is kept."""
     if JOURNAL_NAME in fs.list(directory):
         number = sum(name.startswith(JOURNAL_NAME) for name in fs.list(kept)) + 1
         old = fs.read(directory / JOURNAL_NAME)
@@ -135,8 +132,7 @@ def _write_segment(
         output.previous_crc,
         output.salt,
     )
-    file = fs.open(spare, "x")
-    try:
+    with contextlib.closing(fs.open(spare, "x")) as file:
         file.pwrite([segment.encode_header(header)], 0)
         _copy(fs, directory, kept, file, output)
         index = SegmentIndex(SegmentStreams())
@@ -159,8 +155,6 @@ def _write_segment(
         elif output.needs_ledger:
             file.pwrite([_ledger_frame(output, actions, end)], end)
         file.datasync()
-    finally:
-        file.close()
     fs.sync_directory(directory)
     fs.replace(spare, directory / output.name)
     fs.sync_directory(directory)
@@ -199,7 +193,7 @@ def _patched(data: bytes, position: int, value: int) -> bytes:
 
 
 def _ledger_frame(output: Output, actions: Actions, position: int) -> bytearray:
-    """Return a frame without records that holds what the log remembers."""
+    """Return a frame without records that contains the ledger."""
     column = frame.blob_column(ColumnKind.MARKS, [actions.ledger], len(actions.ledger))
     data, _ = frame.encode(
         [column],
@@ -255,10 +249,9 @@ def _write_hints(fs: FileSystem, directory: Path, actions: Actions) -> None:
 def _end_of(
     fs: FileSystem, directory: Path, start: int
 ) -> tuple[SegmentSummary, SegmentIndex, int, int | None]:
-    """Return what is known of a good segment, its index, its epoch as far as known, and its salt."""
+    """Return the summary of a good segment, its index, the highest epoch known of it, and its salt."""
     path = directory / segment.file_name(start)
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         header = read_header(file, path)
         footer = read_footer(file, start, path)
         if footer is not None:
@@ -266,7 +259,5 @@ def _end_of(
         index = SegmentIndex()
         chain = Chain(start, header.previous_crc, 0, header.epoch)
         end = walk_file(file, path, chain, index, segment.HEADER_BYTES, header.salt)
-    finally:
-        file.close()
     summary = SegmentSummary(start, chain.next_offset, end, chain.previous_crc, chain.timestamp_us)
     return summary, index, chain.epoch, header.salt

@@ -1,9 +1,8 @@
-"""Putting a single flipped bit of a batch right. Pure: bytes in, bytes out.
+"""Correcting a single flipped bit of a batch. Pure: bytes in, bytes out.
 
-A CRC-32C tells any two single flipped bits of a frame apart, so if one bit explains the damage it is found
-by trying. That other damage looks like one flipped bit is possible, though: by chance one in 2**32 for each
-bit tried. That is why bits of a body are only tried up to :data:`MOST_BYTES`, which keeps the odds below one
-in 100 000.
+A CRC-32C distinguishes any two single flipped bits of a frame, so if one bit explains the damage it is found
+by trying. Other damage may look like one flipped bit by chance, with odds of one in 2**32 for each bit
+tried. So bits of a body are tried only up to :data:`MOST_BYTES`, which keeps the odds below one in 100 000.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ _CRC_AND_LENGTH: Final = struct.Struct("<II")
 _LENGTH_AT: Final = 8
 
 MOST_BYTES: Final = 4096
-"""Length up to which bits behind a frame's header are tried."""
+"""Greatest length of a frame whose bits after the header are tried."""
 
 
 class Mended(NamedTuple):
-    """A frame with one bit put right."""
+    """A frame with one bit corrected."""
 
     data: bytes
     header: frame.FrameHeader
@@ -39,7 +38,7 @@ def mend(
 ) -> Mended | None:
     """Return the frame that continues the log at ``chain`` if flipping one bit yields it, or None.
 
-    ``read(size)`` returns so many bytes from where the frame begins, of which there are ``size_bytes``;
+    ``read(size)`` returns the first ``size`` of the ``size_bytes`` bytes from the beginning of the frame on;
     ``place`` is :func:`walstore.format.frame.place` of that position. The frame's bytes are hashed once.
     """
     if size_bytes < frame.HEADER_BYTES + frame.TRAILER.size:
@@ -80,7 +79,7 @@ def _flips(
     if wrong.bit_count() == 1:
         bit = wrong.bit_length() - 1
         yield 4 + bit // 8, 1 << bit % 8
-    # What flipping a bit changes in the CRC depends only on how many bytes follow in what it covers.
+    # How flipping a bit changes the CRC depends only on the number of covered bytes that follow.
     covered = [*range(frame.HEADER_BYTES, len(data)), *range(frame.CRC_FROM, frame.HEADER_BYTES)]
     if len(data) > MOST_BYTES:
         covered = covered[-(frame.HEADER_BYTES - frame.CRC_FROM) :]
@@ -92,7 +91,7 @@ def _flips(
 
 
 def _shifted(change: int, count: int) -> int:
-    """Return a change of a CRC behind so many more bytes."""
+    """Return what a change of a CRC becomes after ``count`` more bytes."""
     for _ in range(count):
         change = _TABLE[change & 0xFF] ^ change >> 8
     return change
@@ -119,7 +118,7 @@ def _flipped(data: bytes, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _make_table() -> list[int]:
-    """Return what each last byte adds to a CRC."""
+    """Return the contribution of each last byte to a CRC."""
     none = crc32c(b"\0")
     return [crc32c(bytes([byte])) ^ none for byte in range(256)]
 

@@ -1,15 +1,15 @@
-"""Naming every damaged place of a surveyed log. Pure: no I/O."""
+"""Every damaged place of a surveyed log, and notes for the operator. Pure: no I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from walstore.format import checkpoint, segment
 from walstore.format.segment import SegmentSummary
-from walstore.repair.plan import JOURNAL_NAME, Damage
-from walstore.repair.runs import Situation, summary_of
+from walstore.repair.plan import JOURNAL_NAME, Damage, Interval
+from walstore.repair.runs import Situation, Stretch, summary_of
 from walstore.repair.survey_types import FrameRun, LogSurvey, SegmentSurvey
 
 _FOREIGN: Final = {
@@ -108,7 +108,7 @@ def _inside(
 def _at_the_end(
     one: SegmentSurvey, end: int, offset: int, *, is_last: bool
 ) -> Iterator[tuple[int | None, str]]:
-    """Yield the damages behind the last whole batch, which ends at byte ``end`` and ``offset``."""
+    """Yield the damages after the last whole batch, which ends at byte ``end`` and ``offset``."""
     footer = one.footer
     if one.footer_error:
         yield None, one.footer_error
@@ -123,7 +123,7 @@ def _at_the_end(
 
 
 def _fits(footer: SegmentSummary, last: FrameRun) -> bool:
-    """Return whether a footer describes the end of the last run; batches before it may be damaged."""
+    """Return whether a footer matches the end of the last run; batches before it may be damaged."""
     return footer == replace(summary_of(last), start=footer.start)
 
 
@@ -145,3 +145,76 @@ def _missing(survey: LogSurvey, start: int, limit: int) -> Damage:
     return Damage(
         str(survey.path), None, f"the offsets [{start}, {limit}) are missing: a segment is gone"
     )
+
+
+def general_notes(survey: LogSurvey, situation: Situation) -> Iterator[str]:
+    """Yield the notes that do not depend on what is kept."""
+    if situation.log_id is None:
+        yield "the log's identity is lost; it gets a new one, which its cloud tier refuses"
+    first = min((one.start for one in situation.segments), default=situation.head)
+    if survey.cell is not None and not situation.is_hint_trusted and situation.head < first:
+        yield (
+            f"only the durable cell says that the log began at offset {situation.head}; if "
+            f"[{situation.head}, {first}) had been trimmed since it was written, nothing of it is lost"
+        )
+    torn = any(one.torn_bytes for one in situation.segments)
+    if torn and not situation.is_hint_trusted and survey.cell is None:
+        yield (
+            "whether the bytes behind the last batch had been acknowledged cannot be told without "
+            "checkpoint and durable cell"
+        )
+
+
+def loss_notes(
+    survey: LogSurvey,
+    situation: Situation,
+    chosen: Stretch | None,
+    kept: Interval,
+    lost: Iterable[Interval],
+) -> Iterator[str]:
+    """Yield the effects of lost records on the tier, transactions, consumers and cursors."""
+    hint = survey.hint
+    if hint is not None and hint.tier_url:
+        yield from _tier(hint.tier_url, hint.uploaded_limit, kept, lost)
+    if chosen is not None:
+        yield from _transactions(chosen)
+    if kept.limit < situation.limit:
+        yield (
+            f"appends will use the offsets [{kept.limit}, {situation.limit}) again for other records: "
+            f"set back consumers that stand beyond {kept.limit}"
+        )
+    for name, position in survey.cursors:
+        if not kept.start <= position <= kept.limit:
+            yield (
+                f"cursor {name!r} stands at {position}, outside {kept}: move it with 'walstore "
+                f"cursors {survey.path} --set {name} OFFSET'"
+            )
+
+
+def _tier(url: str, uploaded_limit: int, kept: Interval, lost: Iterable[Interval]) -> Iterator[str]:
+    for one in lost:
+        if one.start < uploaded_limit:
+            held = Interval(one.start, min(one.limit, uploaded_limit))
+            yield f"of what is lost here, {url} holds {held}: 'walstore dump' reads it from there"
+    if kept.start > uploaded_limit:
+        yield (
+            f"{url} holds offsets below {uploaded_limit} only; what lies between that and "
+            f"{kept.start} is lost to it, so the log cannot be shipped there any more: give it a new "
+            "prefix"
+        )
+    if kept.limit < uploaded_limit:
+        yield (
+            f"{url} holds offsets up to {uploaded_limit}, beyond the end of the repaired log: it "
+            "cannot be opened with that tier; keep what lies behind the damage, or restore the log"
+        )
+
+
+def _transactions(chosen: Stretch) -> Iterator[str]:
+    """Yield a note for each large transaction that was cut: a segment of its own, synced as a whole."""
+    for source, run in chosen.pieces:
+        is_whole = source.footer is not None and source.footer == summary_of(run)
+        if not is_whole and source.was_sealed and run.last_synced_limit == source.start:
+            yield (
+                f"[{run.start}, {run.limit}) may be a part of one transaction, the rest of which is "
+                "lost"
+            )

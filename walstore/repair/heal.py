@@ -1,22 +1,24 @@
 """Healing: the survey of a damaged log as it will be once a copy's records fill its gaps. Blocking.
 
-A gap is filled bit for bit if that is possible: then the segment is what it was. Else its records become new
-batches. They end the segment, and what follows in the same file becomes a segment of its own, because its
+A gap is filled bit for bit if possible: then the segment is as it was written. Otherwise its records become
+new batches. They end the segment, and the frames after the gap become a segment of their own, because
 batches must not move within their file. Nothing here changes the log: new bytes are staged.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
+from typing import Protocol
 
 from crc32c import crc32c
 
+from walstore.batches.batch import Batch
 from walstore.errors import WalError
 from walstore.format import segment
 from walstore.format.segment import SegmentHeader, SegmentSummary
 from walstore.ports import File, FileSystem
-from walstore.repair.copy import Copy
 from walstore.repair.overlay import ExtentList, Overlay, OverlayBytes, Staging
 from walstore.repair.plan import Interval
 from walstore.repair.rebuild import Gap, Rebuilder
@@ -25,8 +27,34 @@ from walstore.repair.survey import survey_file
 from walstore.repair.survey_types import FrameRun, Healed, LogSurvey, SegmentSurvey
 
 
+class Copy(Protocol):
+    """Records of the log elsewhere. Blocking; for one thread at a time."""
+
+    @property
+    def url(self) -> str:
+        """Where the copy is, without credentials."""
+
+    @property
+    def log_id(self) -> bytes | None:
+        """Identity of the log whose copy it is; None if it does not say."""
+
+    @property
+    def head(self) -> int:
+        """First offset of the copy."""
+
+    @property
+    def limit(self) -> int:
+        """Every offset in ``[head, limit)`` can be read."""
+
+    def read(self, start: int, limit: int) -> Iterator[Batch]:
+        """Yield the records ``[start, limit)``, verified, in order.
+
+        Raises CorruptionError if the copy is damaged, and StorageUnavailableError.
+        """
+
+
 def heal(fs: FileSystem, survey: LogSurvey, copy: Copy, staging: Staging) -> LogSurvey:
-    """Return the survey of the log with its gaps filled, as far as the copy goes.
+    """Return the survey of the log with its gaps filled, as far as the copy reaches.
 
     WalError if the copy is of another log.
     """
@@ -42,7 +70,7 @@ def heal(fs: FileSystem, survey: LogSurvey, copy: Copy, staging: Staging) -> Log
 
 @dataclasses.dataclass(slots=True)
 class _Before:
-    """Where the log stands behind what was walked over."""
+    """Position of the log after the part that was walked."""
 
     limit: int
     last_crc: int | None
@@ -73,7 +101,7 @@ class _Healing:
         self._made: list[SegmentSurvey] = []
 
     def run(self) -> LogSurvey:
-        """Walk over the log in order."""
+        """Walk the log in order."""
         segments = self._situation.segments
         for at, one in enumerate(segments):
             following = segments[at + 1] if at + 1 < len(segments) else None
@@ -89,7 +117,7 @@ class _Healing:
         return dataclasses.replace(self._survey, segments=[*others, *self._made])
 
     def _is_open(self, segments: list[SegmentSurvey]) -> bool:
-        """Return whether the last segment was not sealed, so that it was to hold all that follows."""
+        """Return whether the last segment was not sealed, so that all that follows belongs to it."""
         return bool(segments) and self._summary_of(segments[-1]) is None
 
     # -- one segment -------------------------------------------------------------------------
@@ -103,11 +131,8 @@ class _Healing:
                 self._before = _Before.after(one.runs[-1])
             self._before.limit = max(self._before.limit, limit)
             return
-        file = self._fs.open(self._survey.path / one.name, "r")
-        try:
+        with contextlib.closing(self._fs.open(self._survey.path / one.name, "r")) as file:
             self._fill_gaps(one, file, gaps)
-        finally:
-            file.close()
         self._before.limit = max(self._before.limit, limit)
 
     def _gaps(
@@ -153,7 +178,6 @@ class _Healing:
     ) -> Gap:
         return Gap(
             position=position,
-            data=b"",
             size=size,
             start=start,
             limit=limit,
@@ -171,7 +195,7 @@ class _Healing:
         return copy.head <= gap.start and (gap.limit <= copy.limit or gap.start == gap.limit)
 
     def _fill_gaps(self, one: SegmentSurvey, file: File, gaps: list[tuple[int, Gap]]) -> None:
-        """Make the segment, or the several segments, that the runs and the filled gaps are."""
+        """Make one or more segments of the runs and the filled gaps."""
         made = ExtentList(self._staging)
         salt = self._add_header(one, made)
         healed: list[Healed] = []
@@ -236,7 +260,7 @@ class _Healing:
         return crc32c(b"%d %d" % (start, self._situation.epoch))
 
     def _fill(self, gap: Gap, file: File, made: ExtentList) -> bool:
-        """Add the batches of a gap; return whether they are what was written."""
+        """Add the batches of a gap; return whether they are bit for bit those that were written."""
         wanted = gap.size if gap.size is not None else file.size() - gap.position
         gap.data = file.pread(max(wanted, 0), gap.position)
         rebuilder = Rebuilder(gap, self._copy.read)
@@ -250,7 +274,7 @@ class _Healing:
         return False
 
     def _ledger_at(self, limit: int) -> bytes:
-        """Return what the checkpoint says that the log remembers there; nothing if it says nothing."""
+        """Return the checkpoint's ledger if it was written at that offset; else nothing."""
         hint = self._survey.hint if self._situation.is_hint_trusted else None
         return hint.ledger if hint is not None and hint.next_offset == limit else b""
 
@@ -262,7 +286,7 @@ class _Healing:
         begin: int,
         healed: list[Healed],
     ) -> None:
-        """Survey what was made, as if it lay there."""
+        """Survey the new segment as if it were in the directory."""
         path = self._survey.path / one.name
         overlay = Overlay(made.extents, file, self._staging)
         found = survey_file(overlay, path, one.start, self._survey.hint, None, [], is_last=False)
@@ -284,8 +308,6 @@ class _Healing:
         made.add(previous.extents or (OverlayBytes(0, last.end, is_staged=False, at=0),), last.end)
         gap = Gap(
             position=last.end,
-            data=b"",
-            size=None,
             start=last.limit,
             limit=last.limit,
             previous_crc=last.last_crc,
@@ -324,8 +346,6 @@ class _Healing:
         made.stage([segment.encode_header(header)])
         gap = Gap(
             position=segment.HEADER_BYTES,
-            data=b"",
-            size=None,
             start=start,
             limit=limit,
             previous_crc=previous,
@@ -350,25 +370,23 @@ class _Healing:
         self._before = _Before.after(found.runs[-1])
 
     def _summary_of(self, one: SegmentSurvey) -> SegmentSummary | None:
-        """Return what sealing a segment noted, in its footer or in the checkpoint."""
+        """Return the summary of a sealed segment, from its footer or the checkpoint."""
         return one.footer or self._noted.get(one.start)
 
     def _limit_of(self, one: SegmentSurvey, following: SegmentSurvey | None) -> int:
-        """Return the offset up to which a segment was to hold the log."""
+        """Return the offset at which a segment should end."""
         summary = self._summary_of(one)
         if summary is not None:
             return summary.limit
         limit = self._situation.limit if following is None else _start_of(following)
         end = one.runs[-1].limit if one.runs else _start_of(one)
-        if (
-            following is None
-        ):  # what is lost at the end of the log is filled as far as the copy goes
+        if following is None:  # a loss at the end of the log is filled as far as the copy reaches
             return max(end, min(limit, self._copy.limit))
         return limit
 
 
 def _start_of(one: SegmentSurvey) -> int:
-    """Return the first offset of a segment; its header knows better than its name."""
+    """Return the first offset of a segment, by its header if that is good, else by its name."""
     return one.header.start if one.header is not None and not one.header_error else one.start
 
 

@@ -1,4 +1,4 @@
-"""Overlays: a segment as it will be, of pieces of the damaged file and of staged bytes. Blocking."""
+"""Overlays: a future segment, made of pieces of the damaged file and of staged bytes. Blocking."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Overlay:
     def __init__(
         self, extents: Sequence[OverlayBytes], source: File | None, staged: File | Staging | None
     ) -> None:
-        """``extents`` follow each other without a gap, from byte 0 on."""
+        """``extents`` are contiguous and begin at byte 0."""
         self._extents = extents
         self._starts = [one.position for one in extents]
         self._source = source
@@ -87,22 +87,22 @@ class Overlay:
         return last.position + last.size
 
     def close(self) -> None:
-        """Do nothing: the files belong to others."""
+        """Do nothing: the caller owns the files."""
 
     def pwrite(self, pieces: Sequence[Buffer], position: int) -> None:
-        """Not for overlays."""
+        """Raise UnsupportedOperation."""
         raise io.UnsupportedOperation("an overlay is only read")
 
     def datasync(self) -> None:
-        """Not for overlays."""
+        """Raise UnsupportedOperation."""
         raise io.UnsupportedOperation("an overlay is only read")
 
     def allocate(self, size: int) -> None:
-        """Not for overlays."""
+        """Raise UnsupportedOperation."""
         raise io.UnsupportedOperation("an overlay is only read")
 
     def truncate(self, size: int) -> None:
-        """Not for overlays."""
+        """Raise UnsupportedOperation."""
         raise io.UnsupportedOperation("an overlay is only read")
 
 
@@ -116,7 +116,7 @@ class ExtentList:
 
     @property
     def is_changed(self) -> bool:
-        """Whether it is more than a part of the damaged file as it is."""
+        """Whether it contains new bytes."""
         return any(one.is_staged for one in self.extents)
 
     def take(self, at: int, limit: int) -> None:
@@ -125,7 +125,7 @@ class ExtentList:
             self._add(at, limit - at, is_staged=False)
 
     def add(self, extents: Iterable[OverlayBytes], limit: int) -> None:
-        """Add what other extents are, up to byte ``limit`` of the segment that they make."""
+        """Add other extents, up to byte ``limit`` of the segment that they make."""
         for one in extents:
             size = min(one.size, limit - one.position)
             if size > 0:

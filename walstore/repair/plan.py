@@ -1,7 +1,6 @@
-"""Repair plans as values: what is damaged, what would be done, what would be lost. Pure: no I/O.
+"""Repair plans as values: damages, steps and losses. Pure: no I/O.
 
-A plan also travels through the file that makes a repair restartable (``repair/apply.py``), as JSON with
-a CRC over it.
+The file that makes a repair restartable (``repair/apply.py``) contains the plan as JSON with a CRC.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ from crc32c import crc32c
 from walstore.errors import FormatVersionError
 from walstore.files.directory import REPAIR_NAME
 from walstore.repair.overlay import OverlayBytes
+from walstore.verify.report import Problem
 
 VERSION: Final = 2
-"""Version 1 is read, too: it knows no copies."""
+"""Version 1 is read, too: it has no copies."""
 JOURNAL_NAME: Final = REPAIR_NAME
-"""The file in which a plan lies while it is carried out."""
+"""The file that contains a plan while it is carried out."""
 STAGED_NAME: Final = "repair.frames"
 """The file with the batches of a copy, while they are put into segments."""
 KEPT_NAME: Final = "damaged"
@@ -40,46 +40,37 @@ class RepairKind(StrEnum):
     REBUILD_CELL = "rebuild-cell"
     """Write a durable cell that agrees with the segments."""
     RENAME = "rename"
-    """Give a segment the name that its batches say."""
+    """Rename a segment to the first offset of its batches."""
     REBUILD_HEADER = "rebuild-header"
-    """Write a segment's header again from what its batches and the rest of the log say."""
+    """Write a segment's header again from its batches and the rest of the log."""
     REBUILD_FOOTER = "rebuild-footer"
     """Write a sealed segment's footer again from its batches."""
     CORRECT_BIT = "correct-bit"
-    """Put the one flipped bit of a batch right that its checksum shows."""
+    """Correct the one flipped bit of a batch that its checksum reveals."""
     RESTORE = "restore"
     """Fill the place of damaged or missing batches with the records of a copy."""
     CUT_TAIL = "cut-tail"
-    """Cut bytes behind the last batch off that hold no acknowledged record. If they were synced batches
-    without records, write what is known of the log's memory behind the last batch that is left."""
+    """Cut off bytes after the last batch that hold no acknowledged record. If they were synced batches
+    without records, write the known part of the ledger after the last batch that is left."""
     SET_ASIDE = "set-aside"
     """Move a file that is not part of the log (any more) away."""
     TRUNCATE = "truncate"
     """End the log before the damage. Lossy."""
     ADVANCE_HEAD = "advance-head"
-    """Begin the log behind the damage. Lossy."""
+    """Begin the log after the damage. Lossy."""
 
 
 LOSSY: Final = frozenset({RepairKind.TRUNCATE, RepairKind.ADVANCE_HEAD})
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(Problem):
     """Something in the log's directory that is not as it was written."""
-
-    path: str
-    position: int | None
-    """Byte in that file; None if it is the file as a whole."""
-    message: str
-
-    def __str__(self) -> str:
-        where = self.path if self.position is None else f"{self.path} at byte {self.position}"
-        return f"{where}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that a repair does."""
+    """One action of a repair."""
 
     kind: RepairKind
     path: str
@@ -111,7 +102,7 @@ class Move:
 
     name: str
     kept_as: str
-    """Its name in the directory of what was set aside."""
+    """Its name in the directory :data:`KEPT_NAME`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +116,14 @@ class Patch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """A segment that is written anew from whole frames of one that was set aside."""
+    """A segment that is rewritten from whole frames of one that was set aside."""
 
     name: str
     source: str | None
     """Name under which the old segment is kept; None for a segment without records."""
     position: int
     end: int
-    """The frames lie in ``[position, end)`` of the source."""
+    """The frames are bytes ``[position, end)`` of the source."""
     start: int
     limit: int
     header_epoch: int
@@ -141,19 +132,19 @@ class Output:
     last_crc: int
     timestamp_us: int
     patches: tuple[Patch, ...]
-    """Bytes of the source to be put right on the way."""
+    """Bytes of the source to correct."""
     extents: tuple[OverlayBytes, ...] = ()
-    """What the source is made of, if a copy's records are in it: then positions are of that."""
+    """Pieces of the source, if it includes a copy's records: then positions refer to them."""
     is_sealed: bool
     needs_ledger: bool
     """Whether it must end with the ledger because it does not begin with it."""
     salt: int | None = None
-    """That of the source, plus how much further forward the frames come to lie; None for version 1."""
+    """That of the source, plus the distance by which the frames move forward; None for version 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actions:
-    """What applying a plan does to the files. Every part may be done again after it was done."""
+    """What applying a plan does to the files. Every part may be repeated."""
 
     log_id: str
     epoch: int
@@ -172,7 +163,7 @@ class Actions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairPlan:
-    """What :func:`walstore.repair.plan_repair` found and what would be done about it."""
+    """What :func:`walstore.repair.plan_repair` found, and how to repair it."""
 
     path: str
     log_id: str | None

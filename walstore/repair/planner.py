@@ -1,7 +1,7 @@
-"""Deciding on a repair: from a survey to a plan. Pure: no I/O, nothing is changed.
+"""Planning a repair: from a survey to a plan. Pure: no I/O, nothing is changed.
 
-The principle: a repaired log is one unbroken stretch of whole batches. Nothing is invented, no record
-moves to another offset, and every file that is replaced is kept.
+A repaired log is one unbroken stretch of whole batches. No record is invented or moved to another offset,
+and every file that is replaced is kept.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from crc32c import crc32c
 
 from walstore.format import checkpoint, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
-from walstore.repair.damages import find_damages
-from walstore.repair.notes import general_notes, loss_notes
+from walstore.repair.damages import find_damages, general_notes, loss_notes
 from walstore.repair.plan import (
     JOURNAL_NAME,
     Actions,
@@ -37,7 +36,7 @@ def decide(
     healed: LogSurvey | None = None,
     source: str | None = None,
 ) -> RepairPlan:
-    """Return the plan for a survey. ``kept_names`` are taken in the directory of what was set aside.
+    """Return the plan for a survey. ``kept_names`` are names in use in the directory ``damaged``.
 
     ``healed`` is the survey with its gaps filled from the copy at ``source``, if there is one.
     InvalidSettingsError if ``keep`` is an offset that is not readable.
@@ -46,7 +45,7 @@ def decide(
 
 
 class _Decision:
-    """The steps and actions of one plan, while they are gathered."""
+    """Collects the steps and actions of one plan."""
 
     def __init__(
         self,
@@ -129,7 +128,7 @@ class _Decision:
         return tuple(one for one in found if one.start < one.limit)
 
     def _ledger(self) -> tuple[bytes, bool]:
-        """Return what the repaired log remembers, and whether no change of it can have been lost."""
+        """Return the repaired log's ledger, and whether no change of it can have been lost."""
         survey, situation = self._survey, self._situation
         hint = survey.hint if situation.is_hint_trusted else None
         if self._chosen is not None:
@@ -205,7 +204,7 @@ class _Decision:
     def _place(
         self, source: SegmentSurvey, run: FrameRun, timestamp_us: int, *, is_last: bool
     ) -> None:
-        """Leave a segment as it is, or write it anew from the run, whose last record has that time."""
+        """Keep a segment as it is, or rewrite it from the run, whose last record has ``timestamp_us``."""
         header, footer = source.header, source.footer
         is_cut_short = is_last and self._limit < self._situation.limit
         is_sealed = not is_last or (source.was_sealed and not is_cut_short)
@@ -291,7 +290,7 @@ class _Decision:
         )
 
     def _begin_anew(self) -> None:
-        """No record is left: an empty segment keeps the offsets from being used again."""
+        """No record is left: write an empty segment, so that no offset is used again."""
         ledger, _ = self._ledger()
         at = segment.HEADER_BYTES
         self._outputs.append(
@@ -363,12 +362,12 @@ class _Decision:
 
 
 def _before(pieces: list[tuple[SegmentSurvey, FrameRun]]) -> FrameRun:
-    """Return the last run that has frames, which say how the log stands; if none has, the last one."""
+    """Return the last run that has frames; if none has, the last one."""
     return next((run for _, run in reversed(pieces) if not run.is_empty), pieces[-1][1])
 
 
 def _is_behind(hint: Checkpoint, source: SegmentSurvey, run: FrameRun) -> bool:
-    """Return whether the checkpoint was written at the end of a run or behind it, with no record between."""
+    """Return whether the checkpoint was written at or after the end of a run, with no record between."""
     return (
         (hint.tail_start, hint.tail_salt) == (source.start, source.salt)
         and hint.next_offset == run.limit

@@ -1,11 +1,11 @@
 """Rebuilding damaged batches from stored records: bit for bit if possible. Pure: no I/O but the copy's.
 
-What was written is known in part: the records, what is left of the damaged bytes, and the CRC of each batch,
-which its header says and which the batch behind it repeats as ``previous_crc``. So a batch is built again
-with each of the few values that the rest can have had, and is what was written if the CRC says so.
+The original is known in part: the records, the rest of the damaged bytes, and the CRC of each batch, which
+its header contains and the next batch repeats as ``previous_crc``. So a batch is built again with each of the
+few values that the unknown fields can have had; if the CRC matches, it is the original.
 
 Where no attempt succeeds, new batches are made of the records. The last of them gets the CRC that the next
-batch of the log names, by four bytes in a column that readers skip: so what follows stays as it is.
+batch of the log names, by four bytes in a column that readers skip, so the next batch stays as it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from walstore.format.ledger import Ledger, Marks, StreamInfo
 BATCH_BYTES: Final = 1 << 20
 """New batches have about as many bytes of values."""
 FILLER_KIND: Final = 128
-"""Column of a new batch that holds nothing but the four bytes that give it its CRC."""
+"""Column of a new batch that contains only the four bytes that give it its CRC."""
 _FILLER_BYTES: Final = 4
 _MOST_PLACES: Final = 4
 _WORD: Final = struct.Struct("<I")
@@ -38,14 +38,14 @@ _WORD: Final = struct.Struct("<I")
 
 @dataclass(slots=True, kw_only=True)
 class Gap:
-    """Bytes between whole batches of a segment, or behind or before them."""
+    """Bytes between, before or after the whole batches of a segment."""
 
     position: int
     """Where they begin in the file."""
-    data: bytes
-    """What is left of them."""
-    size: int | None
-    """How many there were; None if that is not known."""
+    data: bytes = b""
+    """The bytes that are left."""
+    size: int | None = None
+    """Their original number; None if unknown."""
     start: int
     limit: int
     """The offsets ``[start, limit)`` were there."""
@@ -57,7 +57,7 @@ class Gap:
     timestamp_us: int
     """Of the record before."""
     ledger: bytes
-    """What the log remembers before, as marks."""
+    """The ledger before the gap, as marks."""
     synced_limit: int
     salt: int | None = None
     """Of the segment; None for one of version 1."""
@@ -122,7 +122,7 @@ class Rebuilder:
             yield found
 
     def _kept(self) -> bytes | None:
-        """Return the batch that is there and whole, if one is."""
+        """Return the batch that is still whole, if there is one."""
         view = memoryview(self.gap.data)
         header = frame.parse_header(view, self.size_bytes)
         if (
@@ -163,14 +163,14 @@ class Rebuilder:
             yield most - at, gap.limit, self._named(most)
 
     def _named(self, at: int) -> set[int]:
-        """Return the CRC that what begins at byte ``at`` of the gap says of the batch before."""
+        """Return the CRC of the batch before byte ``at`` of the gap, from the batch that begins there."""
         if at == self.gap.size:
             return set() if self.gap.wanted_crc is None else {self.gap.wanted_crc}
         following = self._raw(at)
         return set() if following is None else {following.previous_crc}
 
     def _raw(self, at: int) -> frame.FrameHeader | None:
-        """Return the bytes at a place as a header, though they may be damaged."""
+        """Return the bytes at a position as a header, although they may be damaged."""
         data = self.gap.data[at : at + frame.HEADER_BYTES]
         if len(data) < frame.HEADER_BYTES:
             return None
@@ -221,7 +221,7 @@ class Rebuilder:
         return None
 
     def _marks(self, draft: BatchBuilder, columns: int) -> Iterator[bytes | None]:
-        """Yield what the batch may have said of the ledger: what is left there, or what follows."""
+        """Yield the marks that the batch may have had: those that are left, or those that follow."""
         data, at = self.gap.data, self.size_bytes + frame.HEADER_BYTES
         if len(data) >= at + frame.DIRECTORY_ENTRY.size:
             kind, _, _, size = frame.DIRECTORY_ENTRY.unpack_from(data, at)
@@ -250,7 +250,7 @@ class Rebuilder:
             draft = _joined(draft, _to_draft(batch))
         return draft if draft.limit == limit else None
 
-    # -- anew --------------------------------------------------------------------------------
+    # -- new ---------------------------------------------------------------------------------
 
     def new(self) -> Iterator[bytes]:
         """Yield new batches of the records that are left, the last of which fits what follows."""
@@ -265,7 +265,7 @@ class Rebuilder:
         yield self._frame(waiting or BatchBuilder(self.next_offset), self.gap.wanted_crc)
 
     def remember(self, ledger: bytes) -> Iterator[bytes]:
-        """Yield a batch without records that holds what the log remembers; nothing if that is nothing."""
+        """Yield a batch without records that contains the ledger; nothing for an empty ledger."""
         if not ledger:
             return
         known = self._ledger = Ledger()

@@ -1,8 +1,8 @@
-"""Repairing a log that does not open: first a plan that says what would be lost, then doing it. Blocking.
+"""Repairing a log that does not open: first a plan that names all losses, then applying it. Blocking.
 
-For operators, through ``walstore repair``; the page is docs/repair.md. What is never done: inventing
-records, moving a record to another offset, deleting a file. What is replaced or given up lies in the
-directory ``damaged`` of the log afterwards, together with the plan.
+For operators, through ``walstore repair`` (docs/repair.md). A repair never invents records, moves a record to
+another offset, or deletes a file. Files that are replaced or given up move to the directory ``damaged`` of
+the log, together with the plan.
 
 Invariants (tests/walstore/repair/test_repairing.py)
   R1  A repaired log opens, and holds exactly the records of ``[plan.head, plan.limit)`` unchanged.
@@ -24,8 +24,7 @@ from walstore.files.locks import lock_log, this_process
 from walstore.files.posix import PosixFileSystem
 from walstore.ports import FileSystem
 from walstore.repair.apply import load_interrupted, run_actions
-from walstore.repair.copy import Copy
-from walstore.repair.heal import heal
+from walstore.repair.heal import Copy, heal
 from walstore.repair.overlay import Staging
 from walstore.repair.plan import (
     JOURNAL_NAME,
@@ -60,16 +59,16 @@ def plan_repair(
     copy: Copy | None = None,
     fs: FileSystem | None = None,
 ) -> RepairPlan:
-    """Look at every byte of the log in ``directory`` and say how to repair it. Changes nothing.
+    """Read every byte of the log in ``directory`` and return a plan to repair it. Changes nothing.
 
-    Takes no lock, but judges what a live writer is adding as unfinished: ask when nobody writes.
+    Takes no lock, but judges the writes of a live writer as unfinished: call it while no writer is open.
     ``keep`` chooses where the damage leaves several readable stretches of records, of which a
     repaired log can hold one: ``"before"`` the first, ``"after"`` the last, an offset the one that
     holds it. Without a choice the plan names the stretches and has no steps.
 
-    ``copy`` holds records of the same log, such as ``uploader.StoredCopy``: what it holds of the damaged or
-    missing records is put back in its place. A batch is rebuilt bit for bit if what is known of it
-    suffices; else its records are put into new batches under their offsets and times.
+    ``copy`` holds records of the same log, for example ``uploader.StoredCopy``: those of them that are
+    damaged or missing are restored. A batch is rebuilt bit for bit if enough of it is known; else its
+    records are put into new batches with their offsets and times.
 
     Raises LogNotFoundError, InvalidSettingsError if ``keep`` is an offset that cannot be read,
     CorruptionError for a restore that was interrupted, which only restoring again finishes,
@@ -91,12 +90,12 @@ def apply_repair(
     fs: FileSystem | None = None,
     make_log_id: Callable[[], bytes] = lambda: os.urandom(16),
 ) -> None:
-    """Do what ``plan`` says, under the log's lock. If it is killed, plan and apply again to finish.
+    """Apply ``plan``, under the log's lock. If it is killed, plan and apply again to finish.
 
-    Does nothing if nothing is needed. ``copy`` is the one with which it was planned; to finish an
-    interrupted repair none is needed. Raises WalLockedError if the log is open for writing,
-    InvalidSettingsError if the plan lacks a choice, or the copy is missing, WalError if the log is not
-    the one any more for which it was made, DiskFullError before anything is changed, CorruptionError and
+    Does nothing if nothing is needed. ``copy`` is the one used for the plan; finishing an interrupted
+    repair needs none. Raises WalLockedError if the log is open for writing,
+    InvalidSettingsError if the plan lacks a choice or the copy is missing, WalError if the log changed
+    since the plan was made, DiskFullError before anything is changed, CorruptionError and
     OSError.
     """
     path = Path(plan.path)
@@ -161,7 +160,7 @@ def _parse_keep(keep: str | None) -> Keep | None:
 
 
 def _check_space(fs: FileSystem, path: Path, plan: RepairPlan, staging: Staging) -> None:
-    """Refuse to begin what would fill the disk."""
+    """Refuse a repair that would fill the disk."""
     assert plan.actions is not None
     needed = sum(output.end - output.position for output in plan.actions.outputs) + (1 << 20)
     needed += staging.size_bytes

@@ -1,4 +1,4 @@
-"""What a damaged log should hold, and the unbroken stretches of it that are left. Pure: no I/O."""
+"""The intended extent of a damaged log, and its unbroken stretches that are left. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Stretch:
 
 @dataclass(slots=True, kw_only=True)
 class Situation:
-    """A survey, understood: whose files they are, what should be there, what is."""
+    """An interpreted survey: which files belong to the log, what it should hold, and what is left."""
 
     log_id: bytes | None
     is_hint_trusted: bool
-    """Whether there is a checkpoint and nothing speaks against it."""
+    """Whether there is a checkpoint that nothing contradicts."""
     head: int
     """First offset that the log should hold."""
     limit: int
@@ -62,7 +62,7 @@ class Situation:
     strangers: list[SegmentSurvey]
     """Segments of other logs."""
     forgotten: list[SegmentSurvey]
-    """Segments left over from a deletion of which neither checkpoint nor durable cell know."""
+    """Segments left over from a deletion that neither checkpoint nor durable cell record."""
     stretches: list[Stretch]
     damages: list[Damage] = field(default_factory=list)
     """Of the checkpoint and the durable cell."""
@@ -74,7 +74,7 @@ class Situation:
 
     @property
     def unreadable(self) -> tuple[Interval, ...]:
-        """Offsets that the log should hold and no stretch does."""
+        """Offsets that the log should hold and no stretch contains."""
         found = []
         at = self.head
         for one in sorted(self.readable, key=lambda stretch: stretch.start):
@@ -110,7 +110,7 @@ class Situation:
 
 
 def understand(survey: LogSurvey) -> Situation:
-    """Say what the files of a survey are."""
+    """Interpret a survey."""
     log_id = _identify(survey)
     strangers = [
         one
@@ -149,17 +149,17 @@ def understand(survey: LogSurvey) -> Situation:
 
 
 def _trimmed(run: FrameRun) -> int:
-    """Return the head that trimming asked for, as the batches remember it; 0 if it never did."""
+    """Return the head of the last trim, as the run's ledger records it; 0 if there was none."""
     return Marks.decode(run.ledger).head if run.ledger else 0
 
 
 def summary_of(run: FrameRun) -> SegmentSummary:
-    """Return what the footer of a segment must say that consists of a run."""
+    """Return the summary for the footer of a segment that consists of one run."""
     return SegmentSummary(run.start, run.limit, run.end, run.last_crc, run.timestamp_us)
 
 
 def _identify(survey: LogSurvey) -> bytes | None:
-    """Return the log's identity: the checkpoint's, unless no segment has it; else that of most."""
+    """Return the log's identity: the checkpoint's, unless no segment has it; else that of most segments."""
     counts = Counter(one.header.log_id for one in survey.segments if one.header is not None)
     if survey.hint is not None and (survey.hint.log_id in counts or not counts):
         return survey.hint.log_id
@@ -194,7 +194,7 @@ def _judge_hints(
 
 
 def _without_leftovers(segments: list[SegmentSurvey], head: int) -> list[SegmentSurvey]:
-    """Leave out files wholly below the head; a crash kept their deletion from ending."""
+    """Leave out files wholly below the head, left by an interrupted deletion."""
     kept = list(segments)
     while len(kept) > 1 and max(kept[1].start, kept[1].first_offset) <= head:
         kept.pop(0)

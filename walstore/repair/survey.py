@@ -1,11 +1,12 @@
-"""Surveying a damaged log: what lies in its directory. Reads every byte and changes nothing. Blocking.
+"""Surveying the directory of a damaged log. Reads every byte and changes nothing. Blocking.
 
-What is found is judged elsewhere (``repair/runs.py``, ``repair/planner.py``). Memory for one batch and a
-few megabytes, and for what lies behind the last batch of an unsealed segment.
+The results are judged elsewhere (``repair/runs.py``, ``repair/planner.py``). Needs memory for one batch and a
+few megabytes, and for the bytes after the last batch of an unsealed segment.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from walstore.format import checkpoint, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.segment import SegmentHeader
 from walstore.ports import File, FileSystem
-from walstore.repair.links import Mark
 from walstore.repair.survey_types import LogSurvey, SegmentSurvey
-from walstore.repair.walk import SegmentWalk
+from walstore.repair.walk import Mark, SegmentWalk
+from walstore.verify.report import message_of
 
 
 def survey_log(fs: FileSystem, directory: Path) -> LogSurvey:
@@ -95,7 +96,7 @@ def _read_cell(
 def _marks(
     start: int, hint: Checkpoint | None, cell: DurableCell | None, following: SegmentHeader | None
 ) -> Iterator[Mark]:
-    """Yield where frames of the segment that begins at ``start`` end, as the rest of the log has it."""
+    """Yield where frames of the segment that begins at ``start`` end, by the rest of the log."""
     if hint is not None and hint.tail_start == start:
         yield Mark(hint.tail_position, hint.next_offset, hint.previous_crc)
     if cell is not None and cell.tail_start == start:
@@ -114,11 +115,8 @@ def _survey_segment(
     *,
     is_last: bool,
 ) -> SegmentSurvey:
-    file = fs.open(path, "r")
-    try:
+    with contextlib.closing(fs.open(path, "r")) as file:
         return survey_file(file, path, start, hint, cell, marks, is_last=is_last)
-    finally:
-        file.close()
 
 
 def survey_file(
@@ -138,23 +136,19 @@ def survey_file(
         found.header = segment.decode_header(data, str(path))
     except CorruptionError as error:
         found.header = _with_one_bit_flipped(data, start, path)
-        found.header_error = _bare(error)
+        found.header_error = message_of(error)
     try:
         read = read_last_footer if is_last else read_footer
         footer = read(file, start, path)
         found.footer = footer[0] if footer else None
     except CorruptionError as error:
-        found.footer_error = _bare(error)
+        found.footer_error = message_of(error)
     SegmentWalk(file, path, found, hint, cell, marks, is_last=is_last).run()
     return found
 
 
-def _bare(error: CorruptionError) -> str:
-    return str(error).partition(f": {error.path}")[0]
-
-
 def _with_one_bit_flipped(data: bytes, start: int, path: Path) -> SegmentHeader | None:
-    """Return the header as it was if one flipped bit explains the damage, which its CRC then shows."""
+    """Return the original header if one flipped bit explains the damage, by its CRC; else None."""
     for at in range(8 * len(data)):
         mended = bytearray(data)
         mended[at // 8] ^= 1 << at % 8

@@ -1,4 +1,4 @@
-"""What surveying a damaged log finds: runs of whole batches in segment files. Pure values."""
+"""The results of surveying a damaged log: runs of whole batches in segment files. Pure values."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class FrameRun:
     created_us: int
     """Of the first record."""
     ledger: bytes
-    """What the log remembers behind them, as marks; empty if nothing."""
+    """The ledger after them, as marks; empty for an empty ledger."""
     ledger_is_exact: bool
-    """Whether no change of it can have been lost with damaged frames before."""
+    """Whether no change of the ledger can have been lost with damaged frames before."""
     last_synced_limit: int
-    """What the last frame says had been synced when it was written; 0 if there is no frame."""
+    """``synced_limit`` of the last frame; 0 if there is no frame."""
     patches: tuple[Patch, ...] = ()
-    """Bytes that are wrong in the file, with what they should be."""
+    """Wrong bytes of the file, with the right values."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no frame in it: it is the place where the segment's frames would begin."""
+        """Whether it has no frame: it marks where the segment's frames would begin."""
         return self.position == self.end
 
     def joined(self, later: FrameRun) -> FrameRun:
@@ -64,12 +64,12 @@ class Healed:
 
     interval: Interval
     is_exact: bool
-    """Whether the bytes are those that were written."""
+    """Whether the bytes are the original ones."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SegmentSurvey:
-    """What one segment file holds."""
+    """The contents of one segment file."""
 
     name: str
     start: int
@@ -85,21 +85,21 @@ class SegmentSurvey:
     """Of its header, or found by its frames; None for a segment of version 1."""
     runs: list[FrameRun] = field(default_factory=list)
     torn_bytes: int = 0
-    """Bytes behind the last frame that were never acknowledged."""
+    """Bytes after the last frame that were never acknowledged."""
     rest_bytes: int = 0
-    """Bytes behind the last frame that are not zero, whatever they are; those included."""
+    """All nonzero bytes after the last frame, including ``torn_bytes``."""
     synced_position: int = 0
-    """Bytes below it had been synced, as checkpoint or durable cell say of the last segment; 0 if unknown."""
+    """Bytes of the last segment known to be synced, from checkpoint or durable cell; 0 if unknown."""
     contradicts: str = ""
     """How the checkpoint contradicts these frames; empty if it does not."""
     extents: tuple[OverlayBytes, ...] = ()
-    """What it will be made of, if a copy's records fill its gaps; all positions are of that."""
+    """Its future pieces, if a copy's records fill its gaps; all positions refer to them."""
     healed: tuple[Healed, ...] = ()
 
     @property
     def lost_marks(self) -> bool:
-        """Whether batches behind the last whole one are damaged or missing, of which the file does not say
-        that they held records; they changed the ledger at the least."""
+        """Whether batches after the last whole one are damaged or missing. They may have held no records,
+        but at least they changed the ledger."""
         return (
             (self.rest_bytes > self.torn_bytes or self.ends_early)
             and self.footer is None
@@ -108,7 +108,7 @@ class SegmentSurvey:
 
     @property
     def ends_early(self) -> bool:
-        """Whether bytes behind the last whole batch had been synced."""
+        """Whether bytes after the last whole batch had been synced."""
         return not self.was_sealed and bool(self.runs) and self.synced_position > self.runs[-1].end
 
     @property
@@ -124,15 +124,15 @@ class SegmentSurvey:
 
 @dataclass(slots=True, kw_only=True)
 class LogSurvey:
-    """What lies in a log's directory."""
+    """The contents of a log's directory."""
 
     path: Path
     segments: list[SegmentSurvey]
     """In the order of their first offsets."""
     foreign: list[str]
-    """Files that are named like segments and are none."""
+    """Files whose names end like a segment's but are not segments."""
     names: frozenset[str]
-    """Everything that lies in the directory."""
+    """Names of all files in the directory."""
     hint: Checkpoint | None
     hint_error: str
     """What is wrong with the checkpoint; empty if nothing is, or there is none."""

@@ -1,31 +1,36 @@
-"""Walking over one segment of a damaged log: which frames are whole, and which of them abut. Blocking."""
+"""Walking one segment of a damaged log: finds the whole frames and the runs that they form. Blocking.
+
+In a segment of format version 1, a frame inside a value is whole wherever it is found. So whole frames after
+damage count only if something outside of them links them to the log: the remains of the damaged frames
+before them, or a record of the log's position after them (:class:`Links`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from walstore.errors import FormatVersionError
-from walstore.files.directory import evidence_of
+from walstore.files.directory import evidence_of, walk_chunks
+from walstore.files.segment_file import newer_batch, peek_frame, trailer_length
 from walstore.format import frame, recovery, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
+from walstore.format.frame import FrameHeader
 from walstore.format.ledger import Ledger, Marks
 from walstore.format.recovery import Chain, Verdict
 from walstore.format.segment import SegmentIndex
 from walstore.ports import File
 from walstore.repair.bit_flip import mend
-from walstore.repair.links import Links, Mark
 from walstore.repair.plan import Patch
 from walstore.repair.survey_types import FrameRun, SegmentSurvey
 from walstore.verify.frames import FrameScan, find_salt
 
-_CHUNK_BYTES: Final = 8 << 20
 _PRODUCER_WINDOW: Final = 10_000
 _PRODUCERS: Final = 1 << 40
-"""A repair forgets nothing; the log's own settings bound what is remembered when it is opened."""
+"""A repair forgets nothing; the log's own settings bound the ledger when the log is opened."""
+_CRC_AT: Final = 4
 _MOST_ATTEMPTS: Final = 16
-"""Damaged batches of a segment of which a single flipped bit is looked for; each may take 0.2 s."""
+"""Damaged batches of a segment searched for a single flipped bit; each search may take 0.2 s."""
 
 
 class SegmentWalk:
@@ -44,7 +49,7 @@ class SegmentWalk:
     ) -> None:
         """Survey ``file`` into ``found``, whose header and footer are known.
 
-        ``marks`` are the places where the log's hints, and the segment behind, say that a frame ends.
+        ``marks`` are the positions at which a frame ends, by the log's hints and the next segment.
         """
         self._file = file
         self._path = path
@@ -65,13 +70,12 @@ class SegmentWalk:
         self._attempts = _MOST_ATTEMPTS
 
     def run(self) -> None:
-        """Find all runs, and say what lies behind the last one."""
+        """Find all runs, and classify the bytes after the last one."""
         found, header = self._found, self._found.header
         at = segment.HEADER_BYTES
         chain = Chain(found.start, header.previous_crc if header else 0, 0, 0, self._ledger)
-        first = frame.parse_header(memoryview(self._file.pread(frame.HEADER_BYTES, at)), 0)
-        if first is None or self._scan.whole_at(at) is None:
-            # The place where a log that holds nothing (or nothing whole) in this file goes on.
+        if peek_frame(self._file, at) is None or self._scan.whole_at(at) is None:
+            # The log continues here if it has nothing (or nothing whole) in this file.
             rest = self._scan.used_limit(at) > at
             if header is not None and not rest:
                 epoch = header.epoch
@@ -98,7 +102,7 @@ class SegmentWalk:
             found.runs.append(_empty_run(found.start, header.previous_crc, header.epoch))
 
     def _held_no_records(self) -> bool:
-        """Return whether the log ends in this segment, none of its frames is whole, and none had records."""
+        """Return whether the log ends in this segment, and it has no whole frame and never had records."""
         return (
             self._is_last
             and not self._found.runs
@@ -110,7 +114,7 @@ class SegmentWalk:
             and self._evidence.durable_limit <= self._found.start
         )
 
-    def _follow(self, at: int, first: frame.FrameHeader) -> tuple[int, Chain]:
+    def _follow(self, at: int, first: FrameHeader) -> tuple[int, Chain]:
         """Note the run that begins at ``at``."""
         chain = Chain(
             first.start, first.previous_crc, first.base_timestamp_us, first.epoch, self._ledger
@@ -128,12 +132,12 @@ class SegmentWalk:
         self,
         at: int,
         end: int,
-        first: frame.FrameHeader,
+        first: FrameHeader,
         chain: Chain,
         synced_limit: int,
         patches: tuple[Patch, ...] = (),
     ) -> None:
-        """Note the frames in ``[at, end)``, behind which the log stands at ``chain``."""
+        """Note the frames in ``[at, end)``; ``chain`` is the state of the log after them."""
         run = FrameRun(
             position=at,
             end=end,
@@ -162,7 +166,7 @@ class SegmentWalk:
             runs.append(run)
 
     def _mend(self, at: int, chain: Chain) -> bool:
-        """Note the frame at ``at`` with one bit put right, if that is what is wrong with it."""
+        """Note the frame at ``at`` with one bit corrected, if that is its only damage."""
         if self._found.header is None or not self._attempts:
             return False
         self._attempts -= 1
@@ -176,37 +180,25 @@ class SegmentWalk:
         self._add(at, at + header.length, header, chain, header.synced_limit, (patch,))
         return True
 
+    def _walk(self, chain: Chain, at: int, end: int) -> int:
+        """Follow the frames below byte ``end``; return where they end."""
+        return walk_chunks(
+            self._file, lambda view, place: self._follow_buffer(view, chain, place), at, end
+        )
+
     def _follow_buffer(self, view: memoryview, chain: Chain, at: int) -> int:
         """Follow the whole frames at the beginning of a buffer; return their size."""
         try:
             return recovery.walk(view, chain, SegmentIndex(), at, self._found.salt)
         except ValueError as error:
-            raise FormatVersionError(
-                "batch uses a feature of a newer version",
-                path=str(self._path),
-                found=str(error),
-                supported=frame.FRAME_VERSION,
-            ) from None
-
-    def _walk(self, chain: Chain, at: int, end: int) -> int:
-        """Follow frames that lie below byte ``end``; return where they end."""
-        wanted = _CHUNK_BYTES
-        while True:
-            view = memoryview(self._file.pread(min(wanted, end - at), at))
-            used = self._follow_buffer(view, chain, at)
-            at += used
-            needed = recovery.needed_bytes(view[used:])
-            if not used and (needed <= len(view) or at + needed > end):
-                return at
-            wanted = max(_CHUNK_BYTES, 0 if used else needed)
+            raise newer_batch(self._path, error) from None
 
     def _compare(self, chain: Chain, end: int) -> None:
-        """Compare the checkpoint with the frames up to the place that it names."""
+        """Compare the checkpoint with the frames up to the position that it names."""
         hint = self._hint
         assert hint is not None
-        follows = frame.parse_header(memoryview(self._file.pread(frame.HEADER_BYTES, end)), 0)
-        if end < hint.tail_position and (follows is None or self._scan.whole_at(end) is None):
-            return  # damage lies before it
+        if end < hint.tail_position and self._scan.whole_at(end) is None:
+            return  # there is damage before it
         expected = (hint.tail_position, hint.next_offset, hint.previous_crc)
         if expected != (end, chain.next_offset, chain.previous_crc):
             self._found.contradicts = (
@@ -221,15 +213,11 @@ class SegmentWalk:
             self._is_exact = True
 
     def _last_synced_limit(self, end: int) -> int:
-        trailer = self._file.pread(frame.TRAILER.size, end - frame.TRAILER.size)
-        (length, _) = frame.TRAILER.unpack(trailer)
-        header = frame.parse_header(
-            memoryview(self._file.pread(frame.HEADER_BYTES, end - length)), 0
-        )
+        header = peek_frame(self._file, end - (trailer_length(self._file, end) or 0))
         return header.synced_limit if header is not None else 0
 
     def _is_unfinished(self, at: int, chain: Chain) -> bool:
-        """Return whether the bytes at ``at`` are what opening the log would cut off, or nothing."""
+        """Return whether opening the log would cut off the bytes at ``at``, or find nothing there."""
         if not self._is_last or self._found.was_sealed:
             return False
         rest = memoryview(self._file.pread(self._scan.used_limit(at) - at, at))
@@ -239,7 +227,7 @@ class SegmentWalk:
         return verdict is not Verdict.CORRUPT
 
     def _behind(self, at: int, chain: Chain) -> int | None:
-        """Return where records go on behind the damage at ``at``, or None. One pass over the bytes."""
+        """Return where records continue after the damage at ``at``, or None. One pass over the bytes."""
         for later in self._links.claimed_limits(at):
             if self._scan.whole_at(later) is not None and self._goes_on(at, later, chain) is None:
                 return later
@@ -283,3 +271,85 @@ def _salt_of(file: File, end: int, found: SegmentSurvey) -> int | None:
     if found.header is not None:
         return found.header.salt
     return find_salt(file, end)
+
+
+class Mark(NamedTuple):
+    """A known end of a frame of a segment. Unknown parts are None."""
+
+    position: int | None
+    limit: int
+    crc: int | None
+
+
+class Links:
+    """The known positions of a segment at which frames begin and end."""
+
+    def __init__(self, file: File, scan: FrameScan, marks: list[Mark]) -> None:
+        self._file = file
+        self._scan = scan
+        self._marks = marks
+
+    def claimed_limits(self, damage: int) -> Iterator[int]:
+        """Yield where the damaged frame at ``damage`` ends, by its header and its trailer."""
+        header = peek_frame(self._file, damage)
+        if header is not None and damage + header.length < self._scan.end:
+            yield damage + header.length
+        yield from self._scan.trailer_limits(damage)
+
+    def run_limit(self, position: int) -> tuple[int, list[FrameHeader]]:
+        """Return the end and the headers of the whole frames from ``position`` on that form one chain."""
+        headers: list[FrameHeader] = []
+        whole = self._scan.whole_at(position)
+        while whole is not None:
+            header = whole[0]
+            last = headers[-1] if headers else None
+            if last is not None and (
+                header.previous_crc != last.crc
+                or header.start != last.limit
+                or header.epoch < last.epoch
+            ):
+                break
+            headers.append(header)
+            position += header.length
+            whole = self._scan.whole_at(position)
+        return position, headers
+
+    def is_linked(self, damage: int, position: int, headers: list[FrameHeader]) -> bool:
+        """Return whether the frames at ``position`` are records, given the damage at ``damage``.
+
+        In a segment with a salt they always are: there, no bytes of a value are a whole frame.
+        """
+        return (
+            self._scan.salt is not None
+            or self._stored_crc(damage) == headers[0].previous_crc
+            or self._trailers_reach(damage, position)
+            or self._is_marked(position, headers)
+        )
+
+    def _stored_crc(self, position: int) -> int:
+        """Return the CRC stored in the damaged frame at ``position``."""
+        return int.from_bytes(self._file.pread(4, position + _CRC_AT), "little")
+
+    def _trailers_reach(self, damage: int, position: int) -> bool:
+        """Return whether the bytes between are frames by their trailers, whatever they contain."""
+        while position > damage:
+            if position - frame.TRAILER.size < damage:
+                return False
+            length = trailer_length(self._file, position)
+            if length is None or not 0 < length <= position - damage:
+                return False
+            position -= length
+        return True
+
+    def _is_marked(self, position: int, headers: list[FrameHeader]) -> bool:
+        """Return whether one of the frames ends at a known position of the log."""
+        for header in headers:
+            position += header.length
+            for mark in self._marks:
+                if (
+                    mark.limit == header.limit
+                    and mark.position in (None, position)
+                    and mark.crc in (None, header.crc)
+                ):
+                    return True
+        return False

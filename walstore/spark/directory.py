@@ -6,6 +6,7 @@ a file that retention deletes before a task reads it is made up for from the tie
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -181,11 +182,8 @@ class DirectoryLog:
 
     def _walk(self, source: Segment) -> tuple[int, SegmentIndex]:
         index = SegmentIndex()
-        file = self._view.fs.open(source.path, "r")
-        try:
+        with contextlib.closing(self._view.fs.open(source.path, "r")) as file:
             header = read_header(file, source.path)
             chain = Chain(source.start, header.previous_crc, 0, header.epoch)
             end = walk_file(file, source.path, chain, index, segment.HEADER_BYTES, header.salt)
-        finally:
-            file.close()
         return end, index

@@ -1,6 +1,6 @@
 """Walking the frames of a segment that may be damaged. Blocking; memory for one batch and one chunk.
 
-Reading stops at the first damage; verifying goes on behind it, so that one run names every damaged
+Reading stops at the first damage; verifying continues after it, so that one run reports every damaged
 place. The next whole frame is found by its magic, its trailer and its CRC.
 """
 
@@ -10,27 +10,26 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
+from walstore.files.directory import used_limit
 from walstore.format import frame, segment
 from walstore.format.frame import FrameHeader
 from walstore.ports import File
 
 _CHUNK_BYTES: Final = 4 << 20
-_SCAN_BYTES: Final = 256 << 10
-"""Read at a time while looking for zeroes; see :mod:`walstore.files.directory`."""
 _MOST_FAILED_BYTES: Final = 64 << 20
 _MOST_FAILED_TIMES: Final = 4
-"""Bytes are hashed this often, and so many of them, though they turn out to be no frame."""
+"""A search gives up after hashing so many bytes, and the range this many times, without finding a frame."""
 _MOST_SALTS: Final = 1000
-"""How many frames are looked at to find the salt of a segment whose header is lost."""
+"""Most frames examined to find the salt of a segment whose header is lost."""
 _MAGIC: Final = struct.pack("<I", frame.FRAME_MAGIC)
 _TRAILER_MAGIC: Final = struct.pack("<I", frame.TRAILER_MAGIC)
 
 
 class FrameScan:
-    """The bytes ``[_, end)`` of a file, as frames."""
+    """The bytes of a file below ``end``, as frames."""
 
     def __init__(self, file: File, end: int, salt: int | None) -> None:
-        """Look at ``file`` up to byte ``end``; ``salt`` is that of the segment's header."""
+        """Scan ``file`` up to byte ``end``; ``salt`` is that of the segment's header."""
         self._file = file
         self.salt = salt
         """Salt of the segment; None for one of version 1."""
@@ -41,9 +40,9 @@ class FrameScan:
         self._failed_bytes = 0
 
     def whole_at(self, position: int) -> tuple[FrameHeader, memoryview] | None:
-        """Return the frame that begins at byte ``position`` with its bytes, if it is there and whole.
+        """Return the frame that begins at byte ``position`` with its bytes, if there is a whole one.
 
-        Not yet checked: that it continues the log.
+        Does not check that it continues the log.
         """
         header, view = self.frame_at(position)
         if header is None:
@@ -62,9 +61,9 @@ class FrameScan:
         return frame.parse_header(view, 0), view
 
     def next_whole(self, position: int) -> int | None:
-        """Return the place of the first whole frame at or behind ``position``, or None.
+        """Return the position of the first whole frame at or after ``position``, or None.
 
-        Gives up where so much looked like frames and was none that it was put there on purpose.
+        Gives up after so many bytes that only look like frames that they must have been put there on purpose.
         """
         for at in self.candidates(position):
             if self._failed_bytes > _MOST_FAILED_BYTES + _MOST_FAILED_TIMES * self.end:
@@ -74,37 +73,33 @@ class FrameScan:
         return None
 
     def used_limit(self, position: int) -> int:
-        """Return the place behind the last byte that is not zero, at least ``position``."""
-        used = position
-        for at in range(position, self.end, _SCAN_BYTES):
-            data = self._file.pread(min(_SCAN_BYTES, self.end - at), at).rstrip(b"\0")
-            used = at + len(data) if data else used
-        return used
+        """Return the position after the last byte that is not zero, at least ``position``."""
+        return used_limit(self._file, position, self.end)
 
     def begins_with(self, magic: bytes, position: int) -> bool:
         """Return whether the bytes at ``position`` are ``magic``."""
         return bytes(self._bytes(position, len(magic))) == magic
 
     def forget(self) -> None:
-        """Read the file anew: a writer may have changed what lies behind the durable limit."""
+        """Read the file again: a writer may have changed the bytes after the durable limit."""
         self._data = b""
         self._view = memoryview(self._data)
 
     def trailer_limits(self, position: int) -> Iterator[int]:
-        """Yield the ends of the trailers that say that their frame began at ``position``."""
+        """Yield the ends of the trailers whose frame began at ``position``, by their length."""
         for at in self._find(_TRAILER_MAGIC, position + frame.HEADER_BYTES):
             data = self._bytes(at - 4, 4)
             if int.from_bytes(data, "little") == at + 4 - position:
                 yield at + 4
 
     def candidates(self, position: int) -> Iterator[int]:
-        """Yield the aligned places that begin with the magic of a frame."""
+        """Yield the aligned positions at which there is the magic of a frame."""
         for at in self._find(_MAGIC, position):
             if (at - position) % frame.ALIGNMENT == 0:
                 yield at
 
     def _find(self, magic: bytes, position: int) -> Iterator[int]:
-        """Yield the places of four bytes at or behind ``position``."""
+        """Yield the positions of four bytes at or after ``position``."""
         at = position
         while at + len(magic) <= self.end:
             if not self._bytes(at, len(magic)):
@@ -118,7 +113,7 @@ class FrameScan:
             at += 1
 
     def _has_trailer(self, position: int, header: FrameHeader) -> bool:
-        """Return whether the frame ends as its header says; spares reading what a damaged length claims."""
+        """Return whether a trailer is where the header says; avoids reading a damaged length."""
         at = position + header.length - frame.TRAILER.size
         if at + frame.TRAILER.size > self.end:
             return False
@@ -145,7 +140,7 @@ class FrameScan:
 def find_salt(file: File, end: int) -> int | None:
     """Return the salt of a segment whose header is lost, by its frames; None also for version 1.
 
-    Any frame names the salt with which it would be whole. One that two frames name is the segment's.
+    From any frame follows the salt with which it would be whole. If two frames agree, it is the segment's.
     """
     scan = FrameScan(file, end, None)
     named: set[int] = set()

@@ -1,4 +1,4 @@
-"""What verifying a log found: counts, and problems with the place of each. Pure."""
+"""The result of verifying a log: counts, and problems with their places. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from walstore.errors import CorruptionError
 
 MAX_PROBLEMS: Final = 100
-"""Problems kept one by one; beyond that they are only counted, so that memory stays bounded."""
+"""Most problems kept; more are only counted, so that memory stays bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class VerifyReport:
     size_bytes: int
     """Bytes of these batches as stored."""
     unfinished_bytes: int
-    """Bytes behind the last batch that were never acknowledged: a write that a crash cut off, or that
-    is under way. No problem; the next opening for writing removes them."""
+    """Bytes after the last batch that were never acknowledged: a write that a crash cut off or that is in
+    progress. No problem; the next opening for writing removes them."""
     problems: tuple[Problem, ...]
-    """At most :data:`MAX_PROBLEMS` of them, in the order in which they were met."""
+    """At most :data:`MAX_PROBLEMS` of them, in the order in which they were found."""
     problem_count: int
-    """How many there were."""
+    """Number of all problems."""
 
     @property
     def is_ok(self) -> bool:
@@ -59,7 +59,7 @@ class VerifyReport:
 
 @dataclass(slots=True)
 class Findings:
-    """Counts and problems, while verifying is under way."""
+    """Counts and problems of a verification in progress."""
 
     segments: int = 0
     batches: int = 0
@@ -76,6 +76,10 @@ class Findings:
             self.problems.append(Problem(str(path), position, message))
 
     def add_error(self, path: Path, error: CorruptionError, position: int | None = None) -> None:
-        """Note the problem that a reader raised, with its place told apart from its message."""
-        message = str(error).partition(f": {error.path}")[0]
-        self.add(path, message, error.position if position is None else position)
+        """Note the problem that a reader raised."""
+        self.add(path, message_of(error), error.position if position is None else position)
+
+
+def message_of(error: CorruptionError) -> str:
+    """Return what an error says is wrong, without the place."""
+    return str(error).partition(f": {error.path}")[0]

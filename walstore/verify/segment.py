@@ -1,7 +1,7 @@
 """Verifying one segment: header, every frame, the chain, the index and the footer. Blocking.
 
-Nothing is changed, no lock is taken. The frames that a live writer is adding meanwhile lie behind the
-durable limit that the caller read before, and are not judged.
+Changes nothing and takes no lock. The frames that a live writer adds meanwhile are after the durable limit
+that the caller read before, and are not judged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EVERYTHING: Final = 1 << 63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentTask:
-    """One segment to verify, and what the rest of the log says about it."""
+    """One segment to verify, and what the rest of the log records about it."""
 
     path: Path
     start: int
@@ -42,14 +42,14 @@ class SegmentTask:
 
     @property
     def noted(self) -> SegmentSummary | None:
-        """What the checkpoint says of the segment, if it knows it as a sealed one."""
+        """The checkpoint's summary of the segment, if it lists it as sealed."""
         sealed = self.hint.sealed if self.hint is not None else ()
         return next((summary for summary in sealed if summary.start == self.start), None)
 
     def described(self, header: SegmentHeader) -> Checkpoint | None:
         """Return the checkpoint if it describes this segment as the active one.
 
-        A segment without records may be replaced by another of its name, so then the salt must fit, too.
+        A segment without records may be replaced by another of the same name, so then the salt must match.
         """
         hint = self.hint
         if hint is None or hint.tail_start != self.start:
@@ -60,7 +60,7 @@ class SegmentTask:
 def verify_segment(
     file: File, header: SegmentHeader, task: SegmentTask, chain: Chain, findings: Findings
 ) -> Chain:
-    """Check the segment in ``file`` whose header was read before; return where the log stands behind it."""
+    """Check the segment in ``file``, whose header was read before; return the chain after it."""
     path = task.path
     findings.segments += 1
     _check_header(header, task, chain, findings)
@@ -97,7 +97,7 @@ def verify_segment(
 
 
 class IndexCheck:
-    """Compares a sparse index with the frames as they pass by."""
+    """Compares a sparse index with the frames in order."""
 
     def __init__(self, path: Path, index: SegmentIndex, name: str) -> None:
         """``name`` says in messages which index it is."""
@@ -124,12 +124,12 @@ class IndexCheck:
         self._next += 1
 
     def pass_over(self, limit: int) -> None:
-        """Leave out the entries below ``limit``: what they name is known to be damaged."""
+        """Skip the entries below ``limit``: their batches are known to be damaged."""
         while self._next < len(self._index.positions) and self._index.positions[self._next] < limit:
             self._next += 1
 
     def finish(self, findings: Findings) -> None:
-        """All frames have passed by."""
+        """Finish after the last frame."""
         self._skip_below(_EVERYTHING, findings)
 
     def _skip_below(self, position: int, findings: Findings) -> None:
@@ -197,7 +197,7 @@ def _walk(
     *,
     is_sealed: bool,
 ) -> int:
-    """Check all frames; return the place behind the last one."""
+    """Check all frames; return the position after the last one."""
     mark = hint.tail_position if hint is not None else 0
     at = segment.HEADER_BYTES
     while at < scan.end:
@@ -222,7 +222,7 @@ def _walk(
         at += header.length
         if hint is not None and at >= mark > at - header.length:
             _check_mark(hint, chain, at, path, findings)
-    if not is_sealed:  # what is named behind the end is missed as a whole, by its offsets
+    if not is_sealed:  # entries after the end are covered by the check of the durable limit
         for index in indexes:
             index.pass_over(_EVERYTHING)
     return at
@@ -238,12 +238,12 @@ def _behind_damage(
     *,
     is_sealed: bool,
 ) -> int | None:
-    """Say what the bytes at ``at`` are; return where to go on, or None if the segment ends here."""
+    """Classify the bytes at ``at``; return where to continue, or None if the segment ends here."""
     if not is_sealed:
         scan.forget()
     later = scan.next_whole(at)
     if not is_sealed and later == at:
-        return at  # a live writer finished it between two looks
+        return at  # a live writer finished it between two reads
     if later is None and scan.begins_with(segment.FOOTER_MAGIC, at):
         return None
     if is_sealed or _was_synced(scan, at, later, evidence, chain):
@@ -258,7 +258,7 @@ def _behind_damage(
 def _was_synced(
     scan: FrameScan, at: int, later: int | None, evidence: Evidence, chain: Chain
 ) -> bool:
-    """Return whether bytes at ``at`` that are no whole batch had been one that reached the disk."""
+    """Return whether the bytes at ``at``, which are no whole batch, had been a batch that was synced."""
     if evidence.durable_limit > chain.next_offset or evidence.durable_position > at:
         return scan.used_limit(at) > at
     while later is not None:
@@ -275,7 +275,7 @@ def _was_synced(
 
 
 def _adopt(scan: FrameScan, at: int, chain: Chain) -> None:
-    """Continue the chain at the frame at ``at``, whatever came before it."""
+    """Continue the chain at the frame at ``at``, whatever came before."""
     found = scan.whole_at(at)
     if found is not None:
         header = found[0]
@@ -298,7 +298,7 @@ def _check_frame(
         findings.add(path, f"batch at offset {header.start} is older than the one before", at)
     if header.max_timestamp_us < header.base_timestamp_us:
         findings.add(path, f"batch at offset {header.start} ends before it begins in time", at)
-    # Not its position: a repair may have put the batch nearer to the beginning of a file.
+    # Not its position: a repair may have moved the batch nearer to the beginning of a file.
     if header.synced_limit > header.start:
         findings.add(
             path, f"batch at offset {header.start} says that later batches were synced", at
@@ -313,7 +313,7 @@ def _check_content(
     streams: SegmentStreams,
     findings: Findings,
 ) -> None:
-    """Check what a frame with a right CRC holds."""
+    """Check the content of a frame whose CRC is right."""
     try:
         batch = decode(view, header, path, at)
         if header.count:
@@ -345,7 +345,7 @@ def _marks_disagree(view: memoryview, header: FrameHeader) -> str | None:
 
 
 def _check_mark(hint: Checkpoint, chain: Chain, at: int, path: Path, findings: Findings) -> None:
-    """Compare the checkpoint with the log at the place that it names."""
+    """Compare the checkpoint with the log at the position that it names."""
     expected = (hint.tail_position, hint.next_offset, hint.previous_crc)
     if expected != (at, chain.next_offset, chain.previous_crc):
         findings.add(

@@ -1,8 +1,8 @@
 """Verifying a log directory: every header, batch, chain, index, footer, and the checkpoint.
 
-Read-only, without the lock, also beside a live writer: what is judged was durable when verifying began.
+Read-only, without the lock, also next to a live writer: only what was durable at the beginning is judged.
 Blocking, for the command line and for executor threads. Memory is bounded by the largest batch and a
-few megabytes, whatever the size of the log. Repairs nothing; opening the log does that, where it may.
+few megabytes, whatever the size of the log. Repairs nothing; opening the log does, where it is allowed to.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def verify_directory(
 ) -> VerifyReport:
     """Check the log in directory ``path`` and report all problems found.
 
-    Damage is reported, not raised: one run names every damaged place. ``on_progress`` is called with
+    Damage is reported, not raised: one run reports every damaged place. ``on_progress`` is called with
     each segment before it is read. Raises LogNotFoundError if there is no log, FormatVersionError for
     files of a newer version, and OSError if the disk does not answer.
     """
     path = Path(path)
-    # All of it is looked up in one directory, whatever is at its path meanwhile.
+    # All names are looked up in one directory, even if its path changes meanwhile.
     with contextlib.closing(anchor_log(fs or PosixFileSystem(), path)) as anchored:
         return _Verification(path, anchored, on_progress).run()
 
@@ -56,8 +56,8 @@ class _Verification:
         self._log_id: bytes | None = None
 
     def run(self) -> VerifyReport:
-        # In this order: what the checkpoint names had been durable when the cell was stored, and what
-        # the cell names is listed, even if a writer goes on meanwhile.
+        # The order matters next to a live writer: what the checkpoint names was durable when the cell was
+        # stored, and what the cell names is in the listing.
         hint = self._load_checkpoint()
         cell = read_cell(self._fs, self._path)
         starts = self._list(hint)
@@ -126,7 +126,7 @@ class _Verification:
                 path=str(self._path),
             )
         starts.sort()
-        # Files wholly below the head are left over from a deletion that a crash interrupted.
+        # Files wholly below the head are left over from an interrupted deletion.
         while hint is not None and len(starts) > 1 and starts[1] <= hint.head:
             starts.pop(0)
         return starts
@@ -175,8 +175,8 @@ class _Verification:
             name = segment.file_name(hint.tail_start)
             self._findings.add(self._path / name, "the checkpoint names this segment; it is gone")
         path = self._path / segment.file_name(last)
-        told = any(problem.path == str(path) for problem in self._findings.problems)
-        if chain.next_offset and durable_limit > chain.next_offset and not told:
+        is_reported = any(problem.path == str(path) for problem in self._findings.problems)
+        if chain.next_offset and durable_limit > chain.next_offset and not is_reported:
             self._findings.add(
                 path,
                 f"the log ends at offset {chain.next_offset}, but offsets below {durable_limit} had "
@@ -184,7 +184,7 @@ class _Verification:
             )
 
     def _is_below_head(self, limit: int) -> bool:
-        """Return whether offsets below ``limit`` were removed by retention meanwhile."""
+        """Return whether retention removed the offsets below ``limit`` meanwhile."""
         cell = read_cell(self._fs, self._path)
         return cell is not None and cell.head >= limit
 

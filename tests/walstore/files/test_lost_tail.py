@@ -9,7 +9,7 @@ import pytest
 from tests.local import close_opened, draft_of, open_blocking
 from walstore.batches.batch_builder import BatchBuilder
 from walstore.errors import LogNotFoundError
-from walstore.files.lost_tail import find_missing
+from walstore.files.log_bounds import find_missing
 from walstore.files.posix import PosixFileSystem
 from walstore.format import checkpoint
 from walstore.format.ledger import Marks
