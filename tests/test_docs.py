@@ -116,6 +116,31 @@ def test_links_lead_somewhere(path: Path) -> None:
         assert (path.parent / target).exists(), target
 
 
+@pytest.mark.parametrize(
+    "path",
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")],
+    ids=lambda path: path.name,
+)
+def test_the_modules_that_a_page_names_exist(path: Path) -> None:
+    """By their path; or by their name alone, wherever they are."""
+    for name in re.findall(r"`((?:[\w.]+/)*\w+\.py)`", path.read_text()):
+        found = (ROOT / name).exists() or (ROOT / "tests" / name).exists()
+        assert found or any(
+            next((ROOT / top).rglob(name), None) for top in ("walstore", "uploader", "tests")
+        ), name
+
+
+def test_design_has_every_package() -> None:
+    """Its tree has a line for each package and each module next to them."""
+    tree = (ROOT / "docs/design.md").read_text().partition("## Packages")[2].partition("\n## ")[0]
+    for top in ("walstore", "uploader"):
+        part = tree.partition(f"\n{top}/")[2].partition("\n\n")[0]
+        listed = set(re.findall(r"^  (\w+(?:/|\.py)) ", part, re.MULTILINE))
+        there = {f"{path.parent.name}/" for path in (ROOT / top).glob("*/__init__.py")}
+        there |= {path.name for path in (ROOT / top).glob("[a-z]*.py")}
+        assert listed == there
+
+
 def test_operations_lists_every_setting() -> None:
     """The tables have a row for each field, and no other."""
     page = (ROOT / "docs/operations.md").read_text().partition("## What each level")[0]
