@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,17 @@ def test_no_page_with_programs_is_forgotten() -> None:
 def test_readme_is_short() -> None:
     """A newcomer reads it to its end."""
     assert len(README.splitlines()) <= 200
+
+
+def test_the_package_index_shows_no_link_that_leads_nowhere() -> None:
+    """What is built has no links relative to the repository."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    hook = config["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    shown = README
+    for change in hook["substitutions"]:
+        shown = re.sub(change["pattern"], change["replacement"], shown)
+    links = re.findall(r"\]\(([^)]+)\)", shown)
+    assert [link for link in links if not link.startswith("https://")] == []
 
 
 def test_guarantees_name_tests_that_exist() -> None:
