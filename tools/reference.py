@@ -248,7 +248,7 @@ def _named(module: str, name: str, value: Any) -> Iterator[str]:
         yield from (*_code(module, f"{_prefix(value)}{name}{_signature(value)}"), "")
         yield from _text(value.__doc__)
     else:
-        shown = repr(value).replace("typing.", "")
+        shown = repr(value).replace("typing.", "").replace("'", '"')
         yield from (*_code(module, f"{name} = {shown}"), "")
 
 
