@@ -23,6 +23,7 @@ SPARK_TESTS := tests/walstore/spark tests/examples tests/scenarios/test_spark_ex
 	tests/scenarios/test_spark_sink_exactly_once.py tests/scenarios/test_sidecar.py
 RUN := $(VENV)/.ready-to-run
 DEV := $(VENV)/.ready-to-develop
+DOCS := $(VENV)/.ready-to-document
 
 .PHONY: help
 help: ## Show this list
@@ -122,13 +123,19 @@ format: $(DEV) ## Format the code and fix what can be fixed by itself
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
+# Zensical aborts on a broken link or anchor, and has a cache of its own.
+.PHONY: docs
+docs: $(DOCS) ## Generate the reference and build the documentation into site/
+	$(VENV)/bin/python -m tools.reference
+	$(VENV)/bin/zensical build --strict --clean
+
 .PHONY: bench
 bench: $(DEV) ## Measure, each figure beside a raw baseline of the same run
 	$(PYTEST) bench --benchmark-only --timeout=600 $(ARGS)
 
 .PHONY: clean
 clean: ## Remove the environment, caches and build products
-	rm -rf $(VENV) .venv-spark-* .wal3 build dist *.egg-info .benchmarks .fuzz .hypothesis .import_linter_cache \
+	rm -rf $(VENV) .venv-spark-* .wal3 build dist site .cache *.egg-info .benchmarks .fuzz .hypothesis .import_linter_cache \
 		.mypy_cache .pytest_cache .ruff_cache spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -152,4 +159,9 @@ $(RUN): pyproject.toml | $(VENV)/bin/python
 $(DEV): pyproject.toml | $(VENV)/bin/python
 	@echo "installing walstore and its development tools into $(VENV)"
 	@$(PIP) install --no-compile --editable '.[dev]'
+	@touch $@ $(RUN)
+
+$(DOCS): pyproject.toml | $(VENV)/bin/python
+	@echo "installing walstore and the documentation's tools into $(VENV)"
+	@$(PIP) install --no-compile --editable '.[all,docs]'
 	@touch $@ $(RUN)

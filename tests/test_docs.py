@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -64,10 +65,15 @@ PAGES = {
     "readonly": 2,
     "restore": 1,
     "retention": 2,
+    "several_processes": 1,
     "store": 2,
     "stores": 1,
     "streams": 1,
+    "testing": 3,
     "transactions": 5,
+    "tutorial": 6,
+    "web_application": 1,
+    "work_queue": 1,
 }
 """How many programs each page has."""
 
@@ -96,6 +102,17 @@ def test_readme_is_short() -> None:
     assert len(README.splitlines()) <= 200
 
 
+def test_the_package_index_shows_no_link_that_leads_nowhere() -> None:
+    """What is built has no links relative to the repository."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    hook = config["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    shown = README
+    for change in hook["substitutions"]:
+        shown = re.sub(change["pattern"], change["replacement"], shown)
+    links = re.findall(r"\]\(([^)]+)\)", shown)
+    assert [link for link in links if not link.startswith("https://")] == []
+
+
 def test_guarantees_name_tests_that_exist() -> None:
     """Every test that the table names is there."""
     table = README.partition("## Guarantees")[2].partition("##")[0]
@@ -107,13 +124,38 @@ def test_guarantees_name_tests_that_exist() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")],
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")],
     ids=lambda path: path.name,
 )
 def test_links_lead_somewhere(path: Path) -> None:
     """Relative links name files of the repository."""
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
         assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    "path",
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")],
+    ids=lambda path: path.name,
+)
+def test_the_modules_that_a_page_names_exist(path: Path) -> None:
+    """By their path; or by their name alone, wherever they are."""
+    for name in re.findall(r"`((?:[\w.]+/)*\w+\.py)`", path.read_text()):
+        found = (ROOT / name).exists() or (ROOT / "tests" / name).exists()
+        assert found or any(
+            next((ROOT / top).rglob(name), None) for top in ("walstore", "uploader", "tests")
+        ), name
+
+
+def test_design_has_every_package() -> None:
+    """Its tree has a line for each package and each module next to them."""
+    tree = (ROOT / "docs/design.md").read_text().partition("## Packages")[2].partition("\n## ")[0]
+    for top in ("walstore", "uploader"):
+        part = tree.partition(f"\n{top}/")[2].partition("\n\n")[0]
+        listed = set(re.findall(r"^  (\w+(?:/|\.py)) ", part, re.MULTILINE))
+        there = {f"{path.parent.name}/" for path in (ROOT / top).glob("*/__init__.py")}
+        there |= {path.name for path in (ROOT / top).glob("[a-z]*.py")}
+        assert listed == there
 
 
 def test_operations_lists_every_setting() -> None:

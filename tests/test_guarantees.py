@@ -118,7 +118,7 @@ def test_the_rules_are_those_of_the_simulation() -> None:
 
 def modules() -> dict[str, Path]:
     """Return which module each section is about."""
-    links = re.findall(r"^### (.+)\n\n\[(\w+/\S+\.py)\]", PAGE.read_text(), re.MULTILINE)
+    links = re.findall(r"^### (.+)\n\n`(\w+/\S+\.py)`", PAGE.read_text(), re.MULTILINE)
     return {section: ROOT.parent / module for section, module in links}
 
 
