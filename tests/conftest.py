@@ -50,10 +50,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(missing)
 
 
+def pytest_collection() -> None:
+    """Collect no garbage while modules and tests are made, all of which stay."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Spare the garbage collector what stays: modules and tests. It took a sixth of the quick suite."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -296,7 +296,7 @@ def test_a_head_whose_frame_is_written_in_part_fails_the_log(tail, faulty) -> No
     """What is behind the last frame is not known, so nothing may be written there."""
     tail.commit([draft_of(1, b"a", b"b", b"c")])
     faulty.fail("pwrite", errno.ENOSPC, name=ACTIVE)
-    faulty.fail("truncate", errno.EIO)
+    faulty.fail("truncate", errno.ENOSPC)
     with pytest.raises(TailError):
         tail.advance_head(3)
     faulty.heal()
@@ -348,6 +348,18 @@ def test_a_sync_that_fails_is_unknown_and_never_tried_again(opened, faulty, log_
     close_opened(opened, clean=False)
     assert faulty.count("datasync", name=ACTIVE) == before + 1
     assert cell_of(log_directory).durable_limit == 2
+
+
+def test_T2_after_a_failure_nothing_is_written_any_more(tail, faulty) -> None:
+    faulty.fail("datasync", errno.EIO, name=ACTIVE)
+    failure = commit_failing(tail, draft_of(1, b"in doubt"))
+    faulty.heal()
+    before = len(faulty.calls)
+    for call in (tail.sync, tail.rotate, tail.checkpoint, lambda: tail.commit([draft_of(2, b"b")])):
+        with pytest.raises(TailError) as again:
+            call()
+        assert again.value is failure
+    assert len(faulty.calls) == before
 
 
 def test_what_a_failed_sync_left_in_memory_only_is_not_found_again(

@@ -414,3 +414,19 @@ def test_an_integer_column_of_the_wrong_size_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match="integer column"):
         frame.decode_uints(memoryview(data), encoding, count)
+
+
+def test_a_frame_without_records_takes_no_offset() -> None:
+    marks = frame.blob_column(ColumnKind.MARKS, [b"\x80"], 1)
+    data, _ = frame.encode(
+        [marks],
+        start=7,
+        count=0,
+        base_timestamp_us=0,
+        max_timestamp_us=0,
+        epoch=1,
+        previous_crc=0,
+        synced_limit=7,
+    )
+    header = header_of(bytes(data))
+    assert (header.start, header.limit) == (7, 7)
