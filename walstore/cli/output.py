@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console
+from rich.table import Table
 
 from walstore.cli.errors import OutputError
 
@@ -54,6 +55,17 @@ def print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
                 for cell, width, is_number in zip(line, widths, numeric, strict=True)
             ]
             stdout.write("  ".join(cells).rstrip() + "\n")
+
+
+def show_figures(rows: Iterable[tuple[str, str, str]], console: Console) -> None:
+    """Print rows of a name, a figure and a remark."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(justify="left", style="bold")
+    table.add_column(justify="right")
+    table.add_column(justify="left", style="dim")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def write_bytes(data: bytes) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
 import random
 import signal
 import sys
@@ -19,15 +18,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
-
-import msgpack
+from typing import Final
 
 from uploader import CloudLog, CloudTier, CloudWriter, CollectorSettings, GarbageCollector
 from uploader.layouts.open_root import Layout
 from uploader.runtime.task_groups import first_of
 from uploader.write.uploader import UploadSettings
 from uploader.write.writer_settings import WriterSettings
+from walstore.cli.child_process import say
 from walstore.cli.errors import exit_code, explain, is_expected
 from walstore.cli.output import complain, send_logs_to_stderr
 from walstore.cli.soak.records import STREAMS, Checker, Generator
@@ -265,13 +263,6 @@ async def collect(plan: SoakJob, say: Say) -> None:
             done = await collector.collect()
             say(COLLECTED, len(done.deleted))
             await asyncio.sleep(min(plan.collect_seconds, _LOOK_SECONDS))
-
-
-def say(*message: Any) -> None:
-    """Put a message into the pipe; return once it is there. BrokenPipeError if the parent is gone."""
-    data = memoryview(msgpack.packb(message))
-    while data:
-        data = data[os.write(1, data) :]
 
 
 def may_pass(error: BaseException) -> bool:

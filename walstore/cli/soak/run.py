@@ -7,7 +7,6 @@ import dataclasses
 import os
 import random
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,8 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from uploader import CloudLog, CloudTier, CloudWriter, Scrubber
-from walstore.cli.demo.latencies import LatencySamples
-from walstore.cli.demo.messages import receive
+from walstore.cli.child_process import LatencySamples, receive, start_child
 from walstore.cli.soak import child
 from walstore.cli.soak.child import SoakJob
 from walstore.cli.soak.records import MOST_PROBLEMS, STREAMS, Checker
@@ -162,13 +160,7 @@ class Soak:
             self._plan, role=actor.role, life=actor.life, position=position, numbers=numbers
         )
         with self._words.open("ab") as words:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "walstore.cli.soak.child", plan.to_json()),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=words,
-                start_new_session=True,  # Ctrl-C is the parent's to handle
-            )
+            process = await start_child("walstore.cli.soak.child", plan.to_json(), stderr=words)
         try:
             actor.process, actor.is_open = process, False
             actor.rss.append([])
@@ -347,8 +339,7 @@ class Soak:
     def report(self, seconds: float, tail: int, head: int) -> dict[str, Any]:
         """Return what came of it; docs/cli.md says what the fields mean."""
         plan, counts = self._plan, self._counts
-        latencies = (self._latencies.percentile(percent) for percent in (50, 99, 99.9))
-        p50, p99, p999 = (None if one is None else round(one * 1e3, 3) for one in latencies)
+        p50, p99, p999 = (self._latencies.milliseconds(percent) for percent in (50, 99, 99.9))
         return {
             "ok": not self._problems,
             **{name: getattr(plan, name) for name in ("seed", "layout", "durability", "directory")},
