@@ -12,11 +12,11 @@ from walstore.cli.options import AsJson
 from walstore.cli.output import format_bytes, format_count, print_fields, print_json
 from walstore.cli.progress import progress_bar
 from walstore.cli.running import run_async
-from walstore.cli.source import StoredLog
+from walstore.cli.source import OpenedLog
 from walstore.cli.start import StartPlace, parse_place
 
 if TYPE_CHECKING:
-    from uploader.admin.fork import Forked
+    from uploader import Forked
 
 EXAMPLES = """\b
 Examples:
@@ -73,12 +73,11 @@ def fork(
 async def _fork(
     source: str, target: str, from_: StartPlace | None, to: StartPlace | None
 ) -> dict[str, Any]:
-    from uploader.admin.fork import fork
-    from uploader.read.cloud_log import CloudLog
+    from uploader import CloudLog, fork
     from uploader.stores import open_store
 
     async with CloudLog.open(source) as log:
-        places = StoredLog(log)
+        places = OpenedLog(log)
         start = None if from_ is None else await from_.resolve(places)
         stop = None if to is None else await to.resolve(places)
         low, high = log.head if start is None else start, log.tail if stop is None else stop
