@@ -9,13 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from walstore import CursorInfo
 from walstore.cli import stored_cursors
 from walstore.cli.errors import UsageError
 from walstore.cli.location import is_url, to_directory
 from walstore.cli.options import AsJson, Confirm, Location
 from walstore.cli.output import complain, print_json, print_table
 from walstore.cli.running import run_async
-from walstore.cursors.directory import CursorInfo, hold_cursors, list_cursors
+from walstore.cursors.directory import hold_cursors, list_cursors
 from walstore.cursors.file import TAG_BYTES, CursorState, check_name
 from walstore.cursors.queue import patiently
 from walstore.errors import LogNotFoundError, OffsetNotWrittenError, OffsetTrimmedError

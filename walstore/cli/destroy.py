@@ -13,7 +13,7 @@ from walstore.cli.output import complain, format_bytes, format_count, print_fiel
 from walstore.cli.running import run_async
 
 if TYPE_CHECKING:
-    from uploader.admin.destroy import Destroyed
+    from uploader import Destroyed
 
 EXAMPLES = """\b
 Examples:
@@ -81,7 +81,7 @@ async def _destroy(url: str, *, even_unsealed: bool, is_confirmed: bool) -> dict
 
 
 async def _remove(url: str, *, even_unsealed: bool) -> Destroyed:
-    from uploader.admin.destroy import destroy
+    from uploader import destroy
 
     return await destroy(url, confirm=even_unsealed)
 

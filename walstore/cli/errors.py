@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Final
 
+from walstore import MissingExtraError
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -16,7 +17,7 @@ from walstore.errors import (
     WalError,
     WalLockedError,
 )
-from walstore.runtime.extras import MissingExtraError, extra_of, missing_extra
+from walstore.runtime.extras import extra_of, missing_extra
 
 OK: Final = 0
 FAILED: Final = 1

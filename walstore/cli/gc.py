@@ -20,13 +20,8 @@ from walstore.cli.running import run_async
 from walstore.records import from_timestamp_us
 
 if TYPE_CHECKING:
-    from uploader.garbage.collection import (
-        AuditCallback,
-        Collected,
-        CollectorSettings,
-        Plan,
-        Progress,
-    )
+    from uploader import Collected, CollectorSettings, Plan, Progress
+    from uploader.garbage.collection import AuditCallback
 
 EXAMPLES = """\b
 Examples:
@@ -93,7 +88,7 @@ def gc(
     of the manifest, and deletes them once no reader can still see them: --interval later, by the same command
     or with --wait at once. Interrupted, the same command goes on.
     """
-    from uploader.garbage.collection import CollectorSettings
+    from uploader import CollectorSettings
 
     settings = CollectorSettings(
         interval_seconds=interval,
@@ -118,7 +113,7 @@ def gc(
 async def _collect(
     url: str, settings: CollectorSettings, audit: str | None, *, is_applied: bool
 ) -> tuple[str, Plan, Collected | None]:
-    from uploader.gc.collector import GarbageCollector
+    from uploader import GarbageCollector
 
     async with GarbageCollector.open(url, settings=settings) as collector:
         plan = await collector.plan()

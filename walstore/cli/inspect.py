@@ -115,7 +115,7 @@ def _missing_fields(missing_from: int | None) -> list[tuple[str, Any]]:
 
 
 async def _inspect_store(url: str) -> dict[str, Any]:
-    from uploader.read.cloud_log import CloudLog
+    from uploader import CloudLog
 
     async with CloudLog.open(url) as log:
         manifest = log.manifest

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from walstore import Wal
 from walstore.files.posix import PosixFileSystem
-from walstore.log.wal import Wal
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 

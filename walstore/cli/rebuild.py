@@ -18,7 +18,7 @@ from walstore.cli.running import run_async
 if TYPE_CHECKING:
     from uploader import RebuildPlan
     from uploader.rebuilding.plan import Keep
-    from uploader.stores.port import ObjectStore
+    from uploader.stores import ObjectStore
 
 EXAMPLES = """\b
 Examples:

@@ -15,8 +15,7 @@ from walstore.cli.location import to_directory, to_url
 from walstore.cli.options import AsJson, Confirm, Directory
 from walstore.cli.output import complain, print_fields, print_json, terminal
 from walstore.errors import WalLockedError
-from walstore.repair.plan import KEPT_NAME
-from walstore.repair.repairing import Copy, Interval, Keep, RepairPlan, apply_repair, plan_repair
+from walstore.repair import KEPT_NAME, Copy, Interval, Keep, RepairPlan, apply_repair, plan_repair
 
 EXAMPLES = """\b
 Examples:
@@ -106,7 +105,7 @@ def _open_copy(
     source = url or found.tier_url
     if source is None:
         raise UsageError("the checkpoint does not say where the log is shipped to; give --from URL")
-    from uploader.restoring.stored_copy import StoredCopy
+    from uploader import StoredCopy
 
     return stack.enter_context(StoredCopy(source))
 

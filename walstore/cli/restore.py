@@ -19,7 +19,7 @@ from walstore.cli.start import parse_place
 from walstore.records import from_timestamp_us
 
 if TYPE_CHECKING:
-    from uploader.restoring.restore import RestoreProgress
+    from uploader import RestoreProgress
 
 EXAMPLES = """\b
 Examples:
@@ -80,7 +80,7 @@ def _parse_time(text: str) -> datetime:
 
 
 async def _restore(url: str, path: Path, stop: int | datetime | None) -> dict[str, Any]:
-    from uploader.restoring.restore import restore
+    from uploader import restore
 
     with progress_bar("restoring") as show:
 

@@ -14,7 +14,7 @@ from walstore.cli.progress import progress_bar
 from walstore.cli.running import run_async
 
 if TYPE_CHECKING:
-    from uploader.admin.scrub_report import ScrubReport, ScrubTally
+    from uploader import ScrubReport, ScrubTally
 
 EXAMPLES = """\b
 Examples:
@@ -65,7 +65,7 @@ def scrub(
 
 
 async def _scrub(url: str, start: int | None, max_fragments: int | None) -> tuple[str, ScrubReport]:
-    from uploader.admin.scrubber import Scrubber
+    from uploader import Scrubber
 
     async with Scrubber.open(url) as scrubber:
         with progress_bar("scrubbing") as show:

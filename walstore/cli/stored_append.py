@@ -15,7 +15,7 @@ from walstore.cli.stdin import read_stdin
 from walstore.errors import WalError
 
 if TYPE_CHECKING:
-    from uploader.write.cloud_writer import CloudWriter
+    from uploader import CloudWriter
 
 _GROUPS: Final = 16
 """Groups of records that are under way together; each is what was read at once."""
@@ -28,9 +28,8 @@ async def append_to_store(
 
     ``placing`` says how a new log is laid out (``layout.py``).
     """
+    from uploader import CloudWriter, WriterSettings
     from uploader.runtime.task_groups import first_of
-    from uploader.write.cloud_writer import CloudWriter
-    from uploader.write.writer_settings import WriterSettings
 
     most = splitter.max_record_bytes
     default = WriterSettings()

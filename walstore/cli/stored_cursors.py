@@ -16,8 +16,7 @@ from walstore.errors import (
 from walstore.files.locks import this_process
 
 if TYPE_CHECKING:
-    from uploader.cursors.cloud_cursors import CloudCursors
-    from uploader.format.cloud_cursor import CloudCursor
+    from uploader import CloudCursor, CloudCursors
     from uploader.format.manifest import Manifest
     from uploader.layouts.log_session import LogSession
 
@@ -87,7 +86,7 @@ async def _remove_damaged(
 
 @asynccontextmanager
 async def _open(url: str) -> AsyncIterator[tuple[LogSession, CloudCursors]]:
-    from uploader.cursors.cloud_cursors import CloudCursors
+    from uploader import CloudCursors
     from uploader.layouts.log_session import errand
 
     async with errand(url) as found:

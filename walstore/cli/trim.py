@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from walstore import Wal
 from walstore.cli.errors import UsageError
 from walstore.cli.location import to_directory
 from walstore.cli.options import AsJson, Confirm, Directory
@@ -18,7 +19,6 @@ from walstore.cli.start import parse_place
 from walstore.cursors.directory import list_cursors
 from walstore.files.log_snapshot import LogSnapshot
 from walstore.log.retention_plan import Pin, plan_trim
-from walstore.log.wal import Wal
 from walstore.runtime.clock import SystemClock
 
 EXAMPLES = """\b

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from walstore import Wal
 from walstore.cli.layout import Alpha, LayoutOption, Shards, layout_arguments
 from walstore.cli.location import to_directory, to_url
 from walstore.cli.options import AsJson, Directory, StoreUrl, TakeOver
 from walstore.cli.output import format_bytes, print_fields, print_json, terminal
 from walstore.cli.running import run_async
 from walstore.files.log_snapshot import LogSnapshot
-from walstore.log.wal import Wal
 from walstore.runtime.clock import SystemClock
 
 EXAMPLES = """\b
@@ -61,7 +61,7 @@ def upload(
 
 
 async def _upload(path: Path, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    from uploader.write.cloud_tier import CloudTier
+    from uploader import CloudTier
 
     await asyncio.to_thread(LogSnapshot.open, path)  # refuses to create a log by mistake
     tier = CloudTier(url, **options)

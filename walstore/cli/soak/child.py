@@ -20,20 +20,25 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from uploader import CloudLog, CloudTier, CloudWriter, CollectorSettings, GarbageCollector
-from uploader.layouts.open_root import Layout
+from uploader import (
+    CloudLog,
+    CloudTier,
+    CloudWriter,
+    CollectorSettings,
+    GarbageCollector,
+    Layout,
+    UploadSettings,
+    WriterSettings,
+)
 from uploader.runtime.task_groups import first_of
-from uploader.write.uploader import UploadSettings
-from uploader.write.writer_settings import WriterSettings
+from walstore import Reader, Settings, Wal
 from walstore.cli.child_process import say
 from walstore.cli.errors import exit_code, explain, is_expected
 from walstore.cli.output import complain, send_logs_to_stderr
 from walstore.cli.soak.records import STREAMS, Checker, Generator
 from walstore.errors import ContentionError, OffsetMismatchError, WalError
-from walstore.log.wal import Wal
-from walstore.read.reader import Reader
 from walstore.records import AnyDurability
-from walstore.settings import KIB, MIB, Settings
+from walstore.settings import KIB, MIB
 
 FOUND: Final = "found"
 """A writer looked at the log: the number of the next record of each stream."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from walstore.batches.batch import Batch
+from walstore import Batch
 
 STREAMS: Final = [f"stream-{at}" for at in range(8)]
 """Names of the streams, which here go by their places in this list. The key of a record is the same."""

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from uploader import CloudLog, CloudTier, CloudWriter, Scrubber
+from walstore import Wal
 from walstore.cli.child_process import LatencySamples, receive, start_child
 from walstore.cli.soak import child
 from walstore.cli.soak.child import SoakJob
 from walstore.cli.soak.records import MOST_PROBLEMS, STREAMS, Checker
 from walstore.errors import OffsetTrimmedError, WalError
-from walstore.log.wal import Wal
-from walstore.verify.verifying import verify_directory
+from walstore.verify import verify_directory
 
 _START_SECONDS: Final = 60.0
 _END_SECONDS: Final = 120.0
