@@ -36,7 +36,7 @@ Examples:
 
 
 class Level(StrEnum):
-    """The levels of durability there are today."""
+    """The levels of durability."""
 
     MEMORY = Durability.MEMORY
     DISK = Durability.DISK
@@ -179,7 +179,7 @@ def _settings(max_record_bytes: int) -> Settings:
 
 
 def _complain_how_far(wal: Wal, start: int) -> None:
-    """Say what of the input is in the log when the verb ends early."""
+    """Report how much of the input is in the log when the verb ends early."""
     limit = max(start, wal.durable_limit)
     text = f"{limit - start} records before this are on disk"
     if limit > start:
@@ -190,7 +190,7 @@ def _complain_how_far(wal: Wal, start: int) -> None:
 
 
 async def _append_all(wal: Wal, values: Iterator[bytes], options: dict[str, Any]) -> int:
-    """Append values without waiting for each; return their bytes. Waits only while there is no room."""
+    """Append values without waiting for each; return their bytes. Waits only while the channel is full."""
     size = 0
     for value in values:
         try:

@@ -157,7 +157,7 @@ def _find(view: LogSnapshot, name: str) -> CursorInfo | None:
 
 
 async def _change_patiently(view: LogSnapshot, name: str, offset: int | None) -> None:
-    """Change a cursor; wait for others, who hold the cursors for milliseconds."""
+    """Change a cursor; wait while other processes hold the cursors, which takes milliseconds."""
     await patiently(
         SystemClock(),
         lambda: asyncio.to_thread(_change, view, name, offset),

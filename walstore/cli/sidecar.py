@@ -38,7 +38,7 @@ Examples:
 
 
 class SparkLog(StrEnum):
-    """How much Spark itself says on stderr."""
+    """How much Spark itself writes to stderr."""
 
     OFF = "off"
     ERROR = "error"
@@ -203,7 +203,7 @@ def _stopping_on_signal(stop: Callable[[], None]) -> Iterator[Callable[[], None]
         stop()
 
     def take() -> None:
-        with contextlib.suppress(ValueError):  # not the main thread: then nobody sends signals
+        with contextlib.suppress(ValueError):  # not the main thread, which gets no signals
             for number in STOP_SIGNALS:
                 if not stopped.is_set():
                     signal.signal(number, handle)

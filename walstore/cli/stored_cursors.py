@@ -30,7 +30,7 @@ async def show(url: str) -> dict[str, Any]:
 async def move(
     url: str, name: str, offset: int, *, seconds: float | None, is_confirmed: bool
 ) -> dict[str, Any]:
-    """Let a cursor stand at an offset, for some time or for good; return all cursors."""
+    """Set a cursor to an offset, for some time or for good; return all cursors."""
     async with _open(url) as (found, cursors):
         before = await cursors.load(name)
         _check_offset(found.root.manifest, offset)
@@ -70,7 +70,7 @@ async def remove(url: str, name: str, *, is_confirmed: bool) -> dict[str, Any]:
 async def _remove_damaged(
     cursors: CloudCursors, name: str, error: CorruptionError, *, is_confirmed: bool
 ) -> None:
-    """Remove a cursor that cannot be read; not one that another program has put in its place since."""
+    """Remove a cursor that cannot be read, unless another program has replaced it since."""
     if not is_confirmed:
         complain(
             f"nothing was changed; give --confirm to remove cursor {name!r}; cursor {name!r} is damaged, and "

@@ -256,7 +256,7 @@ class SparkTotals:
 def judge(
     story: Story, read: ReadBack, outside: ReadTally, spark: SparkTotals | Exception | str
 ) -> dict[str, Any]:
-    """Compare everything that was reported and read; docs/cli.md says what the fields mean.
+    """Compare everything that was reported and read; docs/cli.md describes the fields.
 
     ``spark`` is what it counted, how it failed, or why it was left out.
     """

@@ -1,8 +1,8 @@
 """The processes of a soak: writers, readers and a collector. Each may be killed at any moment.
 
 Started as ``python -m walstore.cli.soak.child PLAN`` with a pipe to the parent as stdout. A message is in the
-pipe before the process goes on: a reader's place before its cursor moves there, an append before it begins.
-So whatever a kill takes, the parent knows what may have happened.
+pipe before the next step: a reader's position before its cursor moves there, an append before it begins.
+So after a kill at any moment, the parent knows what may have happened.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ BEGUN: Final = "begun"
 ACKNOWLEDGED: Final = "acknowledged"
 """It returned: the same, and the microseconds that it took."""
 READ: Final = "read"
-"""A reader's place: the next offset, the next number of each stream, how many records it just read."""
+"""A reader's position: the next offset, the next number of each stream, how many records it just read."""
 COLLECTED: Final = "collected"
 """A collection ended: how many objects it removed."""
 CLOSED: Final = "closed"
-"""A writer was asked to close the log, and has."""
+"""A writer has closed the log after SIGTERM."""
 
 TRY_AGAIN: Final = 75
 """Exit code of a process that the log or the store refused for now."""
@@ -61,10 +61,10 @@ TRY_AGAIN: Final = 75
 SETTINGS: Final = Settings(
     segment_bytes=256 * KIB, checkpoint_bytes=256 * KIB, retention_bytes=1 * MIB
 )
-"""Small, so that segments rotate, ship and go all the time."""
+"""Small, so that segments are rotated, shipped and deleted all the time."""
 _FRAGMENT_BYTES: Final = 256 * KIB
 _PUTS: Final = 4
-"""Fragments that a writer to the store has under way."""
+"""Fragments that a writer to the store has in flight."""
 _MEAN_ROWS: Final = 8
 _WEIGHTS: Final = [(at + 1) ** -1.2 for at in range(len(STREAMS))]
 """How the rate is divided: the k-th stream gets a part like ``1 / k**1.2``."""
@@ -80,7 +80,7 @@ class SoakJob:
 
     url: str
     directory: str | None
-    """Where the local log lies; None if writers append straight to the store."""
+    """Directory of the local log; None if writers append straight to the store."""
     layout: Layout
     durability: AnyDurability
     seed: int
@@ -90,7 +90,7 @@ class SoakJob:
     role: str = ""
     life: int = 0
     position: int = 1
-    """Where a reader goes on, and a writer begins to look for what it wrote last."""
+    """Offset at which a reader continues, and a writer begins to look for its last records."""
     numbers: tuple[int, ...] = (1,) * len(STREAMS)
     """The next numbers of the streams there."""
 
@@ -119,7 +119,7 @@ class SoakJob:
 
 
 async def advance(checker: Checker, reader: Reader, max_wait: float | None = None) -> int:
-    """Check what is there, or comes within that time; return how many records. WalError if any is wrong."""
+    """Check the records there, or that come within that time; return how many. WalError if one is wrong."""
     batch = await reader.fetch(max_records=4096, max_wait=max_wait)
     checker.take(batch)
     if checker.problems:
@@ -146,7 +146,7 @@ class Writing:
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Append until SIGTERM, then close the log. What an earlier life left is looked up first."""
+        """Append until SIGTERM, then close the log. Reads first what an earlier life wrote."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop.set)
         await (self._write_locally() if self._plan.directory else self._write_to_store())
         self._say(CLOSED)
@@ -185,8 +185,8 @@ class Writing:
     async def _occupy(self, log: CloudWriter) -> None:
         """Append a record where the log ends, and look again if it ends elsewhere by then.
 
-        A request of a killed writer may reach the store late. After as many of these as it had fragments
-        under way, none of its fragments fits any more: what became of its appends is final.
+        A request of a killed writer may reach the store late. After as many of these records as the writer
+        had fragments in flight, none of its fragments fits any more: the outcome of its appends is final.
         """
         stream = self._plan.own_streams(self._plan.role)[0]
         while True:
@@ -232,7 +232,7 @@ class Writing:
 
 
 async def read(plan: SoakJob, say: Say) -> None:
-    """Follow the log from the plan's place on, in its directory or in the store."""
+    """Follow the log from the plan's position, in its directory or in the store."""
     if plan.role == "disk":
         assert plan.directory is not None
         async with Wal.open_readonly(plan.directory) as wal:
@@ -258,7 +258,7 @@ async def _follow(
 
 
 async def collect(plan: SoakJob, say: Say) -> None:
-    """Remove what no cursor asks for, again and again."""
+    """Remove what no cursor needs, repeatedly."""
     settings = CollectorSettings(
         interval_seconds=plan.collect_seconds, delete_pause_seconds=0, max_drop_fraction=1
     )
@@ -271,7 +271,7 @@ async def collect(plan: SoakJob, say: Say) -> None:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether the log or the store may do it another time."""
+    """Return whether the same may succeed another time."""
     return isinstance(error, WalError) and (error.retriable or error.outcome == "unknown")
 
 

@@ -103,7 +103,7 @@ class Checker:
         else:
             self.numbers[stream] = found[1] + 1
             if expected:
-                # One that is far ahead was made by nobody; which ones are missing matters to few.
+                # A record that is far ahead was never made, so only the last 1000 missing ones are noted.
                 first = max(expected, found[1] - 1000)
                 self._missing[stream].update(range(first, found[1]))
                 self._complain(

@@ -1,4 +1,4 @@
-"""The parent of a soak: starts its processes, kills and restarts them, and checks what they have left."""
+"""The parent of a soak: starts, kills and restarts its processes, and checks what they wrote."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _END_SECONDS: Final = 120.0
 """How long writers may take to close, and readers to read the rest."""
 _PAUSE_SECONDS: Final = 0.1
 _LONG_LIFE: Final = 8
-"""Seconds that a process must live before anything is said about the growth of its memory."""
+"""Seconds that a process must live before the growth of its memory is reported."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Actor:
         return self.is_over
 
     def look(self) -> None:
-        """Note how much memory the process has while it works, where the system tells."""
+        """Note how much memory the process has while it works, where the system reports it."""
         if not self.is_open or self.process is None:
             return
         try:
@@ -79,7 +79,7 @@ class Soak:
     """One run."""
 
     def __init__(self, plan: SoakJob, place: Path, *, seconds: float, kill_seconds: float) -> None:
-        """What the processes say on stderr goes to a file in ``place``; no kills if that time is 0."""
+        """The stderr of the processes goes to a file in ``place``; no kills if ``kill_seconds`` is 0."""
         self._plan = plan
         self._words = place / "processes.log"
         self._seconds = seconds
@@ -153,7 +153,7 @@ class Soak:
                 self._complain(f"{actor.role} ended, code {code}: {self._last_words()}")
 
     async def _live(self, actor: Actor) -> int:
-        """Run a process, hear all that it says, and return its exit code."""
+        """Run a process, take all its messages, and return its exit code."""
         actor.life += 1
         position, numbers = await self._place(actor)
         plan = dataclasses.replace(
@@ -176,7 +176,7 @@ class Soak:
                 await process.wait()
 
     async def _place(self, actor: Actor) -> tuple[int, tuple[int, ...]]:
-        """Return where a process goes on; no collection passes a writer that has yet to look there."""
+        """Return the position at which a process begins; pins it for a writer until it has read the log."""
         while True:
             ahead = max(self._readers, key=lambda one: one.position)
             reader = actor if actor in self._readers else ahead
@@ -220,7 +220,7 @@ class Soak:
             actor.is_over = True
 
     def _settle(self, writer: Actor, numbers: list[int]) -> None:
-        """Compare what a new writer finds in the log with what the one before was told."""
+        """Compare what a restarted writer finds in the log with what was acknowledged before."""
         for stream in self._plan.own_streams(writer.role):
             found, known, counts = numbers[stream], self._known[stream], self._counts
             counts["unknown"] += max(0, self._pending[stream] - known)
@@ -247,7 +247,7 @@ class Soak:
         self._stop.set()
         self._working.set()
 
-    # -- its course --------------------------------------------------------------------------
+    # -- the load ----------------------------------------------------------------------------
 
     async def _load(self) -> float:
         """Kill processes, writers twice as often, until the time is over; return the seconds of work."""
@@ -270,7 +270,7 @@ class Soak:
     async def _until(
         self, actors: list[Actor], is_done: Callable[[Actor], bool], what: str
     ) -> None:
-        """Wait for all of them; who is not done in time is killed, and that is a problem."""
+        """Wait for all of them. One that is not done in time is killed, which is a problem."""
         end = time.monotonic() + _END_SECONDS
         while late := [one for one in actors if not (one.is_over or is_done(one))]:
             await asyncio.sleep(_PAUSE_SECONDS)
@@ -280,7 +280,7 @@ class Soak:
                 actor.kill()
 
     async def _watch(self, say: Callable[[str], None]) -> None:
-        """Look at the processes' memory, and say how far it is."""
+        """Look at the processes' memory, and show the progress."""
         while True:
             for actor in self._actors:
                 actor.look()
@@ -325,7 +325,7 @@ class Soak:
 
     @property
     def _appended(self) -> int:
-        """How many records are in the log for certain."""
+        """Number of records that are certainly in the log."""
         return sum(self._known) - len(self._known)
 
     def _compare(self, who: str, numbers: Sequence[int]) -> None:
@@ -337,7 +337,7 @@ class Soak:
                 )
 
     def report(self, seconds: float, tail: int, head: int) -> dict[str, Any]:
-        """Return what came of it; docs/cli.md says what the fields mean."""
+        """Return the result; docs/cli.md describes the fields."""
         plan, counts = self._plan, self._counts
         p50, p99, p999 = (self._latencies.milliseconds(percent) for percent in (50, 99, 99.9))
         return {

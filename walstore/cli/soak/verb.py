@@ -103,7 +103,7 @@ def soak(
 
 
 def _run(plan: SoakJob, place: Path, seconds: float, kill_seconds: float, *, as_json: bool) -> bool:
-    """Run the soak, print what came of it, and return whether all was right."""
+    """Run the soak, print the result, and return whether it passed."""
     from walstore.cli.soak.run import Soak
 
     async def run() -> dict[str, Any]:
