@@ -36,7 +36,7 @@ def destroy(
 
     Only a sealed log is removed, unless --unsealed is given, since another may be in use. A tombstone
     stays, so that no writer begins a log there again by accident. Objects that are no part of a log stay.
-    Interrupted, the same command goes on.
+    After an interruption, the same command continues.
     """
     done = run_async(_destroy(to_url(url, "destroy"), even_unsealed=unsealed, is_confirmed=confirm))
     if as_json:

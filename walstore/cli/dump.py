@@ -47,7 +47,7 @@ def dump(
 ) -> None:
     """Write records to stdout as JSON lines, and end at the last durable one.
 
-    Takes no lock and may run beside the writer. A field that is not UTF-8 appears as
+    Takes no lock and may run next to the writer. A field that is not UTF-8 appears as
     {"base64": "..."} unless --value says otherwise. Times without a zone are UTC.
     """
     run_async(_dump(location, (start, stop), check_stream(stream), limit, value))

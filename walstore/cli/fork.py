@@ -33,9 +33,7 @@ def fork(
     ],
     target: Annotated[
         str,
-        typer.Argument(
-            metavar="TARGET", help="URL where the new log is to lie.", show_default=False
-        ),
+        typer.Argument(metavar="TARGET", help="URL of the new log.", show_default=False),
     ],
     *,
     from_: Annotated[
@@ -49,9 +47,9 @@ def fork(
 ) -> None:
     """Copy a stored log, or a part of it, to a log of its own.
 
-    Offsets and times stay; either log goes on by itself afterwards. The source may be written meanwhile; a
-    pin keeps collections from what is copied. Every record is checked. Interrupted, there is no log at
-    TARGET, and the same command goes on. Exit code 4 if something else is there.
+    Offsets and times stay; afterwards the logs are independent. The source may be written meanwhile; a pin
+    keeps collections from what is copied. Every record is checked. After an interruption there is no log
+    at TARGET, and the same command continues. Exit code 4 if something else is there.
     """
     places = [None if text is None else parse_place(text) for text in (from_, to)]
     done = run_async(_fork(to_url(source, "fork"), to_url(target, "fork"), *places))

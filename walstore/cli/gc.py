@@ -1,4 +1,4 @@
-"""walstore gc: remove what no cursor of a stored log asks for."""
+"""walstore gc: remove what no cursor of a stored log needs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def gc(
         Action,
         typer.Argument(
             metavar="ACTION",
-            help="'plan' says what would be removed, 'apply' removes it.",
+            help="'plan' shows what would be removed, 'apply' removes it.",
             show_default=False,
         ),
     ],
@@ -82,11 +82,11 @@ def gc(
     confirm: Confirm = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the oldest fragments of a stored log, which no cursor asks for. A dry run without --confirm.
+    """Remove the oldest fragments of a stored log, which no cursor needs. A dry run without --confirm.
 
-    Without a cursor nothing is removed. Writers and readers may be at work. It first takes the fragments out
+    Without a cursor nothing is removed. Writers and readers may run. It first takes the fragments out
     of the manifest, and deletes them once no reader can still see them: --interval later, by the same command
-    or with --wait at once. Interrupted, the same command goes on.
+    or with --wait at once. After an interruption, the same command continues.
     """
     from uploader import CollectorSettings
 
@@ -131,7 +131,7 @@ async def _collect(
 
 @asynccontextmanager
 async def _noting(path: str | None) -> AsyncIterator[AuditCallback | None]:
-    """Add lines to a file as they come, so that what was removed is noted whatever happens next."""
+    """Add each line to a file at once, so that every removal is recorded even if the next step fails."""
     if path is None:
         yield None
         return

@@ -56,13 +56,13 @@ def repair(
     confirm: Confirm = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a log that does not open work again, and say what is lost. A dry run without --confirm.
+    """Make a log that does not open work again, and report what is lost. A dry run without --confirm.
 
-    Looks at every byte. --from-tier and --from put back what object storage holds of the damaged or missing
-    records, bit for bit where possible. Offsets stay contiguous, so where records in the middle are lost,
-    --keep chooses what to go on with. Nothing is deleted: what is replaced or given up is in the directory
-    'damaged' of the log afterwards. An interrupted repair is finished by another. Exit code 2 if
-    something is damaged and was not repaired.
+    Looks at every byte. --from-tier and --from copy damaged or missing records from object storage, bit for
+    bit where possible. Offsets stay contiguous, so where records in the middle are lost, --keep chooses which
+    part stays. Nothing is deleted: what is replaced or given up is in the directory 'damaged' of the log
+    afterwards. An interrupted repair is finished by another. Exit code 2 if something is damaged and was not
+    repaired.
     """
     path = to_directory(directory, "repair")
     choice = _parse_keep(keep)

@@ -51,7 +51,7 @@ def sidecar(
         str,
         typer.Argument(
             metavar="LOCATION",
-            help="A log directory or a store URL; with --subscribe what several logs lie in.",
+            help="A log directory or a store URL; with --subscribe the parent of several logs.",
             show_default=False,
         ),
     ],
@@ -132,7 +132,9 @@ def sidecar(
     spark_log: Annotated[
         SparkLog,
         typer.Option(
-            "--spark-log", metavar="LEVEL", help="What Spark says: 'off', 'error', 'warn', 'info'."
+            "--spark-log",
+            metavar="LEVEL",
+            help="Spark's log level: 'off', 'error', 'warn', 'info'.",
         ),
     ] = SparkLog.OFF,
     as_json: AsJson = False,

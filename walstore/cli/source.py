@@ -13,6 +13,21 @@ if TYPE_CHECKING:
     from uploader import CloudLog
 
 
+def check_offset(
+    offset: int, head: int, limit: int, *, beyond: str = "has not been written yet"
+) -> None:
+    """Refuse a position outside ``[head, limit]``: OffsetTrimmedError or OffsetNotWrittenError.
+
+    ``beyond`` is the reason in the message of the latter.
+    """
+    if offset < head:
+        raise OffsetTrimmedError(
+            "the offset was removed from the log", requested=offset, head=head, tail=limit
+        )
+    if offset > limit:
+        raise OffsetNotWrittenError(f"the offset {beyond}", requested=offset, head=head, tail=limit)
+
+
 class OpenedLog:
     """A log at the moment it was opened: the files of a directory, with or without a writer, or a store."""
 
@@ -38,20 +53,7 @@ class OpenedLog:
         With ``stop`` None it follows the log without an end. Raises OffsetTrimmedError or
         OffsetNotWrittenError if the log does not have ``start``.
         """
-        if start < self.head:
-            raise OffsetTrimmedError(
-                "the offset was removed from the log",
-                requested=start,
-                head=self.head,
-                tail=self.limit,
-            )
-        if start > self.limit:
-            raise OffsetNotWrittenError(
-                "the offset has not been written yet",
-                requested=start,
-                head=self.head,
-                tail=self.limit,
-            )
+        check_offset(start, self.head, self.limit)
         follow = stop is None
         async with self._log.reader(start, stop=stop, stream=stream, follow=follow) as reader:
             async for batch in reader.batches():

@@ -7,12 +7,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from walstore.cli.output import complain
-from walstore.errors import (
-    CorruptionError,
-    LogNotFoundError,
-    OffsetNotWrittenError,
-    OffsetTrimmedError,
-)
+from walstore.cli.source import check_offset
+from walstore.errors import CorruptionError, LogNotFoundError
 from walstore.files.locks import this_process
 
 if TYPE_CHECKING:
@@ -33,7 +29,9 @@ async def move(
     """Set a cursor to an offset, for some time or for good; return all cursors."""
     async with _open(url) as (found, cursors):
         before = await cursors.load(name)
-        _check_offset(found.root.manifest, offset)
+        manifest = found.root.manifest
+        head, tail = manifest.oldest_offset, manifest.next_offset
+        check_offset(offset, head, tail, beyond="has not reached the store")
         if not is_confirmed:
             complain(
                 f"nothing was changed; give --confirm to set cursor {name!r} to {offset} "
@@ -135,15 +133,3 @@ def _entry(cursor: CloudCursor, tail: int, now_us: int) -> dict[str, Any]:
 
 def _stands(cursor: CloudCursor | None) -> str:
     return "there is none yet" if cursor is None else f"it stands at {cursor.position}"
-
-
-def _check_offset(manifest: Manifest, offset: int) -> None:
-    head, tail = manifest.oldest_offset, manifest.next_offset
-    if offset > tail:
-        raise OffsetNotWrittenError(
-            "the offset has not reached the store", requested=offset, head=head, tail=tail
-        )
-    if offset < head:
-        raise OffsetTrimmedError(
-            "the offset was removed from the log", requested=offset, head=head, tail=tail
-        )

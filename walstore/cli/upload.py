@@ -39,9 +39,9 @@ def upload(
 ) -> None:
     """Ship everything durable in DIRECTORY that is not at URL yet, then end.
 
-    Opens the log for writing, so it takes the lock; exit code 4 if a writer has it. Interrupted, it
-    leaves a prefix of the log at URL, and the next run goes on from there. Exit code 4, too, if another
-    directory took the prefix over: see --take-over.
+    Opens the log for writing, so it takes the lock; exit code 4 if a writer has it. After an interruption
+    URL has a prefix of the log, and the next run continues from there. Exit code 4, too, if another directory
+    took the prefix over: see --take-over.
     """
     options = {**layout_arguments(layout, alpha, shards), "take_over": take_over}
     shipped = run_async(_upload(to_directory(directory, "upload"), to_url(url, "upload"), options))

@@ -86,7 +86,7 @@ def _verify_directory(path: Path) -> dict[str, Any]:
 def _healable(path: Path, report: VerifyReport) -> tuple[str | None, list[str]]:
     """Return where the log is shipped to, and the damaged segments of which records are there.
 
-    By what the checkpoint says: no store is asked.
+    Reads the checkpoint only, no store.
     """
     try:
         place = path / checkpoint.FILE_NAME
