@@ -105,7 +105,7 @@ MUTANTS: Final = (
     Mutant(COMMIT, "if limit <= self.written_limit else", "if limit < self.written_limit else"),
     Mutant(COMMIT, "self.durable_serial = self.written_serial", "pass"),
     Mutant(TAIL, "if summary.limit <= limit]", "if summary.start <= limit]"),
-    Mutant(TAIL, "return end + draft.size_bytes > most and", "return end > most and"),
+    Mutant(TAIL, "return end + builder.size_bytes > most and", "return end > most and"),
     Mutant(TAIL, "chain.next_offset, chain.previous_crc, chain.timestamp_us = before", "pass"),
     Mutant(TAIL, "if self._file.is_dirty or not is_full(error):", "if not is_full(error):"),
     Mutant(TAIL, "if is_known and reached.durable_serial == reached.attempted_serial:", "if is_known:"),

@@ -17,7 +17,7 @@ from tests.uploader.conftest import (  # noqa: F401 - fixtures
     s3_url,
 )
 from walstore import spark
-from walstore.verify.verifying import verify_directory
+from walstore.verify import verify_directory
 
 pytestmark = [pytest.mark.slow, pytest.mark.kill, pytest.mark.timeout(300)]
 
@@ -74,11 +74,11 @@ def test_a_log_that_was_tampered_with_fails_the_demo(tmp_path: Path) -> None:
     """The verdict is not a formality: a child that claims more than it wrote is found out."""
     program = """
 import sys
-from walstore.cli.demo.story import Story
+from walstore.cli.demo.checks import Story
 take = Story.take
 def lie(self, message):
     if message[0] == "ack":
-        message = [*message[:2], message[2] + 1_000_000, message[3]]
+        message = [*message[:2], message[2] + 1_000_000]
     take(self, message)
 Story.take = lie
 from walstore.cli.app import run

@@ -14,7 +14,6 @@ from walstore import Wal
 from walstore.batches.arrow import SCHEMA
 from walstore.batches.batch import Batch, FrameBatch
 from walstore.batches.concat import ConcatBatch
-from walstore.cli.follower import DirectoryFollower
 from walstore.files.log_snapshot import LogSnapshot
 from walstore.files.segment_file import iter_chunks
 from walstore.format import segment
@@ -98,11 +97,6 @@ async def test_readers_beside_the_writer(log_directory: Path, wal: Wal) -> None:
 def check_files(directory: Path) -> None:
     check(LogSnapshot.open(directory).batches())
     check(LogSnapshot.open(directory).batches(50, 77), 50, 77)
-    follower = DirectoryFollower(directory, 1)
-    found: list[Batch] = []
-    while more := follower.poll():
-        found += more
-    check(found)
 
 
 async def test_the_cache_counts_nothing_for_them(wal: Wal) -> None:

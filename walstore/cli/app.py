@@ -61,7 +61,7 @@ PROGRAM: Final = "walstore"
 _INTERRUPTED: Final = 130
 """What typer makes of a KeyboardInterrupt."""
 
-# Root of the errors about the command line itself; where its module lies differs between versions.
+# Root of the errors about the command line itself; its module differs between versions.
 _COMMAND_LINE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[2]
 
 RECORDS: Final = "Records"
@@ -146,7 +146,7 @@ def _add(verb: Callable[..., None], examples: str, heading: str) -> None:
                 raise _ReaderGoneError from None
             raise
 
-    # Modules say in their first line what the verb is about, in fewer words than its help.
+    # The first line of a module describes its verb in fewer words than its help.
     first_line = (sys.modules[verb.__module__].__doc__ or "").partition("\n")[0]
     about = first_line.partition(": ")[2].rstrip(".")
     app.command(cls=_Verb, epilog=examples, short_help=about)(guarded)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from walstore import Durability, Settings, Wal
 from walstore.batches.conditions import MAX_NAME_CHARS
 from walstore.cli.errors import UsageError
 from walstore.cli.layout import Alpha, LayoutOption, Shards, layout_arguments
@@ -22,10 +23,8 @@ from walstore.cli.splitting import MOST_RECORD_BYTES, LengthPrefixed, Lines, Spl
 from walstore.cli.stdin import read_stdin, require_stdin
 from walstore.cli.stored_append import append_to_store, complain_of_rest
 from walstore.errors import WalError, WouldBlock
-from walstore.log.wal import Wal
 from walstore.ports import Tier
-from walstore.records import Durability
-from walstore.settings import MIB, Settings, parse_durability
+from walstore.settings import MIB, parse_durability
 
 EXAMPLES = """\b
 Examples:
@@ -37,7 +36,7 @@ Examples:
 
 
 class Level(StrEnum):
-    """The levels of durability there are today."""
+    """The levels of durability."""
 
     MEMORY = Durability.MEMORY
     DISK = Durability.DISK
@@ -180,7 +179,7 @@ def _settings(max_record_bytes: int) -> Settings:
 
 
 def _complain_how_far(wal: Wal, start: int) -> None:
-    """Say what of the input is in the log when the verb ends early."""
+    """Report how much of the input is in the log when the verb ends early."""
     limit = max(start, wal.durable_limit)
     text = f"{limit - start} records before this are on disk"
     if limit > start:
@@ -191,7 +190,7 @@ def _complain_how_far(wal: Wal, start: int) -> None:
 
 
 async def _append_all(wal: Wal, values: Iterator[bytes], options: dict[str, Any]) -> int:
-    """Append values without waiting for each; return their bytes. Waits only while there is no room."""
+    """Append values without waiting for each; return their bytes. Waits only while the channel is full."""
     size = 0
     for value in values:
         try:
@@ -203,6 +202,6 @@ async def _append_all(wal: Wal, values: Iterator[bytes], options: dict[str, Any]
 
 
 def _make_tier(url: str, options: Mapping[str, Any]) -> Tier:
-    from uploader.write.cloud_tier import CloudTier
+    from uploader import CloudTier
 
     return CloudTier(url, **options)

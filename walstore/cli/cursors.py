@@ -1,4 +1,4 @@
-"""walstore cursors: who has read how far, and moving or removing them."""
+"""walstore cursors: list, move or remove the cursors of a log."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
+from walstore import CursorInfo
 from walstore.cli import stored_cursors
 from walstore.cli.errors import UsageError
 from walstore.cli.location import is_url, to_directory
 from walstore.cli.options import AsJson, Confirm, Location
 from walstore.cli.output import complain, print_json, print_table
 from walstore.cli.running import run_async
-from walstore.cursors.directory import CursorInfo, hold_cursors, list_cursors
+from walstore.cli.source import check_offset
+from walstore.cursors.directory import hold_cursors, list_cursors
 from walstore.cursors.file import TAG_BYTES, CursorState, check_name
 from walstore.cursors.queue import patiently
-from walstore.errors import LogNotFoundError, OffsetNotWrittenError, OffsetTrimmedError
+from walstore.errors import LogNotFoundError
 from walstore.files.locks import this_process
 from walstore.files.log_snapshot import LogSnapshot
 from walstore.records import from_timestamp_us
@@ -56,12 +58,12 @@ def cursors(
     confirm: Confirm = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the named cursors of a log, or move or remove one. May run beside the writer.
+    """List the named cursors of a log, or move or remove one. May run next to the writer.
 
     A cursor's position is the offset of the next record to read; nothing from there on is removed by
-    retention or collection. With --set or --delete it is a dry run without --confirm. --set makes a cursor
-    that is not there; it keeps a lease, and in a directory extends it. Consumers that have the cursor open
-    fail with their next commit, and go on from where it was set once they are started again.
+    retention or collection. With --set or --delete it is a dry run without --confirm. --set creates a missing
+    cursor; it keeps a lease, and in a directory extends it. Consumers that have the cursor open
+    fail with their next commit, and continue from its new position once they are started again.
     """
     if move is not None and delete is not None:
         raise UsageError("give --set or --delete, not both")
@@ -101,7 +103,7 @@ def _change_local(
     if move is not None or delete is not None:
         name = _checked(move[0] if move else delete or "")
         if move is not None:
-            _check_offset(view, move[1])
+            check_offset(move[1], view.head, view.durable_limit)
         before = _find(view, name)
         if before is None and move is None:
             raise LogNotFoundError(f"there is no cursor {name!r} in {path}", location=str(path))
@@ -132,31 +134,13 @@ def _checked(name: str) -> str:
         raise UsageError(str(error)) from None
 
 
-def _check_offset(view: LogSnapshot, offset: int) -> None:
-    """Refuse a position that is not in the log (any more, or yet)."""
-    if offset > view.durable_limit:
-        raise OffsetNotWrittenError(
-            "the offset has not been written yet",
-            requested=offset,
-            head=view.head,
-            tail=view.durable_limit,
-        )
-    if offset < view.head:
-        raise OffsetTrimmedError(
-            "the offset was removed from the log",
-            requested=offset,
-            head=view.head,
-            tail=view.durable_limit,
-        )
-
-
 def _find(view: LogSnapshot, name: str) -> CursorInfo | None:
     found = list_cursors(view.fs, view.path, SystemClock().now_us())
     return next((one for one in found if one.name == name), None)
 
 
 async def _change_patiently(view: LogSnapshot, name: str, offset: int | None) -> None:
-    """Change a cursor; wait for others, who hold the cursors for milliseconds."""
+    """Change a cursor; wait while other processes hold the cursors, which takes milliseconds."""
     await patiently(
         SystemClock(),
         lambda: asyncio.to_thread(_change, view, name, offset),
@@ -172,7 +156,8 @@ def _change(view: LogSnapshot, name: str, offset: int | None) -> None:
             held.remove(name)
         else:
             if offset < held.head():
-                _check_offset(LogSnapshot.open(view.path, fs=view.fs), offset)
+                now = LogSnapshot.open(view.path, fs=view.fs)
+                check_offset(offset, now.head, now.durable_limit)
             now_us = SystemClock().now_us()
             info = _find(view, name)
             state = info.state if info is not None else None

@@ -13,7 +13,7 @@ from walstore.cli.output import complain, format_bytes, format_count, print_fiel
 from walstore.cli.running import run_async
 
 if TYPE_CHECKING:
-    from uploader.admin.destroy import Destroyed
+    from uploader import Destroyed
 
 EXAMPLES = """\b
 Examples:
@@ -36,7 +36,7 @@ def destroy(
 
     Only a sealed log is removed, unless --unsealed is given, since another may be in use. A tombstone
     stays, so that no writer begins a log there again by accident. Objects that are no part of a log stay.
-    Interrupted, the same command goes on.
+    After an interruption, the same command continues.
     """
     done = run_async(_destroy(to_url(url, "destroy"), even_unsealed=unsealed, is_confirmed=confirm))
     if as_json:
@@ -81,7 +81,7 @@ async def _destroy(url: str, *, even_unsealed: bool, is_confirmed: bool) -> dict
 
 
 async def _remove(url: str, *, even_unsealed: bool) -> Destroyed:
-    from uploader.admin.destroy import destroy
+    from uploader import destroy
 
     return await destroy(url, confirm=even_unsealed)
 

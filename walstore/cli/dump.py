@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from walstore.batches.batch import Batch
+from walstore import Batch
 from walstore.cli.encoding import ValueEncoding, encoder, to_rows
 from walstore.cli.options import AsJson, Location, Stream
 from walstore.cli.output import to_json, write_bytes
@@ -47,7 +47,7 @@ def dump(
 ) -> None:
     """Write records to stdout as JSON lines, and end at the last durable one.
 
-    Takes no lock and may run beside the writer. A field that is not UTF-8 appears as
+    Takes no lock and may run next to the writer. A field that is not UTF-8 appears as
     {"base64": "..."} unless --value says otherwise. Times without a zone are UTC.
     """
     run_async(_dump(location, (start, stop), check_stream(stream), limit, value))

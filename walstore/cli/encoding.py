@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
-from walstore.batches.batch import Batch
+from walstore import Batch
 
 
 class ValueEncoding(StrEnum):

@@ -1,4 +1,4 @@
-"""What an error means to somebody at a terminal: one line and an exit code."""
+"""An error on the command line: one line and an exit code."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Final
 
+from walstore import MissingExtraError
 from walstore.errors import (
     ContentionError,
     CorruptionError,
@@ -16,7 +17,7 @@ from walstore.errors import (
     WalError,
     WalLockedError,
 )
-from walstore.runtime.extras import MissingExtraError, extra_of, missing_extra
+from walstore.runtime.extras import extra_of, missing_extra
 
 OK: Final = 0
 FAILED: Final = 1
@@ -28,19 +29,19 @@ LOCKED: Final = 4
 
 
 class UsageError(InvalidSettingsError):
-    """The command line asks for something that makes no sense; the message says what to give."""
+    """The command line is wrong; the message contains what to give instead."""
 
 
 class InputError(WalError):
-    """Stdin cannot be read; the message says why."""
+    """Stdin cannot be read; the message contains the reason."""
 
 
 class OutputError(WalError):
-    """Stdout cannot be written; the message says why. The log is not concerned."""
+    """Stdout cannot be written; the message contains the reason. The log is not affected."""
 
 
 class ChildFailedError(WalError):
-    """A process that this one started ended with ``code``; it has said why on stderr."""
+    """A child process ended with ``code``; its stderr contains the reason."""
 
     def __init__(self, message: str, *, code: int) -> None:
         super().__init__(message)
@@ -48,7 +49,7 @@ class ChildFailedError(WalError):
 
 
 def is_expected(error: BaseException) -> bool:
-    """Return whether the error is the user's or the world's doing, rather than a mistake of ours."""
+    """Return whether the error comes from the user or the environment, not from a bug here."""
     if isinstance(error, ModuleNotFoundError):
         return extra_of(error) is not None
     return isinstance(error, WalError | OSError | UsageError)
@@ -87,7 +88,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def explain(error: BaseException) -> str:
-    """Return the error in one line that says what to do."""
+    """Return the error in one line, with what to do about it."""
     if isinstance(error, ModuleNotFoundError) and not isinstance(error, MissingExtraError):
         return str(missing_extra(error.name or "", extra_of(error) or ""))
     if isinstance(error, OSError) and error.strerror:
@@ -96,6 +97,6 @@ def explain(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
         return "interrupted"
     text = str(error)
-    # Closing what failed fails for the same reason, and would say so a second time.
+    # Closing a failed log fails for the same reason; the reason appears once.
     notes = [text, *(note for note in getattr(error, "__notes__", ()) if text not in note)]
     return " ".join(" ".join(notes).split()) or type(error).__name__

@@ -12,11 +12,11 @@ from walstore.cli.options import AsJson
 from walstore.cli.output import format_bytes, format_count, print_fields, print_json
 from walstore.cli.progress import progress_bar
 from walstore.cli.running import run_async
-from walstore.cli.source import StoredLog
+from walstore.cli.source import OpenedLog
 from walstore.cli.start import StartPlace, parse_place
 
 if TYPE_CHECKING:
-    from uploader.admin.fork import Forked
+    from uploader import Forked
 
 EXAMPLES = """\b
 Examples:
@@ -33,9 +33,7 @@ def fork(
     ],
     target: Annotated[
         str,
-        typer.Argument(
-            metavar="TARGET", help="URL where the new log is to lie.", show_default=False
-        ),
+        typer.Argument(metavar="TARGET", help="URL of the new log.", show_default=False),
     ],
     *,
     from_: Annotated[
@@ -49,9 +47,9 @@ def fork(
 ) -> None:
     """Copy a stored log, or a part of it, to a log of its own.
 
-    Offsets and times stay; either log goes on by itself afterwards. The source may be written meanwhile; a
-    pin keeps collections from what is copied. Every record is checked. Interrupted, there is no log at
-    TARGET, and the same command goes on. Exit code 4 if something else is there.
+    Offsets and times stay; afterwards the logs are independent. The source may be written meanwhile; a pin
+    keeps collections from what is copied. Every record is checked. After an interruption there is no log
+    at TARGET, and the same command continues. Exit code 4 if something else is there.
     """
     places = [None if text is None else parse_place(text) for text in (from_, to)]
     done = run_async(_fork(to_url(source, "fork"), to_url(target, "fork"), *places))
@@ -73,12 +71,11 @@ def fork(
 async def _fork(
     source: str, target: str, from_: StartPlace | None, to: StartPlace | None
 ) -> dict[str, Any]:
-    from uploader.admin.fork import fork
-    from uploader.read.cloud_log import CloudLog
+    from uploader import CloudLog, fork
     from uploader.stores import open_store
 
     async with CloudLog.open(source) as log:
-        places = StoredLog(log)
+        places = OpenedLog(log)
         start = None if from_ is None else await from_.resolve(places)
         stop = None if to is None else await to.resolve(places)
         low, high = log.head if start is None else start, log.tail if stop is None else stop

@@ -11,7 +11,7 @@ from walstore.cli.location import to_url
 from walstore.cli.options import AsJson, StoredAt
 from walstore.cli.output import print_json, writing
 from walstore.cli.running import run_async
-from walstore.cli.source import StoredLog
+from walstore.cli.source import OpenedLog
 from walstore.cli.start import StartPlace, parse_place
 from walstore.records import from_timestamp_us
 from walstore.runtime.threads import Worker
@@ -56,7 +56,7 @@ def fragments(
 async def _list(
     url: str, start: StartPlace, stop: StartPlace, *, with_times: bool, as_json: bool
 ) -> None:
-    from uploader.read.cloud_log import CloudLog
+    from uploader import CloudLog
     from uploader.read.fragment_reader import FragmentReader
     from uploader.root.tree import ManifestTree
     from uploader.stores import open_store
@@ -64,7 +64,7 @@ async def _list(
     store, worker = open_store(url), Worker("fragments", threads=2)
     try:
         async with CloudLog.open(url, store=store) as log:
-            source = StoredLog(log)
+            source = OpenedLog(log)
             low, high = await start.resolve(source), await stop.resolve(source)
             footers = FragmentReader(store=store, worker=worker, cache_bytes=0).footers
             if not as_json:

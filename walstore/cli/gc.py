@@ -1,4 +1,4 @@
-"""walstore gc: remove what no cursor of a stored log asks for."""
+"""walstore gc: remove what no cursor of a stored log needs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,8 @@ from walstore.cli.running import run_async
 from walstore.records import from_timestamp_us
 
 if TYPE_CHECKING:
-    from uploader.garbage.collection import (
-        AuditCallback,
-        Collected,
-        CollectorSettings,
-        Plan,
-        Progress,
-    )
+    from uploader import Collected, CollectorSettings, Plan, Progress
+    from uploader.garbage.collection import AuditCallback
 
 EXAMPLES = """\b
 Examples:
@@ -48,7 +43,7 @@ def gc(
         Action,
         typer.Argument(
             metavar="ACTION",
-            help="'plan' says what would be removed, 'apply' removes it.",
+            help="'plan' shows what would be removed, 'apply' removes it.",
             show_default=False,
         ),
     ],
@@ -87,13 +82,13 @@ def gc(
     confirm: Confirm = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the oldest fragments of a stored log, which no cursor asks for. A dry run without --confirm.
+    """Remove the oldest fragments of a stored log, which no cursor needs. A dry run without --confirm.
 
-    Without a cursor nothing is removed. Writers and readers may be at work. It first takes the fragments out
+    Without a cursor nothing is removed. Writers and readers may run. It first takes the fragments out
     of the manifest, and deletes them once no reader can still see them: --interval later, by the same command
-    or with --wait at once. Interrupted, the same command goes on.
+    or with --wait at once. After an interruption, the same command continues.
     """
-    from uploader.garbage.collection import CollectorSettings
+    from uploader import CollectorSettings
 
     settings = CollectorSettings(
         interval_seconds=interval,
@@ -118,7 +113,7 @@ def gc(
 async def _collect(
     url: str, settings: CollectorSettings, audit: str | None, *, is_applied: bool
 ) -> tuple[str, Plan, Collected | None]:
-    from uploader.gc.collector import GarbageCollector
+    from uploader import GarbageCollector
 
     async with GarbageCollector.open(url, settings=settings) as collector:
         plan = await collector.plan()
@@ -136,7 +131,7 @@ async def _collect(
 
 @asynccontextmanager
 async def _noting(path: str | None) -> AsyncIterator[AuditCallback | None]:
-    """Add lines to a file as they come, so that what was removed is noted whatever happens next."""
+    """Add each line to a file at once, so that every removal is recorded even if the next step fails."""
     if path is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""Who has a log open for writing, learned without touching its lock."""
+"""The process that has a log open for writing, found without touching its lock."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Holder:
     """The process that has a log open for writing."""
 
     pid: int | None
-    """None if it is not in this machine's sight."""
+    """None if this machine cannot see it."""
     note: str
     """What it wrote into the lock file."""
 
 
 def find_holder(directory: Path, *, locks: Path = _LOCKS) -> Holder | None:
-    """Return who holds the log in ``directory``, by its lock or that of its store; None if nobody does.
+    """Return the process that holds the lock of the log in ``directory`` or of its store, or None.
 
-    Asks the kernel's table of locks; taking the lock to see whether it is free could make a writer
-    that opens at that moment fail. Without such a table nobody is found.
+    Reads the kernel's table of locks; taking the lock to see whether it is free could make a writer
+    that opens at that moment fail. Returns None without such a table.
     """
     for path in (directory / LOCK_NAME, directory / ".." / STORE_NAME):
         found = _find_exclusive(path, locks)

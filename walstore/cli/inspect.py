@@ -24,10 +24,10 @@ _SHOWN_SEGMENTS = 8
 
 
 def inspect(location: Location, *, as_json: AsJson = False) -> None:
-    """Show the state of a log on one screen. Takes no lock and may run beside the writer.
+    """Show the state of a log on one screen. Takes no lock and may run next to the writer.
 
     A directory: offsets, segments, bytes, epoch, who has it open, where it is shipped to. A store: what
-    the manifest says.
+    the manifest contains.
     """
     if is_url(location):
         found = run_async(_inspect_store(location))
@@ -115,7 +115,7 @@ def _missing_fields(missing_from: int | None) -> list[tuple[str, Any]]:
 
 
 async def _inspect_store(url: str) -> dict[str, Any]:
-    from uploader.read.cloud_log import CloudLog
+    from uploader import CloudLog
 
     async with CloudLog.open(url) as log:
         manifest = log.manifest

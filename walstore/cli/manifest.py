@@ -1,4 +1,4 @@
-"""walstore manifest: what the root of a stored log says."""
+"""walstore manifest: the root of a stored log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def manifest(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the manifest of a stored log says: totals, snapshots, newest fragments.
+    """Show the manifest of a stored log: totals, snapshots, newest fragments.
 
     It names older fragments through snapshots; 'walstore fragments' lists all of them.
     """

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from walstore import Wal
 from walstore.files.posix import PosixFileSystem
-from walstore.log.wal import Wal
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
 
@@ -38,13 +38,13 @@ class MeasurePlan:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one part yielded."""
+    """The result of one part."""
 
     name: str
     records: int
     seconds: float
     p50_ms: float | None = None
-    """Latency of a call; None where there is no single call to speak of."""
+    """Latency of a call; None where there is no single call."""
     p99_ms: float | None = None
 
     @property
@@ -86,7 +86,7 @@ def _appender(wal: Wal, value: bytes) -> Callable[[], Awaitable[int]]:
 
 
 def _raw(plan: MeasurePlan, clock: Clock) -> Measured:
-    """Write and sync so many bytes again and again, without a log: what the disk itself takes."""
+    """Write and sync so many bytes again and again, without a log: the speed of the disk itself."""
     file = PosixFileSystem().open(plan.place / "raw", "x")
     samples: list[float] = []
     data = bytes(max(plan.record_bytes, 1))
@@ -130,7 +130,7 @@ async def _produce(
 
 
 async def _catch_up(plan: MeasurePlan, clock: Clock, value: bytes) -> Measured:
-    """Read a log from its beginning after it was opened anew, so that nothing is in memory."""
+    """Read a log from its beginning after it was opened again, so that nothing is in memory."""
     path = plan.place / "log-read"
     async with Wal.open(path) as wal:
         for _ in range(_READ_RECORDS // GROUP_RECORDS):

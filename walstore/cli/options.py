@@ -32,7 +32,7 @@ StoredAt = Annotated[
     str,
     typer.Argument(
         metavar="URL",
-        help="Where the log lies: s3://bucket/prefix or file:///directory.",
+        help="Where the log is: s3://bucket/prefix or file:///directory.",
         show_default=False,
     ),
 ]
@@ -61,5 +61,5 @@ AsJson = Annotated[
 ]
 
 Confirm = Annotated[
-    bool, typer.Option("--confirm", help="Do it. Without this, only say what would be done.")
+    bool, typer.Option("--confirm", help="Do it. Without this, only show what would be done.")
 ]

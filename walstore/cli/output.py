@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 from rich.console import Console
+from rich.table import Table
 
 from walstore.cli.errors import OutputError
 
@@ -56,17 +57,28 @@ def print_table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
             stdout.write("  ".join(cells).rstrip() + "\n")
 
 
+def show_figures(rows: Iterable[tuple[str, str, str]], console: Console) -> None:
+    """Print rows of a name, a figure and a remark."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(justify="left", style="bold")
+    table.add_column(justify="right")
+    table.add_column(justify="left", style="dim")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
 def write_bytes(data: bytes) -> None:
-    """Write bytes to stdout and flush. Blocks while whoever reads them is busy."""
+    """Write bytes to stdout and flush. Blocks while the reader of stdout is busy."""
     with writing() as stdout:
         stdout.buffer.write(data)
 
 
 @contextlib.contextmanager
 def writing() -> Iterator[TextIO]:
-    """Yield stdout and flush it at the end. Raises OutputError if it takes nothing, a full disk say.
+    """Yield stdout and flush it at the end. OutputError if it cannot be written, as on a full disk.
 
-    BrokenPipeError passes: whoever read stdout had enough, which is no error.
+    BrokenPipeError passes: the reader of stdout has ended, which is no error.
     """
     try:
         yield sys.stdout
@@ -81,7 +93,7 @@ def writing() -> Iterator[TextIO]:
 
 def complain(text: str) -> None:
     """Write a line to stderr, after the name of the program."""
-    with contextlib.suppress(OSError):  # there is nowhere else to say it
+    with contextlib.suppress(OSError):  # there is no other place to report it
         print(f"walstore: {text}", file=sys.stderr, flush=True)
 
 
@@ -106,9 +118,9 @@ def format_count(count: float) -> str:
 
 
 def prepare_streams() -> None:
-    """Let text that stdout cannot encode appear as escapes: paths with bytes that are not UTF-8, say.
+    """Let text that stdout cannot encode appear as escapes, such as paths that are not UTF-8.
 
-    Raises OutputError if stdout is closed: what is written there would be lost.
+    Raises OutputError if stdout is closed: output would be lost.
     """
     if sys.stdout is None:
         raise OutputError("stdout is closed; send it to /dev/null if nobody reads it")
@@ -117,7 +129,7 @@ def prepare_streams() -> None:
 
 
 def flush_stdout() -> str | None:
-    """Write what is left, since Python would show a traceback; return why that failed, or None."""
+    """Flush stdout, since Python would show a traceback; return why that failed, or None."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -139,7 +151,7 @@ def send_logs_to_stderr() -> None:
 
 
 def forget_stdout() -> None:
-    """Nobody reads stdout any more: let what is still buffered go nowhere, without complaint."""
+    """Discard what is still buffered for stdout, which has no reader any more."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -18,7 +18,7 @@ from walstore.cli.running import run_async
 if TYPE_CHECKING:
     from uploader import RebuildPlan
     from uploader.rebuilding.plan import Keep
-    from uploader.stores.port import ObjectStore
+    from uploader.stores import ObjectStore
 
 EXAMPLES = """\b
 Examples:
@@ -58,13 +58,13 @@ def rebuild(
         typer.Option(
             "--log-id",
             metavar="HEX",
-            help="Identity of the log directory that is to go on shipping there, see inspect.",
+            help="Identity of the log directory that continues to ship there, see inspect.",
         ),
     ] = None,
     confirm: Confirm = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a damaged stored log work again, and say what is lost. A dry run without --confirm.
+    """Make a damaged stored log work again, and report what is lost. A dry run without --confirm.
 
     Reads all of it and keeps what the fragments prove; nothing gets another offset. What is replaced or
     given up is kept in the folder 'rebuilt' of the log. A new manifest takes the place of the damaged one
@@ -230,7 +230,7 @@ def _first(lines: Sequence[str]) -> str:
 
 
 def _conclude(done: dict[str, Any], *, is_confirmed: bool) -> None:
-    """Say on stderr what to do next, and end with the right code."""
+    """Write to stderr what to do next, and end with the right code."""
     if done["layout"] == "chain":
         if not is_confirmed:
             complain("nothing was changed; give --confirm to do this")

@@ -15,8 +15,7 @@ from walstore.cli.location import to_directory, to_url
 from walstore.cli.options import AsJson, Confirm, Directory
 from walstore.cli.output import complain, print_fields, print_json, terminal
 from walstore.errors import WalLockedError
-from walstore.repair.plan import KEPT_NAME
-from walstore.repair.repairing import Copy, Interval, Keep, RepairPlan, apply_repair, plan_repair
+from walstore.repair import KEPT_NAME, Copy, Interval, Keep, RepairPlan, apply_repair, plan_repair
 
 EXAMPLES = """\b
 Examples:
@@ -57,13 +56,13 @@ def repair(
     confirm: Confirm = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a log that does not open work again, and say what is lost. A dry run without --confirm.
+    """Make a log that does not open work again, and report what is lost. A dry run without --confirm.
 
-    Looks at every byte. --from-tier and --from put back what object storage holds of the damaged or missing
-    records, bit for bit where possible. Offsets stay contiguous, so where records in the middle are lost,
-    --keep chooses what to go on with. Nothing is deleted: what is replaced or given up is in the directory
-    'damaged' of the log afterwards. An interrupted repair is finished by another. Exit code 2 if
-    something is damaged and was not repaired.
+    Looks at every byte. --from-tier and --from copy damaged or missing records from object storage, bit for
+    bit where possible. Offsets stay contiguous, so where records in the middle are lost, --keep chooses which
+    part stays. Nothing is deleted: what is replaced or given up is in the directory 'damaged' of the log
+    afterwards. An interrupted repair is finished by another. Exit code 2 if something is damaged and was not
+    repaired.
     """
     path = to_directory(directory, "repair")
     choice = _parse_keep(keep)
@@ -106,7 +105,7 @@ def _open_copy(
     source = url or found.tier_url
     if source is None:
         raise UsageError("the checkpoint does not say where the log is shipped to; give --from URL")
-    from uploader.restoring.stored_copy import StoredCopy
+    from uploader import StoredCopy
 
     return stack.enter_context(StoredCopy(source))
 

@@ -19,7 +19,7 @@ from walstore.cli.start import parse_place
 from walstore.records import from_timestamp_us
 
 if TYPE_CHECKING:
-    from uploader.restoring.restore import RestoreProgress
+    from uploader import RestoreProgress
 
 EXAMPLES = """\b
 Examples:
@@ -54,10 +54,10 @@ def restore(
 ) -> None:
     """Rebuild a log directory from URL, whole or up to an offset or time.
 
-    Whole, the directory becomes the log's own: opened with its tier, it goes on where the lost one ended.
+    Whole, the directory becomes the log's own: opened with its tier, it continues where the lost one ended.
     Fragments that a crash left unpublished are published first. Up to an offset or time it is a log of its
-    own, which cannot ship to URL, and the store is only read. Every record is checked. Interrupted, the
-    directory holds no log, and the same command goes on.
+    own, which cannot ship to URL, and the store is only read. Every record is checked. After an
+    interruption the directory has no log, and the same command continues.
     """
     if to_offset is not None and to_time is not None:
         raise UsageError("give --to-offset or --to-time, not both")
@@ -80,7 +80,7 @@ def _parse_time(text: str) -> datetime:
 
 
 async def _restore(url: str, path: Path, stop: int | datetime | None) -> dict[str, Any]:
-    from uploader.restoring.restore import restore
+    from uploader import restore
 
     with progress_bar("restoring") as show:
 

@@ -1,4 +1,4 @@
-"""Running a verb's coroutine, and stopping it when the user says so."""
+"""Running a verb's coroutine, and stopping it on a signal."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class _Interrupts:
-    """What signals do to the verb that runs: stop it if it can be stopped, else cancel it."""
+    """The signals of the verb that runs: they stop it if it can be stopped, else cancel it."""
 
     def __init__(self, task: asyncio.Task[Any]) -> None:
         self.stop: asyncio.Event | None = None
         """Set by the first signal while the verb can be stopped; a second one cancels it."""
         self.is_interrupted = False
         self.is_stopped = False
-        """Whether a signal asked the verb to end as it should."""
+        """Whether a signal stopped the verb."""
         self._task = task
 
     def __call__(self) -> None:
@@ -41,8 +41,8 @@ _running: ContextVar[_Interrupts | None] = ContextVar("_running", default=None)
 def run_async(main: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine to its end on an event loop of its own; KeyboardInterrupt if a signal cancelled it.
 
-    One that a signal stopped and that has ended as it should is not disturbed by signals any more: SIGINT
-    and SIGTERM are ignored from then on, and the process ends with the code that was earned.
+    Once a coroutine that a signal stopped has returned, SIGINT and SIGTERM are ignored, and the process
+    ends with the verb's own exit code.
     """
     interrupts: list[_Interrupts] = []
     try:
@@ -76,8 +76,8 @@ async def _interruptible(main: Coroutine[Any, Any, _T], interrupts: list[_Interr
 def stop_on_signal() -> Iterator[asyncio.Event]:
     """Yield an event that SIGINT or SIGTERM sets, instead of ending the process.
 
-    A second signal cancels what :func:`run_async` runs: the first may have to wait for a store. So does one
-    that comes afterwards, while the verb is still at work.
+    A second signal cancels what :func:`run_async` runs: stopping may have to wait for a store. So does a
+    signal after the block, while the verb still runs.
     """
     interrupts = _running.get()
     assert interrupts is not None, "only within run_async"
@@ -90,7 +90,7 @@ def stop_on_signal() -> Iterator[asyncio.Event]:
 
 
 def _handle(number: signal.Signals, interrupts: _Interrupts) -> None:
-    with suppress(RuntimeError, ValueError):  # not the main thread: then nobody sends signals
+    with suppress(RuntimeError, ValueError):  # not the main thread, which gets no signals
         asyncio.get_running_loop().add_signal_handler(number, interrupts)
 
 

@@ -14,7 +14,7 @@ from walstore.cli.progress import progress_bar
 from walstore.cli.running import run_async
 
 if TYPE_CHECKING:
-    from uploader.admin.scrub_report import ScrubReport, ScrubTally
+    from uploader import ScrubReport, ScrubTally
 
 EXAMPLES = """\b
 Examples:
@@ -41,11 +41,11 @@ def scrub(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read all of a stored log and tell everything that is wrong with it. Changes nothing.
+    """Read all of a stored log and report everything that is wrong with it. Changes nothing.
 
-    Every record is hashed; manifest, snapshots, fragments and what lies beside them are checked. Unlike
-    'walstore verify', it goes on behind damage, says what to do about it, and may run in parts. Exit code
-    2 if records are lost or damaged, 1 if the store kept it from looking at everything.
+    Every record is hashed; manifest, snapshots, fragments and the objects next to them are checked. Unlike
+    'walstore verify', it continues after damage, gives advice for it, and may run in parts. Exit code 2 if
+    records are lost or damaged, 1 if the store kept it from reading everything.
     """
     location, report = run_async(_scrub(to_url(url, "scrub"), start, max_fragments))
     if as_json:
@@ -65,7 +65,7 @@ def scrub(
 
 
 async def _scrub(url: str, start: int | None, max_fragments: int | None) -> tuple[str, ScrubReport]:
-    from uploader.admin.scrubber import Scrubber
+    from uploader import Scrubber
 
     async with Scrubber.open(url) as scrubber:
         with progress_bar("scrubbing") as show:

@@ -40,7 +40,7 @@ def seal(url: StoredAt, *, confirm: Confirm = False, as_json: AsJson = False) ->
 
 
 async def _seal(url: str, *, is_confirmed: bool) -> dict[str, Any]:
-    from uploader.admin.seal import seal
+    from uploader import seal
     from uploader.layouts.log_session import errand
 
     async with errand(url) as found:

@@ -26,7 +26,7 @@ _CHUNK_BYTES = 1 << 18
 
 
 def segments(directory: Directory, *, as_json: AsJson = False) -> None:
-    """List the segments of a log. Takes no lock and may run beside the writer.
+    """List the segments of a log. Takes no lock and may run next to the writer.
 
     Batches are counted by their headers; 'walstore verify' checks their content. Of the active
     segment only what is durable is shown. Times are UTC.

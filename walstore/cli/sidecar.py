@@ -38,7 +38,7 @@ Examples:
 
 
 class SparkLog(StrEnum):
-    """How much Spark itself says on stderr."""
+    """How much Spark itself writes to stderr."""
 
     OFF = "off"
     ERROR = "error"
@@ -51,7 +51,7 @@ def sidecar(
         str,
         typer.Argument(
             metavar="LOCATION",
-            help="A log directory or a store URL; with --subscribe what several logs lie in.",
+            help="A log directory or a store URL; with --subscribe the parent of several logs.",
             show_default=False,
         ),
     ],
@@ -132,7 +132,9 @@ def sidecar(
     spark_log: Annotated[
         SparkLog,
         typer.Option(
-            "--spark-log", metavar="LEVEL", help="What Spark says: 'off', 'error', 'warn', 'info'."
+            "--spark-log",
+            metavar="LEVEL",
+            help="Spark's log level: 'off', 'error', 'warn', 'info'.",
         ),
     ] = SparkLog.OFF,
     as_json: AsJson = False,
@@ -203,7 +205,7 @@ def _stopping_on_signal(stop: Callable[[], None]) -> Iterator[Callable[[], None]
         stop()
 
     def take() -> None:
-        with contextlib.suppress(ValueError):  # not the main thread: then nobody sends signals
+        with contextlib.suppress(ValueError):  # not the main thread, which gets no signals
             for number in STOP_SIGNALS:
                 if not stopped.is_set():
                     signal.signal(number, handle)

@@ -1,4 +1,4 @@
-"""What a sidecar tells at a terminal: JSON lines, a line that moves, or plain lines."""
+"""The reports of a sidecar on a terminal: JSON lines, a line that moves, or plain lines."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from walstore.cli.stdin import read_stdin
 from walstore.errors import WalError
 
 if TYPE_CHECKING:
-    from uploader.write.cloud_writer import CloudWriter
+    from uploader import CloudWriter
 
 _GROUPS: Final = 16
-"""Groups of records that are under way together; each is what was read at once."""
+"""Groups of records in flight at once; a group is what one read of stdin returned."""
 
 
 async def append_to_store(
@@ -26,11 +26,10 @@ async def append_to_store(
 ) -> dict[str, Any]:
     """Append records until stdin ends or a signal comes; return what the verb reports.
 
-    ``placing`` says how a new log is laid out (``layout.py``).
+    ``placing`` is the layout of a new log (``layout.py``).
     """
+    from uploader import CloudWriter, WriterSettings
     from uploader.runtime.task_groups import first_of
-    from uploader.write.cloud_writer import CloudWriter
-    from uploader.write.writer_settings import WriterSettings
 
     most = splitter.max_record_bytes
     default = WriterSettings()
@@ -68,7 +67,7 @@ async def append_to_store(
 
 
 def complain_of_rest(splitter: Splitter) -> None:
-    """Say that a signal came within a record, if so: half a record is not appended."""
+    """Report a record that a signal cut off: half a record is not appended."""
     if splitter.pending_bytes:
         complain(
             f"stopped within a record: its first {splitter.pending_bytes} bytes were not appended"
@@ -76,7 +75,7 @@ def complain_of_rest(splitter: Splitter) -> None:
 
 
 class _Appending:
-    """What was read and is being appended, in order."""
+    """The records that were read and are being appended, in order."""
 
     def __init__(self, log: CloudWriter, options: dict[str, Any]) -> None:
         self._log = log
@@ -86,10 +85,10 @@ class _Appending:
         """Records that are committed."""
         self.size_bytes = 0
         self.span: tuple[int, int] | None = None
-        """From the first to the last of them; with another writer at work, not all between are ours."""
+        """From the first to the last of them. Other writers may have appended some of the records between."""
 
     async def add(self, group: asyncio.TaskGroup, found: Iterator[bytes]) -> None:
-        """Append values together, also those before an error; waits while enough is under way."""
+        """Append values together, also those before an error; waits while enough groups are in flight."""
         values: list[bytes] = []
         try:
             values.extend(found)  # what came before an error stays

@@ -7,17 +7,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from walstore.cli.output import complain
-from walstore.errors import (
-    CorruptionError,
-    LogNotFoundError,
-    OffsetNotWrittenError,
-    OffsetTrimmedError,
-)
+from walstore.cli.source import check_offset
+from walstore.errors import CorruptionError, LogNotFoundError
 from walstore.files.locks import this_process
 
 if TYPE_CHECKING:
-    from uploader.cursors.cloud_cursors import CloudCursors
-    from uploader.format.cloud_cursor import CloudCursor
+    from uploader import CloudCursor, CloudCursors
     from uploader.format.manifest import Manifest
     from uploader.layouts.log_session import LogSession
 
@@ -31,10 +26,12 @@ async def show(url: str) -> dict[str, Any]:
 async def move(
     url: str, name: str, offset: int, *, seconds: float | None, is_confirmed: bool
 ) -> dict[str, Any]:
-    """Let a cursor stand at an offset, for some time or for good; return all cursors."""
+    """Set a cursor to an offset, for some time or for good; return all cursors."""
     async with _open(url) as (found, cursors):
         before = await cursors.load(name)
-        _check_offset(found.root.manifest, offset)
+        manifest = found.root.manifest
+        head, tail = manifest.oldest_offset, manifest.next_offset
+        check_offset(offset, head, tail, beyond="has not reached the store")
         if not is_confirmed:
             complain(
                 f"nothing was changed; give --confirm to set cursor {name!r} to {offset} "
@@ -71,7 +68,7 @@ async def remove(url: str, name: str, *, is_confirmed: bool) -> dict[str, Any]:
 async def _remove_damaged(
     cursors: CloudCursors, name: str, error: CorruptionError, *, is_confirmed: bool
 ) -> None:
-    """Remove a cursor that cannot be read; not one that another program has put in its place since."""
+    """Remove a cursor that cannot be read, unless another program has replaced it since."""
     if not is_confirmed:
         complain(
             f"nothing was changed; give --confirm to remove cursor {name!r}; cursor {name!r} is damaged, and "
@@ -87,7 +84,7 @@ async def _remove_damaged(
 
 @asynccontextmanager
 async def _open(url: str) -> AsyncIterator[tuple[LogSession, CloudCursors]]:
-    from uploader.cursors.cloud_cursors import CloudCursors
+    from uploader import CloudCursors
     from uploader.layouts.log_session import errand
 
     async with errand(url) as found:
@@ -136,15 +133,3 @@ def _entry(cursor: CloudCursor, tail: int, now_us: int) -> dict[str, Any]:
 
 def _stands(cursor: CloudCursor | None) -> str:
     return "there is none yet" if cursor is None else f"it stands at {cursor.position}"
-
-
-def _check_offset(manifest: Manifest, offset: int) -> None:
-    head, tail = manifest.oldest_offset, manifest.next_offset
-    if offset > tail:
-        raise OffsetNotWrittenError(
-            "the offset has not reached the store", requested=offset, head=head, tail=tail
-        )
-    if offset < head:
-        raise OffsetTrimmedError(
-            "the offset was removed from the log", requested=offset, head=head, tail=tail
-        )

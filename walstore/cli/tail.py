@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from walstore.batches.batch import Batch
+from walstore import Batch
 from walstore.cli.encoding import ValueEncoding, encoder, to_rows
 from walstore.cli.options import AsJson, Location, Stream
 from walstore.cli.output import to_json, write_bytes

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from walstore import Wal
 from walstore.cli.errors import UsageError
 from walstore.cli.location import to_directory
 from walstore.cli.options import AsJson, Confirm, Directory
@@ -18,7 +19,6 @@ from walstore.cli.start import parse_place
 from walstore.cursors.directory import list_cursors
 from walstore.files.log_snapshot import LogSnapshot
 from walstore.log.retention_plan import Pin, plan_trim
-from walstore.log.wal import Wal
 from walstore.runtime.clock import SystemClock
 
 EXAMPLES = """\b
@@ -46,9 +46,9 @@ def trim(
 ) -> None:
     """Remove the records before a place. A dry run without --confirm.
 
-    Cursors pin what lies at or behind their position. Segments that lie wholly before the new head are
-    deleted. With --confirm the log is opened for writing, so exit code 4 if a writer has it; the dry run
-    takes no lock. A log that is shipped to a store is not trimmed beyond what is known to be there.
+    Cursors pin their position and everything after it. Segments wholly before the new head are deleted.
+    With --confirm the log is opened for writing, so exit code 4 if a writer has it; the dry run takes no
+    lock. A log that is shipped to a store is not trimmed beyond what is known to be there.
     """
     done = run_async(_trim(to_directory(directory, "trim"), before, is_confirmed=confirm))
     if as_json:

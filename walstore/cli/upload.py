@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from walstore import Wal
 from walstore.cli.layout import Alpha, LayoutOption, Shards, layout_arguments
 from walstore.cli.location import to_directory, to_url
 from walstore.cli.options import AsJson, Directory, StoreUrl, TakeOver
 from walstore.cli.output import format_bytes, print_fields, print_json, terminal
 from walstore.cli.running import run_async
 from walstore.files.log_snapshot import LogSnapshot
-from walstore.log.wal import Wal
 from walstore.runtime.clock import SystemClock
 
 EXAMPLES = """\b
@@ -39,9 +39,9 @@ def upload(
 ) -> None:
     """Ship everything durable in DIRECTORY that is not at URL yet, then end.
 
-    Opens the log for writing, so it takes the lock; exit code 4 if a writer has it. Interrupted, it
-    leaves a prefix of the log at URL, and the next run goes on from there. Exit code 4, too, if another
-    directory took the prefix over: see --take-over.
+    Opens the log for writing, so it takes the lock; exit code 4 if a writer has it. After an interruption
+    URL has a prefix of the log, and the next run continues from there. Exit code 4, too, if another directory
+    took the prefix over: see --take-over.
     """
     options = {**layout_arguments(layout, alpha, shards), "take_over": take_over}
     shipped = run_async(_upload(to_directory(directory, "upload"), to_url(url, "upload"), options))
@@ -61,7 +61,7 @@ def upload(
 
 
 async def _upload(path: Path, url: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    from uploader.write.cloud_tier import CloudTier
+    from uploader import CloudTier
 
     await asyncio.to_thread(LogSnapshot.open, path)  # refuses to create a log by mistake
     tier = CloudTier(url, **options)

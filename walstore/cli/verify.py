@@ -14,8 +14,7 @@ from walstore.cli.output import complain, format_bytes, print_fields, print_json
 from walstore.cli.running import run_async
 from walstore.errors import CorruptionError, WalError
 from walstore.format import checkpoint, segment
-from walstore.verify.report import VerifyReport
-from walstore.verify.verifying import verify_directory
+from walstore.verify import VerifyReport, verify_directory
 
 EXAMPLES = """\b
 Examples:
@@ -87,7 +86,7 @@ def _verify_directory(path: Path) -> dict[str, Any]:
 def _healable(path: Path, report: VerifyReport) -> tuple[str | None, list[str]]:
     """Return where the log is shipped to, and the damaged segments of which records are there.
 
-    By what the checkpoint says: no store is asked.
+    Reads the checkpoint only, no store.
     """
     try:
         place = path / checkpoint.FILE_NAME
@@ -105,7 +104,7 @@ def _healable(path: Path, report: VerifyReport) -> tuple[str | None, list[str]]:
 
 
 async def _verify_store(url: str) -> dict[str, Any]:
-    from uploader.read.cloud_log import CloudLog
+    from uploader import CloudLog
 
     try:
         async with CloudLog.open(url) as log:

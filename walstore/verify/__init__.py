@@ -1,1 +1,6 @@
 """Verifying a log: every byte of it, with every damaged place named."""
+
+from walstore.verify.report import Problem, VerifyReport
+from walstore.verify.verifying import verify_directory
+
+__all__ = ["Problem", "VerifyReport", "verify_directory"]

@@ -229,17 +229,19 @@ def test_a_signal_ends_the_input(tmp_path: Path, number: signal.Signals, place: 
 
 
 _WAIT_FOR_A_RECORD = """
-import sys
-from pathlib import Path
-from walstore.cli.follower import DirectoryFollower
-from walstore.errors import LogNotFoundError
-follower = DirectoryFollower(Path(sys.argv[1]), 1)
-while True:
-    try:
-        if follower.poll():
-            break
-    except LogNotFoundError:
-        pass
+import asyncio, sys
+from walstore import LogNotFoundError, Wal
+
+async def main():
+    while True:
+        try:
+            async with Wal.open_readonly(sys.argv[1]) as log:
+                if log.limit > 1:
+                    break
+        except LogNotFoundError:
+            pass
+
+asyncio.run(main())
 """
 
 _WAIT_FOR_A_STORED_RECORD = """

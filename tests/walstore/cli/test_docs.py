@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from tests.walstore.cli.conftest import Cli
 from uploader.format.findings import Severity
 from walstore.cli import errors
 from walstore.cli.app import app
-from walstore.cli.demo.report import Result
+from walstore.cli.demo.checks import ReadBack, ReadTally, Story, judge
 from walstore.cli.encoding import ValueEncoding
 from walstore.cli.soak.child import SoakJob
 from walstore.cli.soak.run import Soak
@@ -109,7 +108,10 @@ def test_json_fields(cli: Cli, log: Path, stored: str, tmp_path: Path) -> None:
     assert {*findings, *map(str, Severity)} <= _quoted(_section("scrub"))
     assert {"key", "kind", "reason", "at_us"} <= _quoted(_section("gc"))
     assert {"path", "depth", "start", "limit", "bytes"} <= _quoted(_section("manifest"))
-    assert {field.name for field in dataclasses.fields(Result)} <= _quoted(_section("demo"))
+    story = Story()
+    story.take(["opened", {"tail": 1, "missing_from": None, "truncated_bytes": 0}])
+    demo = judge(story, ReadBack(ReadTally(), 1, 1, 1, 0, ""), ReadTally(), "--no-spark")
+    assert set(demo) <= _quoted(_section("demo"))
     plan = SoakJob(
         url="file:///store",
         directory=None,

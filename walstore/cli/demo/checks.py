@@ -1,50 +1,77 @@
-"""Checking that what was read is what was appended: exactly once, in order, byte for byte. Pure."""
+"""What the demo compares: each acknowledged record is read exactly once, in order, byte for byte. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any, Final
 
-from walstore.batches.batch import Batch
-from walstore.cli.demo.identity import KEY, digest
+from crc32c import crc32c
 
-MAX_COMPLAINTS = 20
+from walstore import Batch
+from walstore.cli.child_process import LatencySamples
+
+MAX_COMPLAINTS: Final = 20
+
+KEY: Final = struct.Struct(">HQII")
+"""Key of a record: its producer, then of its append: the number of the first record, the number of records,
+and the checksum over all values of the producer up to its last record.
+
+All records of an append share a key. So a reader finds a record that is missing, altered, or there twice,
+and an atomic append that is not whole.
+"""
+STREAMS: Final = ("cpu", "memory", "disk", "network", "processes", "text", "text", "text")
+"""The stream of each producer; the last three append text."""
+_PER_LIFE: Final = 100
+
+# Messages of the writing process.
+OPENED: Final = "opened"
+"""The log is open: a map of what opening found."""
+ACK: Final = "ack"
+"""A producer's records are on disk: its number, and how many so far."""
+STATUS: Final = "status"
+"""State of the log: a map of counters, then append and tail latencies in µs since the last one."""
+STOPPED: Final = "stopped"
+"""The producers have stopped: the next offset of the reader that began at the first record."""
+CLOSED: Final = "closed"
+"""The log is closed."""
+
+
+def producer_number(life: int, index: int) -> int:
+    """Return a number for a producer that no other life uses."""
+    return life * _PER_LIFE + index
+
+
+def digest(values: Sequence[bytes], before: int) -> int:
+    """Return the checksum over a producer's values, given that of the values before.
+
+    It is the same however the values are divided into calls.
+    """
+    return crc32c(b"\n".join([*values, b""]), before)
 
 
 @dataclass(slots=True)
-class ProducerClaim:
-    """What one producer said through the pipe; its newest acknowledgement stands for all before."""
-
-    stream: str
-    acknowledged: int = 0
-    """The first so many of its records are on disk."""
-    checksum: int = 0
-    """Checksum over them."""
-
-
-@dataclass(slots=True)
-class ProducerFound:
+class ProducerTally:
     """What was read of one producer."""
 
-    stream: str | None
-    target: int
-    """Number of records after which ``checksum`` is kept; -1 for never."""
+    stream: str
     count: int = 0
-    group_first: int = 0
-    """Number of the first record of the group that was read last, and after its last one."""
-    group_limit: int = 0
     size_bytes: int = 0
     checksum: int = 0
-    checksum_at_target: int = 0
+    append_first: int = 0
+    """Number of the first record of the append that was read last."""
+    append_limit: int = 0
+    """The number after its last one."""
 
 
 class ReadTally:
-    """Everything that one reader read, checked record by record and kept in a few numbers."""
+    """Checks all records of one reader, and keeps a few numbers for each producer."""
 
-    def __init__(self, claims: Mapping[int, ProducerClaim] | None = None) -> None:
-        """With ``claims``, which must be final then, checksums are compared as well."""
-        self._claims = claims or {}
+    def __init__(self) -> None:
         self.position: int | None = None
         """Next offset to read; None before the first batch."""
         self.records = 0
@@ -52,11 +79,11 @@ class ReadTally:
         self.duplicated = 0
         self.skipped = 0
         """Records that were missing when a later one of the same producer was read."""
-        self.producers: dict[int, ProducerFound] = {}
+        self.producers: dict[int, ProducerTally] = {}
         self.complaints: list[str] = []
 
     def take(self, batch: Batch) -> None:
-        """Take a batch into account."""
+        """Check the next batch."""
         if self.position is not None and batch.start != self.position:
             self.complain(f"read offsets [{batch.start}, {batch.limit}) at {self.position}")
         self.position = batch.limit
@@ -64,30 +91,29 @@ class ReadTally:
         at = 0
         for (key, stream), same in groupby(zip(batch.keys, batch.streams, strict=True)):
             rows = sum(1 for _ in same)
-            self._take_run(key, stream, values[at : at + rows])
+            self._take_run(key, stream or "", values[at : at + rows])
             at += rows
         self.records += len(batch)
 
-    def settle(self, claims: Mapping[int, ProducerClaim]) -> int:
-        """Compare with what was acknowledged; return how many records are lost."""
+    def settle(self, acknowledged: Mapping[int, int], lives: int) -> int:
+        """Compare with what was acknowledged to each producer; return how many records are lost."""
         lost = self.skipped
-        for number, claim in claims.items():
-            found = self.producers.get(number) or ProducerFound(claim.stream, -1)
-            if found.stream != claim.stream:
-                self.complain(f"producer {number} is of {claim.stream}, not {found.stream}")
-            if found.count < claim.acknowledged:
-                lost += claim.acknowledged - found.count
+        numbers = {
+            producer_number(life + 1, at): at for life in range(lives) for at in range(len(STREAMS))
+        }
+        for number, at in numbers.items():
+            found = self.producers.get(number) or ProducerTally(STREAMS[at])
+            if found.stream != STREAMS[at]:
+                self.complain(f"producer {number} is of {STREAMS[at]}, not {found.stream}")
+            if found.count < acknowledged.get(number, 0):
+                lost += acknowledged[number] - found.count
                 self.complain(
-                    f"producer {number} had {claim.acknowledged} records acknowledged, "
+                    f"producer {number} had {acknowledged[number]} records acknowledged, "
                     f"{found.count} are there"
                 )
-            elif found.count != found.group_limit:
-                self.complain(f"a group of producer {number} is not whole")
-            elif 0 <= found.target == claim.acknowledged and (
-                found.checksum_at_target != claim.checksum
-            ):
-                self.complain(f"records of producer {number} are not those that it appended")
-        for number in self.producers.keys() - claims.keys():
+            elif found.count != found.append_limit:
+                self.complain(f"an append of producer {number} is not whole")
+        for number in self.producers.keys() - numbers:
             self.complain(f"producer {number} is not known")
         return lost
 
@@ -95,28 +121,28 @@ class ReadTally:
         """Return records and bytes of values by stream."""
         totals: dict[str, tuple[int, int]] = {}
         for found in self.producers.values():
-            records, size = totals.get(found.stream or "", (0, 0))
-            totals[found.stream or ""] = (records + found.count, size + found.size_bytes)
+            records, size = totals.get(found.stream, (0, 0))
+            totals[found.stream] = (records + found.count, size + found.size_bytes)
         return dict(sorted(totals.items()))
 
     def complain(self, text: str) -> None:
-        """Note something that should not be; only the first ones are kept."""
+        """Note a problem; only the first ones are kept."""
         if len(self.complaints) < MAX_COMPLAINTS:
             self.complaints.append(text)
 
-    def _take_run(self, key: bytes | None, stream: str | None, values: Sequence[bytes]) -> None:
-        """Take records that follow each other and have one key: a group, or a part of it."""
+    def _take_run(self, key: bytes | None, stream: str, values: Sequence[bytes]) -> None:
+        """Check consecutive records of one key: an append, or a part of it."""
         size = sum(map(len, values))
         self.size_bytes += size
         if key is None or len(key) != KEY.size:
             self.complain(f"a record before offset {self.position} has the key {key!r}")
             return
-        number, first, rows = KEY.unpack(key)
-        found = self.producers.get(number) or self._meet(number, stream)
+        number, first, rows, checksum = KEY.unpack(key)
+        found = self.producers.setdefault(number, ProducerTally(stream))
         if stream != found.stream:
             self.complain(f"producer {number} appended to {stream} and {found.stream}")
-        # A group may be read in parts: then its first record is one that was counted before.
-        expected = found.group_first if found.count < found.group_limit else found.count
+        # An append may be read in parts: then its first record was counted before.
+        expected = found.append_first if found.count < found.append_limit else found.count
         if first < expected or found.count + len(values) > first + rows:
             self.duplicated += len(values)
             self.complain(f"records of producer {number} are there twice, from its number {first}")
@@ -125,28 +151,73 @@ class ReadTally:
             self.skipped += first - found.count
             self.complain(f"producer {number}: its number {found.count} is missing before {first}")
             found.count = first
-        found.group_first, found.group_limit = first, first + rows
+        found.append_first, found.append_limit = first, first + rows
         found.count += len(values)
         found.size_bytes += size
         found.checksum = digest(values, found.checksum)
-        if found.count == found.target:
-            found.checksum_at_target = found.checksum
-
-    def _meet(self, number: int, stream: str | None) -> ProducerFound:
-        claim = self._claims.get(number)
-        found = ProducerFound(stream, claim.acknowledged if claim else -1)
-        self.producers[number] = found
-        return found
+        if found.count == found.append_limit and found.checksum != checksum:
+            self.complain(f"records of producer {number} are not those that it appended")
+            found.checksum = checksum
 
 
-def compare(one: ReadTally, other: ReadTally) -> list[str]:
-    """Return in which producers two readers of the whole log saw something different."""
-    numbers = sorted(one.producers.keys() | other.producers.keys())
-    return [
-        f"two readers saw different records of producer {number}"
-        for number in numbers
-        if _identity(one, number) != _identity(other, number)
-    ]
+class Story:
+    """What the writing process reported, over all of its lives."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        """``monotonic`` returns the time in seconds."""
+        self._monotonic = monotonic
+        self._since: float | None = None
+        self._seconds = 0.0
+        self.acknowledged: Counter[int] = Counter()
+        """By producer: its records on disk."""
+        self.append_latencies = LatencySamples()
+        self.tail_latencies = LatencySamples()
+        self.opened: list[dict[str, Any]] = []
+        """What each life found when it opened the log."""
+        self.history_limit: int | None = None
+        """Next offset of the reader inside when the producers stopped."""
+        self.is_closed = False
+        """Whether the last life closed the log."""
+        self._states: list[dict[str, Any]] = []
+        """The last state of the log in each life."""
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """State of the log when the process last reported it."""
+        return self._states[-1] if self._states else {}
+
+    @property
+    def append_seconds(self) -> float:
+        """How long the producers have run, over all lives."""
+        running = 0.0 if self._since is None else self._monotonic() - self._since
+        return self._seconds + running
+
+    def total(self, counter: str) -> int:
+        """Return a counter of the log, over all lives."""
+        return sum(state.get(counter, 0) for state in self._states)
+
+    def end_life(self) -> None:
+        """The producers stopped, or were killed."""
+        self._seconds, self._since = self.append_seconds, None
+
+    def take(self, message: list[Any]) -> None:
+        """Take a message of the writing process into account."""
+        kind, *items = message
+        if kind == ACK:
+            self.acknowledged[items[0]] = items[1]
+        elif kind == STATUS:
+            self._states[-1] = items[0]
+            self.append_latencies.add(items[1])
+            self.tail_latencies.add(items[2])
+        elif kind == OPENED:
+            self.opened.append(items[0])
+            self._states.append({})
+            self._since = self._monotonic()
+        elif kind == STOPPED:
+            self.history_limit = items[0]
+            self.end_life()
+        elif kind == CLOSED:
+            self.is_closed = True
 
 
 def compare_batches(one: Batch, other: Batch) -> str | None:
@@ -157,6 +228,119 @@ def compare_batches(one: Batch, other: Batch) -> str | None:
     return None
 
 
-def _identity(ledger: ReadTally, number: int) -> tuple[int, int] | None:
-    found = ledger.producers.get(number)
-    return None if found is None else (found.count, found.checksum)
+@dataclass(frozen=True, slots=True)
+class ReadBack:
+    """What was read from the store, and compared with the disk."""
+
+    tally: ReadTally
+    """Its complaints include those about the disk."""
+    head: int
+    limit: int
+    disk_head: int
+    """First offset that is still on local disk."""
+    fragments: int
+    setsum: str
+
+
+@dataclass(frozen=True, slots=True)
+class SparkTotals:
+    """What Spark counted."""
+
+    version: str
+    by_stream: dict[str, tuple[int, int]]
+    """Records and bytes of values by stream."""
+    head: int
+    limit: int
+
+
+def judge(
+    story: Story, read: ReadBack, outside: ReadTally, spark: SparkTotals | Exception | str
+) -> dict[str, Any]:
+    """Compare everything that was reported and read; docs/cli.md describes the fields.
+
+    ``spark`` is what it counted, how it failed, or why it was left out.
+    """
+    tally, restart, lives = read.tally, story.opened[-1], len(story.opened)
+    lost = tally.settle(story.acknowledged, lives)
+    outside.settle(story.acknowledged, lives)
+    acknowledged = story.acknowledged.total()
+    spark_problems = _spark_problems(spark, read)
+    problems = [
+        *tally.complaints,
+        *_story_problems(story, read.limit),
+        *(f"the consumer outside: {text}" for text in outside.complaints),
+        *_differences(outside, read),
+        *spark_problems,
+        *(() if acknowledged else ("nothing was appended",)),
+    ]
+    remark = spark if isinstance(spark, str) else (spark_problems or [""])[0]
+    if isinstance(spark, SparkTotals) and not spark_problems:
+        remark = f"version {spark.version}, {len(spark.by_stream)} streams"
+    return {
+        "ok": not (problems or lost or tally.duplicated),
+        "records": tally.records,
+        "acknowledged": acknowledged,
+        "megabytes": tally.size_bytes / 1e6,
+        "appends_per_second": acknowledged / max(story.append_seconds, 1e-9),
+        "append_p50_ms": story.append_latencies.milliseconds(50),
+        "append_p99_ms": story.append_latencies.milliseconds(99),
+        "tail_p50_ms": story.tail_latencies.milliseconds(50),
+        "tail_p99_ms": story.tail_latencies.milliseconds(99),
+        "commits": story.total("commits"),
+        "segments": story.total("rotations"),
+        "fragments": read.fragments,
+        "lost": lost,
+        "duplicated": tally.duplicated,
+        "disk_head": read.disk_head,
+        "setsum": read.setsum,
+        "kills": lives - 1,
+        "recovered_tail": restart["tail"],
+        "truncated_bytes": restart["truncated_bytes"],
+        "streams": tally.by_stream(),
+        "spark": remark,
+        "spark_ok": None if isinstance(spark, str) else not spark_problems,
+        "problems": problems,
+    }
+
+
+def _story_problems(story: Story, limit: int) -> list[str]:
+    problems = []
+    if not story.is_closed:
+        problems.append("the writing process did not close the log")
+    missing = story.opened[-1]["missing_from"]
+    if missing is not None:
+        problems.append(f"the restart missed records from offset {missing} on")
+    if story.history_limit != limit:
+        problems.append(f"the reader inside ended at {story.history_limit}, the log at {limit}")
+    if failure := story.status.get("tier_failure"):
+        problems.append(f"shipping failed: {failure}")
+    return problems
+
+
+def _differences(outside: ReadTally, read: ReadBack) -> list[str]:
+    """Compare what the consumer outside read with what the store holds."""
+    problems = []
+    if outside.position != read.limit:
+        problems.append(f"the consumer outside ended at {outside.position}, not {read.limit}")
+    for number in sorted(outside.producers.keys() | read.tally.producers.keys()):
+        if outside.producers.get(number) != read.tally.producers.get(number):
+            problems.append(f"two readers saw different records of producer {number}")
+    return problems
+
+
+def _spark_problems(spark: SparkTotals | Exception | str, read: ReadBack) -> list[str]:
+    if not isinstance(spark, SparkTotals):
+        return [str(spark)] if isinstance(spark, Exception) else []
+    ours, theirs = read.tally.by_stream(), spark.by_stream
+    problems = [
+        f"Spark counts {theirs.get(stream)} records and bytes in stream {stream}, "
+        f"the log holds {ours.get(stream)}"
+        for stream in sorted(ours.keys() | theirs.keys())
+        if ours.get(stream) != theirs.get(stream)
+    ]
+    if (spark.head, spark.limit) != (read.head, read.limit):
+        problems.append(
+            f"Spark saw offsets [{spark.head}, {spark.limit}), the log holds "
+            f"[{read.head}, {read.limit})"
+        )
+    return problems

@@ -1,7 +1,6 @@
-"""The Spark part of the demo: an aggregation by stream, in a process of its own.
+"""Spark's part of the demo: records and bytes by stream, counted in a process of its own.
 
-Of its own, because Spark and its JVM write to stdout and stderr as they like, and so that it can be
-given up. Started by :func:`aggregate` as ``python -m walstore.cli.demo.spark_part URL``.
+Spark and its JVM write to stdout and stderr, and the parent may have to stop them.
 """
 
 from __future__ import annotations
@@ -12,37 +11,18 @@ import json
 import os
 import signal
 import sys
-from dataclasses import dataclass
 
-from walstore.errors import WalError
+from walstore import WalError
+from walstore.cli.child_process import start_child
+from walstore.cli.demo.checks import SparkTotals
 
 RUN_SECONDS = 180.0
 _MARK = "walstore-demo-result "
 
 
-@dataclass(frozen=True, slots=True)
-class Aggregate:
-    """What Spark counted."""
-
-    version: str
-    by_stream: dict[str, tuple[int, int]]
-    """Records and bytes of values by stream."""
-    head: int
-    limit: int
-
-
-async def aggregate(url: str) -> Aggregate:
-    """Let Spark read the log at ``url`` and count. WalError with Spark's last word if it fails."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "walstore.cli.demo.spark_part",
-        url,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        stdin=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
+async def count_by_stream(url: str) -> SparkTotals:
+    """Let Spark read the log at ``url``. WalError with Spark's last line if it fails."""
+    process = await start_child("walstore.cli.demo.spark_part", url)
     try:
         async with asyncio.timeout(RUN_SECONDS):
             out, err = await process.communicate()
@@ -55,51 +35,41 @@ async def aggregate(url: str) -> Aggregate:
             await process.wait()
     for line in out.decode("utf-8", "replace").splitlines():
         if line.startswith(_MARK):
-            found = json.loads(line.removeprefix(_MARK))
-            rows = {stream: (records, size) for stream, records, size in found["rows"]}
-            return Aggregate(found["version"], rows, found["head"], found["limit"])
-    words = [line for line in err.decode("utf-8", "replace").splitlines() if line.strip()]
-    last = words[-1].strip() if words else "it said nothing"
+            version, rows, head, limit = json.loads(line.removeprefix(_MARK))
+            return SparkTotals(version, {row[0]: (row[1], row[2]) for row in rows}, head, limit)
+    lines = [line for line in err.decode("utf-8", "replace").splitlines() if line.strip()]
+    last = lines[-1].strip() if lines else "it wrote nothing to stderr"
     raise WalError(f"Spark failed with exit code {process.returncode}: {last}")
 
 
-def run(url: str) -> None:
-    """Aggregate and print the result, in the process that :func:`aggregate` started."""
+def _count(url: str) -> None:
     from pyspark.sql import functions as f
 
     from walstore.spark import local_session
 
     config = {
-        # A handful of streams need no more; Spark's default of 200 would take longer than the reading.
+        # Enough for a few streams; Spark's default of 200 would take longer than the reading.
         "spark.sql.shuffle.partitions": "2",
-        # Nothing runs long enough for Java's optimising compiler to earn what it takes.
+        # The run is too short for Java's optimising compiler to pay off.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     }
     spark = local_session(app_name="walstore demo", config=config)
     try:
+        log = spark.read.format("walstore").schema("offset long, stream string, value binary")
         totals = (
-            spark.read.format("walstore")
-            .schema("offset long, stream string, value binary")
-            .load(url)
+            log.load(url)
             .groupBy("stream")
-            .agg(
-                f.count("*").alias("records"),
-                f.sum(f.length("value")).alias("size_bytes"),
-                f.min("offset").alias("first"),
-                f.max("offset").alias("last"),
-            )
+            .agg(f.count("*"), f.sum(f.length("value")), f.min("offset"), f.max("offset"))
             .collect()
         )
-        result = {
-            "version": spark.version,
-            "rows": sorted([row.stream or "", row.records, row.size_bytes] for row in totals),
-            "head": min((row.first for row in totals), default=1),
-            "limit": max((row.last for row in totals), default=0) + 1,
-        }
+        rows = sorted([stream or "", records, size] for stream, records, size, _, _ in totals)
+        head = min((row[3] for row in totals), default=1)
+        limit = max((row[4] for row in totals), default=0) + 1
+        version = spark.version
     finally:
         spark.stop()
-    print(_MARK + json.dumps(result), flush=True)
+    print(_MARK + json.dumps([version, rows, head, limit]), flush=True)
 
 
 if __name__ == "__main__":
-    run(sys.argv[1])
+    _count(sys.argv[1])

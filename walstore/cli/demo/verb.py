@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
-from walstore.cli.demo import samples
-from walstore.cli.demo.plan import DemoRun
 from walstore.cli.errors import FAILED, UsageError
 from walstore.cli.location import fresh_prefix, own_directory, to_url
 from walstore.cli.options import AsJson
-from walstore.cli.output import complain, print_json, terminal
+from walstore.cli.output import complain, format_count, print_json, show_figures, terminal
 from walstore.cli.running import run_async
 
 if TYPE_CHECKING:
-    from walstore.cli.demo.show import Show
+    from walstore.cli.demo.run import Demo
 
+PROC: Final = Path("/proc")
 EXAMPLES = """\b
 Examples:
   walstore demo
@@ -60,48 +59,76 @@ def demo(
     exactly once, setsums must add up, and Spark's totals must agree. The last line is 'demo: ok'; if
     anything disagrees, the reason goes to stderr and the exit code is 1.
     """
-    if not samples.is_available():
+    if not (PROC / "stat").exists():
         raise UsageError("the demo reads samples of this machine from /proc, which is not there")
-    from walstore.cli.demo.show import Show  # a missing extra is told before anything is made
+    from walstore.cli.demo.run import Demo  # a missing extra is reported before anything is made
+    from walstore.cli.demo.writer import DemoJob
 
     place = own_directory(directory, "demo")
     url = (place / "store").as_uri()
     if store is not None:
         url = fresh_prefix(to_url(store, "--store"), "demo")
-    plan = DemoRun(directory=str(place / "log"), store_url=url, life_seconds=seconds / 2)
+    log = place / "log"
+    job = DemoJob(directory=str(log), store_url=url, seconds=seconds / 2)
     is_ok = False
     try:
-        is_ok = _run(Show(plan, terminal(), with_spark=not no_spark), as_json=as_json)
+        is_ok = _run(Demo(job, terminal(), with_spark=not no_spark), as_json=as_json)
     finally:
-        if directory is None and (is_ok or not plan.log_path.exists()):
+        if directory is None and (is_ok or not log.exists()):
             shutil.rmtree(place, ignore_errors=True)
         else:
-            complain(f"the log is kept in {plan.directory}")
+            complain(f"the log is kept in {log}")
         if store is not None:
             complain(f"the objects are kept under {url.partition('?')[0]}")
     if not is_ok:
         raise typer.Exit(FAILED)
 
 
-def _run(run: Show, *, as_json: bool) -> bool:
-    """Run the demo, print what came of it, and return whether all agreed."""
-    from walstore.cli.demo.report import show
-
+def _run(demo: Demo, *, as_json: bool) -> bool:
+    """Run the demo, print its result, and return whether everything agreed."""
     try:
-        result = run_async(run.run())
+        result = run_async(demo.run())
     except Exception:
         if not as_json:
             print("demo: failed", flush=True)
         raise
     if as_json:
-        print_json(result.to_json())
+        print_json(result)
     else:
-        show(result, Console(highlight=False))
-    for problem in result.problems:
+        show_figures(rows(result), Console(highlight=False))
+    for problem in result["problems"]:
         complain(f"demo: {problem}")
-    verdict = "demo: ok" if result.ok else "demo: failed"
+    verdict = "demo: ok" if result["ok"] else "demo: failed"
     if as_json:
         complain(verdict)
     else:
         print(verdict, flush=True)
-    return result.ok
+    return bool(result["ok"])
+
+
+def rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the table: a name, a figure and a remark in each row."""
+
+    def count(name: str) -> str:
+        return format_count(result[name])
+
+    def times(what: str) -> str:
+        p50, p99 = (result[f"{what}_{percentile}_ms"] for percentile in ("p50", "p99"))
+        return "none" if p50 is None else f"{p50:.2f} / {p99:.2f} ms"
+
+    recovered, cut = result["recovered_tail"], result["truncated_bytes"]
+    spark = {None: "left out", True: "agrees", False: "disagrees"}[result["spark_ok"]]
+    return [
+        ("records", count("records"), "read back from the cloud, one by one"),
+        ("MB", f"{result['megabytes']:.1f}", "values alone"),
+        ("appends/s", count("appends_per_second"), "acknowledged on disk"),
+        ("durable append", times("append"), "p50 / p99"),
+        ("append to tail", times("tail"), "p50 / p99"),
+        ("commits", count("commits"), "one write and one sync each"),
+        ("segments", count("segments"), f"sealed; disk begins at {result['disk_head']}"),
+        ("fragments", count("fragments"), f"setsum {result['setsum'][:16]}… verified"),
+        ("kill -9", count("kills"), f"went on at offset {recovered}, {cut} bytes cut off"),
+        ("Spark", spark, result["spark"]),
+        ("lost", count("lost"), f"of {count('acknowledged')} acknowledged"),
+        ("duplicated", count("duplicated"), ""),
+    ]

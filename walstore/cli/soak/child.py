@@ -1,8 +1,8 @@
 """The processes of a soak: writers, readers and a collector. Each may be killed at any moment.
 
 Started as ``python -m walstore.cli.soak.child PLAN`` with a pipe to the parent as stdout. A message is in the
-pipe before the process goes on: a reader's place before its cursor moves there, an append before it begins.
-So whatever a kill takes, the parent knows what may have happened.
+pipe before the next step: a reader's position before its cursor moves there, an append before it begins.
+So after a kill at any moment, the parent knows what may have happened.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
 import random
 import signal
 import sys
@@ -19,22 +18,27 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgpack
-
-from uploader import CloudLog, CloudTier, CloudWriter, CollectorSettings, GarbageCollector
-from uploader.layouts.open_root import Layout
+from uploader import (
+    CloudLog,
+    CloudTier,
+    CloudWriter,
+    CollectorSettings,
+    GarbageCollector,
+    Layout,
+    UploadSettings,
+    WriterSettings,
+)
 from uploader.runtime.task_groups import first_of
-from uploader.write.writer_settings import UploadSettings, WriterSettings
+from walstore import Reader, Settings, Wal
+from walstore.cli.child_process import say
 from walstore.cli.errors import exit_code, explain, is_expected
 from walstore.cli.output import complain, send_logs_to_stderr
 from walstore.cli.soak.records import STREAMS, Checker, Generator
 from walstore.errors import ContentionError, OffsetMismatchError, WalError
-from walstore.log.wal import Wal
-from walstore.read.reader import Reader
 from walstore.records import AnyDurability
-from walstore.settings import KIB, MIB, Settings
+from walstore.settings import KIB, MIB
 
 FOUND: Final = "found"
 """A writer looked at the log: the number of the next record of each stream."""
@@ -45,11 +49,11 @@ BEGUN: Final = "begun"
 ACKNOWLEDGED: Final = "acknowledged"
 """It returned: the same, and the microseconds that it took."""
 READ: Final = "read"
-"""A reader's place: the next offset, the next number of each stream, how many records it just read."""
+"""A reader's position: the next offset, the next number of each stream, how many records it just read."""
 COLLECTED: Final = "collected"
 """A collection ended: how many objects it removed."""
 CLOSED: Final = "closed"
-"""A writer was asked to close the log, and has."""
+"""A writer has closed the log after SIGTERM."""
 
 TRY_AGAIN: Final = 75
 """Exit code of a process that the log or the store refused for now."""
@@ -57,10 +61,10 @@ TRY_AGAIN: Final = 75
 SETTINGS: Final = Settings(
     segment_bytes=256 * KIB, checkpoint_bytes=256 * KIB, retention_bytes=1 * MIB
 )
-"""Small, so that segments rotate, ship and go all the time."""
+"""Small, so that segments are rotated, shipped and deleted all the time."""
 _FRAGMENT_BYTES: Final = 256 * KIB
 _PUTS: Final = 4
-"""Fragments that a writer to the store has under way."""
+"""Fragments that a writer to the store has in flight."""
 _MEAN_ROWS: Final = 8
 _WEIGHTS: Final = [(at + 1) ** -1.2 for at in range(len(STREAMS))]
 """How the rate is divided: the k-th stream gets a part like ``1 / k**1.2``."""
@@ -76,7 +80,7 @@ class SoakJob:
 
     url: str
     directory: str | None
-    """Where the local log lies; None if writers append straight to the store."""
+    """Directory of the local log; None if writers append straight to the store."""
     layout: Layout
     durability: AnyDurability
     seed: int
@@ -86,7 +90,7 @@ class SoakJob:
     role: str = ""
     life: int = 0
     position: int = 1
-    """Where a reader goes on, and a writer begins to look for what it wrote last."""
+    """Offset at which a reader continues, and a writer begins to look for its last records."""
     numbers: tuple[int, ...] = (1,) * len(STREAMS)
     """The next numbers of the streams there."""
 
@@ -115,7 +119,7 @@ class SoakJob:
 
 
 async def advance(checker: Checker, reader: Reader, max_wait: float | None = None) -> int:
-    """Check what is there, or comes within that time; return how many records. WalError if any is wrong."""
+    """Check the records there, or that come within that time; return how many. WalError if one is wrong."""
     batch = await reader.fetch(max_records=4096, max_wait=max_wait)
     checker.take(batch)
     if checker.problems:
@@ -142,7 +146,7 @@ class Writing:
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Append until SIGTERM, then close the log. What an earlier life left is looked up first."""
+        """Append until SIGTERM, then close the log. Reads first what an earlier life wrote."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop.set)
         await (self._write_locally() if self._plan.directory else self._write_to_store())
         self._say(CLOSED)
@@ -181,8 +185,8 @@ class Writing:
     async def _occupy(self, log: CloudWriter) -> None:
         """Append a record where the log ends, and look again if it ends elsewhere by then.
 
-        A request of a killed writer may reach the store late. After as many of these as it had fragments
-        under way, none of its fragments fits any more: what became of its appends is final.
+        A request of a killed writer may reach the store late. After as many of these records as the writer
+        had fragments in flight, none of its fragments fits any more: the outcome of its appends is final.
         """
         stream = self._plan.own_streams(self._plan.role)[0]
         while True:
@@ -228,7 +232,7 @@ class Writing:
 
 
 async def read(plan: SoakJob, say: Say) -> None:
-    """Follow the log from the plan's place on, in its directory or in the store."""
+    """Follow the log from the plan's position, in its directory or in the store."""
     if plan.role == "disk":
         assert plan.directory is not None
         async with Wal.open_readonly(plan.directory) as wal:
@@ -254,7 +258,7 @@ async def _follow(
 
 
 async def collect(plan: SoakJob, say: Say) -> None:
-    """Remove what no cursor asks for, again and again."""
+    """Remove what no cursor needs, repeatedly."""
     settings = CollectorSettings(
         interval_seconds=plan.collect_seconds, delete_pause_seconds=0, max_drop_fraction=1
     )
@@ -266,15 +270,8 @@ async def collect(plan: SoakJob, say: Say) -> None:
             await asyncio.sleep(min(plan.collect_seconds, _LOOK_SECONDS))
 
 
-def say(*message: Any) -> None:
-    """Put a message into the pipe; return once it is there. BrokenPipeError if the parent is gone."""
-    data = memoryview(msgpack.packb(message))
-    while data:
-        data = data[os.write(1, data) :]
-
-
 def may_pass(error: BaseException) -> bool:
-    """Return whether the log or the store may do it another time."""
+    """Return whether the same may succeed another time."""
     return isinstance(error, WalError) and (error.retriable or error.outcome == "unknown")
 
 

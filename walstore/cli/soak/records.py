@@ -13,7 +13,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from walstore.batches.batch import Batch
+from walstore import Batch
 
 STREAMS: Final = [f"stream-{at}" for at in range(8)]
 """Names of the streams, which here go by their places in this list. The key of a record is the same."""
@@ -103,7 +103,7 @@ class Checker:
         else:
             self.numbers[stream] = found[1] + 1
             if expected:
-                # One that is far ahead was made by nobody; which ones are missing matters to few.
+                # A record that is far ahead was never made, so only the last 1000 missing ones are noted.
                 first = max(expected, found[1] - 1000)
                 self._missing[stream].update(range(first, found[1]))
                 self._complain(

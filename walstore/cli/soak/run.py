@@ -1,4 +1,4 @@
-"""The parent of a soak: starts its processes, kills and restarts them, and checks what they have left."""
+"""The parent of a soak: starts, kills and restarts its processes, and checks what they wrote."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 import os
 import random
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,21 +16,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from uploader import CloudLog, CloudTier, CloudWriter, Scrubber
-from walstore.cli.demo.latencies import LatencySamples
-from walstore.cli.demo.messages import receive
+from walstore import Wal
+from walstore.cli.child_process import LatencySamples, receive, start_child
 from walstore.cli.soak import child
 from walstore.cli.soak.child import SoakJob
 from walstore.cli.soak.records import MOST_PROBLEMS, STREAMS, Checker
 from walstore.errors import OffsetTrimmedError, WalError
-from walstore.log.wal import Wal
-from walstore.verify.verifying import verify_directory
+from walstore.verify import verify_directory
 
 _START_SECONDS: Final = 60.0
 _END_SECONDS: Final = 120.0
 """How long writers may take to close, and readers to read the rest."""
 _PAUSE_SECONDS: Final = 0.1
 _LONG_LIFE: Final = 8
-"""Seconds that a process must live before anything is said about the growth of its memory."""
+"""Seconds that a process must live before the growth of its memory is reported."""
 
 
 @dataclass(slots=True)
@@ -66,7 +64,7 @@ class Actor:
         return self.is_over
 
     def look(self) -> None:
-        """Note how much memory the process has while it works, where the system tells."""
+        """Note how much memory the process has while it works, where the system reports it."""
         if not self.is_open or self.process is None:
             return
         try:
@@ -81,7 +79,7 @@ class Soak:
     """One run."""
 
     def __init__(self, plan: SoakJob, place: Path, *, seconds: float, kill_seconds: float) -> None:
-        """What the processes say on stderr goes to a file in ``place``; no kills if that time is 0."""
+        """The stderr of the processes goes to a file in ``place``; no kills if ``kill_seconds`` is 0."""
         self._plan = plan
         self._words = place / "processes.log"
         self._seconds = seconds
@@ -155,20 +153,14 @@ class Soak:
                 self._complain(f"{actor.role} ended, code {code}: {self._last_words()}")
 
     async def _live(self, actor: Actor) -> int:
-        """Run a process, hear all that it says, and return its exit code."""
+        """Run a process, take all its messages, and return its exit code."""
         actor.life += 1
         position, numbers = await self._place(actor)
         plan = dataclasses.replace(
             self._plan, role=actor.role, life=actor.life, position=position, numbers=numbers
         )
         with self._words.open("ab") as words:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "walstore.cli.soak.child", plan.to_json()),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=words,
-                start_new_session=True,  # Ctrl-C is the parent's to handle
-            )
+            process = await start_child("walstore.cli.soak.child", plan.to_json(), stderr=words)
         try:
             actor.process, actor.is_open = process, False
             actor.rss.append([])
@@ -184,7 +176,7 @@ class Soak:
                 await process.wait()
 
     async def _place(self, actor: Actor) -> tuple[int, tuple[int, ...]]:
-        """Return where a process goes on; no collection passes a writer that has yet to look there."""
+        """Return the position at which a process begins; pins it for a writer until it has read the log."""
         while True:
             ahead = max(self._readers, key=lambda one: one.position)
             reader = actor if actor in self._readers else ahead
@@ -228,7 +220,7 @@ class Soak:
             actor.is_over = True
 
     def _settle(self, writer: Actor, numbers: list[int]) -> None:
-        """Compare what a new writer finds in the log with what the one before was told."""
+        """Compare what a restarted writer finds in the log with what was acknowledged before."""
         for stream in self._plan.own_streams(writer.role):
             found, known, counts = numbers[stream], self._known[stream], self._counts
             counts["unknown"] += max(0, self._pending[stream] - known)
@@ -255,7 +247,7 @@ class Soak:
         self._stop.set()
         self._working.set()
 
-    # -- its course --------------------------------------------------------------------------
+    # -- the load ----------------------------------------------------------------------------
 
     async def _load(self) -> float:
         """Kill processes, writers twice as often, until the time is over; return the seconds of work."""
@@ -278,7 +270,7 @@ class Soak:
     async def _until(
         self, actors: list[Actor], is_done: Callable[[Actor], bool], what: str
     ) -> None:
-        """Wait for all of them; who is not done in time is killed, and that is a problem."""
+        """Wait for all of them. One that is not done in time is killed, which is a problem."""
         end = time.monotonic() + _END_SECONDS
         while late := [one for one in actors if not (one.is_over or is_done(one))]:
             await asyncio.sleep(_PAUSE_SECONDS)
@@ -288,7 +280,7 @@ class Soak:
                 actor.kill()
 
     async def _watch(self, say: Callable[[str], None]) -> None:
-        """Look at the processes' memory, and say how far it is."""
+        """Look at the processes' memory, and show the progress."""
         while True:
             for actor in self._actors:
                 actor.look()
@@ -333,7 +325,7 @@ class Soak:
 
     @property
     def _appended(self) -> int:
-        """How many records are in the log for certain."""
+        """Number of records that are certainly in the log."""
         return sum(self._known) - len(self._known)
 
     def _compare(self, who: str, numbers: Sequence[int]) -> None:
@@ -345,10 +337,9 @@ class Soak:
                 )
 
     def report(self, seconds: float, tail: int, head: int) -> dict[str, Any]:
-        """Return what came of it; docs/cli.md says what the fields mean."""
+        """Return the result; docs/cli.md describes the fields."""
         plan, counts = self._plan, self._counts
-        latencies = (self._latencies.percentile(percent) for percent in (50, 99, 99.9))
-        p50, p99, p999 = (None if one is None else round(one * 1e3, 3) for one in latencies)
+        p50, p99, p999 = (self._latencies.milliseconds(percent) for percent in (50, 99, 99.9))
         return {
             "ok": not self._problems,
             **{name: getattr(plan, name) for name in ("seed", "layout", "durability", "directory")},

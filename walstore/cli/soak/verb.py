@@ -12,12 +12,11 @@ import typer
 from rich.console import Console
 
 from walstore.cli.append import Level
-from walstore.cli.demo.report import show_figures
 from walstore.cli.errors import CORRUPTION, UsageError
 from walstore.cli.layout import LayoutName
 from walstore.cli.location import fresh_prefix, is_url, own_directory, to_directory, to_url
 from walstore.cli.options import AsJson
-from walstore.cli.output import complain, format_count, print_json, terminal
+from walstore.cli.output import complain, format_count, print_json, show_figures, terminal
 from walstore.cli.running import run_async, stop_on_signal
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def soak(
 
 
 def _run(plan: SoakJob, place: Path, seconds: float, kill_seconds: float, *, as_json: bool) -> bool:
-    """Run the soak, print what came of it, and return whether all was right."""
+    """Run the soak, print the result, and return whether it passed."""
     from walstore.cli.soak.run import Soak
 
     async def run() -> dict[str, Any]:
