@@ -24,5 +24,5 @@ def test_the_table_has_every_setting_with_its_default() -> None:
 
 
 def test_the_example_of_a_directory_is_right() -> None:
-    assert "`orders/0` lies in `orders%2F0`" in PAGE
+    assert "`orders/0` is in `orders%2F0`" in PAGE
     assert directory_of("orders/0") == "orders%2F0"

@@ -145,7 +145,7 @@ class _Producer:
         say(ACK, self._number, self._count)
 
 
-class Writer:
+class DemoWriter:
     """One life of the writing process."""
 
     def __init__(self, job: DemoJob) -> None:
@@ -259,7 +259,7 @@ class Writer:
 if __name__ == "__main__":
     send_logs_to_stderr()
     try:
-        asyncio.run(Writer(DemoJob(**json.loads(sys.argv[1]))).run())
+        asyncio.run(DemoWriter(DemoJob(**json.loads(sys.argv[1]))).run())
     except Exception as error:
         cause = unwrap(error)
         if not is_expected(cause):
