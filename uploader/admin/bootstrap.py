@@ -7,7 +7,7 @@ import dataclasses
 from uploader.admin.creation import check_empty, create_manifest
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.log_session import errand
+from uploader.layouts.log_session import open_session
 from uploader.root.ownership import BOOTSTRAP_NAME
 from uploader.root.write_guard import check_not_destroyed
 from uploader.stores.port import ObjectStore
@@ -46,10 +46,10 @@ async def bootstrap(
     manifest = Manifest.initial(BOOTSTRAP_NAME)
     if start > layout.FIRST_OFFSET:
         manifest = dataclasses.replace(manifest, initial_offset=start)
-    async with errand(url, store=store, retry=retry, clock=clock) as found:
-        if not found.root.is_known:
-            await check_not_destroyed(found.store)
-            await check_empty(found)
-            await create_manifest(found, manifest)
-        if found.root.manifest != manifest:
-            raise ContentionError(f"there is a log at {found.store.url} already")
+    async with open_session(url, store=store, retry=retry, clock=clock) as session:
+        if not session.root.is_known:
+            await check_not_destroyed(session.store)
+            await check_empty(session)
+            await create_manifest(session, manifest)
+        if session.root.manifest != manifest:
+            raise ContentionError(f"there is a log at {session.store.url} already")

@@ -32,7 +32,7 @@ from uploader.format.document import position, serialise
 from uploader.format.inventory import FOLDERS, Part, goes_with_its_log, part_of
 from uploader.format.manifest import Manifest
 from uploader.format.names import MANIFEST_PREFIX, parse_manifest_key
-from uploader.layouts.log_session import LogSession, errand
+from uploader.layouts.log_session import LogSession, open_session
 from uploader.root import cas
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.removal import remove
@@ -95,13 +95,13 @@ async def destroy(
         last: AbstractSet[str] = frozenset()
         kept: AbstractSet[str] = frozenset()
         try:
-            async with errand(url, store=used, retry=retry, clock=clock) as found:
+            async with open_session(url, store=used, retry=retry, clock=clock) as session:
                 if not is_buried:
-                    found.check_found()
-                if found.root.is_known:
-                    await _end(found, confirm=confirm or is_buried)
-                    last = {layout.fragment_path(found.root.manifest.next_seq_no)}
-                kept = await _outliving(found)
+                    session.check_found()
+                if session.root.is_known:
+                    await _end(session, confirm=confirm or is_buried)
+                    last = {layout.fragment_path(session.root.manifest.next_seq_no)}
+                kept = await _outliving(session)
         except (CorruptionError, LogNotFoundError):
             if not is_buried:
                 raise
@@ -111,35 +111,35 @@ async def destroy(
             await used.aclose()
 
 
-async def _end(found: LogSession, *, confirm: bool) -> None:
+async def _end(session: LogSession, *, confirm: bool) -> None:
     """Seal the log, put the tombstone, and let the manifest name nothing and say what happened."""
-    manifest = found.root.manifest
+    manifest = session.root.manifest
     if not (manifest.is_sealed or confirm):
         raise InvalidSettingsError(
-            f"{found.store.url} is not sealed and may be in use; seal it first, or confirm that it is to "
+            f"{session.store.url} is not sealed and may be in use; seal it first, or confirm that it is to "
             "be destroyed"
         )
-    await seal_root(found)
-    await _bury(found, found.root.manifest)
-    await found.root.change(_destroyed)
+    await seal_root(session)
+    await _bury(session, session.root.manifest)
+    await session.root.change(_destroyed)
 
 
-async def _bury(found: LogSession, manifest: Manifest) -> None:
+async def _bury(session: LogSession, manifest: Manifest) -> None:
     """Put the tombstone, unless there is one. What it says is for people."""
     data = serialise(
         {
-            "destroyed_us": found.clock.now_us(),
+            "destroyed_us": session.clock.now_us(),
             "setsum": manifest.setsum.hexdigest(),
             "acc_bytes": manifest.acc_bytes,
             "limit": position(manifest.next_offset),
         }
     )
-    result = await cas.create(found.store, layout.TOMBSTONE, data, retry=found.retry)
+    result = await cas.create(session.store, layout.TOMBSTONE, data, retry=session.retry)
     if result.outcome is cas.PutOutcome.UNKNOWN or (
         result.outcome is cas.PutOutcome.LOST and result.data is None
     ):
         raise OutcomeUnknownError(
-            f"{found.store.url} did not say whether the tombstone was put; call again",
+            f"{session.store.url} did not say whether the tombstone was put; call again",
             retriable=True,
         ) from result.cause
 
@@ -148,14 +148,14 @@ def _destroyed(manifest: Manifest) -> Manifest | None:
     return None if manifest.is_destroyed else manifest.destroy()
 
 
-async def _outliving(found: LogSession) -> AbstractSet[str]:
+async def _outliving(session: LogSession) -> AbstractSet[str]:
     """Return the manifests of a destroyed chain that stay; none if it is no chain."""
-    head = await ChainReader(found.store, found.worker, found.clock).find_head()
+    head = await ChainReader(session.store, session.worker, session.clock).find_head()
     if head is None or not head.link.manifest.is_destroyed:
         return frozenset()
     return {
         listed.key
-        async for listed in found.store.list(MANIFEST_PREFIX)
+        async for listed in session.store.list(MANIFEST_PREFIX)
         if part_of(listed.key) is Part.MANIFEST
         and outlives(head.link, parse_manifest_key(listed.key))
     }

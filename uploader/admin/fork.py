@@ -35,7 +35,7 @@ from uploader.format.document import (
     serialise,
 )
 from uploader.layouts.growing_manifest import Forked
-from uploader.layouts.log_session import LogSession, errand
+from uploader.layouts.log_session import LogSession, open_session
 from uploader.root import cas
 from uploader.root.ownership import fork_writer_name
 from uploader.root.stored_document import read_stored
@@ -99,8 +99,8 @@ async def fork(
     """
     as_count(parallel, "parallel", high=64)
     async with (
-        errand(source_url, store=source_store, retry=retry, clock=clock) as source,
-        errand(target_url, store=target_store, retry=retry, clock=clock) as target,
+        open_session(source_url, store=source_store, retry=retry, clock=clock) as source,
+        open_session(target_url, store=target_store, retry=retry, clock=clock) as target,
     ):
         source.check_found()
         writer = fork_writer_name(source.store.url)

@@ -18,7 +18,7 @@ from uploader.layouts.growing_manifest import Forked, GrowingManifest
 from uploader.layouts.log_session import LogSession
 from uploader.read.fragment_copy import FragmentCopier
 from uploader.root.tree import ManifestTree
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError
 from walstore.errors import CorruptionError, OffsetTrimmedError
 
@@ -97,7 +97,10 @@ class Forking:
             if progress is not None:
                 progress(growing.forked())
 
-        async with aclosing(self._tree.fragments(held, low, stop)) as entries, together() as group:
+        async with (
+            aclosing(self._tree.fragments(held, low, stop)) as entries,
+            task_group() as group,
+        ):
             async for entry in entries:
                 in_flight.append(group.create_task(self._copy(copier, entry, stop)))
                 if len(in_flight) == self._parallel:

@@ -27,7 +27,7 @@ from uploader.format.findings import RESTORE, Finding, Severity, of_unavailable
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment_check import Checked, CheckOutcome, check_fragment
 from uploader.root.stored_document import read_object
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -182,7 +182,7 @@ class Scrubber:
 
         async with (
             aclosing(walk.fragments(manifest, tally.position, tally.limit)) as entries,
-            together() as group,
+            task_group() as group,
         ):
             begun = 0
             async for entry in entries:

@@ -31,7 +31,7 @@ from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.format.sealing import blocker, is_blocker
 from uploader.fragments.fragment import fragment_closings, inspect_fragment
-from uploader.layouts.log_session import LogSession, errand
+from uploader.layouts.log_session import LogSession, open_session
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root import cas
 from uploader.root.orphan_recovery import VOID
@@ -69,59 +69,59 @@ async def seal(
         retry: How conditional puts are repeated.
         clock: Sleeps between the attempts.
     """
-    async with errand(url, store=store, retry=retry, clock=clock) as found:
-        return await seal_root(found)
+    async with open_session(url, store=store, retry=retry, clock=clock) as session:
+        return await seal_root(session)
 
 
-async def seal_root(found: LogSession) -> int:
-    """Seal the log of an errand; see :func:`seal`."""
-    found.check_found()
-    if found.root.manifest.is_rebuilding:
+async def seal_root(session: LogSession) -> int:
+    """Seal the log of a session; see :func:`seal`."""
+    session.check_found()
+    if session.root.manifest.is_rebuilding:
         raise ContentionError(
-            f"{found.store.url} is being rebuilt; if that was interrupted, rebuild it again first"
+            f"{session.store.url} is being rebuilt; if that was interrupted, rebuild it again first"
         )
-    if isinstance(found.root, SwappedRoot):
-        await _seal_swapped(found)
+    if isinstance(session.root, SwappedRoot):
+        await _seal_swapped(session)
     else:
-        await found.root.change(_sealed)
-    return found.root.manifest.next_offset
+        await session.root.change(_sealed)
+    return session.root.manifest.next_offset
 
 
-async def _seal_swapped(found: LogSession) -> None:
+async def _seal_swapped(session: LogSession) -> None:
     """Put the blocker, then the mark. Begins again if the log went on in between, behind the blocker."""
-    root = found.root
+    root = session.root
     while True:
-        blocked = await _block(found)
+        blocked = await _block(session)
         await root.change(partial(_sealed_at, seq_no=blocked))
         if root.manifest.is_sealed and root.manifest.next_seq_no == blocked:
             return
 
 
-async def _block(found: LogSession) -> int:
+async def _block(session: LogSession) -> int:
     """Put the blocker where the log goes on, after publishing what lies there; return that number."""
     is_walled, lost = False, 0
     while True:
-        manifest = found.root.manifest
+        manifest = session.root.manifest
         seq_no, limit = manifest.next_seq_no, manifest.next_offset
-        result = await _put_blocker(found, seq_no, limit)
+        result = await _put_blocker(session, seq_no, limit)
         if result.outcome is cas.PutOutcome.COMMITTED:
             return seq_no
-        await _make_way(found, manifest, result)
+        await _make_way(session, manifest, result)
         lost += 1
         if lost >= _PATIENT_TRIES and not is_walled:
             ahead = 1 << (lost - _PATIENT_TRIES)
-            result = await _put_blocker(found, found.root.manifest.next_seq_no + ahead, limit)
+            result = await _put_blocker(session, session.root.manifest.next_seq_no + ahead, limit)
             is_walled = result.data is None or is_blocker(result.data)
 
 
-async def _put_blocker(found: LogSession, seq_no: int, limit: int) -> cas.PutResult:
+async def _put_blocker(session: LogSession, seq_no: int, limit: int) -> cas.PutResult:
     """Put the blocker in a place, if nothing is there, or what was voided."""
     key = layout.fragment_path(seq_no)
-    result = await cas.fill(found.store, key, blocker(limit), nothing=VOID, retry=found.retry)
-    return result.decided(found.store.url, f"{key} was put; call again")
+    result = await cas.fill(session.store, key, blocker(limit), nothing=VOID, retry=session.retry)
+    return result.decided(session.store.url, f"{key} was put; call again")
 
 
-async def _make_way(found: LogSession, seen: Manifest, taken: cas.PutResult) -> None:
+async def _make_way(session: LogSession, seen: Manifest, taken: cas.PutResult) -> None:
     """Publish what lies where ``seen`` goes on, or replace what can never be published by the blocker.
 
     Also a blocker that was put before it was known where the log ends.
@@ -129,32 +129,32 @@ async def _make_way(found: LogSession, seen: Manifest, taken: cas.PutResult) -> 
     key = layout.fragment_path(seen.next_seq_no)
     assert taken.data is not None
     assert taken.etag is not None
-    entry = await found.worker.run(_fragment, taken.data, key)
-    if entry is not None and not await _is_admitted(found, taken.data, key):
+    entry = await session.worker.run(_fragment, taken.data, key)
+    if entry is not None and not await _is_admitted(session, taken.data, key):
         entry = None  # whoever knew less can name it no more
     if entry is not None and entry.start == seen.next_offset and not seen.is_sealed:
         try:
-            await found.root.publish([entry], seen.writer)
+            await session.root.publish([entry], seen.writer)
         except (ContentionError, LogSealedError):
-            await found.newest()  # another was quicker
+            await session.newest()  # another was quicker
         return
-    if (await found.newest()).next_seq_no == seen.next_seq_no:
+    if (await session.newest()).next_seq_no == seen.next_seq_no:
         data = blocker(seen.next_offset)
-        result = await cas.swap(found.store, key, data, taken.etag, retry=found.retry)
-        result.decided(found.store.url, f"{key} was put; call again")
+        result = await cas.swap(session.store, key, data, taken.etag, retry=session.retry)
+        result.decided(session.store.url, f"{key} was put; call again")
 
 
-async def _is_admitted(found: LogSession, data: bytes, key: str) -> bool:
+async def _is_admitted(session: LogSession, data: bytes, key: str) -> bool:
     """Return whether no stream of a fragment was closed since it was made; see
     ``write/stream_guard.py``."""
-    bound = await found.worker.run(partial(fragment_closings, data, path=key))
+    bound = await session.worker.run(partial(fragment_closings, data, path=key))
     if bound is None:
         return True
     closings, streams = bound
-    table = await StreamFile(found.store, retry=found.retry, worker=found.worker).load()
+    table = await StreamFile(session.store, retry=session.retry, worker=session.worker).load()
     if table.admits(streams, closings):
         return True
-    await found.root.change(partial(raise_closings, closings=table.closings))
+    await session.root.change(partial(raise_closings, closings=table.closings))
     return False
 
 
