@@ -113,7 +113,7 @@ def _parses(call: ast.Call) -> bool:
 
 
 def test_no_group_of_errors_reaches_a_caller() -> None:
-    """``together`` raises one of them. What makes groups itself is only awaited by who takes them apart."""
+    """``task_group`` raises one of their errors. Code that makes a TaskGroup itself also takes it apart."""
     found = []
     for path in sorted((ROOT / "uploader").rglob("*.py")):
         place = path.relative_to(ROOT).as_posix()

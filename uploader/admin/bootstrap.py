@@ -1,4 +1,4 @@
-"""bootstrap: an empty log that does not begin at offset 1, to go on where something else ended."""
+"""bootstrap: creates an empty log that begins at a given offset, to continue where another log ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from uploader.admin.creation import check_empty, create_manifest
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.log_session import errand
+from uploader.layouts.log_session import open_session
 from uploader.root.ownership import BOOTSTRAP_NAME
 from uploader.root.write_guard import check_not_destroyed
 from uploader.stores.port import ObjectStore
@@ -27,17 +27,17 @@ async def bootstrap(
     retry: RetryPolicy | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Create a log of the default layout whose first record is going to have the offset ``start``.
+    """Create a log of the default layout whose first record gets the offset ``start``.
 
-    Calling it again changes nothing, as long as nothing was appended. Raises ContentionError if there is
-    another log, LogNotFoundError if one was destroyed there, InvalidSettingsError for an offset that no
-    record can have, and OutcomeUnknownError if the store does not answer: call again.
+    Calling it again changes nothing unless records were appended. Raises ContentionError if another log
+    exists, LogNotFoundError if a log was destroyed there, InvalidSettingsError for an offset that no record
+    can have, and OutcomeUnknownError if the store does not answer: call again.
 
     Args:
-        url: Where the log is to lie.
-        start: Offset of its first record: 1 to 2**64 - 2.
+        url: Location of the new log.
+        start: Offset of the first record: 1 to 2**64 - 2.
         store: Replaces the store that the URL names, and stays open.
-        retry: How the put is repeated.
+        retry: Retry policy of the put.
         clock: Sleeps between the attempts.
     """
     start = as_int(start, "start")
@@ -46,10 +46,10 @@ async def bootstrap(
     manifest = Manifest.initial(BOOTSTRAP_NAME)
     if start > layout.FIRST_OFFSET:
         manifest = dataclasses.replace(manifest, initial_offset=start)
-    async with errand(url, store=store, retry=retry, clock=clock) as found:
-        if not found.root.is_known:
-            await check_not_destroyed(found.store)
-            await check_empty(found)
-            await create_manifest(found, manifest)
-        if found.root.manifest != manifest:
-            raise ContentionError(f"there is a log at {found.store.url} already")
+    async with open_session(url, store=store, retry=retry, clock=clock) as session:
+        if not session.root.is_known:
+            await check_not_destroyed(session.store)
+            await check_empty(session)
+            await create_manifest(session, manifest)
+        if session.root.manifest != manifest:
+            raise ContentionError(f"there is a log at {session.store.url} already")

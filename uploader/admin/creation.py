@@ -1,4 +1,4 @@
-"""The first manifest of a log that is made by hand, rather than by its first writer."""
+"""Creates the first manifest of a log explicitly, instead of by its first writer."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from uploader.root.write_guard import check_not_destroyed
 from walstore.errors import ContentionError
 
 
-async def check_empty(found: LogSession) -> None:
-    """Raise ContentionError if fragments lie there that no manifest names."""
-    async for listed in found.store.list(layout.FRAGMENT_FOLDER):
+async def check_empty(session: LogSession) -> None:
+    """Raise ContentionError if the prefix contains fragments that no manifest names."""
+    async for listed in session.store.list(layout.FRAGMENT_FOLDER):
         if layout.is_among_fragments(listed.key):
             raise ContentionError(
-                f"{found.store.url} is not empty ({listed.key}); take another prefix"
+                f"{session.store.url} is not empty ({listed.key}); take another prefix"
             )
 
 
-async def create_manifest(found: LogSession, manifest: Manifest) -> None:
-    """Put the manifest unless there is one, and load whichever is there now.
+async def create_manifest(session: LogSession, manifest: Manifest) -> None:
+    """Put the manifest unless one exists, and load the one that is stored now.
 
     LogNotFoundError if the log was destroyed meanwhile, OutcomeUnknownError if the store does not answer.
     """
-    data = await found.worker.run(manifest.serialise)
-    result = await cas.create(found.store, layout.MANIFEST, data, retry=found.retry)
-    result.decided(found.store.url, "the manifest was created; call again")
-    await found.root.load()
-    await check_not_destroyed(found.store)
+    data = await session.worker.run(manifest.serialise)
+    result = await cas.create(session.store, layout.MANIFEST, data, retry=session.retry)
+    result.decided(session.store.url, "the manifest was created; call again")
+    await session.root.load()
+    await check_not_destroyed(session.store)

@@ -21,7 +21,7 @@ from uploader.format.link import MOST_ALPHA, Link
 from uploader.format.names import MANIFEST_PREFIX, manifest_key, parse_manifest_key
 from uploader.format.two_clock_time import TwoClockTime
 from uploader.root.stored_document import read_stored
-from uploader.runtime.task_groups import all_of
+from uploader.runtime.task_groups import gather_all
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ORDER_PROOF, ListingOrder, ObjectStore
 from walstore.errors import CorruptionError, StorageUnavailableError
@@ -210,7 +210,7 @@ class _Seen:
     async def read(self, slots: Sequence[int]) -> Mapping[int, Link | None]:
         """Return what slots hold, read at the same time, and those read before."""
         missing = [slot for slot in slots if slot not in self._links]
-        found = await all_of(map(self._read, missing))
+        found = await gather_all(map(self._read, missing))
         self._links.update(zip(missing, found, strict=True))
         return self._links
 

@@ -38,7 +38,7 @@ from uploader.root import cas
 from uploader.root.roller import Roller
 from uploader.root.root import Change
 from uploader.root.write_guard import check_creatable, check_not_destroyed, destroyed
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import (
@@ -257,7 +257,7 @@ class ChainRoot:
         """Put the link of a change; return when its outcome is decided."""
         link = pending.link
         assert link is not None
-        async with together() as group:
+        async with task_group() as group:
             sending = group.create_task(self._send(pending, link))
             await pending.decided.wait()
             # What it was to put is either there, or can never be part of the chain.

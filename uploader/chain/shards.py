@@ -10,7 +10,7 @@ from uploader.format.names import (
     last_before,
     shard_folder,
 )
-from uploader.runtime.task_groups import all_of
+from uploader.runtime.task_groups import gather_all
 from uploader.stores.port import ListedObject, ObjectStore
 
 
@@ -41,7 +41,7 @@ async def list_behind_names(
     """Return what :func:`list_behind` does, with the parsed names."""
     shards = range(1, MOST_SHARDS + 1)
     folders = [_list(store, shard_folder(shard), last_before(shard, seq_no)) for shard in shards]
-    found = await all_of(folders)
+    found = await gather_all(folders)
     return sorted((item for listing in found for item in listing), key=_by_number)
 
 

@@ -116,8 +116,8 @@ class FragmentBuilder:
         if records.nbytes < _APART_BYTES:
             data, setsum = write(), fragment_columns.setsum_of(found, self._timestamp_us)
         else:
-            with ThreadPoolExecutor(1, "walstore-parquet") as beside:
-                writing = beside.submit(write)
+            with ThreadPoolExecutor(1, "walstore-parquet") as background:
+                writing = background.submit(write)
                 setsum = fragment_columns.setsum_of(found, self._timestamp_us)
                 data = writing.result()
         return self._file_of(data).summed(self._setsum + setsum)

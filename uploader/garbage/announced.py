@@ -54,7 +54,7 @@ class Announced:
         self._store = store
         self._worker = worker
         self._clock = clock
-        self._beside = BackgroundTask[_SeenAnnouncement | None]()
+        self._background = BackgroundTask[_SeenAnnouncement | None]()
         self._seen: _SeenAnnouncement | None = None
         self._published: TwoClockTime | None = None
         self._looked: TwoClockTime | None = None
@@ -66,10 +66,10 @@ class Announced:
         is_steady = before is not None and before.age_seconds(self._clock) < LOOK_SECONDS
         if not is_steady or self._looked is None:
             self._looked = now
-        elif not self._beside.is_busy and self._looked.age_seconds(self._clock) >= LOOK_SECONDS:
+        elif not self._background.is_busy and self._looked.age_seconds(self._clock) >= LOOK_SECONDS:
             self._looked = now
             self._collect()
-            self._beside.start(self._look(now), f"look for garbage of {self._store.url}")
+            self._background.start(self._look(now), f"look for garbage of {self._store.url}")
 
     def take_out(self, manifest: Manifest) -> Manifest:
         """Return the manifest without what is announced; the very same if it has nothing of that.
@@ -93,17 +93,17 @@ class Announced:
 
     async def wait(self) -> None:
         """Return when no look is under way."""
-        await self._beside.wait()
+        await self._background.wait()
 
     async def aclose(self) -> None:
         """Give up what is under way, and wait for its end; twice is allowed."""
-        await self._beside.aclose()
+        await self._background.aclose()
 
     # -- inside ------------------------------------------------------------------------------
 
     def _collect(self) -> None:
         """Take the result of a look that has ended."""
-        task = self._beside.take()
+        task = self._background.take()
         if task is None:
             return
         try:

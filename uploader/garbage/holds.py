@@ -19,7 +19,7 @@ from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.document import MOST_SMALL_BYTES, Fields, read_document
 from uploader.root import cas
 from uploader.root.stored_document import parse_aside, read_stored
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -90,7 +90,7 @@ class Keepers:
         CorruptionError for one that is damaged, and for other objects there, as in wal3: one of them might
         be what somebody relies on. The store's errors.
         """
-        async with together() as tasks:
+        async with task_group() as tasks:
             cursors = tasks.create_task(
                 self._read(
                     layout.CURSOR_FOLDER, layout.parse_cursor_path, CloudCursor.parse, "cursor"

@@ -20,7 +20,7 @@ from uploader.format.manifest import Manifest
 from uploader.format.snapshot import Snapshot
 from uploader.garbage.observed_heads import ObservedHead
 from uploader.root.stored_document import read_stored
-from uploader.runtime.task_groups import all_of
+from uploader.runtime.task_groups import gather_all
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from walstore.errors import CollectionRefusedError, CorruptionError, FormatVersionError
@@ -75,7 +75,7 @@ class Collectable:
         """Raise CollectionRefusedError if one of these snapshots must stay."""
         for low in range(0, len(keys), _AT_ONCE):
             some = keys[low : low + _AT_ONCE]
-            for key, may_go in zip(some, await all_of(map(self.read, some)), strict=True):
+            for key, may_go in zip(some, await gather_all(map(self.read, some)), strict=True):
                 if may_go is False:
                     raise CollectionRefusedError(
                         f"{key} in {self._store.url} holds what is not collected; verify the log"

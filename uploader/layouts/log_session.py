@@ -21,7 +21,7 @@ from walstore.runtime.threads import Worker
 
 @dataclass(frozen=True, slots=True)
 class LogSession:
-    """The store of a log, its root as it was when the errand began, and threads to work on."""
+    """The store of a log, its root as it was when the session began, and threads to work on."""
 
     store: ObjectStore
     root: Root
@@ -45,7 +45,7 @@ class LogSession:
 
 
 @asynccontextmanager
-async def errand(
+async def open_session(
     url: str,
     *,
     store: ObjectStore | None = None,
@@ -60,7 +60,7 @@ async def errand(
     clock = clock or SystemClock()
     retry = retry or RetryPolicy(clock=clock)
     used = chosen_store(url, store)
-    worker = Worker("errand", threads=2)
+    worker = Worker("session", threads=2)
     try:
         root = await find_root(used, retry=retry, worker=worker)
         try:

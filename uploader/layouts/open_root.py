@@ -14,7 +14,7 @@ from uploader.format.names import manifest_key
 from uploader.format.rollup import RollUpSettings
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.root import Root
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import InvalidSettingsError
@@ -49,7 +49,7 @@ async def find_root(
     swapped = SwappedRoot(store, retry, worker, roll_up=roll_up)
     chained = ChainRoot(store, retry, worker, settings=chain, roll_up=roll_up)
     if layout == "chain":
-        async with together() as tasks:
+        async with task_group() as tasks:
             swap = tasks.create_task(store.head(layouts.MANIFEST))
             await chained.load()
         if swap.result() is not None:

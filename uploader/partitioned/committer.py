@@ -24,7 +24,7 @@ from uploader.partitioned.sink_settings import SinkSettings
 from uploader.partitioned.staged import StagedFragment
 from uploader.partitioned.stager import delete_staged
 from uploader.partitioned.write_id import JOBS, WriteId, is_passing, job_time_us, staging_of
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectStore
 from uploader.stores.removal import remove
 from uploader.stores.retry import RetryPolicy
@@ -200,7 +200,7 @@ class Committer:
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
         """Give up once the store has been silent for too long."""
-        async with together() as tasks:
+        async with task_group() as tasks:
             watching = tasks.create_task(self._stall_guard.run_out())
             yield
             watching.cancel()

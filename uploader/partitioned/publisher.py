@@ -16,7 +16,7 @@ from uploader.partitioned.staged import StagedFragment
 from uploader.partitioned.sub_store import SubStore
 from uploader.partitioned.write_id import JOBS, is_passing
 from uploader.root.ownership import direct_writer_name
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectStore
 from uploader.stores.removal import remove
 from uploader.stores.retry import RetryPolicy
@@ -60,7 +60,7 @@ class PartitionPublisher:
                 plans[partition] = LogPlan(tuple(staged[partition]), await publisher.find_end(job))
 
         slots = asyncio.Semaphore(self._settings.parallel_logs)
-        async with together() as tasks:
+        async with task_group() as tasks:
             for partition in staged:
                 tasks.create_task(plan_one(partition))
         return plans
@@ -78,7 +78,7 @@ class PartitionPublisher:
 
         slots = asyncio.Semaphore(self._settings.parallel_logs)
         try:
-            async with together() as tasks:
+            async with task_group() as tasks:
                 for partition in known.record.logs:
                     tasks.create_task(publish_one(partition))
             await keeper.finish()

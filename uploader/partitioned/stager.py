@@ -25,7 +25,7 @@ from uploader.partitioned.staged import StagedFragment, encode, raised
 from uploader.partitioned.sub_store import SubStore
 from uploader.partitioned.write_id import WriteId, hold_of, is_passing, parse_staged
 from uploader.root import cas
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectStore
 from uploader.stores.removal import remove
 from uploader.stores.retry import RetryPolicy
@@ -80,7 +80,7 @@ class Stager:
         self._is_finished = False
 
     async def __aenter__(self) -> Self:
-        self._tasks = await self._around.enter_async_context(together())
+        self._tasks = await self._around.enter_async_context(task_group())
         return self
 
     async def __aexit__(

@@ -13,7 +13,7 @@ from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.read.fragment_reader import FragmentReader, pieces
 from uploader.read.read_ahead import ReadAhead
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from walstore.batches.batch import Batch
 from walstore.errors import InvalidSettingsError
 from walstore.ports import Clock
@@ -119,7 +119,7 @@ async def in_time(
     deadline = clock.monotonic() + seconds
     left = seconds
     while True:
-        async with together() as tasks:
+        async with task_group() as tasks:
             asking = tasks.create_task(_next_of(fragments))
             sleeping = tasks.create_task(clock.sleep(left))
             await asyncio.wait((asking, sleeping), return_when=asyncio.FIRST_COMPLETED)

@@ -18,7 +18,7 @@ from uploader.format.entries import Fragment
 from uploader.fragments.fragment import footer_bytes, read_footer
 from uploader.fragments.fragment_file import Footer
 from uploader.fragments.parquet_metadata import END_BYTES
-from uploader.runtime.task_groups import all_of
+from uploader.runtime.task_groups import gather_all
 from walstore.errors import CorruptionError, WalError
 from walstore.runtime.threads import Worker
 
@@ -150,7 +150,7 @@ class FragmentFooters:
     # -- inside ------------------------------------------------------------------------------
 
     async def _ask(self, window: Sequence[Fragment], stream: str) -> list[bool]:
-        return await all_of(self._may_hold(entry, stream) for entry in window)
+        return await gather_all(self._may_hold(entry, stream) for entry in window)
 
     async def _may_hold(self, entry: Fragment, stream: str) -> bool:
         try:

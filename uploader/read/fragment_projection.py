@@ -14,7 +14,7 @@ from uploader.format.entries import Fragment
 from uploader.fragments.fragment import decode_columns
 from uploader.fragments.fragment_batch import FragmentBatch
 from uploader.fragments.fragment_file import column_ranges
-from uploader.runtime.task_groups import all_of
+from uploader.runtime.task_groups import gather_all
 from walstore.errors import CorruptionError
 from walstore.runtime.threads import Worker
 
@@ -46,7 +46,7 @@ async def read_columns(
     missing = merge([(low, min(high, start)) for low, high in wanted if low < start])
     if 2 * sum(high - low for low, high in missing) >= size:
         return None
-    found = await all_of(fetch(entry, low, high) for low, high in missing)
+    found = await gather_all(fetch(entry, low, high) for low, high in missing)
     pieces = [*zip((low for low, _ in missing), found, strict=True), (start, end)]
     for (low, high), data in zip(missing, found, strict=True):
         if len(data) != high - low:

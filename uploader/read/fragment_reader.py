@@ -29,7 +29,7 @@ from uploader.read.fragment_projection import read_columns
 from uploader.root.stored_document import read_object
 from uploader.root.tree import ManifestTree
 from uploader.root.write_guard import check_not_destroyed
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -228,7 +228,7 @@ class FragmentReader:
             async for run in runs:
                 for low in range(0, len(run), PARALLEL):
                     window = run[low : low + PARALLEL]
-                    async with together() as tasks:
+                    async with task_group() as tasks:
                         asked = [tasks.create_task(self._streams_of(entry)) for entry in window]
                     for entry, task in zip(window, asked, strict=True):
                         for name in sorted(task.result()):

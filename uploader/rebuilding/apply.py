@@ -30,7 +30,7 @@ from uploader.root import cas
 from uploader.root.orphan_recovery import VOID
 from uploader.root.stored_document import MOST_FRAGMENT_BYTES, read_object, read_stored
 from uploader.root.write_guard import check_not_destroyed
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -76,7 +76,7 @@ class Rebuild:
             for key, etag in waiting:
                 await self._copy(key, etag)
 
-        async with together() as tasks:
+        async with task_group() as tasks:
             for _ in range(_COPIES):
                 tasks.create_task(copy_on())
         if changes.name:

@@ -29,7 +29,7 @@ from uploader.rebuilding.note import Note
 from uploader.root.orphan_recovery import VOID
 from uploader.root.stored_document import most_bytes_at, read_stored_or_damaged
 from uploader.root.stream_file import read_closings
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore, StoredObject
 from walstore.errors import CorruptionError, InvalidSettingsError
@@ -267,7 +267,7 @@ async def _fragments(
             if progress is not None:
                 progress(done, len(keys))
 
-    async with together() as group:
+    async with task_group() as group:
         for _ in range(parallel):
             group.create_task(read_on())
     return dict(sorted(found.items()))

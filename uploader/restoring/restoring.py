@@ -28,7 +28,7 @@ from uploader.root.ownership import check_shippable, owner
 from uploader.root.stream_file import StreamFile
 from uploader.root.tree import ManifestTree
 from uploader.root.write_guard import check_unsealed
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.write.cloud_tier import CloudTier
@@ -201,7 +201,7 @@ class Restoring:
         tree = ManifestTree(self._store, self._reading, newest=newest)
         found = tree.fragments(log.manifest, builder.position, limit)
         fetching: deque[asyncio.Task[FragmentBatch]] = deque()
-        async with together() as group, aclosing(_closeable(found)) as entries:
+        async with task_group() as group, aclosing(_closeable(found)) as entries:
             async for entry in entries:
                 fetching.append(group.create_task(self._fetch(log, entry)))
                 if len(fetching) == self._max_in_flight:

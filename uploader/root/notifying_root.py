@@ -82,6 +82,6 @@ class NotifyingRoot:
         await self._inner.aclose()
 
 
-def noting(root: Root, note: Note | None) -> Root:
+def with_note(root: Root, note: Note | None) -> Root:
     """Return the root, wrapped if there is anybody to be told."""
     return root if note is None else NotifyingRoot(root, note)

@@ -37,7 +37,7 @@ class Roller:
         self._retry = retry
         self._worker = worker
         self._settings = settings
-        self._beside = BackgroundTask[list[Replacement]]()
+        self._background = BackgroundTask[list[Replacement]]()
         self._ready: Sequence[Replacement] = ()
         self._resume_at = 0
         self.put_snapshots = 0
@@ -46,7 +46,7 @@ class Roller:
     @property
     def is_busy(self) -> bool:
         """Whether snapshots are being put."""
-        return self._beside.is_busy
+        return self._background.is_busy
 
     def fold(self, manifest: Manifest) -> Manifest:
         """Return the manifest with what is finished rolled up in it; the very same if nothing is.
@@ -62,25 +62,25 @@ class Roller:
         Does nothing while others are under way, or wait to be folded in.
         """
         self._collect(manifest)
-        if self._beside.has_task or fold(manifest, self._ready) is not manifest:
+        if self._background.has_task or fold(manifest, self._ready) is not manifest:
             return
         self._ready = ()
         if manifest.next_seq_no >= self._resume_at and is_ripe(manifest, self._settings):
-            self._beside.start(self._roll_up(manifest), f"roll up {self._store.url}")
+            self._background.start(self._roll_up(manifest), f"roll up {self._store.url}")
 
     async def wait(self) -> None:
         """Return when nothing is under way. What was put waits to be folded in."""
-        await self._beside.wait()
+        await self._background.wait()
 
     async def aclose(self) -> None:
         """Give up what is under way, and wait for its end; twice is allowed."""
-        await self._beside.aclose()
+        await self._background.aclose()
 
     # -- inside ------------------------------------------------------------------------------
 
     def _collect(self, manifest: Manifest) -> None:
         """Take the result of the task if it has ended."""
-        task = self._beside.take()
+        task = self._background.take()
         if task is None:
             return
         try:

@@ -18,8 +18,8 @@ _E = TypeVar("_E", bound=BaseException)
 _T = TypeVar("_T")
 
 
-class _Together(asyncio.TaskGroup):
-    """What :func:`together` returns.
+class _TaskGroup(asyncio.TaskGroup):
+    """What :func:`task_group` returns.
 
     No generator: one that is forgotten in the middle of its block would be closed by the event loop later,
     and cannot be, since it waits for the tasks.
@@ -34,31 +34,31 @@ class _Together(asyncio.TaskGroup):
         try:
             await super().__aexit__(kind, error, trace)
         except BaseExceptionGroup as found:
-            told = told_of(found)
-            raise told from told.__cause__
+            raised = main_error(found)
+            raise raised from raised.__cause__
 
 
-def together() -> asyncio.TaskGroup:
+def task_group() -> asyncio.TaskGroup:
     """Run tasks; when one fails the others are cancelled, and its error is raised, not in a group.
 
     If several failed: the first that is no WalError, else the first.
     """
-    return _Together()
+    return _TaskGroup()
 
 
-def told_of(group: BaseExceptionGroup[_E]) -> _E:
+def main_error(group: BaseExceptionGroup[_E]) -> _E:
     """Return the error of a group, however deep, that callers are told."""
     return next(
         (error for error in _errors(group) if not isinstance(error, WalError)), first_of(group)
     )
 
 
-async def all_of(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+async def gather_all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     """Await all calls together and return their results in order; when one fails the others are cancelled.
 
     None of them goes on once this has returned or raised, as those of ``asyncio.gather`` do.
     """
-    async with together() as tasks:
+    async with task_group() as tasks:
         begun = [tasks.create_task(call) for call in calls]
     return [task.result() for task in begun]
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.latencies import Latencies
 from uploader.stores.port import ObjectStore, get_bounded
 from uploader.stores.race import Answer, ask, settle_put, settle_read
@@ -166,7 +166,7 @@ class HedgedStore(StoreWrapper):
         late_after = self.late_after_seconds(request.kind, _size_bytes(request))
         if late_after is None:
             return (await self._ask(request)).get()
-        async with together() as group:
+        async with task_group() as group:
             answer = await self._race(group, request, late_after, settle)
         return answer.get()
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import PreconditionFailedError
 from uploader.stores.port import StoredObject
 from uploader.stores.retry import is_transient
@@ -102,7 +102,7 @@ async def settle_put(
 
     judging: asyncio.Task[bool] | None = None
     waiting: set[asyncio.Task[Answer[str]] | asyncio.Task[bool]] = {first, second}
-    async with together() as group:
+    async with task_group() as group:
         while True:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             waiting -= done

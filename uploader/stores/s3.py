@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError, PreconditionFailedError
 from uploader.stores.port import (
     FIRST_PAGE,
@@ -172,7 +172,7 @@ class S3Store:
         """Remove objects, a request each: servers differ in what they demand of bulk deletes."""
         full = [(key, self._full(key)) for key in keys]
         for start in range(0, len(full), _DELETES_AT_ONCE):
-            async with together() as group:
+            async with task_group() as group:
                 for key, full_key in full[start : start + _DELETES_AT_ONCE]:
                     group.create_task(self._delete(key, full_key))
 

@@ -15,7 +15,7 @@ from uploader.layouts.open_root import Layout, find_root, needs_swaps
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader, pieces
 from uploader.read.read_ahead import ReadersAhead
-from uploader.root.notifying_root import Note, noting
+from uploader.root.notifying_root import Note, with_note
 from uploader.root.ownership import check_owner, check_shippable, owner
 from uploader.root.root import Root
 from uploader.root.write_guard import check_not_destroyed, check_unsealed, has_records
@@ -117,7 +117,7 @@ class CloudTier:
         for damaged objects, or fragments without a manifest; else the store's errors.
         """
         root = await self._open_root()
-        root = noting(root, self._note)
+        root = with_note(root, self._note)
         self._root = root
         self._uploader = Uploader(
             store=self._store,

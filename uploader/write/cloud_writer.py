@@ -16,12 +16,12 @@ from uploader.chain.chain_settings import ChainSettings
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.manifest import Manifest
 from uploader.layouts.open_root import Layout, find_root, needs_swaps
-from uploader.root.notifying_root import Note, noting
+from uploader.root.notifying_root import Note, with_note
 from uploader.root.ownership import check_direct, direct_writer_name
 from uploader.root.root import Root
 from uploader.root.write_guard import check_exists, check_unsealed, has_records
 from uploader.runtime.shared_worker import SharedWorker
-from uploader.runtime.task_groups import told_of
+from uploader.runtime.task_groups import main_error
 from uploader.stores.port import ObjectStore
 from uploader.stores.probe import require_conditional_puts
 from uploader.stores.retry import RetryPolicy
@@ -110,7 +110,7 @@ class CloudWriter:
 
             try:
                 root = await stall_guard.guard(partial(stall_guard.call, find))
-                log = cls(found, noting(root, note), worker, chosen, policy, time, stall_guard)
+                log = cls(found, with_note(root, note), worker, chosen, policy, time, stall_guard)
             except BaseException:
                 worker.close()
                 await found.aclose()
@@ -406,7 +406,7 @@ class CloudWriter:
         except Exception as found:  # noqa: BLE001 - whatever it is, the appends fail and it is raised
             if self._is_forgotten:
                 return
-            cause = told_of(found) if isinstance(found, ExceptionGroup) else found
+            cause = main_error(found) if isinstance(found, ExceptionGroup) else found
             failure = WalClosedError(
                 f"the writer of {self.url} failed, open it again: {cause!r}", reason="failed"
             )

@@ -27,7 +27,7 @@ from functools import partial
 from uploader.format.closings import without_closings
 from uploader.format.entries import Fragment
 from uploader.root.root import Root
-from uploader.runtime.task_groups import first_of, together
+from uploader.runtime.task_groups import first_of, task_group
 from uploader.stores.port import ObjectStore
 from uploader.write.ack_dispatch import AppendAcks
 from uploader.write.append_queue import AppendQueue
@@ -287,7 +287,7 @@ class CommitLoop:
 
     async def _wait(self, seconds: float) -> None:
         """Return after that time, or when something has changed."""
-        async with together() as group:
+        async with task_group() as group:
             sleeping = group.create_task(self._clock.sleep(seconds))
             waking = group.create_task(self._wake.wait())
             await asyncio.wait((sleeping, waking), return_when=asyncio.FIRST_COMPLETED)

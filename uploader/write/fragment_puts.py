@@ -32,7 +32,7 @@ from uploader.root import cas
 from uploader.root.orphan_recovery import VOID, Orphan, can_follow
 from uploader.root.root import Root
 from uploader.root.stored_document import read_object
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -196,7 +196,7 @@ class FragmentPuts:
             return built, await self.create(built, seq_no)
         file = await building.write(records)
         is_built()
-        async with together() as tasks:
+        async with task_group() as tasks:
             summing = tasks.create_task(building.sum())
             taken = await self._create(key, file.data)
             built = file.summed(await summing)

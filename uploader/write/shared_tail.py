@@ -20,7 +20,7 @@ from uploader.root.ownership import check_direct
 from uploader.root.root import Root
 from uploader.root.stored_document import read_object
 from uploader.root.write_guard import check_unsealed
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.write.fragment_puts import FragmentPuts, Taken
@@ -90,7 +90,7 @@ class SharedTail:
         A fragment that can never be published is voided (``orphan_recovery.py``). :meth:`learn_floor` runs
         meanwhile, for the tail as it was.
         """
-        async with together() as tasks:
+        async with task_group() as tasks:
             tasks.create_task(self.learn_floor())
             orphans = await self._orphans()
         for orphan in orphans:

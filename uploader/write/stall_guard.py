@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from uploader.runtime.task_groups import together
+from uploader.runtime.task_groups import task_group
 from uploader.stores.retry import RetryPolicy, is_transient
 from walstore.errors import (
     DiskFullError,
@@ -88,7 +88,7 @@ class StallGuard:
 
     async def guard(self, work: Callable[[], Awaitable[_T]], source: Draining | None = None) -> _T:
         """Await ``work()`` as long as the store answers now and then; see :meth:`run_out`."""
-        async with together() as tasks:
+        async with task_group() as tasks:
             watching = tasks.create_task(self.run_out(source))
             answer = await work()
             watching.cancel()

@@ -24,7 +24,7 @@ from uploader.format.entries import Fragment
 from uploader.root.claiming import Claiming, Remember
 from uploader.root.ownership import Claim, check_held, check_owner, writer_name
 from uploader.root.root import Root
-from uploader.runtime.task_groups import first_of, together
+from uploader.runtime.task_groups import first_of, task_group
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
@@ -323,7 +323,7 @@ class Uploader:
         if source.wants_cloud:
             await source.wait_shipping_due(full)  # at once
             return
-        async with together() as group:
+        async with task_group() as group:
             waiting = group.create_task(source.wait_shipping_due(full))
             aging = group.create_task(self._clock.sleep(self._settings.fragment_age_seconds))
             await asyncio.wait((waiting, aging), return_when=asyncio.FIRST_COMPLETED)
@@ -344,7 +344,7 @@ class Uploader:
             elif shipment.may_begin and self._deserves_head_start(source, shipment, mark):
                 await shipment.begin(source.durable_limit)
                 continue
-            async with together() as group:
+            async with task_group() as group:
                 sleeping = group.create_task(self._clock.sleep(seconds))
                 changing = group.create_task(shipment.wait_change())
                 await asyncio.wait((sleeping, changing), return_when=asyncio.FIRST_COMPLETED)

@@ -49,9 +49,9 @@ def destroy(
 
 async def _destroy(url: str, *, even_unsealed: bool, is_confirmed: bool) -> dict[str, Any]:
     from uploader.format import layout
-    from uploader.layouts.log_session import errand
+    from uploader.layouts.log_session import open_session
 
-    async with errand(url) as found:
+    async with open_session(url) as found:
         manifest = found.root.manifest
         location, is_known = found.store.url, found.root.is_known
         if not is_confirmed:

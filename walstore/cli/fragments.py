@@ -98,9 +98,9 @@ async def _read_times(
     footers: FragmentFooters, entries: Sequence[Fragment]
 ) -> list[Sequence[int | None]]:
     """Return the times of the oldest and the newest record of each; None where a footer has none."""
-    from uploader.runtime.task_groups import together
+    from uploader.runtime.task_groups import task_group
 
-    async with together() as group:
+    async with task_group() as group:
         reading = [group.create_task(footers.get(entry)) for entry in entries]
     return [task.result().times_us or (None, None) for task in reading]
 

@@ -55,9 +55,9 @@ def manifest(
 
 
 async def _load(url: str) -> tuple[str, Manifest]:
-    from uploader.layouts.log_session import errand
+    from uploader.layouts.log_session import open_session
 
-    async with errand(url) as opened:
+    async with open_session(url) as opened:
         opened.check_found()
         return opened.store.url, opened.root.manifest
 

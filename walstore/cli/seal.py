@@ -41,9 +41,9 @@ def seal(url: StoredAt, *, confirm: Confirm = False, as_json: AsJson = False) ->
 
 async def _seal(url: str, *, is_confirmed: bool) -> dict[str, Any]:
     from uploader import seal
-    from uploader.layouts.log_session import errand
+    from uploader.layouts.log_session import open_session
 
-    async with errand(url) as found:
+    async with open_session(url) as found:
         found.check_found()
         if is_confirmed:
             await seal(url)

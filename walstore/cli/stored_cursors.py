@@ -85,9 +85,9 @@ async def _remove_damaged(
 @asynccontextmanager
 async def _open(url: str) -> AsyncIterator[tuple[LogSession, CloudCursors]]:
     from uploader import CloudCursors
-    from uploader.layouts.log_session import errand
+    from uploader.layouts.log_session import open_session
 
-    async with errand(url) as found:
+    async with open_session(url) as found:
         found.check_found()
 
         async def newest() -> Manifest:

@@ -10,7 +10,7 @@ from uploader.admin.fork_pin import ForkPin
 from uploader.format import layout
 from uploader.format.cloud_cursor import CloudCursor
 from uploader.format.garbage import Garbage
-from uploader.layouts.log_session import errand
+from uploader.layouts.log_session import open_session
 from uploader.stores import MemoryStore
 from uploader.testing import FaultyStore
 from uploader.testing.faults import postpone
@@ -40,7 +40,7 @@ async def pins(store: MemoryStore) -> list[CloudCursor]:
 
 
 async def test_it_expires_and_is_renewed(store, clock: ManualClock) -> None:
-    async with errand(URL, store=store, retry=FAST, clock=clock) as source:
+    async with open_session(URL, store=store, retry=FAST, clock=clock) as source:
         pin = ForkPin(source, "memory://target")
         assert await pin.hold(None) is None
         (found,) = await pins(store)
@@ -60,7 +60,7 @@ async def test_it_expires_and_is_renewed(store, clock: ManualClock) -> None:
 
 async def test_it_stands_at_the_beginning_whatever_is_copied(store, clock) -> None:
     """The only cursor there is says what may go: all before it."""
-    async with errand(URL, store=store, retry=FAST, clock=clock) as source:
+    async with open_session(URL, store=store, retry=FAST, clock=clock) as source:
         assert await ForkPin(source, "memory://target").hold(5) == 5
         assert [found.position for found in await pins(store)] == [1]
 
@@ -68,7 +68,7 @@ async def test_it_stands_at_the_beginning_whatever_is_copied(store, clock) -> No
 async def test_a_collection_that_is_announced_goes_first(store, clock) -> None:
     pending = Garbage(start_seq_no=1, limit_seq_no=3, first_to_keep=5)
     await store.put_if_absent(layout.GARBAGE, pending.serialise())
-    async with errand(URL, store=store, retry=FAST, clock=clock) as source:
+    async with open_session(URL, store=store, retry=FAST, clock=clock) as source:
         pin = ForkPin(source, "memory://target")
         with pytest.raises(OffsetTrimmedError):
             await pin.hold(4)
@@ -86,8 +86,8 @@ async def test_a_release_that_arrives_late_leaves_the_next_attempt_alone(store, 
     slow = FaultyStore(store)
     slow.on("delete", postpone(slow.late))
     async with (
-        errand(URL, store=slow, retry=FAST, clock=clock) as late,
-        errand(URL, store=store, retry=FAST, clock=clock) as source,
+        open_session(URL, store=slow, retry=FAST, clock=clock) as late,
+        open_session(URL, store=store, retry=FAST, clock=clock) as source,
     ):
         first = ForkPin(late, "memory://target")
         await first.hold(None)

@@ -8,7 +8,7 @@ from tests.cloud import FAST, put_fragment
 from tests.uploader.logs import begin
 from uploader.format.setsum import Setsum
 from uploader.layouts.swapped_root import SwappedRoot
-from uploader.root.notifying_root import NotifyingRoot, noting
+from uploader.root.notifying_root import NotifyingRoot, with_note
 from uploader.stores import MemoryStore
 from walstore.errors import StorageUnavailableError
 from walstore.runtime.threads import Worker
@@ -29,7 +29,7 @@ async def test_it_is_told_first(worker) -> None:
     async def note(fragments) -> None:
         told.append((fragments[0].start, log.manifest.next_offset))
 
-    root = noting(log, note)
+    root = with_note(log, note)
     entry = await put_fragment(store, 2, 3, [b"v"])
     await root.publish([entry], "writer")
     assert told == [(3, 3)]
@@ -73,4 +73,4 @@ async def test_all_else_is_as_inside(worker) -> None:
 
 async def test_without_anybody_to_tell_there_is_nothing_between(worker) -> None:
     log = SwappedRoot(MemoryStore(), FAST, worker)
-    assert noting(log, None) is log
+    assert with_note(log, None) is log

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from uploader.chain.shards import list_behind
-from uploader.runtime.task_groups import all_of, first_of, together, told_of
+from uploader.runtime.task_groups import first_of, gather_all, main_error, task_group
 from uploader.stores import MemoryStore
 from walstore.errors import ContentionError, CorruptionError, StorageUnavailableError
 
@@ -19,7 +19,7 @@ async def fail(error: BaseException) -> None:
 
 
 async def test_all_end_before_the_block_does() -> None:
-    async with together() as tasks:
+    async with task_group() as tasks:
         running = tasks.create_task(asyncio.sleep(0, "done"))
     assert running.result() == "done"
 
@@ -28,8 +28,8 @@ async def test_the_error_of_a_task_is_raised_with_its_cause() -> None:
     error = CorruptionError("x", path="p")
     error.__cause__ = OSError("why")
     with pytest.raises(CorruptionError) as caught:
-        async with together() as outer:
-            async with together() as tasks:
+        async with task_group() as outer:
+            async with task_group() as tasks:
                 tasks.create_task(fail(error))
                 await asyncio.Event().wait()
             outer.create_task(fail(ValueError()))
@@ -40,7 +40,7 @@ async def test_the_error_of_a_task_is_raised_with_its_cause() -> None:
 @pytest.mark.parametrize("defect", [ValueError("x"), MemoryError()])
 async def test_a_defect_is_not_hidden_by_an_error_that_is_expected(defect: Exception) -> None:
     with pytest.raises(type(defect)):
-        async with together() as tasks:
+        async with task_group() as tasks:
             tasks.create_task(fail(ContentionError("x")))
             tasks.create_task(fail(defect))
 
@@ -48,12 +48,12 @@ async def test_a_defect_is_not_hidden_by_an_error_that_is_expected(defect: Excep
 def test_the_first_of_a_group_however_deep() -> None:
     first, second = ContentionError("1"), CorruptionError("2", path="p")
     group = ExceptionGroup("", [ExceptionGroup("", [first]), second])
-    assert first_of(group) is told_of(group) is first
+    assert first_of(group) is main_error(group) is first
 
 
 async def test_a_cancellation_stays_one() -> None:
     async def wait() -> None:
-        async with together() as tasks:
+        async with task_group() as tasks:
             tasks.create_task(asyncio.Event().wait())
 
     async with asyncio.TaskGroup() as group:
@@ -70,8 +70,8 @@ async def test_results_come_in_order() -> None:
             await asyncio.sleep(0)
         return turns
 
-    assert await all_of(after(turns) for turns in (3, 1, 2)) == [3, 1, 2]
-    assert await all_of([]) == []
+    assert await gather_all(after(turns) for turns in (3, 1, 2)) == [3, 1, 2]
+    assert await gather_all([]) == []
 
 
 class OneShardFails(MemoryStore):
@@ -97,7 +97,7 @@ async def test_a_block_that_is_forgotten_leaves_nothing_to_the_event_loop() -> N
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
 
     async def wait() -> None:
-        async with together() as tasks:
+        async with task_group() as tasks:
             tasks.create_task(asyncio.Event().wait())
             await asyncio.Event().wait()
 

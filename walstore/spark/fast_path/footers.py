@@ -20,7 +20,7 @@ from uploader.fragments.fragment_file import (
     Footer,
 )
 from uploader.read.fragment_reader import FragmentReader
-from uploader.runtime.task_groups import all_of
+from uploader.runtime.task_groups import gather_all
 from uploader.stores import ObjectStore
 from walstore import CorruptionError, FormatVersionError
 from walstore.runtime.threads import Worker
@@ -118,7 +118,7 @@ async def _read_footers(
                 found[at] = parts[at], kind
 
     try:
-        await all_of(take() for _ in range(min(PARALLEL, len(parts))))
+        await gather_all(take() for _ in range(min(PARALLEL, len(parts))))
     finally:
         await reader.aclose()
         worker.close()
