@@ -1,4 +1,4 @@
-"""bootstrap: an empty log that does not begin at offset 1, to go on where something else ended."""
+"""bootstrap: creates an empty log that begins at a given offset, to continue where another log ended."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ async def bootstrap(
     retry: RetryPolicy | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Create a log of the default layout whose first record is going to have the offset ``start``.
+    """Create a log of the default layout whose first record gets the offset ``start``.
 
-    Calling it again changes nothing, as long as nothing was appended. Raises ContentionError if there is
-    another log, LogNotFoundError if one was destroyed there, InvalidSettingsError for an offset that no
-    record can have, and OutcomeUnknownError if the store does not answer: call again.
+    Calling it again changes nothing unless records were appended. Raises ContentionError if another log
+    exists, LogNotFoundError if a log was destroyed there, InvalidSettingsError for an offset that no record
+    can have, and OutcomeUnknownError if the store does not answer: call again.
 
     Args:
-        url: Where the log is to lie.
-        start: Offset of its first record: 1 to 2**64 - 2.
+        url: Location of the new log.
+        start: Offset of the first record: 1 to 2**64 - 2.
         store: Replaces the store that the URL names, and stays open.
-        retry: How the put is repeated.
+        retry: Retry policy of the put.
         clock: Sleeps between the attempts.
     """
     start = as_int(start, "start")

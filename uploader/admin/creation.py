@@ -1,4 +1,4 @@
-"""The first manifest of a log that is made by hand, rather than by its first writer."""
+"""Creates the first manifest of a log explicitly, instead of by its first writer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from walstore.errors import ContentionError
 
 
 async def check_empty(session: LogSession) -> None:
-    """Raise ContentionError if fragments lie there that no manifest names."""
+    """Raise ContentionError if the prefix contains fragments that no manifest names."""
     async for listed in session.store.list(layout.FRAGMENT_FOLDER):
         if layout.is_among_fragments(listed.key):
             raise ContentionError(
@@ -20,7 +20,7 @@ async def check_empty(session: LogSession) -> None:
 
 
 async def create_manifest(session: LogSession, manifest: Manifest) -> None:
-    """Put the manifest unless there is one, and load whichever is there now.
+    """Put the manifest unless one exists, and load the one that is stored now.
 
     LogNotFoundError if the log was destroyed meanwhile, OutcomeUnknownError if the store does not answer.
     """

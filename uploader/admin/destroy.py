@@ -1,19 +1,19 @@
-"""destroy: removes a log and all that belongs to it, so that nothing can begin in its place by accident.
+"""destroy: removes a log and all its objects, and prevents a new log from starting there by accident.
 
-The order is what makes it safe. Between any two calls to the store the process may die; calling again
-goes on, and what each step rests on still holds then:
+The order makes it safe. The process may die between any two calls to the store; another call continues, and
+the precondition of each step still holds:
 
   1. The log is sealed: from now on no append commits (``seal.py``).
-  2. A tombstone is put beside it. From now on no writer begins a log here, not even one whose request
-     to create the manifest is still on its way: it looks for the tombstone afterwards (``write_guard.py``).
-  3. The manifest drops all it names, as a collector would do it, and says that the log was destroyed:
-     readers do not take what follows for damage.
-  4. Fragments, snapshots, cursors and the rest are removed; then the manifest; then what the seal put
-     where the next fragment would lie, so that no writer of wal3 goes on as long as there is a manifest.
+  2. A tombstone is put. From now on no writer starts a log here, not even one whose request to create the
+     manifest is still in flight: it checks for the tombstone afterwards (``write_guard.py``).
+  3. The manifest drops all its entries, as a collector would, and records that the log was destroyed, so
+     readers do not mistake the next steps for damage.
+  4. Fragments, snapshots, cursors and the rest are removed; then the manifest; then the seal's blocker at the
+     key of the next fragment, so that no wal3 writer continues while a manifest exists.
 
-The tombstone stays. Of a chain there stay the last manifest and those in slots that a writer may believe to
-be free (``chain/pruning.py``): nobody else could tell it that its put came too late. Nothing is removed
-whose key is not one of a log's own.
+The tombstone stays. A chain also keeps its last manifest and those in slots that a writer may believe to be
+free (``chain/pruning.py``): only they show that writer that its put came too late. Objects whose key is not a
+log's own are never removed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Destroyed:
     object_bytes: int = 0
     """Their length."""
     left: tuple[str, ...] = ()
-    """Keys in the log's folders that are no part of a log; they were left alone. The first thousand."""
+    """Keys in the log's folders that are not part of a log and were left alone. The first thousand."""
 
 
 async def destroy(
@@ -70,24 +70,24 @@ async def destroy(
     retry: RetryPolicy | None = None,
     clock: Clock | None = None,
 ) -> Destroyed:
-    """Remove the log under ``url`` for good. Only its tombstone stays, and the last manifests of a chain.
+    """Remove the log under ``url`` permanently. Only its tombstone and the last manifests of a chain stay.
 
-    No append commits any more, not even of a writer that is open or was away for an hour. Where a log was
-    destroyed no writer begins one again: that raises LogNotFoundError. Calling again removes what came
-    late, or what an interrupted call left.
+    No append commits any more, not even one of a writer that is open or was paused for an hour. Opening a
+    writer where a log was destroyed raises LogNotFoundError. Calling again removes objects that arrived late
+    or that an interrupted call left.
 
-    Raises InvalidSettingsError if the log is not sealed, and so may be in use, unless ``confirm`` is
+    Raises InvalidSettingsError if the log is not sealed and therefore may be in use, unless ``confirm`` is
     true. Raises LogNotFoundError if there is no log and none was destroyed here, CorruptionError if its
-    manifest is damaged, and the store's errors, among them OutcomeUnknownError: call again. Cancelled, it
-    may have removed some objects or all of them; call again.
+    manifest is damaged, and the store's errors; after OutcomeUnknownError call again. A cancelled call may
+    have removed some or all objects; call again.
 
     Args:
-        url: Where the log lies.
+        url: Location of the log.
         confirm: Whether to seal a log that is not sealed, and then destroy it.
-        progress: Called with what was removed so far, after each two hundred objects at most.
+        progress: Called with the totals so far, at least once per two hundred objects.
         store: Replaces the store that the URL names, and stays open.
-        retry: How conditional puts are repeated.
-        clock: Tells the time for the tombstone, and sleeps between attempts.
+        retry: Retry policy of conditional puts.
+        clock: Gives the tombstone's time, and sleeps between attempts.
     """
     used = chosen_store(url, store)
     try:
@@ -112,11 +112,11 @@ async def destroy(
 
 
 async def _end(session: LogSession, *, confirm: bool) -> None:
-    """Seal the log, put the tombstone, and let the manifest name nothing and say what happened."""
+    """Seal the log, put the tombstone, and replace the manifest by an empty one marked as destroyed."""
     manifest = session.root.manifest
     if not (manifest.is_sealed or confirm):
         raise InvalidSettingsError(
-            f"{session.store.url} is not sealed and may be in use; seal it first, or confirm that it is to "
+            f"{session.store.url} is not sealed and may be in use; seal it first, or confirm that it should "
             "be destroyed"
         )
     await seal_root(session)
@@ -125,7 +125,7 @@ async def _end(session: LogSession, *, confirm: bool) -> None:
 
 
 async def _bury(session: LogSession, manifest: Manifest) -> None:
-    """Put the tombstone, unless there is one. What it says is for people."""
+    """Put the tombstone unless it exists. Its content is for people only."""
     data = serialise(
         {
             "destroyed_us": session.clock.now_us(),
@@ -139,7 +139,7 @@ async def _bury(session: LogSession, manifest: Manifest) -> None:
         result.outcome is cas.PutOutcome.LOST and result.data is None
     ):
         raise OutcomeUnknownError(
-            f"{session.store.url} did not say whether the tombstone was put; call again",
+            f"{session.store.url} did not report whether the tombstone was put; call again",
             retriable=True,
         ) from result.cause
 
@@ -149,7 +149,7 @@ def _destroyed(manifest: Manifest) -> Manifest | None:
 
 
 async def _outliving(session: LogSession) -> AbstractSet[str]:
-    """Return the manifests of a destroyed chain that stay; none if it is no chain."""
+    """Return the keys of a destroyed chain's manifests that stay; empty if the log is not a chain."""
     head = await ChainReader(session.store, session.worker, session.clock).find_head()
     if head is None or not head.link.manifest.is_destroyed:
         return frozenset()
@@ -168,7 +168,7 @@ async def _remove_all(
     last: AbstractSet[str],
     kept: AbstractSet[str],
 ) -> Destroyed:
-    """Remove all but ``kept``, then the manifests, then what ``last`` names."""
+    """Remove all objects except ``kept``, then the manifests, then the keys in ``last``."""
     removed = Destroyed()
     manifests: list[ListedObject] = []
     late: list[ListedObject] = []
@@ -184,8 +184,8 @@ async def _remove_all(
                 )
                 if progress is not None:
                     progress(removed)
-    # What an earlier version left of a chain may lack its last manifest: then the newest, which has the first
-    # key, says at least that the log is sealed.
+    # A chain destroyed by an earlier version may lack its last manifest. The newest one left, which has the
+    # first key, then at least says that the log is sealed.
     manifests.sort(key=lambda listed: listed.key)
     for some in (manifests[1:], manifests[:1], late):
         removed = await _remove(store, some, removed)

@@ -1,18 +1,18 @@
-"""fork: a new log that begins with what another one holds.
+"""fork: creates a new log with the records of another one.
 
-A fork by copy, byte for byte: the same fragments under the same numbers, so offsets, times and sums are
-those of the source, and either log goes on by itself afterwards. Fragments cannot be shared without a
-copy: wal3's keys are relative to a log's prefix, and its collectors know one log only.
+The fork copies fragments byte for byte under the same numbers, so offsets, times and sums equal the source's.
+Afterwards the two logs are independent. Fragments cannot be shared: wal3's keys are relative to a log's
+prefix, and its collectors know only one log.
 
-Between any two calls to the store the process may die; calling again with the same arguments goes on:
+The process may die between any two calls to the store; calling again with the same arguments continues:
 
-  1. A note in the target says what is going to be there: which log, from where, and up to which offset,
-     so that every attempt copies the same. Without it, a target that holds fragments is refused. It stays,
-     so that a finished fork is told from another one that would begin or end elsewhere.
+  1. A note in the target records the source log and the offset range, so that every attempt copies the same
+     records. A target that contains fragments but no note is refused. The note stays, to distinguish a
+     finished fork from one with another range.
   2. The source is pinned, so that collectors leave it alone (``fork_pin.py``).
   3. The table of streams is copied as it is, unless an earlier call has done that.
-  4. Fragments are copied. Those that an earlier call has put are looked at, and not put again.
-  5. The manifest is created. Until then there is no log; from then on it is whole.
+  4. Fragments are copied. Those that an earlier call has put are checked, and not put again.
+  5. The manifest is created. Until then there is no log; from then on it is complete.
   6. The pin is removed.
 """
 
@@ -69,33 +69,33 @@ async def fork(
     retry: RetryPolicy | None = None,
     clock: Clock | None = None,
 ) -> Forked:
-    """Make a new log at ``target_url`` that holds the records ``[start, stop)`` of another one.
+    """Create a new log at ``target_url`` with the records ``[start, stop)`` of another one.
 
-    It begins where the fragment that holds ``start`` does, and ends exactly at ``stop``. The source may
-    be written, collected and read meanwhile; without ``stop`` the fork ends where the source did when it
-    was begun. A sealed log's fork is not sealed. Every record is hashed on the way.
+    It begins with the fragment that contains ``start`` and ends exactly at ``stop``. The source may be
+    written, collected and read meanwhile; without ``stop`` the fork ends where the source ended when the fork
+    began. The fork of a sealed log is not sealed. Every record is hashed.
 
-    If the call fails or is cancelled there is no log at the target yet, but for OutcomeUnknownError;
-    call again with the same arguments. Where the fork is made already and nothing was appended to it,
-    calling again with the same ``start`` and ``stop`` returns what it holds, also if the source has grown
-    since. A pin stays on the source until the fork is made, or a day has passed.
+    If the call fails or is cancelled, the target contains no log yet, except after OutcomeUnknownError; call
+    again with the same arguments. If the fork exists and nothing was appended to it, calling again with the
+    same ``start`` and ``stop`` returns its contents, even if the source has grown since. A pin stays on the
+    source until the fork is complete or a day has passed.
 
-    Raises LogNotFoundError if there is no source, or a log was destroyed at the target; ContentionError
-    if the target holds something else, also a fork with another ``start`` or ``stop``; OffsetTrimmedError
-    or OffsetNotWrittenError if the source has no such records; CorruptionError if a fragment is missing
-    or not what the manifest says.
+    Raises LogNotFoundError if there is no source, or a log was destroyed at the target; ContentionError if
+    the target contains anything else, including a fork with another ``start`` or ``stop``; OffsetTrimmedError
+    or OffsetNotWrittenError if the source has no such records; CorruptionError if a fragment is missing or
+    does not match the manifest.
 
     Args:
         source_url: The log to copy from; needs write access, for the pin.
-        target_url: Where the new one is to lie; nothing else may be there.
-        start: First offset wanted; None for the source's first, or the first that is not being collected.
-        stop: The offset to end before; None for the source's end.
-        parallel: Fragments copied at the same time; memory is about three times as many. 1 to 64.
-        progress: Called with what was copied so far, after each fragment.
+        target_url: Location of the new log; it must be empty.
+        start: First offset to copy; None for the source's first, or the first one not being collected.
+        stop: Exclusive end offset; None for the source's end.
+        parallel: Fragments copied at the same time; memory use is about three times their size. 1 to 64.
+        progress: Called after each fragment with the totals so far.
         source_store: Replaces the store that the URL names, and stays open.
         target_store: The same for the target.
-        retry: How conditional puts are repeated.
-        clock: Tells the time for the pin, and sleeps between attempts.
+        retry: Retry policy of conditional puts.
+        clock: Gives the time for the pin, and sleeps between attempts.
     """
     as_count(parallel, "parallel", high=64)
     async with (
@@ -124,7 +124,7 @@ async def fork(
 
 
 def check_range(source: LogSession, start: int | None, stop: int | None) -> None:
-    """Raise OffsetTrimmedError or OffsetNotWrittenError unless the log holds ``[start, stop)``."""
+    """Raise OffsetTrimmedError or OffsetNotWrittenError unless the log contains ``[start, stop)``."""
     manifest = source.root.manifest
     head, tail = manifest.oldest_offset, manifest.next_offset
     if start is not None and stop is not None and start > stop:
@@ -149,7 +149,7 @@ def check_range(source: LogSession, start: int | None, stop: int | None) -> None
 async def _begin(
     source: LogSession, target: LogSession, start: int | None, stop: int | None
 ) -> tuple[int, bool]:
-    """Put the note, unless an earlier call has. Return where the fork ends, and whether it had."""
+    """Put the note unless an earlier call has. Return the fork's end, and whether a note existed."""
     try:
         return await _check_same(source, target, start, stop), True
     except ObjectNotFoundError:
@@ -165,7 +165,7 @@ async def _begin(
 
 
 async def _copy_streams(source: LogSession, target: LogSession, stop: int) -> None:
-    """Put the table of streams, if the source has one, and an earlier call has not."""
+    """Copy the source's table of streams, if it has one and no earlier call copied it."""
     table = await StreamFile(source.store, retry=source.retry, worker=source.worker).load()
     table.checked(closings_in(source.root.manifest.writer))
     if not table.revision:
@@ -183,7 +183,7 @@ async def _check_finished(
         await _check_same(source, target, start, stop)
     except ObjectNotFoundError as error:
         raise ContentionError(
-            f"{target.store.url} holds a fork, and no note ({layout.FORK_NOTE}) of where it was to begin "
+            f"{target.store.url} holds a fork, but no note ({layout.FORK_NOTE}) of where it should begin "
             "and end; take another prefix"
         ) from error
 
@@ -191,7 +191,7 @@ async def _check_finished(
 async def _check_same(
     source: LogSession, target: LogSession, start: int | None, stop: int | None
 ) -> int:
-    """Return where the fork ends that the target is or is to be; ContentionError if it is another one."""
+    """Return the end of the fork noted in the target; ContentionError if that is a different fork."""
     found = await read_stored(
         target.store, layout.FORK_NOTE, _parse_note, most_bytes=MOST_SMALL_BYTES
     )
@@ -207,24 +207,24 @@ async def _check_same(
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """What a target begins with."""
+    """The note in a target: which fork it is."""
 
     source_url: str
     start: int | None
-    """As it was given."""
+    """The ``start`` argument."""
     stop: int
     """Where the fork ends."""
     is_whole: bool | None
-    """Whether no ``stop`` was given; None if an older version put the note, which did not say."""
+    """Whether ``stop`` was None; None if an older version, which did not record that, put the note."""
 
     def is_of(self, source_url: str, start: int | None, stop: int | None) -> bool:
-        """Return whether a call with these arguments makes this fork."""
+        """Return whether a call with these arguments creates this fork."""
         if (source_url, start) != (self.source_url, self.start):
             return False
         return self.is_whole is not False if stop is None else stop == self.stop
 
     def document(self) -> dict[str, Any]:
-        """Return what is put."""
+        """Return the note as a JSON document."""
         return {
             "source": self.source_url,
             "start": None if self.start is None else position(self.start),
@@ -233,7 +233,7 @@ class _Note:
         }
 
     def __str__(self) -> str:
-        """Say which fork it is, for messages."""
+        """Describe the fork, for messages."""
         start = "its first record" if self.start is None else self.start
         end = f"its end then ({self.stop})" if self.is_whole else self.stop
         return f"{self.source_url} from {start} to {end}"

@@ -1,12 +1,12 @@
-"""ForkPin: keeps collectors off a log while it is copied.
+"""ForkPin: protects a log from collection while it is copied.
 
-A pin that expires, so that nothing is held for good by a fork that nobody finishes. It stands at the
-log's first record whatever is copied: cursors hold what lies behind them, so in a log without any other
-a pin further on would give all before it free.
+The pin expires, so that an abandoned fork does not hold records for ever. It points at the log's first
+record, whatever range is copied: in a log without cursors, a pin further on would release all records before
+it.
 
-A pin's name is used once. So it can be deleted, without the condition that stores do not have for that: a
-delete that arrives late takes no other attempt's pin. Left to expire, it would hold the log for ever
-in the eyes of wal3's collectors, who do not know that pins do.
+Each attempt uses a new pin name. So the pin can be deleted although stores have no conditional delete: a late
+delete never removes another attempt's pin. Pins are deleted, not left to expire, because wal3's collectors do
+not know expiry and would keep the records for ever.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ForkPin:
     """The pin of one fork on its source. Belongs to one task."""
 
     def __init__(self, source: LogSession, target_url: str) -> None:
-        """Name the pin after the target, so that the attempt that succeeds finds those of all others."""
+        """Name the pin after the target, so that the attempt that succeeds finds the pins of all others."""
         self._source = source
         self._prefix = f"fork_{hashlib.sha256(target_url.encode()).hexdigest()[:16]}_"
         self._name = self._prefix + secrets.token_hex(8)
@@ -43,10 +43,11 @@ class ForkPin:
         )
 
     async def hold(self, start: int | None) -> int | None:
-        """Pin the log; return the first offset to copy, which is ``start`` if that was given.
+        """Pin the log; return the first offset to copy: ``start`` if given.
 
-        Without it, a collection that is under way is let pass: then what it keeps is copied. Afterwards
-        the source's manifest is as new as the pin. OffsetTrimmedError if ``start`` is being collected.
+        Without ``start``, a collection under way takes precedence, and only the records that it keeps are
+        copied. Afterwards the source's manifest is at least as new as the pin. OffsetTrimmedError if
+        ``start`` is being collected.
         """
         # A forged manifest may say that the log begins at 0.
         position = max(layout.FIRST_OFFSET, self._source.root.manifest.oldest_offset)
@@ -64,7 +65,7 @@ class ForkPin:
             return position if start is None and position > oldest else start
 
     async def renew(self) -> None:
-        """Let the pin hold for another day, if an hour has passed."""
+        """Renew the pin for another day, if an hour has passed."""
         if self._source.clock.monotonic() - self._held_at >= _RENEW_SECONDS:
             await self._cursors.renew(self._name, seconds=_HOLD_SECONDS)
             self._held_at = self._source.clock.monotonic()

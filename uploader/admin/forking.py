@@ -1,7 +1,7 @@
-"""Forking: copies the fragments of one log and makes the manifest of its fork.
+"""Forking: copies the fragments of one log and builds the manifest of its fork.
 
-Owns the run of fragments: which are copied, how many at a time, and how they become a manifest with
-snapshots, in memory that does not grow with the log. The steps around it are in ``fork.py``.
+Owns the selection of fragments, their concurrency, and the manifest with snapshots that they become, in
+memory that does not grow with the log. The steps before and after are in ``fork.py``.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Forking:
         parallel: int,
         is_resumed: bool,
     ) -> None:
-        """``pin`` is held. ``is_resumed``: an earlier attempt may have put something into the target."""
+        """``pin`` is held. ``is_resumed``: an earlier attempt may have put objects into the target."""
         self._source = source
         self._target = target
         self._pin = pin
         self._parallel = parallel
         self._is_resumed = is_resumed
-        # One request for the manifest at a time, so that no older answer overtakes a newer one.
+        # One request for the manifest at a time, so that an older answer never replaces a newer one.
         self._reading = asyncio.Lock()
         self._tree = ManifestTree(source.store, source.worker, newest=self._newest)
 
@@ -52,10 +52,10 @@ class Forking:
         stop: int,
         progress: Callable[[Forked], None] | None,
     ) -> Manifest:
-        """Copy ``[start, stop)``; return the manifest that is to be created.
+        """Copy ``[start, stop)``; return the manifest to create.
 
-        Without ``start``, begins anew if a collector that did not see the pin takes away what was to be
-        copied. OffsetTrimmedError if that went beyond ``start`` or ``stop``.
+        Without ``start``, starts again if a collector that did not see the pin removes records that were to
+        be copied. OffsetTrimmedError if it removed records beyond ``start`` or ``stop``.
         """
         while True:
             held = self._source.root.manifest
@@ -130,6 +130,6 @@ class Forking:
             return await self._source.newest()
 
     async def _number_at(self, held: Manifest, offset: int) -> int:
-        """Return the number of the fragment that holds an offset, or of the next one at the end."""
+        """Return the number of the fragment that contains an offset, or the next number at the end."""
         found = await self._tree.locate(held, offset)
         return held.next_seq_no if found is None else found.seq_no

@@ -1,13 +1,13 @@
-"""ScrubObjects: what lies under a log's prefix beside its fragments and snapshots, and whether it should.
+"""ScrubObjects: checks all objects under a log's prefix other than those its manifest leads to.
 
-Owns the checks of cursors, of a pending collection, and of the listing: left-over fragments and snapshots,
-and objects that are no part of a log. All of it may change meanwhile, so each thing is compared with a
-manifest that was read after it, or before it, whichever cannot raise a false alarm:
+Owns the checks of cursors, of a pending collection, and of the listing: leftover fragments and snapshots, and
+objects that are not part of a log. The log may change meanwhile, so each object is compared with a manifest
+read after it or before it, whichever cannot cause a false alarm:
 
-  * a cursor is only ever behind the log's beginning if it was before that was moved, so it is read after
-    the manifest; it is only ever ahead of the log's end as it was earlier, so the manifest is read again;
-  * a fragment behind the end, or a snapshot that nothing names, is looked for in a manifest read later.
-    A writer may still be about to publish it. So these are notes, not errors.
+  * a cursor may be below the log's head only because the head moved later, so cursors are read after the
+    manifest; it may be above the end only because the end is stale, so the manifest is read again;
+  * a fragment after the end, or a snapshot that nothing names, is looked up in a manifest read later. A
+    writer may be about to publish it, so these are notes, not errors.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from walstore.ports import Clock
 from walstore.runtime.threads import Worker
 
 MOST_LISTED: Final = 1000
-"""Objects of one kind that are listed one by one; of more, only their number is told."""
+"""Maximum number of objects of one kind that are listed individually; above it only their count is
+reported."""
 _MOST_SUSPECTS: Final = 100 * MOST_LISTED
 
 
 class ScrubObjects:
-    """One look at everything that lies there. Belongs to one task."""
+    """One check of all these objects. Belongs to one task."""
 
     def __init__(
         self,
@@ -54,7 +55,8 @@ class ScrubObjects:
         report: Callable[[Finding], None],
         clock: Clock,
     ) -> None:
-        """``newest`` reads the manifest again; ``report`` is told what is found; ``clock`` ends pins."""
+        """``newest`` reads the manifest again; ``report`` receives findings; ``clock`` decides which pins
+        expired."""
         self._store = store
         self._worker = worker
         self._newest = newest
@@ -64,7 +66,7 @@ class ScrubObjects:
         self._counts: Counter[str] = Counter()
 
     async def check(self) -> None:
-        """Look at everything once."""
+        """Check everything once."""
         await self._check_cursors()
         await self._check_garbage()
         await self._check_listing()
@@ -80,7 +82,7 @@ class ScrubObjects:
             try:
                 name = layout.parse_cursor_path(listed.key)
             except ValueError:
-                continue  # told by the listing
+                continue  # reported by the listing
             manifest = await self._newest()
             try:
                 parse = partial(CloudCursor.parse, name=name)
@@ -100,7 +102,7 @@ class ScrubObjects:
                 )
                 self._report(of_error(error, advice=advice))
                 continue
-            # One that holds nothing, removed or a pin whose time is over, may stand anywhere.
+            # A removed cursor or an expired pin holds nothing and may point anywhere.
             if not cursor.is_expired(self._clock.now_us()):
                 await self._check_cursor(listed.key, cursor, manifest)
 
@@ -185,7 +187,7 @@ class ScrubObjects:
             await self._tell_snapshots(snapshots, manifest)
 
     async def _tell_fragments(self, fragments: Sequence[str], manifest: Manifest) -> None:
-        """Tell of those that no manifest names, but for places that were voided."""
+        """Report the fragments that no manifest names, except voided ones."""
         misfits, voided = await self._behind(fragments, manifest)
         for key in fragments:
             if key in voided:
@@ -195,14 +197,14 @@ class ScrubObjects:
                 self._tell(Severity.WARNING if key in misfits else Severity.NOTE, key, *why)
 
     async def _why_unnamed(self, key: str, manifest: Manifest) -> tuple[str, str] | None:
-        """Return why no manifest names the fragment at ``key``, and what to do; None if one does."""
+        """Return why no manifest names the fragment at ``key``, and the advice; None if one names it."""
         seq_no = fragment_number(key)
         if seq_no < first_seq_no(manifest):
             what = "a fragment that was collected, but not deleted"
             return what, "delete it, if no collector is at work"
         if seq_no >= manifest.next_seq_no:
             if manifest.is_sealed and key == layout.fragment_path(manifest.next_seq_no):
-                return None  # what the seal put there
+                return None  # the seal's blocker
             if manifest.is_sealed:
                 return "an object behind the end of a sealed log", "delete it"
             what = "a fragment that was put and not published, or not yet"
@@ -213,8 +215,8 @@ class ScrubObjects:
         return what, "delete it, once that writer is gone"
 
     async def _behind(self, keys: Sequence[str], manifest: Manifest) -> tuple[set[str], set[str]]:
-        """Return which of the fragments lie behind the log's end where wal3's programs would link them,
-        and do not continue it; and which places there are voided. Reads those behind the end."""
+        """Return the fragments after the log's end that do not continue it but that wal3's programs would
+        link; and the keys there that are voided. Reads the fragments after the end."""
         found: set[str] = set()
         voided: set[str] = set()
         seq_no, offset = manifest.next_seq_no, manifest.next_offset
@@ -236,18 +238,19 @@ class ScrubObjects:
         return found, voided
 
     async def _is_named(self, key: str, manifest: Manifest) -> bool:
-        """Return whether a fragment in a shard is the one that the manifest names, as far as one can tell.
+        """Return whether a fragment in a shard is the one that the manifest names, as far as can be
+        determined.
 
-        There may be several of the same number, since their keys say what is in them.
+        Several may have the same number, since their keys depend on their content.
         """
         try:
             found = await self._tree.locate(manifest, FragmentName.parse(key).start)
         except (CorruptionError, OffsetTrimmedError):
-            return True  # told by the walk
+            return True  # reported by the walk
         return found is None or found.path == key
 
     async def _tell_snapshots(self, keys: Sequence[str], manifest: Manifest) -> None:
-        """Tell of the snapshots that the manifest does not lead to."""
+        """Report the snapshots that the manifest does not lead to."""
         named = await self._named_snapshots(manifest)
         for key in keys:
             if key not in named and await self._store.head(key) is not None:
@@ -256,7 +259,7 @@ class ScrubObjects:
                 )
 
     async def _named_snapshots(self, manifest: Manifest) -> set[str]:
-        """Return the keys of all snapshots. Reads those only that hold others."""
+        """Return the keys of all named snapshots. Reads only snapshots that contain other snapshots."""
         named: set[str] = set()
         level: list[SnapshotPointer] = list(manifest.snapshots)
         while level:
@@ -269,14 +272,14 @@ class ScrubObjects:
                 parse = partial(Snapshot.parse, path=path)
                 snapshot = (await read_stored(self._store, path, parse, worker=self._worker)).value
             except (ObjectNotFoundError, CorruptionError):
-                continue  # told by the walk
+                continue  # reported by the walk
             level += [child for child in snapshot.snapshots if child.depth < pointer.depth]
         return named
 
     def _tell_other(
         self, key: str, part: Part | None, counted: Counter[tuple[str, str, str]]
     ) -> None:
-        """Tell of an object that is no part of a log; count those outside its folders, and copies."""
+        """Report an object that is not part of a log; count copies and those outside its folders."""
         folder = next((folder for folder in FOLDERS if key.startswith(folder)), None)
         if part is Part.REBUILT:
             counted[layout.parse_rebuilt_path(key)[0], *_REBUILT] += 1

@@ -1,4 +1,4 @@
-"""What a scrub has found, and how far it got. Values, and the tally that grows into them."""
+"""ScrubReport, the result of a scrub, and ScrubTally, which accumulates it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from uploader.fragments.fragment_check import Checked, CheckOutcome
 
 @dataclass(frozen=True, slots=True)
 class ScrubReport:
-    """All that one scrub has found."""
+    """The result of one scrub."""
 
     findings: tuple[Finding, ...]
-    """Everything, in the order in which it was found."""
+    """All findings, in the order of discovery."""
     fragments: int
     """Fragments that were read."""
     records: int
-    """Records that were hashed, and are what their fragment's entry says."""
+    """Records that were hashed and match their fragment's entry."""
     fragment_bytes: int
     """Length of the fragments that were read."""
     snapshots: int
-    """Snapshots that were read; one that several parts of the walk need counts each time."""
+    """Snapshots that were read; one that several parts of the walk need counts each time it is read."""
     setsum: str
     """Sum of the records that were hashed, as 64 hex digits."""
     limit: int
-    """Every offset below it was looked at, from where the scrub began."""
+    """Every offset from the scrub's start up to this one was checked."""
     next_start: int | None
-    """Where to go on, if it did not get to the end; None if it did."""
+    """Offset to continue at if the scrub did not reach the end; None if it did."""
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -37,46 +37,46 @@ class ScrubReport:
 
     @property
     def is_sound(self) -> bool:
-        """Whether there is no error among the findings; see ``next_start`` for how far that goes."""
+        """Whether the findings contain no error; ``next_start`` shows how far the scrub got."""
         return not self.errors
 
     @property
     def is_complete(self) -> bool:
-        """Whether it got to the end."""
+        """Whether the scrub reached the end."""
         return self.next_start is None
 
 
 @dataclass(slots=True)
 class ScrubTally:
-    """What a scrub has done so far."""
+    """The running totals of a scrub."""
 
     findings: list[Finding] = field(default_factory=list)
-    """Everything that was found so far."""
+    """All findings so far."""
     fragments: int = 0
     """Fragments that were read."""
     records: int = 0
-    """Records that were hashed and found right."""
+    """Records that were hashed and match."""
     fragment_bytes: int = 0
     """Length of the fragments that were read."""
     snapshots: int = 0
     """Snapshots that were read."""
     position: int = 1
-    """Every offset below was looked at."""
+    """Every offset below it was checked."""
     limit: int = 1
-    """Where the scrub is going to end."""
+    """Offset at which the scrub will end."""
     setsum: Setsum = field(default_factory=Setsum)
     """Sum of the records that were hashed."""
     _newest_us: int = 0
     _told: set[Finding] = field(default_factory=set)
 
     def add(self, finding: Finding) -> None:
-        """Note a finding, unless it is noted already."""
+        """Add a finding, unless it was added before."""
         if finding not in self._told:
             self._told.add(finding)
             self.findings.append(finding)
 
     def take(self, checked: Checked) -> None:
-        """Count a fragment that was looked at; they come in the order of their offsets."""
+        """Count a checked fragment. Called in offset order."""
         entry = checked.entry
         self.position = entry.limit
         for finding in checked.findings:
@@ -99,7 +99,7 @@ class ScrubTally:
         self._newest_us = max(self._newest_us, newest_us)
 
     def report(self, *, next_start: int | None) -> ScrubReport:
-        """Return what there is now."""
+        """Return the report of the totals so far."""
         return ScrubReport(
             findings=tuple(self.findings),
             fragments=self.fragments,

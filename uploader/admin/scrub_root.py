@@ -1,7 +1,7 @@
-"""ScrubRoot: the manifest of a log that is being scrubbed, as well as it can be read.
+"""ScrubRoot: reads the manifest of a log that is being scrubbed, even if it is damaged.
 
-Owns what a damaged manifest means: all that is wrong with it is reported, and it is followed all the same
-as far as it makes sense.
+Owns the handling of a damaged manifest: every fault is reported, and the manifest is still followed as far as
+possible.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class ScrubRoot:
         *,
         report: Callable[[Finding], None],
     ) -> None:
-        """``report`` is told what is wrong with the manifest."""
+        """``report`` receives the manifest's faults."""
         self._store = store
         self._worker = worker
         self._retry = retry
         self._report = report
         self._root: Root | None = None
         self._known: Manifest | None = None
-        # One request for the manifest at a time, so that no older answer overtakes a newer one.
+        # One request for the manifest at a time, so that an older answer never replaces a newer one.
         self._reading = asyncio.Lock()
 
     async def read(self) -> Manifest | None:
@@ -53,13 +53,13 @@ class ScrubRoot:
             return self._known
 
     async def newest(self) -> Manifest:
-        """Return what :meth:`read` does, after it has returned a manifest once."""
+        """Return what :meth:`read` returns, once it has returned a manifest."""
         manifest = await self.read()
         assert manifest is not None
         return manifest
 
     async def aclose(self) -> None:
-        """Let go of the root; the store stays open."""
+        """Close the root; the store stays open."""
         if self._root is not None:
             await self._root.aclose()
 

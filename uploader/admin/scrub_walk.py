@@ -1,9 +1,9 @@
-"""ScrubWalk: the fragments that a manifest names, in order, past everything that is broken on the way.
+"""ScrubWalk: yields the fragments that a manifest names, in order, and continues past damage.
 
-Owns the way down the tree of snapshots. A snapshot that is missing or damaged may have been replaced
-since the manifest was read, by a collector or a roll-up. So it is reported only if a newer manifest
-leads to it again; else the walk goes on with the newer one, from where it was. Holds one snapshot of each
-level in memory. Never reads fragments.
+Owns the descent of the snapshot tree. A snapshot that is missing or damaged may have been replaced by a
+collector or a roll-up since the manifest was read. So it is reported only if a newer manifest still leads to
+it; else the walk continues at the same offset with the newer manifest. Keeps one snapshot per level in
+memory. Never reads fragments.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ScrubWalk:
         newest: Callable[[], Awaitable[Manifest]],
         report: Callable[[Finding], None],
     ) -> None:
-        """``newest`` reads the manifest again; ``report`` is told what is wrong, as it is found."""
+        """``newest`` reads the manifest again; ``report`` receives each fault as it is found."""
         self._store = store
         self._worker = worker
         self._newest = newest
@@ -94,7 +94,7 @@ class ScrubWalk:
                     yield fragment
 
     async def _snapshot(self, pointer: SnapshotPointer) -> Snapshot | None:
-        """Return a snapshot; None if it is no use, after reporting that."""
+        """Return a snapshot; None, after a report, if it is unusable."""
         path = pointer.path_to_snapshot
         snapshot: Snapshot | None = None
         try:
@@ -112,7 +112,7 @@ class ScrubWalk:
             raise _SuspectError(path, pointer.start)
         for finding in findings:
             self._report(finding)
-        # Where the way down is the right one, it is followed in spite of what is wrong.
+        # A damaged snapshot is still followed if its pointers are usable.
         return snapshot if snapshot is not None and _leads_down(snapshot, pointer) else None
 
     def _check_order(self, entry: Fragment) -> None:
@@ -124,7 +124,7 @@ class ScrubWalk:
 
 
 class _SuspectError(Exception):
-    """A snapshot that may be broken, or replaced meanwhile."""
+    """A snapshot is damaged or was replaced meanwhile."""
 
     def __init__(self, key: str, start: int) -> None:
         super().__init__(key)
@@ -141,7 +141,7 @@ def _parse(data: bytes, pointer: SnapshotPointer) -> tuple[Snapshot | None, list
 
 
 def _leads_down(snapshot: Snapshot, pointer: SnapshotPointer) -> bool:
-    """Return whether following a snapshot comes to an end, and stays in its place."""
+    """Return whether following a snapshot terminates and stays within its pointer's range."""
     children: Sequence[Entry] = snapshot.snapshots or snapshot.fragments
     return (
         all(child.depth < pointer.depth for child in snapshot.snapshots)

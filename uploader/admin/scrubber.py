@@ -1,12 +1,12 @@
-"""Scrubber: reads all of a log in object storage, and tells everything that is wrong with it.
+"""Scrubber: reads all of a log in object storage and reports every fault.
 
-Owns the order of things and their limits: the manifest, then every fragment, hashed record by record,
-several at a time, then what lies beside them. What it finds is collected, never raised, and none of it
-is dropped because a limit is reached. It writes nothing.
+Owns the order and limits of the checks: the manifest, then every fragment, hashed record by record, several
+at a time, then all other objects. Findings are collected, never raised, and never dropped because of a limit.
+It writes nothing.
 
-Writers, collectors and roll-ups may be at work meanwhile. Anything that looks wrong is looked at again
-after reading the manifest anew: what was collected is no fault, and what was replaced is looked up where
-it is now. The scrub ends where the log did when it began.
+Writers, collectors and roll-ups may run meanwhile. Any apparent fault is checked again with a newly read
+manifest: a collected object is not a fault, and a replaced one is looked up at its new place. The scrub ends
+where the log ended when the scrub began.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_count
 
 _MOST_UNAVAILABLE: Final = 8
-"""So many fragments in a row that the store does not give: then the scrub ends for now."""
+"""The scrub stops after this many consecutive fragments that the store cannot deliver."""
 
 
 class Scrubber:
@@ -61,12 +61,12 @@ class Scrubber:
         Raises LogNotFoundError if there is no log, and the store's errors; never CorruptionError.
 
         Args:
-            url: Where the log lies.
-            max_in_flight: Fragments that are read and hashed at the same time; memory is about three times
-                as many. 1 to 64.
-            store: Replaces the store that the URL names; closed with the scrubber all the same.
-            retry: How reading the root is repeated.
-            clock: Sleeps between attempts, and says which pins are over.
+            url: Location of the log.
+            max_in_flight: Fragments read and hashed at the same time; memory use is about three times their
+                size. 1 to 64.
+            store: Replaces the store that the URL names; also closed with the scrubber.
+            retry: Retry policy of reading the root.
+            clock: Sleeps between attempts, and decides which pins expired.
         """
         as_count(max_in_flight, "max_in_flight", high=64)
 
@@ -86,7 +86,7 @@ class Scrubber:
         return Opening(open_it)
 
     def __init__(self, *, store: ObjectStore, max_in_flight: int, retry: RetryPolicy) -> None:
-        """Not for callers; see :meth:`open`."""
+        """Internal; use :meth:`open`."""
         self._store = store
         self._max_in_flight = max_in_flight
         self._retry = retry
@@ -94,7 +94,7 @@ class Scrubber:
 
     @property
     def url(self) -> str:
-        """Where the log lies, without credentials."""
+        """URL of the log, without credentials."""
         return self._store.url
 
     async def check_found(self) -> None:
@@ -110,17 +110,17 @@ class Scrubber:
         max_fragments: int | None = None,
         progress: Callable[[ScrubTally], None] | None = None,
     ) -> ScrubReport:
-        """Check the log from ``start`` on, and return all that was found.
+        """Check the log from ``start`` on, and return all findings.
 
-        Whatever the limits and faults, the report has every finding up to where it got. If it did not get
-        to the end, ``next_start`` says where to go on; what lies beside the fragments is looked at by the
-        call that gets to the end. Raises LogNotFoundError if the log is gone. Cancelling it has no effect
-        on anything.
+        Whatever the limits and faults, the report contains every finding up to where the scrub got. If it did
+        not reach the end, ``next_start`` is where to continue; other objects than fragments are checked by
+        the call that reaches the end. Raises LogNotFoundError if the log is gone. Cancelling is safe and has
+        no side effects.
 
         Args:
             start: First offset; None for the log's first.
-            max_fragments: Fragments to look at, at the most; at least 1. None for all.
-            progress: Called with what was done so far, after each fragment.
+            max_fragments: Maximum number of fragments to check, at least 1. None for all.
+            progress: Called after each fragment with the totals so far.
         """
         if max_fragments is not None:
             as_count(max_fragments, "max_fragments")
@@ -149,7 +149,7 @@ class Scrubber:
         return tally.report(next_start=next_start)
 
     async def aclose(self) -> None:
-        """Release connections and threads; twice is allowed."""
+        """Release connections and threads. Idempotent."""
         self._worker.close()
         await self._store.aclose()
 
@@ -163,7 +163,7 @@ class Scrubber:
         max_fragments: int | None,
         progress: Callable[[ScrubTally], None] | None,
     ) -> int | None:
-        """Look at the fragments; return where to go on, or None at the end."""
+        """Check the fragments; return the offset to continue at, or None at the end."""
         walk = ScrubWalk(self._store, self._worker, newest=root.newest, report=tally.add)
         in_flight: deque[asyncio.Task[Checked]] = deque()
         unavailable: list[int] = []
@@ -203,7 +203,7 @@ class Scrubber:
         return next_start
 
     async def _examine(self, entry: Fragment, root: ScrubRoot) -> Checked:
-        """Look at a fragment; once more, if something is wrong and the newest manifest still names it."""
+        """Check a fragment; check it again if it has a fault and the newest manifest still names it."""
         checked = Checked(entry)
         try:
             checked = await self._look(entry)
@@ -218,7 +218,7 @@ class Scrubber:
 
     async def _look(self, entry: Fragment) -> Checked:
         try:
-            # One byte more than there should be, so that a longer object shows.
+            # One byte more than expected, to detect a longer object.
             data = await self._store.get_range(entry.path, 0, entry.num_bytes + 1)
             if len(data) > entry.num_bytes:
                 data = (await read_object(self._store, entry.path)).data

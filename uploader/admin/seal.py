@@ -1,23 +1,23 @@
-"""seal: a log that takes no more records, from nobody and never again.
+"""seal: ends a log permanently, so that no writer can append to it again.
 
-The seal is a change of the root like any other: the next manifest is the same log with a mark in it
-(``sealing.py``). Every append commits by a change of the manifest it knew, so it comes either before that
-one, and is in the sealed log, or after it: then the store refuses it, however long the request was on
-its way, since it names a manifest that is there no more and never comes back. The writer reads the newer
-one and finds the mark. There is no flag that could be looked at too early.
+The seal is an ordinary change of the root: the next manifest is the same log with a mark (``sealing.py``).
+Every append commits by replacing the manifest its writer knew. So it either precedes the seal, and is in the
+sealed log, or follows it: then the store refuses it, however long the request was in flight, since it names a
+manifest that was replaced and never returns. The writer reads the newer manifest and finds the mark. There is
+no separate flag that could be checked too early.
 
-wal3's own writers do not know the mark. What keeps them out is an object that is no fragment where their
-next one belongs, the blocker: their put fails, and opening fails on it. It comes first, and only into a
-place that is free, or voided (``orphan_recovery.py``). An object there may be a fragment that its writer
-is about to publish: it is published, as any other writer would do, and the next place is tried. So once
-the blocker is put nobody publishes anything behind it, whether he knows the mark or not, and the mark
-follows. Only what no manifest can ever name is replaced. A writer that puts several fragments at once may
-have been in each next place before: then a blocker further ahead stops it, and what lies before that is
+wal3's own writers do not know the mark. They are kept out by the blocker, an object at the key of the next
+fragment that is not a fragment: their put fails, and so does opening. The blocker is put first, and only at a
+key that is free or voided (``orphan_recovery.py``). An existing object may be a fragment that its writer is
+about to publish: the sealer publishes it, as any other writer would, and tries the next key. So once the
+blocker is put, no writer publishes anything after it, whether it knows the mark or not, and the mark follows.
+Only an object that no manifest can ever name is replaced. A writer that puts several fragments at once may
+occupy each next key first: then a blocker further ahead stops it, and the fragments before that are
 published.
 
-Between any two calls to the store the sealer may die. Before the blocker nothing happened. Between blocker
-and mark no append commits; writers are told that the log is sealed, readers are not yet. Calling again
-finishes the rest.
+The sealer may die between any two calls to the store. Before the blocker nothing happened. Between blocker
+and mark no append commits; writers get LogSealedError, but readers do not see the seal yet. Calling again
+finishes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from walstore.errors import ContentionError, CorruptionError, LogSealedError
 from walstore.ports import Clock
 
 _PATIENT_TRIES: Final = 2
-"""Places that are tried one after the other before a blocker is put further ahead."""
+"""Keys that are tried one after the other before a blocker is put further ahead."""
 
 
 async def seal(
@@ -52,21 +52,20 @@ async def seal(
     retry: RetryPolicy | None = None,
     clock: Clock | None = None,
 ) -> int:
-    """Seal the log under ``url``, and return where it ends: the offset after its last record.
+    """Seal the log under ``url``, and return its end: the offset after its last record.
 
-    When it returns, no append commits any more, whoever makes it or has made it: one that is under way
-    raises LogSealedError. Records appended to a local log stay on its disk. Reading, cursors, collection,
-    forks and :func:`uploader.destroy` work as before. There is no way back. Sealing a sealed log changes
-    nothing and returns the same.
+    After it returns no append commits, from any writer: an append under way raises LogSealedError. Records
+    appended to a local log stay on its disk. Reading, cursors, collection, forks and :func:`uploader.destroy`
+    work as before. A seal cannot be undone. Sealing a sealed log changes nothing and returns the same offset.
 
     Raises LogNotFoundError if there is no log, CorruptionError if its manifest is damaged, ContentionError
-    if it is being rebuilt, and OutcomeUnknownError if the store does not answer: call again. Cancelled, the
-    log may be sealed or not.
+    if it is being rebuilt, and OutcomeUnknownError if the store does not answer: call again. After a
+    cancelled call the log may be sealed or not.
 
     Args:
-        url: Where the log lies.
+        url: Location of the log.
         store: Replaces the store that the URL names, and stays open.
-        retry: How conditional puts are repeated.
+        retry: Retry policy of conditional puts.
         clock: Sleeps between the attempts.
     """
     async with open_session(url, store=store, retry=retry, clock=clock) as session:
@@ -88,7 +87,7 @@ async def seal_root(session: LogSession) -> int:
 
 
 async def _seal_swapped(session: LogSession) -> None:
-    """Put the blocker, then the mark. Begins again if the log went on in between, behind the blocker."""
+    """Put the blocker, then the mark. Starts again if the log grew beyond the blocker in between."""
     root = session.root
     while True:
         blocked = await _block(session)
@@ -98,7 +97,7 @@ async def _seal_swapped(session: LogSession) -> None:
 
 
 async def _block(session: LogSession) -> int:
-    """Put the blocker where the log goes on, after publishing what lies there; return that number."""
+    """Put the blocker at the log's next key, after publishing fragments found there; return its number."""
     is_walled, lost = False, 0
     while True:
         manifest = session.root.manifest
@@ -115,28 +114,29 @@ async def _block(session: LogSession) -> int:
 
 
 async def _put_blocker(session: LogSession, seq_no: int, limit: int) -> cas.PutResult:
-    """Put the blocker in a place, if nothing is there, or what was voided."""
+    """Put the blocker at a key, if that is free or voided."""
     key = layout.fragment_path(seq_no)
     result = await cas.fill(session.store, key, blocker(limit), nothing=VOID, retry=session.retry)
     return result.decided(session.store.url, f"{key} was put; call again")
 
 
 async def _make_way(session: LogSession, seen: Manifest, taken: cas.PutResult) -> None:
-    """Publish what lies where ``seen`` goes on, or replace what can never be published by the blocker.
+    """Publish the object at the next key of ``seen``, or replace it by the blocker if it can never be
+    published.
 
-    Also a blocker that was put before it was known where the log ends.
+    Also replaces a blocker that was put before the log's end was known.
     """
     key = layout.fragment_path(seen.next_seq_no)
     assert taken.data is not None
     assert taken.etag is not None
     entry = await session.worker.run(_fragment, taken.data, key)
     if entry is not None and not await _is_admitted(session, taken.data, key):
-        entry = None  # whoever knew less can name it no more
+        entry = None  # no writer can publish it any more
     if entry is not None and entry.start == seen.next_offset and not seen.is_sealed:
         try:
             await session.root.publish([entry], seen.writer)
         except (ContentionError, LogSealedError):
-            await session.newest()  # another was quicker
+            await session.newest()  # another writer was faster
         return
     if (await session.newest()).next_seq_no == seen.next_seq_no:
         data = blocker(seen.next_offset)
@@ -159,7 +159,7 @@ async def _is_admitted(session: LogSession, data: bytes, key: str) -> bool:
 
 
 def _fragment(data: bytes, key: str) -> Fragment | None:
-    """Return what an object holds; None if it is no fragment."""
+    """Return the entry of a fragment; None if the object is not a fragment."""
     try:
         return inspect_fragment(data, key)
     except CorruptionError:
@@ -171,5 +171,5 @@ def _sealed(manifest: Manifest) -> Manifest | None:
 
 
 def _sealed_at(manifest: Manifest, *, seq_no: int) -> Manifest | None:
-    """Return the sealed manifest if the log still goes on at ``seq_no``."""
+    """Return the sealed manifest if the log's next number is still ``seq_no``."""
     return _sealed(manifest) if manifest.next_seq_no == seq_no else None
