@@ -16,8 +16,6 @@ from walstore.errors import ContentionError, InvalidSettingsError
 from walstore.ports import Clock
 from walstore.validation.arguments import as_int
 
-"""What wal3's manifests say after the same."""
-
 
 async def bootstrap(
     url: str,

@@ -5,11 +5,11 @@ the precondition of each step still holds:
 
   1. The log is sealed: from now on no append commits (``seal.py``).
   2. A tombstone is put. From now on no writer starts a log here, not even one whose request to create the
-      manifest is still in flight: it checks for the tombstone afterwards (``write_guard.py``).
+     manifest is still in flight: it checks for the tombstone afterwards (``write_guard.py``).
   3. The manifest drops all its entries, as a collector would, and records that the log was destroyed, so
-      readers do not mistake the next steps for damage.
+     readers do not mistake the next steps for damage.
   4. Fragments, snapshots, cursors and the rest are removed; then the manifest; then the seal's blocker at the
-      key of the next fragment, so that no wal3 writer continues while a manifest exists.
+     key of the next fragment, so that no wal3 writer continues while a manifest exists.
 
 The tombstone stays. A chain also keeps its last manifest and those in slots that a writer may believe to be
 free (``chain/pruning.py``): only they show that writer that its put came too late. Objects whose key is not a

@@ -7,8 +7,8 @@ prefix, and its collectors know only one log.
 The process may die between any two calls to the store; calling again with the same arguments continues:
 
   1. A note in the target records the source log and the offset range, so that every attempt copies the same
-      records. A target that contains fragments but no note is refused. The note stays, to distinguish a
-      finished fork from one with another range.
+     records. A target that contains fragments but no note is refused. The note stays, to distinguish a
+     finished fork from one with another range.
   2. The source is pinned, so that collectors leave it alone (``fork_pin.py``).
   3. The table of streams is copied as it is, unless an earlier call has done that.
   4. Fragments are copied. Those that an earlier call has put are checked, and not put again.

@@ -65,7 +65,7 @@ class ForkPin:
             return position if start is None and position > oldest else start
 
     async def renew(self) -> None:
-        """Extend the pin by a day, if an hour has passed."""
+        """Renew the pin for another day, if an hour has passed."""
         if self._source.clock.monotonic() - self._held_at >= _RENEW_SECONDS:
             await self._cursors.renew(self._name, seconds=_HOLD_SECONDS)
             self._held_at = self._source.clock.monotonic()

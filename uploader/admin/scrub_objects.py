@@ -1,13 +1,13 @@
-"""ScrubObjects: checks all objects under a log's prefix other than the fragments and snapshots it names.
+"""ScrubObjects: checks all objects under a log's prefix other than those its manifest leads to.
 
 Owns the checks of cursors, of a pending collection, and of the listing: leftover fragments and snapshots, and
 objects that are not part of a log. The log may change meanwhile, so each object is compared with a manifest
 read after it or before it, whichever cannot cause a false alarm:
 
-  * * a cursor may be below the log's head only because the head moved later, so cursors are read after the
-      manifest; it may be above the end only because the end is stale, so the manifest is read again;
-  * * a fragment after the end, or a snapshot that nothing names, is looked up in a manifest read later. A
-      writer may be about to publish it, so these are notes, not errors.
+  * a cursor may be below the log's head only because the head moved later, so cursors are read after the
+    manifest; it may be above the end only because the end is stale, so the manifest is read again;
+  * a fragment after the end, or a snapshot that nothing names, is looked up in a manifest read later. A
+    writer may be about to publish it, so these are notes, not errors.
 """
 
 from __future__ import annotations
