@@ -12,6 +12,7 @@ from tests.local import SMALL, gather_outcomes, read_all, read_values, segments,
 from tests.waiting import until
 from walstore import (
     DiskFullError,
+    FencedError,
     OutcomeUnknownError,
     StorageUnavailableError,
     Wal,
@@ -416,3 +417,16 @@ async def test_a_defect_leaves_nobody_waiting(log_directory) -> None:
         await wal.aclose()
     async with Wal.open(log_directory) as wal:
         assert await read_values(wal) == [b"kept"]
+
+
+async def test_a_log_that_was_taken_over_vouches_for_nothing(wal) -> None:
+    """What is synced here may not be in the log that continues elsewhere."""
+    await wal.append(b"synced here")
+    shipped = wal._state.uploaded.waiter(2)
+    wal._engine.writer.fail(FencedError("another directory took the prefix over"))
+    with pytest.raises(FencedError) as found:
+        await shipped
+    assert found.value.outcome == "unknown"
+    with pytest.raises(WalClosedError) as closed:
+        await wal.append(b"refused")
+    assert (closed.value.reason, closed.value.outcome) == ("fenced", "not_written")
