@@ -41,9 +41,9 @@ class CloudCursor:
     writer: str
     """Who wrote it; for people. Of a pin: its owner."""
     expires_us: int | None = None
-    """Of a pin: when it stops to hold anything, in wall-clock microseconds. None: never."""
+    """When a pin expires, in wall-clock microseconds. None: never."""
     is_unchecked: bool = False
-    """Whether nobody has looked yet if the records at ``position`` are still there; if they are, it holds
+    """Whether it is not yet checked that the records at ``position`` are still there; if they are, it holds
     them like any other. The call that wrote it has not ended, or its process died."""
     before: CloudCursor | None = None
     """Of an unchecked one: the cursor in whose place it was put, to be put back if the records are gone. None
@@ -72,9 +72,9 @@ class CloudCursor:
 
     @classmethod
     def removed(cls, name: str, position: int, *, epoch_us: int, writer: str) -> CloudCursor:
-        """Return what takes the place of a cursor that is removed.
+        """Return the replacement of a removed cursor.
 
-        ``position`` is where wal3's collectors stop, who do not know that it holds nothing.
+        ``position`` is where wal3's collectors stop, which do not know that it holds nothing.
         """
         return cls(
             name=name,
@@ -85,7 +85,7 @@ class CloudCursor:
         )
 
     def checked(self) -> CloudCursor:
-        """Return the same cursor without the mark that nobody has looked. Its ETag stays."""
+        """Return the same cursor without the mark of an unchecked one. Its ETag stays."""
         return dataclasses.replace(self, is_unchecked=False, before=None)
 
     def serialise(self) -> bytes:

@@ -46,7 +46,7 @@ class Finding:
     advice: str
     """What to do about it."""
     expected: object = None
-    """What should be there, if that can be told."""
+    """What should be there, if known."""
     found: object = None
     """What is there."""
 

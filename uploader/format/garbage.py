@@ -42,7 +42,7 @@ _CHECKED: Final = "cursors_checked"
 class StaleGarbageError(WalError):
     """The manifest is not the one that the garbage was planned for: entries were rolled up meanwhile.
 
-    They are never unrolled, so this garbage can never be dropped; it has to be planned anew.
+    They are never unrolled, so this garbage can never be dropped; it has to be planned again.
     """
 
 
@@ -65,7 +65,7 @@ class Garbage:
     first_to_keep: int = FIRST_OFFSET
     """Where the log begins afterwards."""
     fragment_keys: tuple[str, ...] = ()
-    """Keys of all fragments that go, if they cannot be told from the numbers; of no use to wal3, whose own
+    """Keys of all fragments to remove, if the numbers do not determine them; of no use to wal3, whose own
     logs never need it."""
     cursors_checked: bool = dataclasses.field(default=False, compare=False)
     """Whether its collector has looked at the cursors since it was announced, and none holds it: from then on
@@ -133,9 +133,9 @@ class Garbage:
         return join_object(document)
 
     def scrub(self, *, path: str = layout.GARBAGE) -> None:
-        """Check that it names nothing but fragments and snapshots of a log, each by its own key.
+        """Check that it names only fragments and snapshots of a log, each by its own key.
 
-        CorruptionError if not: somebody has put there what no collector makes.
+        CorruptionError if not: no collector makes such an object.
         """
         self._scrub_fragments(path)
         pointers = self.snapshots_to_drop
@@ -201,7 +201,7 @@ _NONE: Final = Garbage()
 
 
 def first_seq_no(manifest: Manifest) -> int:
-    """Return a number that no fragment named by the manifest is below; the lowest that it tells."""
+    """Return a lower bound of the numbers of the manifest's fragments, the lowest one it states."""
     if manifest.initial_seq_no is not None:
         return manifest.initial_seq_no
     if manifest.fragments and not manifest.snapshots:
@@ -220,7 +220,7 @@ def apply_garbage(manifest: Manifest, garbage: Garbage) -> Manifest | None:
     """Return the manifest without the garbage; None if it has dropped it already, or if it is empty.
 
     StaleGarbageError if the garbage does not fit the manifest, CorruptionError if the result would not
-    be sound. Its writer stays: who collects does not write.
+    be sound. Its writer stays: a collector does not write.
     """
     if garbage.is_empty or garbage.first_to_keep <= manifest.oldest_offset:
         return None
