@@ -38,7 +38,7 @@ FORMAT_VERSION: Final = b"1"
 STREAMS_KEY: Final = b"walstore.streams"
 """Footer entry that says which streams there are; see ``bloom.py``."""
 WRITER_KEY: Final = b"walstore.append.writer"
-"""Footer entry that names who made the file, if that matters."""
+"""Footer entry that names the maker of the file, if that matters."""
 CLOSINGS_KEY: Final = b"walstore.closings"
 """Footer entry of a file with streams: how many closings of streams its writer knew; see
 ``uploader/format/stream_table.py``."""
@@ -103,13 +103,13 @@ class Footer:
     """What a file says of itself at its end."""
 
     times_us: tuple[int, int] | None
-    """Times of the oldest and the newest record; None if it does not tell."""
+    """Times of the oldest and the newest record; None if the footer has none."""
     streams: StreamSet
     """Which streams there are."""
     rows: int
     """How many records there are."""
     offsets: tuple[int, int] | None
-    """Offsets of the first and the last record; None if it does not tell."""
+    """Offsets of the first and the last record; None if the footer has none."""
     columns: frozenset[str]
     """Names of the columns, of those that this program knows."""
     version: bytes | None
@@ -178,7 +178,7 @@ def read(data: bytes | bytearray, *, path: str, only: Collection[str] | None = N
     """Return the content of a file, ours or wal3's; CorruptionError unless it is a fragment.
 
     FormatVersionError if a newer version of this program wrote it. ``only`` names the columns of
-    ``arrow.SCHEMA`` to read beside the offsets; the others are null, times the fragment's.
+    ``arrow.SCHEMA`` to read in addition to the offsets; the others are null, times the fragment's.
 
     Checked: pages' checksums if there are any, columns and types, no nulls, one time for all, offsets
     without gap. Columns of ours that are missing are filled: records then have the fragment's time.
@@ -208,7 +208,7 @@ def stored_columns(names: Collection[str]) -> frozenset[str]:
 def column_ranges(
     end: bytes, size_bytes: int, names: Collection[str], path: str
 ) -> list[tuple[int, int]]:
-    """Return where the columns ``names``, and the offsets, lie in a file of so many bytes.
+    """Return where the columns ``names``, and the offsets, are in a file of so many bytes.
 
     ``end`` is its last part, the whole footer included. CorruptionError if there is no footer, or if it
     places a column elsewhere than in the file.
@@ -258,7 +258,7 @@ def timestamp(data: bytes, *, path: str) -> int:
 
 
 def maker(data: bytes, *, path: str) -> str | None:
-    """Return who made the file, if that is noted in it; CorruptionError if there is no footer."""
+    """Return the maker of the file, if it is noted; CorruptionError if there is no footer."""
     found = _entries(data, path).get(WRITER_KEY)
     return None if found is None else found.decode(errors="replace")
 
@@ -326,7 +326,7 @@ def _known_columns(schema: pa.Schema, path: str) -> list[str]:
     if version:
         wanted += [field for field in OUR_FIELDS if _must_have(schema, field, path)]
     else:
-        # A column that only shares its name with one of ours is somebody else's.
+        # A column that only shares its name with one of ours is another program's.
         wanted += [field for field in OUR_FIELDS if _types(schema, field.name) == [field.type]]
     return [field.name for field in wanted]
 
