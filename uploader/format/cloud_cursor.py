@@ -2,7 +2,7 @@
 
 Owns its JSON form, which is wal3's, with up to two fields more behind wal3's own: ``expires_us`` of a pin,
 and ``unchecked`` of a cursor whose records may be gone. wal3's programs tolerate them when they read, and
-drop them when they rewrite the cursor. Then a pin holds for good, which keeps too much rather than too
+drop them when they rewrite the cursor. A pin then never expires, which keeps too much rather than too
 little; their collector never lets it expire anyway.
 
 A cursor that was removed is a pin that expired in 1970. Its object stays, because stores cannot delete on a
@@ -30,16 +30,16 @@ _REMOVED_US: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudCursor:
-    """What one cursor object said when it was read or written."""
+    """The content of one cursor object when it was read or written."""
 
     name: str
     """Letters A to Z, digits and ``_``; unique in the log."""
     position: int
-    """Offset of the next record that its reader wants; everything from there on is kept."""
+    """Offset of the next record that its reader needs; all records from there on are kept."""
     epoch_us: int
     """When it was written, by the writer's clock; for people."""
     writer: str
-    """Who wrote it; for people. Of a pin: its owner."""
+    """Its writer; for people. Of a pin: its owner."""
     expires_us: int | None = None
     """When a pin expires, in wall-clock microseconds. None: never."""
     is_unchecked: bool = False
@@ -98,11 +98,11 @@ class CloudCursor:
 
     @property
     def is_removed(self) -> bool:
-        """Whether it stands for no cursor, only for one that was there."""
+        """Whether it only marks a removed cursor."""
         return self.expires_us == _REMOVED_US
 
     def is_expired(self, now_us: int) -> bool:
-        """Whether it is a pin whose time is over, so that it holds nothing."""
+        """Whether it is an expired pin, which holds nothing."""
         return self.expires_us is not None and self.expires_us <= now_us
 
 

@@ -1,7 +1,7 @@
-"""Garbage: what a collection takes out of a log, as a value, and how a manifest drops it. Pure.
+"""Garbage: what a collection removes from a log, as a value, and how a manifest drops it. Pure.
 
-Owns the document ``gc/GARBAGE`` (wal3's, byte for byte) and what it does to a manifest. What is garbage is
-decided in ``garbage_plan.py``; ``collector.py`` does the I/O.
+Owns the document ``gc/GARBAGE`` (wal3's, byte for byte) and its effect on a manifest. ``garbage_plan.py``
+decides what is garbage; ``collector.py`` does the I/O.
 
 Invariants (tests/uploader/format/test_garbage.py)
   G1  Dropping garbage changes neither the setsum, ``acc_bytes``, the next offset nor the next fragment's
@@ -61,14 +61,14 @@ class Garbage:
     limit_seq_no: int = 0
     """Number of the first fragment to be kept; 0 if there is no garbage."""
     setsum_to_discard: Setsum = dataclasses.field(default_factory=Setsum)
-    """Sum of the records that go."""
+    """Sum of the removed records."""
     first_to_keep: int = FIRST_OFFSET
     """Where the log begins afterwards."""
     fragment_keys: tuple[str, ...] = ()
     """Keys of all fragments to remove, if the numbers do not determine them; of no use to wal3, whose own
     logs never need it."""
     cursors_checked: bool = dataclasses.field(default=False, compare=False)
-    """Whether its collector has looked at the cursors since it was announced, and none holds it: from then on
+    """Whether its collector has checked the cursors since it was announced, and none holds it: from then on
     writers may drop it, too (``announced.py``). Of no use to wal3. The same garbage without it is equal."""
 
     def __post_init__(self) -> None:
@@ -162,12 +162,12 @@ class Garbage:
 
     @property
     def fragments(self) -> int:
-        """How many fragments go."""
+        """How many fragments are removed."""
         return len(self.fragment_keys) or self.limit_seq_no - self.start_seq_no
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says that no collection is under way."""
+        """Whether it states that no collection is in progress."""
         return self == _NONE
 
     def objects(self) -> Iterator[tuple[str, Literal["fragment", "snapshot"]]]:

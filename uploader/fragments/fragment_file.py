@@ -1,4 +1,4 @@
-"""Fragments as Parquet files: columns, how they are stored, and what a reader insists on.
+"""Fragments as Parquet files: columns, how they are stored, and what a reader requires.
 
 Owns everything that touches Parquet. wal3's reader takes three columns by name and wants exactly these
 Arrow types; ours follow and are ignored by it. Knows nothing of manifests and setsums; never does I/O.
@@ -6,10 +6,10 @@ Arrow types; ours follow and are ignored by it. Knows nothing of manifests and s
 How columns are stored, and why:
   * body: zstd level 1. Level 3 saves 8 % on text and takes half as long again. No dictionary, and no
     statistics: those keep whole values, which makes small fragments five times as long.
-  * offset and times: deltas, which takes no room, with statistics, so that time can be searched.
+  * offset and times: deltas, which take no space, with statistics, so that time can be searched.
   * every page has a CRC-32. Readers of ours check it, so damage shows without hashing any record, also
     in the columns that no setsum covers.
-  * the footer says which streams there are, so that a reader of one stream can do with the footers of the
+  * the footer lists the streams, so that a reader of one stream needs only the footers of the
     fragments that have none of it.
 """
 
@@ -100,7 +100,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a file says of itself at its end."""
+    """The footer of a file."""
 
     times_us: tuple[int, int] | None
     """Times of the oldest and the newest record; None if the footer has none."""
@@ -117,7 +117,7 @@ class Footer:
 
 
 class FileWriter:
-    """One file in the making. The same tables, time and writer give the same bytes, as long as pyarrow
+    """One file under construction. The same tables, time and writer give the same bytes, as long as pyarrow
     stays the same."""
 
     def __init__(
@@ -278,9 +278,9 @@ def _entries(data: bytes, path: str) -> Mapping[bytes, bytes]:
 
 @contextlib.contextmanager
 def _parsing(path: str) -> Iterator[None]:
-    """Turn what Arrow raises for a file that is none of ours into CorruptionError.
+    """Translate Arrow's errors for a file that is not ours into CorruptionError.
 
-    MemoryError stays what it is: that there was no memory, or no thread, says nothing about the file.
+    MemoryError is passed on: a lack of memory, or of threads, is not a fault of the file.
     """
     try:
         yield
@@ -366,7 +366,7 @@ def _only_value(times: pa.ChunkedArray, path: str) -> int:
 def _first_offset(offsets: pa.ChunkedArray, path: str) -> int:
     start, rows = int(offsets[0].as_py()), len(offsets)
     whole = offsets.combine_chunks()
-    # Unsigned differences: whatever does not go up by one gives another number.
+    # Unsigned differences: any step other than one gives another number.
     steps = pc.min_max(pc.subtract(whole[1:], whole[:-1]))
     if start + rows > MAX_U64 or (rows > 1 and steps.as_py() != {"min": 1, "max": 1}):
         raise CorruptionError(

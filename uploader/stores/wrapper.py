@@ -60,7 +60,7 @@ class StoreWrapper:
 
     @property
     def url(self) -> str:
-        """The URL of the inner store: a wrapper does not change where objects lie."""
+        """The URL of the inner store: a wrapper does not move objects."""
         return self.inner.url
 
     def __repr__(self) -> str:
