@@ -1,14 +1,14 @@
-"""How a manifest says which closings of streams its writers know. Pure.
+"""How a manifest records which closings of streams its writers know. Pure.
 
-The number stands behind the name of the writer who wrote the manifest last: closings of streams are counted,
-from 1, in the log's table of streams (``uploader/format/stream_table.py``). A fragment with records of
-streams is named only by a writer who has seen all closings up to the number in the very manifest that is
-replaced. So once a number is in the manifest, every writer knows the closings up to it before it appends to
+The number follows the name of the writer that wrote the manifest last: closings of streams are counted,
+from 1, in the log's table of streams (``uploader/format/stream_table.py``). Only a writer that has seen all
+closings up to the number in the manifest it replaces names a fragment with records of
+streams. So once a number is in the manifest, every writer knows the closings up to it before it appends to
 a stream.
 
 Every writer of ours carries the number on, and seals and collections keep it. A program of wal3 writes
 another name when it appends, and the number is gone then; writers therefore read the table again when they
-meet a manifest of somebody else's.
+find another program's manifest.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def finished_closings(manifest: Manifest) -> int | None:
 
 
 def check_closings(found: str, writer: str, *, url: str) -> None:
-    """Raise ContentionError if ``writer`` lacks closings that the manifest of writer ``found`` tells of.
+    """Raise ContentionError if ``writer`` lacks closings that the manifest of writer ``found`` records.
 
-    A name without a number is that of a writer who appends to no stream.
+    A name without a number is that of a writer that appends to no stream.
     """
     known, closed = closings_in(writer), closings_in(found)
     if known is not None and closed is not None and closed > known:
@@ -75,9 +75,9 @@ def carry_closings(found: str, writer: str) -> str:
 
 
 def raise_closings(manifest: Manifest, closings: int) -> Manifest | None:
-    """Return the manifest with a number in it that is as large at least; None if it has that.
+    """Return the manifest with at least this number; None if it has that already.
 
-    Of a sealed log, too: nobody appends to that.
+    None for a sealed log, too: it takes no appends.
     """
     if manifest.is_sealed or (closings_in(manifest.writer) or 0) >= closings:
         return None

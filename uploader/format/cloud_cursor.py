@@ -2,7 +2,7 @@
 
 Owns its JSON form, which is wal3's, with up to two fields more behind wal3's own: ``expires_us`` of a pin,
 and ``unchecked`` of a cursor whose records may be gone. wal3's programs tolerate them when they read, and
-drop them when they rewrite the cursor. Then a pin holds for good, which keeps too much rather than too
+drop them when they rewrite the cursor. A pin then never expires, which keeps too much rather than too
 little; their collector never lets it expire anyway.
 
 A cursor that was removed is a pin that expired in 1970. Its object stays, because stores cannot delete on a
@@ -30,20 +30,20 @@ _REMOVED_US: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudCursor:
-    """What one cursor object said when it was read or written."""
+    """The content of one cursor object when it was read or written."""
 
     name: str
     """Letters A to Z, digits and ``_``; unique in the log."""
     position: int
-    """Offset of the next record that its reader wants; everything from there on is kept."""
+    """Offset of the next record that its reader needs; all records from there on are kept."""
     epoch_us: int
     """When it was written, by the writer's clock; for people."""
     writer: str
-    """Who wrote it; for people. Of a pin: its owner."""
+    """Its writer; for people. Of a pin: its owner."""
     expires_us: int | None = None
-    """Of a pin: when it stops to hold anything, in wall-clock microseconds. None: never."""
+    """When a pin expires, in wall-clock microseconds. None: never."""
     is_unchecked: bool = False
-    """Whether nobody has looked yet if the records at ``position`` are still there; if they are, it holds
+    """Whether it is not yet checked that the records at ``position`` are still there; if they are, it holds
     them like any other. The call that wrote it has not ended, or its process died."""
     before: CloudCursor | None = None
     """Of an unchecked one: the cursor in whose place it was put, to be put back if the records are gone. None
@@ -72,9 +72,9 @@ class CloudCursor:
 
     @classmethod
     def removed(cls, name: str, position: int, *, epoch_us: int, writer: str) -> CloudCursor:
-        """Return what takes the place of a cursor that is removed.
+        """Return the replacement of a removed cursor.
 
-        ``position`` is where wal3's collectors stop, who do not know that it holds nothing.
+        ``position`` is where wal3's collectors stop, which do not know that it holds nothing.
         """
         return cls(
             name=name,
@@ -85,7 +85,7 @@ class CloudCursor:
         )
 
     def checked(self) -> CloudCursor:
-        """Return the same cursor without the mark that nobody has looked. Its ETag stays."""
+        """Return the same cursor without the mark of an unchecked one. Its ETag stays."""
         return dataclasses.replace(self, is_unchecked=False, before=None)
 
     def serialise(self) -> bytes:
@@ -98,11 +98,11 @@ class CloudCursor:
 
     @property
     def is_removed(self) -> bool:
-        """Whether it stands for no cursor, only for one that was there."""
+        """Whether it only marks a removed cursor."""
         return self.expires_us == _REMOVED_US
 
     def is_expired(self, now_us: int) -> bool:
-        """Whether it is a pin whose time is over, so that it holds nothing."""
+        """Whether it is an expired pin, which holds nothing."""
         return self.expires_us is not None and self.expires_us <= now_us
 
 

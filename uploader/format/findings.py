@@ -1,7 +1,7 @@
-"""Findings: what is wrong with a log, or odd about it, and what to do. Pure values.
+"""Findings: faults and oddities of a log, and what to do about them. Pure values.
 
-Owns the checks of documents and fragments whose result is not the first fault but all of them. What is
-checked in a document is what its own ``scrub`` checks, and that is asked last, so nothing it finds is
+Owns the checks of documents and fragments that return all faults, not just the first. They check the same
+as a document's own ``scrub``, which runs last, so nothing it finds is
 missed here. Never does I/O: ``scrubber.py`` fetches.
 """
 
@@ -30,7 +30,7 @@ class Severity(StrEnum):
     WARNING = "warning"
     """Nothing is lost, but something does not work as it should, or could not be checked."""
     NOTE = "note"
-    """Left over, or under way; it costs room at the most."""
+    """Left over, or in progress; it costs space at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Finding:
     advice: str
     """What to do about it."""
     expected: object = None
-    """What should be there, if that can be told."""
+    """What should be there, if known."""
     found: object = None
     """What is there."""
 
@@ -55,7 +55,7 @@ class Finding:
 
 
 def of_error(error: CorruptionError | FormatVersionError, *, advice: str = RESTORE) -> Finding:
-    """Return the finding that an error stands for."""
+    """Return the finding for an error."""
     what = str(error.args[0]).partition(f": {error.path}")[0]
     if isinstance(error, FormatVersionError):
         return Finding(
@@ -70,13 +70,13 @@ def of_error(error: CorruptionError | FormatVersionError, *, advice: str = RESTO
 
 
 def of_unavailable(key: str, error: StorageUnavailableError) -> Finding:
-    """Return the finding that the store did not give an object, or a listing."""
+    """Return the finding that the store did not return an object, or a listing."""
     what = f"it could not be looked at: {error}"
     return Finding(Severity.WARNING, key, what, "see to the store, then scrub from here again")
 
 
 def check_manifest(manifest: Manifest, *, path: str = layout.MANIFEST) -> list[Finding]:
-    """Return all that is wrong inside a manifest; snapshots and fragments are not read."""
+    """Return all faults inside a manifest; snapshots and fragments are not read."""
     entries: tuple[Entry, ...] = (*manifest.snapshots, *manifest.fragments)
     found = [*_check_children(entries, path)]
     for pointer in manifest.snapshots:
@@ -100,7 +100,7 @@ def check_manifest(manifest: Manifest, *, path: str = layout.MANIFEST) -> list[F
 
 
 def check_snapshot(snapshot: Snapshot, pointer: SnapshotPointer) -> list[Finding]:
-    """Return all that is wrong inside a snapshot, and all in which it is not what is said of it."""
+    """Return all faults inside a snapshot, and all its differences from its pointer."""
     path = pointer.path_to_snapshot
     children: Sequence[Entry] = snapshot.snapshots or snapshot.fragments
     found = [*_check_children(children, path)]
@@ -160,7 +160,7 @@ def _check_children(entries: Sequence[Entry], path: str) -> Iterable[Finding]:
 
 
 def _and_the_rest(found: list[Finding], scrub: Callable[[], None]) -> list[Finding]:
-    """Return the findings; if there is none, what the document's own check still has to say."""
+    """Return the findings; if there are none, those of the document's own check."""
     return found or _collect(scrub)
 
 

@@ -1,7 +1,7 @@
-"""Garbage: what a collection takes out of a log, as a value, and how a manifest drops it. Pure.
+"""Garbage: what a collection removes from a log, as a value, and how a manifest drops it. Pure.
 
-Owns the document ``gc/GARBAGE`` (wal3's, byte for byte) and what it does to a manifest. What is garbage is
-decided in ``garbage_plan.py``; ``collector.py`` does the I/O.
+Owns the document ``gc/GARBAGE`` (wal3's, byte for byte) and its effect on a manifest. ``garbage_plan.py``
+decides what is garbage; ``collector.py`` does the I/O.
 
 Invariants (tests/uploader/format/test_garbage.py)
   G1  Dropping garbage changes neither the setsum, ``acc_bytes``, the next offset nor the next fragment's
@@ -42,7 +42,7 @@ _CHECKED: Final = "cursors_checked"
 class StaleGarbageError(WalError):
     """The manifest is not the one that the garbage was planned for: entries were rolled up meanwhile.
 
-    They are never unrolled, so this garbage can never be dropped; it has to be planned anew.
+    They are never unrolled, so this garbage can never be dropped; it has to be planned again.
     """
 
 
@@ -61,14 +61,14 @@ class Garbage:
     limit_seq_no: int = 0
     """Number of the first fragment to be kept; 0 if there is no garbage."""
     setsum_to_discard: Setsum = dataclasses.field(default_factory=Setsum)
-    """Sum of the records that go."""
+    """Sum of the removed records."""
     first_to_keep: int = FIRST_OFFSET
     """Where the log begins afterwards."""
     fragment_keys: tuple[str, ...] = ()
-    """Keys of all fragments that go, if they cannot be told from the numbers; of no use to wal3, whose own
+    """Keys of all fragments to remove, if the numbers do not determine them; of no use to wal3, whose own
     logs never need it."""
     cursors_checked: bool = dataclasses.field(default=False, compare=False)
-    """Whether its collector has looked at the cursors since it was announced, and none holds it: from then on
+    """Whether its collector has checked the cursors since it was announced, and none holds it: from then on
     writers may drop it, too (``announced.py``). Of no use to wal3. The same garbage without it is equal."""
 
     def __post_init__(self) -> None:
@@ -133,9 +133,9 @@ class Garbage:
         return join_object(document)
 
     def scrub(self, *, path: str = layout.GARBAGE) -> None:
-        """Check that it names nothing but fragments and snapshots of a log, each by its own key.
+        """Check that it names only fragments and snapshots of a log, each by its own key.
 
-        CorruptionError if not: somebody has put there what no collector makes.
+        CorruptionError if not: no collector makes such an object.
         """
         self._scrub_fragments(path)
         pointers = self.snapshots_to_drop
@@ -162,12 +162,12 @@ class Garbage:
 
     @property
     def fragments(self) -> int:
-        """How many fragments go."""
+        """How many fragments are removed."""
         return len(self.fragment_keys) or self.limit_seq_no - self.start_seq_no
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says that no collection is under way."""
+        """Whether it states that no collection is in progress."""
         return self == _NONE
 
     def objects(self) -> Iterator[tuple[str, Literal["fragment", "snapshot"]]]:
@@ -201,7 +201,7 @@ _NONE: Final = Garbage()
 
 
 def first_seq_no(manifest: Manifest) -> int:
-    """Return a number that no fragment named by the manifest is below; the lowest that it tells."""
+    """Return a lower bound of the numbers of the manifest's fragments, the lowest one it states."""
     if manifest.initial_seq_no is not None:
         return manifest.initial_seq_no
     if manifest.fragments and not manifest.snapshots:
@@ -220,7 +220,7 @@ def apply_garbage(manifest: Manifest, garbage: Garbage) -> Manifest | None:
     """Return the manifest without the garbage; None if it has dropped it already, or if it is empty.
 
     StaleGarbageError if the garbage does not fit the manifest, CorruptionError if the result would not
-    be sound. Its writer stays: who collects does not write.
+    be sound. Its writer stays: a collector does not write.
     """
     if garbage.is_empty or garbage.first_to_keep <= manifest.oldest_offset:
         return None

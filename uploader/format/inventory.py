@@ -1,4 +1,4 @@
-"""What lies under a log's prefix: which object is what, told by its key alone. Pure."""
+"""Classifies the objects under a log's prefix by their keys alone. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Part(Enum):
     """What an object of a log is."""
 
     FRAGMENT = "fragment"
-    """Records, or what a seal put where the next ones would lie."""
+    """Records, or a seal's object in the place of the next ones."""
     SNAPSHOT = "snapshot"
     """An inner node of the manifest's tree."""
     CURSOR = "cursor"
@@ -58,7 +58,7 @@ FOLDERS: Final = {
     layout.MANIFEST.rpartition("/")[0] + "/": Part.MANIFEST,
     layout.TOMBSTONE.rpartition("/")[0] + "/": Part.TOMBSTONE,
 }
-"""Where objects of a log lie, and what belongs there. The order is one in which they can be removed."""
+"""The folders of a log's objects, and their parts. The order is one in which they can be removed."""
 
 
 def part_of(key: str) -> Part | None:

@@ -1,7 +1,7 @@
-"""Where the objects of a log lie: keys relative to the log's prefix. Pure.
+"""The keys of a log's objects, relative to the log's prefix. Pure.
 
 The layout is wal3's, byte for byte, because its programs compute some keys and list some folders:
-nothing of ours may lie in ``log/``, ``manifest/``, ``snapshot/``, ``cursor/`` or ``gc/`` beside these.
+``log/``, ``manifest/``, ``snapshot/``, ``cursor/`` and ``gc/`` may contain no other objects of ours.
 docs/format.md ("Objects") lists those that are in use.
 """
 
@@ -40,7 +40,7 @@ STREAMS: Final = "streams/TABLE"
 REBUILT_FOLDER: Final = "rebuilt/"
 """Ours: what a rebuild of a damaged log replaced or gave up."""
 KEPT_SUFFIX: Final = ".kept"
-"""Ours: behind the key of such a copy, so that none is an object of a log that lies below this one."""
+"""Ours: ends the key of such a copy, so that none is an object of a log below this one."""
 _REBUILD_NOTE: Final = "REBUILD"
 
 _FRAGMENT_NAME: Final = re.compile(r"FragmentSeqNo=([0-9a-fA-F]+)\.parquet")
@@ -85,9 +85,9 @@ def fragment_number(key: str) -> int | None:
 
 
 def is_among_fragments(key: str) -> bool:
-    """Return whether a key in ``log/`` lies where fragments of this log do.
+    """Return whether a key in ``log/`` is in a place of this log's fragments.
 
-    Else it is in a folder of another one, which may lie at ``log`` below this one: its keys have numbers
+    Else it is in a folder of another log, which may be at ``log`` below this one: its keys have numbers
     that :func:`parse_fragment_path` takes for this one's.
     """
     folder, _, name = key.removeprefix(FRAGMENT_FOLDER).partition("/")

@@ -1,7 +1,7 @@
 """Link: one manifest of a chain, and how the next one is made from it. Pure.
 
-A link is a manifest that also says where it lies (its slot), what it follows and which slot comes next. Owns
-that document, the rule by which one link follows another, and the rule by which slots are handed out.
+A link is a manifest that also names its own slot, the link it follows and the next slot. Owns
+that document, the rule by which one link follows another, and the rule that assigns slots.
 
 Slots (docs/chain.md has the proof)
   L1  A link follows another if it lies in the slot that the other names as next, and names the other (slot,
@@ -27,9 +27,9 @@ from walstore.errors import CorruptionError, FormatVersionError
 
 VERSION: Final = 1
 MOST_ALPHA: Final = 32
-"""Manifests that an author may have under way at once."""
+"""Manifests that an author may have in flight at once."""
 KEPT_SECONDS: Final = 3600.0
-"""How long a takeover is kept, so that who was overtaken finds its slot taken."""
+"""How long a takeover is kept, so that an overtaken author finds its slot taken."""
 MOST_RANGES: Final = 64
 """Ranges of kept slots that a link lists; neighbours are joined to stay below."""
 
@@ -57,7 +57,7 @@ class Kept:
     first: int
     last: int
     seen_us: int
-    """When somebody who went on behind the last of them had seen it, in microseconds since 1970 UTC."""
+    """When an author that continued behind the last of them had seen it, in microseconds since 1970 UTC."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Link:
     manifest: Manifest
     """The whole state of the log, as in the other layout."""
     slot: int
-    """Where it lies."""
+    """Its own slot."""
     next: int
     """The slot of the one link that may follow."""
     prev: PreviousLink | None
@@ -127,7 +127,7 @@ class Link:
 
     @property
     def key(self) -> str:
-        """Where its object lies."""
+        """Its object's key."""
         return manifest_key(self.slot)
 
     @property

@@ -257,9 +257,9 @@ class Manifest:
     def scrub_successor(self, successor: Manifest, *, path: str = layout.MANIFEST) -> None:
         """Check that ``successor``, which is sound, may have replaced this one.
 
-        Nothing that only grows went back, and every record that was named before is named still, or counted
-        as collected. Snapshots are not read: where the end of this manifest is inside a snapshot of the
-        successor, whoever reads that compares (:meth:`ManifestTree.expect`). CorruptionError if it is no
+        No growing value went back, and every record that was named before is still named, or counted
+        as collected. Snapshots are not read: if the end of this manifest is inside a snapshot of the
+        successor, its reader compares (:meth:`ManifestTree.expect`). CorruptionError if it is no
         successor; then something other than a writer or collector of this log put it there.
         """
         for name in ("acc_bytes", "oldest_offset", "next_offset", "next_seq_no"):

@@ -1,6 +1,6 @@
-"""Names of a chain's objects: manifests newest first, fragments that say what they hold. Pure.
+"""Names of a chain's objects: manifests newest first, fragments named by what they hold. Pure.
 
-Snapshots, cursors and all else lie where they lie in the other layout (``layout.py``).
+Snapshots, cursors and all other objects have the keys of the other layout (``layout.py``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def parse_manifest_key(key: str) -> int:
 
 
 def shard_folder(shard: int) -> str:
-    """Return where the fragments of a shard lie; shards are counted from 1. ValueError if it is none."""
+    """Return the folder of a shard's fragments; shards are counted from 1. ValueError if it is none."""
     if not 1 <= shard <= MOST_SHARDS:
         raise ValueError(f"a shard's number is between 1 and {MOST_SHARDS}, not {shard}")
     return f"{SHARD_PREFIX}{shard:04}/"
@@ -61,9 +61,9 @@ class FragmentName:
     setsum: Setsum
 
     def key(self, *, shards: int) -> str:
-        """Return the key for a writer that spreads over so many shards: neighbours lie in different ones.
+        """Return the key for a writer with so many shards: neighbours are in different ones.
 
-        ValueError for a number that is no u64.
+        ValueError for a number that is not a u64.
         """
         if not 0 <= self.seq_no <= MAX_U64:
             raise ValueError(f"a fragment's number is between 0 and 2**64 - 1, not {self.seq_no}")

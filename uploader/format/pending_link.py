@@ -25,7 +25,7 @@ Make = Callable[[LinkBase], Awaitable[Manifest | None]]
 
 
 class WaitForDurableError(Exception):
-    """What is to be done cannot be told from a manifest that may never be durable."""
+    """The next step cannot be decided from a manifest that may never be durable."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,13 +50,13 @@ class PendingLink:
     sent: TwoClockTime | None = None
     """When ``link`` had not been put yet."""
     is_durable: bool = False
-    """Whether its link lies in the store. It counts once those before it do."""
+    """Whether its link is in the store. It counts once those before it are."""
     error: BaseException | None = None
-    """What it ends with, told by what became of another one or of its put."""
+    """Its error, from the outcome of another one or of its put."""
     decided: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it is done, has an error, or lost its link and must be planned again."""
     is_done: bool = False
-    """Whether its link, and all before it, lie in the store."""
+    """Whether its link, and all before it, are in the store."""
 
     def check(self) -> None:
         """Raise the error, if there is one."""

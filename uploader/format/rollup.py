@@ -63,7 +63,7 @@ class RollUpSettings:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """A snapshot that lies in the store, and what it is to stand for in the manifest."""
+    """A snapshot in the store, and the entries it replaces in the manifest."""
 
     children: tuple[Fragment, ...] | tuple[SnapshotPointer, ...]
     """Consecutive entries of the manifest."""

@@ -1,7 +1,7 @@
-"""How a manifest says that its log is sealed, or destroyed. Pure.
+"""How a manifest records that its log is sealed, or destroyed. Pure.
 
-The mark stands before the name of the writer who wrote the manifest last. That field is one that wal3's
-programs keep when they rewrite a manifest to drop what was collected, and every manifest has it. So the
+The mark precedes the name of the writer that wrote the manifest last. wal3's programs keep that field
+when they rewrite a manifest to drop collected fragments, and every manifest has it. So the
 mark goes in with one change of the root, like everything else that is decided about a log; ``seal.py`` and
 ``destroy.py`` make it. A program that knows the first mark only takes a destroyed log for a sealed one.
 """
@@ -53,9 +53,9 @@ def rebuilt_writer(writer: str) -> str:
 
 
 def blocker(limit: int) -> bytes:
-    """Return the object that lies where the next fragment of a sealed log would: no fragment at all.
+    """Return the object in the place of a sealed log's next fragment; it is not a fragment.
 
-    wal3's writers look there, and cannot go on. It is put before the mark (``seal.py``). ``limit`` is
+    wal3's writers read it, and cannot continue. It is put before the mark (``seal.py``). ``limit`` is
     where the log ends.
     """
     return b'%s"limit":{"offset":%d}}' % (_BLOCKER, limit)

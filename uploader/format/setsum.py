@@ -5,8 +5,8 @@ manifests, and the fast way to sum many records. Pure, except that the bulk func
 threads run between slices. Never reads or writes anything.
 
 An item's state is its SHA3-256, cut into eight little-endian u32. Sums do not depend on order, and
-``whole - part`` is the sum of what is left, which is how a log proves that nothing was lost. It guards
-against faults, not against somebody who forges items on purpose.
+``whole - part`` is the sum of the rest, which is how a log proves that nothing was lost. It guards
+against faults, not against deliberately forged items.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ZERO: Final = (0,) * 8
 SLICE_ITEMS: Final = 256
 """Items whose digests are summed at once."""
 ITEM_WORK: Final = 400
-"""What an item costs beside its bytes, in bytes: about 1 µs, which also hashes that many."""
+"""Cost of an item in addition to its bytes, in bytes: about 1 µs, the time to hash that many."""
 PAUSE_WORK: Final = 256 * 1024
 """Work between two pauses: less than 1 ms. A pause takes some 50 µs, and less often would make the event
 loop wait the interpreter's 5 ms for its turn each time it wakes up."""

@@ -5,8 +5,8 @@ by a manifest. Never does I/O: ``stream_file.py`` swaps it, ``stream_guard.py`` 
 
 Closings are counted. A stream remembers the number of its last closing, and a fragment says in its footer how
 many its writer knew when it was made. A fragment that was made before the last closing of one of its streams
-can never be named any more, whether the stream is open again or not: so whoever meets it comes to the same
-answer, at any time.
+can never be named any more, whether the stream is open again or not: so every program that finds it comes to
+the same answer, at any time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StoredStream:
     is_open: bool
     metadata: Mapping[str, str]
     opened_at: int
-    """No record of the stream lies below."""
+    """No record of the stream is below."""
     closing: int = 0
     """Number of its last closing; 0 if it never was closed."""
 
@@ -105,8 +105,8 @@ class StreamTable:
     def checked(self, closings: int | None) -> StreamTable:
         """Return the table if it is not older than what a manifest said that was read before it.
 
-        ``closings`` are those that this manifest tells of. CorruptionError: somebody deleted the table, or
-        put an older one in its place, and nobody knows what is closed.
+        ``closings`` are those that this manifest records. CorruptionError: the table was deleted, or
+        replaced by an older one, and it is unknown what is closed.
         """
         if self.closings < (closings or 0):
             raise CorruptionError(

@@ -4,9 +4,9 @@ Owns what a fragment means: which records it holds, their setsum, and whether it
 entry speaks of. How it is stored is in
 ``fragment_file.py``, how one is made in ``fragment_builder.py``.
 
-The length in an entry says how much to ask for, and tells a torn object at once. It does not say what the
-records are: wal3's copy of a log keeps the entries and writes the objects anew, with other lengths. So an
-object of another length is taken if all its records, hashed, are those of the entry.
+The length in an entry determines how much to request, and reveals a torn object at once. It does not identify
+the records: wal3's copy of a log keeps the entries and rewrites the objects, with other lengths. So an
+object of another length is accepted if the hashes of all its records match the entry.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def decode_columns(
 ) -> FragmentBatch:
     """As :func:`decode_fragment`, with only the columns ``names`` of ``arrow.SCHEMA`` and offsets.
 
-    The others are null, times the fragment's; what lies where they are stored is not looked at.
+    The others are null, times the fragment's; their stored bytes are not checked.
     CorruptionError if the length is not that of the entry.
     """
     if not has_length(data, entry):
@@ -104,7 +104,7 @@ def fragment_timestamp(data: bytes, *, path: str = "fragment") -> int:
 
 
 def fragment_maker(data: bytes, *, path: str = "fragment") -> str | None:
-    """Return who made the fragment, if its footer says so; CorruptionError if it is none."""
+    """Return the fragment's maker, if its footer names one; CorruptionError if it is not a fragment."""
     return fragment_file.maker(data, path=path)
 
 

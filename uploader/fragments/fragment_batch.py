@@ -1,6 +1,6 @@
 """FragmentBatch: records of a fragment as readers see them, over Arrow columns.
 
-Columns become Python objects when somebody asks for them, and only for the part that a slice covers.
+Columns become Python objects on first use, and only for the part that a slice covers.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class FragmentBatch(Batch):
     def to_arrow(self) -> pa.RecordBatch:
         """Return a pyarrow RecordBatch; see :meth:`Batch.to_arrow`.
 
-        The bytes are shared as long as the records lie in one row group of the fragment, else copied
+        The bytes are shared as long as the records are in one row group of the fragment, else copied
         once; :meth:`to_arrow_batches` never copies.
         """
         columns = [_joined(column) for column in self._table.columns]
@@ -117,7 +117,7 @@ class FragmentBatch(Batch):
 
 
 class FragmentSelection(SelectedBatch):
-    """Some records of a fragment, copied together when somebody asks for what is in them."""
+    """Some records of a fragment, copied together when their content is first used."""
 
     __slots__ = ("_taken",)
 

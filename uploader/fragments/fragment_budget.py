@@ -36,7 +36,7 @@ BYTES_PER_BYTE: Final = 16 << 10
 MOST_BYTES: Final = 4 << 30
 """But no more than this, or four times its length. Writers are set to fragments of at most 512 MiB."""
 VALUE_BYTES: Final = 8
-"""What each value of each column takes beside its own bytes."""
+"""What each value of each column takes in addition to its own bytes."""
 STEP_BYTES: Final = 64 << 20
 """How much is decoded at once of a file of which only decoding shows how much it becomes."""
 

@@ -155,7 +155,7 @@ def encode_fragment(
 
     ``timestamp_us`` is the fragment's own time, in microseconds since 1970 UTC; wal3 hashes it with every
     record. Values of longer batches are not copied on their way to the Parquet encoder. The same input
-    gives the same bytes; ``writer``, noted in the file, tells those of two writers apart. Larger fragments
+    gives the same bytes; ``writer``, noted in the file, distinguishes those of two writers. Larger fragments
     take two threads. ValueError if there is no record, if the batches do not follow each other, or if a
     number does not fit 64 bits.
     """

@@ -1,4 +1,4 @@
-"""All that can be wrong with one fragment, told from its bytes and its entry. Pure, but slow: for threads."""
+"""Finds all faults of one fragment from its bytes and its entry. Pure, but slow: for threads."""
 
 from __future__ import annotations
 

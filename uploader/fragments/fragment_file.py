@@ -1,4 +1,4 @@
-"""Fragments as Parquet files: columns, how they are stored, and what a reader insists on.
+"""Fragments as Parquet files: columns, how they are stored, and what a reader requires.
 
 Owns everything that touches Parquet. wal3's reader takes three columns by name and wants exactly these
 Arrow types; ours follow and are ignored by it. Knows nothing of manifests and setsums; never does I/O.
@@ -6,10 +6,10 @@ Arrow types; ours follow and are ignored by it. Knows nothing of manifests and s
 How columns are stored, and why:
   * body: zstd level 1. Level 3 saves 8 % on text and takes half as long again. No dictionary, and no
     statistics: those keep whole values, which makes small fragments five times as long.
-  * offset and times: deltas, which takes no room, with statistics, so that time can be searched.
+  * offset and times: deltas, which take no space, with statistics, so that time can be searched.
   * every page has a CRC-32. Readers of ours check it, so damage shows without hashing any record, also
     in the columns that no setsum covers.
-  * the footer says which streams there are, so that a reader of one stream can do with the footers of the
+  * the footer lists the streams, so that a reader of one stream needs only the footers of the
     fragments that have none of it.
 """
 
@@ -38,7 +38,7 @@ FORMAT_VERSION: Final = b"1"
 STREAMS_KEY: Final = b"walstore.streams"
 """Footer entry that says which streams there are; see ``bloom.py``."""
 WRITER_KEY: Final = b"walstore.append.writer"
-"""Footer entry that names who made the file, if that matters."""
+"""Footer entry that names the maker of the file, if that matters."""
 CLOSINGS_KEY: Final = b"walstore.closings"
 """Footer entry of a file with streams: how many closings of streams its writer knew; see
 ``uploader/format/stream_table.py``."""
@@ -100,16 +100,16 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a file says of itself at its end."""
+    """The footer of a file."""
 
     times_us: tuple[int, int] | None
-    """Times of the oldest and the newest record; None if it does not tell."""
+    """Times of the oldest and the newest record; None if the footer has none."""
     streams: StreamSet
     """Which streams there are."""
     rows: int
     """How many records there are."""
     offsets: tuple[int, int] | None
-    """Offsets of the first and the last record; None if it does not tell."""
+    """Offsets of the first and the last record; None if the footer has none."""
     columns: frozenset[str]
     """Names of the columns, of those that this program knows."""
     version: bytes | None
@@ -117,7 +117,7 @@ class Footer:
 
 
 class FileWriter:
-    """One file in the making. The same tables, time and writer give the same bytes, as long as pyarrow
+    """One file under construction. The same tables, time and writer give the same bytes, as long as pyarrow
     stays the same."""
 
     def __init__(
@@ -178,7 +178,7 @@ def read(data: bytes | bytearray, *, path: str, only: Collection[str] | None = N
     """Return the content of a file, ours or wal3's; CorruptionError unless it is a fragment.
 
     FormatVersionError if a newer version of this program wrote it. ``only`` names the columns of
-    ``arrow.SCHEMA`` to read beside the offsets; the others are null, times the fragment's.
+    ``arrow.SCHEMA`` to read in addition to the offsets; the others are null, times the fragment's.
 
     Checked: pages' checksums if there are any, columns and types, no nulls, one time for all, offsets
     without gap. Columns of ours that are missing are filled: records then have the fragment's time.
@@ -208,7 +208,7 @@ def stored_columns(names: Collection[str]) -> frozenset[str]:
 def column_ranges(
     end: bytes, size_bytes: int, names: Collection[str], path: str
 ) -> list[tuple[int, int]]:
-    """Return where the columns ``names``, and the offsets, lie in a file of so many bytes.
+    """Return where the columns ``names``, and the offsets, are in a file of so many bytes.
 
     ``end`` is its last part, the whole footer included. CorruptionError if there is no footer, or if it
     places a column elsewhere than in the file.
@@ -258,7 +258,7 @@ def timestamp(data: bytes, *, path: str) -> int:
 
 
 def maker(data: bytes, *, path: str) -> str | None:
-    """Return who made the file, if that is noted in it; CorruptionError if there is no footer."""
+    """Return the maker of the file, if it is noted; CorruptionError if there is no footer."""
     found = _entries(data, path).get(WRITER_KEY)
     return None if found is None else found.decode(errors="replace")
 
@@ -278,9 +278,9 @@ def _entries(data: bytes, path: str) -> Mapping[bytes, bytes]:
 
 @contextlib.contextmanager
 def _parsing(path: str) -> Iterator[None]:
-    """Turn what Arrow raises for a file that is none of ours into CorruptionError.
+    """Translate Arrow's errors for a file that is not ours into CorruptionError.
 
-    MemoryError stays what it is: that there was no memory, or no thread, says nothing about the file.
+    MemoryError is passed on: a lack of memory, or of threads, is not a fault of the file.
     """
     try:
         yield
@@ -326,7 +326,7 @@ def _known_columns(schema: pa.Schema, path: str) -> list[str]:
     if version:
         wanted += [field for field in OUR_FIELDS if _must_have(schema, field, path)]
     else:
-        # A column that only shares its name with one of ours is somebody else's.
+        # A column that only shares its name with one of ours is another program's.
         wanted += [field for field in OUR_FIELDS if _types(schema, field.name) == [field.type]]
     return [field.name for field in wanted]
 
@@ -366,7 +366,7 @@ def _only_value(times: pa.ChunkedArray, path: str) -> int:
 def _first_offset(offsets: pa.ChunkedArray, path: str) -> int:
     start, rows = int(offsets[0].as_py()), len(offsets)
     whole = offsets.combine_chunks()
-    # Unsigned differences: whatever does not go up by one gives another number.
+    # Unsigned differences: any step other than one gives another number.
     steps = pc.min_max(pc.subtract(whole[1:], whole[:-1]))
     if start + rows > MAX_U64 or (rows > 1 and steps.as_py() != {"min": 1, "max": 1}):
         raise CorruptionError(

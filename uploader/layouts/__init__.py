@@ -1,1 +1,1 @@
-"""The two layouts of a root behind one door, and the swapped manifest."""
+"""Opens a root of either layout, and contains the swapped manifest."""

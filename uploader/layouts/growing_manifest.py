@@ -16,12 +16,12 @@ from uploader.format.rollup import Replacement, RollUpSettings
 from uploader.layouts.log_session import LogSession, put_anyhow
 
 _FOLD_FRAGMENTS: Final = 256
-"""Fragments that are added to the manifest at once; it is copied each time."""
+"""Fragments added to the manifest at a time; each time copies it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """What a fork holds, as far as it was made."""
+    """What a fork holds so far."""
 
     start: int
     """Offset of its first record."""
@@ -36,7 +36,7 @@ class Forked:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Forked:
-        """Return what the manifest of a fork says."""
+        """Return the manifest of a fork."""
         return cls(
             start=manifest.oldest_offset,
             limit=manifest.next_offset,
@@ -47,10 +47,10 @@ class Forked:
 
 
 class GrowingManifest:
-    """One manifest in the making. Belongs to one task."""
+    """One manifest under construction. Belongs to one task."""
 
     def __init__(self, target: LogSession, writer: str) -> None:
-        """Begin with nothing; ``writer`` is what the manifest will say of who wrote it."""
+        """Begin empty; ``writer`` is the writer that the manifest will name."""
         self._target = target
         self._writer = writer
         self._settings = RollUpSettings()
@@ -58,11 +58,11 @@ class GrowingManifest:
         self._added: list[Fragment] = []
 
     def forked(self) -> Forked:
-        """Return what there is so far."""
+        """Return the result so far."""
         return Forked.of(self._grown())
 
     async def add(self, fragment: Fragment) -> None:
-        """Take a fragment that lies in the target, the first one or the next."""
+        """Add a fragment that is in the target, the first one or the next."""
         if self._manifest.acc_bytes == 0 and not self._added:
             self._begin(fragment.start, fragment.seq_no)
         self._added.append(fragment)
@@ -70,7 +70,7 @@ class GrowingManifest:
             await self._fold()
 
     async def finish(self, start: int, seq_no: int) -> Manifest:
-        """Return the manifest of all that was added; if that is nothing, of a log that begins there."""
+        """Return the manifest of all added fragments; without any, that of a log that begins there."""
         if self._manifest.acc_bytes == 0 and not self._added:
             self._begin(start, seq_no)
         await self._fold()

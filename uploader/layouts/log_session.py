@@ -21,7 +21,7 @@ from walstore.runtime.threads import Worker
 
 @dataclass(frozen=True, slots=True)
 class LogSession:
-    """The store of a log, its root as it was when the session began, and threads to work on."""
+    """A log's store, its root as of the session's beginning, and worker threads."""
 
     store: ObjectStore
     root: Root
@@ -54,8 +54,7 @@ async def open_session(
 ) -> AsyncIterator[LogSession]:
     """Open the place that ``url`` names, whether there is a log or not.
 
-    A ``store`` that is given replaces the one of the URL and stays open. Raises what reading the root
-    raises.
+    A given ``store`` replaces the one of the URL and stays open. Raises the errors of reading the root.
     """
     clock = clock or SystemClock()
     retry = retry or RetryPolicy(clock=clock)
@@ -74,9 +73,9 @@ async def open_session(
 
 
 async def put_anyhow(store: ObjectStore, key: str, data: bytes, *, retry: RetryPolicy) -> None:
-    """Put an object whatever is there, unless it holds just that.
+    """Put an object, replacing any other, unless it already has this content.
 
-    OutcomeUnknownError if the store does not say whether it did.
+    OutcomeUnknownError if the store does not report the outcome.
     """
     etag: str | None = None
     while True:

@@ -1,6 +1,6 @@
-"""Which root a log has, by what lies in the store, and which one a new log gets.
+"""Detects a log's root from the objects in the store, and chooses that of a new log.
 
-A reader of a log in the default layout makes the one request that it has to make anyway.
+A reader of a log in the default layout makes only the one request that it needs anyway.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ async def find_root(
 ) -> Root:
     """Return the root of the log in ``store``, loaded.
 
-    If there is no log yet, it is a root that creates one of the layout asked for, ``swap`` by default.
+    If there is no log yet, the root creates one of the requested layout, ``swap`` by default.
 
     Args:
-        store: Where the log lies, or is to lie.
-        retry: For puts whose answer says to try again.
+        store: The store of the log, existing or new.
+        retry: For puts whose answer asks for a retry.
         worker: Takes the work on long manifests off the event loop.
-        layout: The layout that the log must have; None takes what is there. InvalidSettingsError if it
+        layout: The layout that the log must have; None accepts either. InvalidSettingsError if it
             has the other one.
         chain: How to write, if it is a chain.
         roll_up: When to roll up the manifest.
@@ -72,5 +72,5 @@ def _other(store: ObjectStore, found: Layout, key: str) -> InvalidSettingsError:
 
 
 def needs_swaps(root: Root) -> bool:
-    """Return whether publishing takes more of a store than put-if-absent."""
+    """Return whether publishing needs more of a store than put-if-absent."""
     return not isinstance(root, ChainRoot)

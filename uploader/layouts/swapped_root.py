@@ -1,13 +1,13 @@
 """SwappedRoot: the manifest's compare-and-swap protocol. The manifest is the truth about what is shipped.
 
-Owns the current manifest and its ETag; every change is one swap. What has been rolled up beside publishing
-is named by the swap that publishes anyway, and what a collector has announced is dropped by it. Never touches
+Owns the current manifest and its ETag; every change is one swap. The swap that publishes also names the
+snapshots rolled up in the background, and drops what a collector has announced. Never touches
 fragments.
 
-What may go wrong, and what follows:
+Failures and their results:
   * another writer appended: ContentionError, nothing of ours was published;
-  * another directory claimed the log: FencedError, and so it stays;
-  * another program changed something else (a collector dropped old fragments): tried again on top of it;
+  * another directory claimed the log: FencedError, permanently;
+  * another program changed something else (a collector dropped old fragments): retried on top of it;
   * no answer: the manifest is read back; if that fails too the outcome is unknown and the caller may
     call again with the same fragments, which publishes them once whatever happened before.
 """
@@ -49,12 +49,12 @@ from walstore.errors import (
 from walstore.runtime.threads import Worker
 
 _LONG_BYTES: Final = 16 << 10
-"""A shorter manifest is as cheap to read as to ask about."""
+"""Reading a shorter manifest is as cheap as a HEAD."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A manifest, and the ETag that swaps it."""
+    """A manifest, and the ETag to swap it."""
 
     manifest: Manifest
     etag: str
@@ -79,7 +79,7 @@ class SwappedRoot:
         self._retry = retry
         self._worker = worker
         self._known: _Known | None = None
-        # Whether the last look found a long manifest that had not changed: then the next asks cheaply.
+        # Whether the last load found a long manifest unchanged: the next one then asks for its ETag first.
         self._may_ask_cheaply = False
         self._turn = asyncio.Lock()
         self._roller = Roller(store, retry, worker, roll_up or RollUpSettings())
@@ -107,7 +107,7 @@ class SwappedRoot:
         return 1
 
     def fragment_key(self, seq_no: int, *, start: int, limit: int, setsum: Setsum) -> str:
-        """Return wal3's key, which depends on the number alone."""
+        """Return wal3's key, which depends only on the number."""
         del start, limit, setsum
         return layout.fragment_path(seq_no)
 
@@ -118,7 +118,7 @@ class SwappedRoot:
     async def unpublished(self) -> AsyncIterator[ListedObject]:
         """Yield the objects behind the last fragment in ``log/``, whatever the order of the listing.
 
-        Not those of another log below, but what is no fragment and lies where one could.
+        Skips those of another log below, but yields objects that are not fragments in a fragment's place.
         """
         last = self.manifest.next_seq_no - 1
         after = layout.fragment_path(last) if last > 0 else None
@@ -130,17 +130,17 @@ class SwappedRoot:
     async def load(self) -> bool:
         """Read the manifest; return False if there is none, or one came after the log was destroyed.
 
-        CorruptionError if it is damaged, or does not go on from the one known before. The store's errors are
-        passed on: how often a read is repeated is the store's affair.
+        CorruptionError if it is damaged, or does not continue the one known before. The store's errors are
+        passed on: the store decides how often a read is repeated.
 
-        Once a long manifest was found unchanged, its ETag alone is asked for first, so that following a
-        log on which nothing happens transfers nothing.
+        Once a long manifest was found unchanged, only its ETag is requested first, so that following an
+        idle log transfers nothing.
         """
         async with self._turn:
             return await self._is_unchanged() or await self._load()
 
     async def may_have_changed(self) -> bool:
-        """Return True: :meth:`load` itself asks cheaply where it can."""
+        """Return True: :meth:`load` itself requests only the ETag where it can."""
         return True
 
     async def load_or_create(self, writer: str) -> None:
@@ -162,10 +162,10 @@ class SwappedRoot:
         """Append fragments to the manifest with one swap.
 
         They continue the manifest and are in the store already. Returns when they are published, also
-        if an earlier call had published them without learning it. Raises ContentionError if another
+        if an earlier call had published them but its answer was lost. Raises ContentionError if another
         writer appended instead, FencedError if another directory claimed the log, OutcomeUnknownError if
         the store does not answer: call again with the same fragments then. ValueError if a key is not the
-        one that :meth:`fragment_key` says.
+        one that :meth:`fragment_key` returns.
         """
         for fragment in fragments:
             if fragment.path != layout.fragment_path(fragment.seq_no):
@@ -188,9 +188,9 @@ class SwappedRoot:
             self._announced.begin()
 
     async def change(self, make: Change) -> bool:
-        """Swap the manifest for what ``make`` makes of it; again, if another writer was quicker.
+        """Swap the manifest for the result of ``make``; repeated if another writer was quicker.
 
-        CorruptionError, and nothing is written, if that is no sound successor.
+        CorruptionError, and nothing is written, if that is not a sound successor.
         """
         async with self._turn:
             while True:
@@ -211,7 +211,7 @@ class SwappedRoot:
         await self._announced.wait()
 
     async def aclose(self) -> None:
-        """Give up what goes on behind publishing, which stays harmless; twice is allowed."""
+        """Cancel the background work, which is harmless; idempotent."""
         await self._roller.aclose()
         await self._announced.aclose()
 
@@ -262,7 +262,7 @@ class SwappedRoot:
 
     async def _swap(self, known: _Known, manifest: Manifest) -> bool:
         """Swap a known manifest for ``manifest``; if it was no longer current, load the newer one."""
-        # A thread would be woken for less time than that takes, and all appends wait for it.
+        # Waking a thread would take longer than the work itself, and all appends wait for it.
         is_short = manifest.is_short
         data = manifest.serialise() if is_short else await self._worker.run(manifest.serialise)
         result = await cas.swap(self._store, layout.MANIFEST, data, known.etag, retry=self._retry)

@@ -1,1 +1,1 @@
-"""The root of a stored log, whatever its layout, and how it is read and changed."""
+"""The root of a stored log in either layout: how it is read and changed."""

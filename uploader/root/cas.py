@@ -1,20 +1,20 @@
 """Conditional puts with three outcomes: committed, lost, unknown.
 
-A put whose answer is lost may have happened. A 412 may be about one's own earlier attempt. A 409 means
-that nothing was decided. This module repeats and reads back until it can tell, and says "unknown" when
-it cannot. It knows the ``ObjectStore`` port and nothing of what the objects mean.
+A put whose answer is lost may have happened. A 412 may be about the caller's own earlier attempt. A 409
+means that nothing was decided. This module repeats and reads back until the outcome is certain, and else
+returns "unknown". It knows the ``ObjectStore`` port but not the meaning of the objects.
 
-What it rests on: the same bytes under the same condition may be put any number of times, since at most
+It relies on two facts: the same bytes under the same condition may be put any number of times, since at most
 one of these puts takes effect before the condition fails; and an object that holds exactly our bytes is
-our put (or one that nobody can tell from it).
+our put (or indistinguishable from it).
 
-That ends where keys are removed: an object that was put, used by somebody and then collected leaves its key
-free, and the store takes the same put once more. So what a create says holds for the object that lies there
-now, and one that was asked for long before is called late (:attr:`PutResult.is_late`): it proves nothing of
-what the earlier attempts did. An append is never acknowledged by it, but by the manifest that names it.
+That ends where keys are removed: an object that was put, used by another program and then collected leaves
+its key free, and the store accepts the same put again. So the result of a create is about the object that is
+there now. A result long after the first attempt is late (:attr:`PutResult.is_late`): it proves nothing about
+the earlier attempts. A late result never acknowledges an append; the manifest that names the fragment does.
 
-Cancellation: a cancelled call says nothing about the put it had under way. It may have happened, or
-happen still; the caller must treat it as unknown and call again, or read.
+Cancellation: a cancelled call leaves the outcome of its put open. The put may have happened, or may
+still happen; the caller must treat it as unknown and call again, or read.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from uploader.stores.retry import RetryPolicy
 from walstore.errors import OutcomeUnknownError, StorageUnavailableError, WalError
 
 TRUSTED_SECONDS: Final = 600.0
-"""For so long no key is taken for one that was used and removed; collectors wait much longer."""
+"""For this long no key is assumed to have been used and removed; collectors wait much longer."""
 
 
 class PutOutcome(Enum):
-    """What became of a conditional put."""
+    """The outcome of a conditional put."""
 
     COMMITTED = "committed"
     """The object holds our bytes now; the store calls them durable. See :attr:`PutResult.is_late`."""
@@ -48,17 +48,17 @@ class PutOutcome(Enum):
     """The object is there with other bytes, or is gone. See :class:`PutResult`."""
 
     UNKNOWN = "unknown"
-    """The put may have happened, or happen still. Read; or call again with the same arguments, a create with
-    this result as ``again``."""
+    """The put may have happened, or may still happen. Read; or call again with the same arguments, a create
+    with this result as ``again``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutResult:
     """The outcome and what is known about the object.
 
-    LOST after a lost answer leaves one question open: ours may have been there for a moment, until
-    somebody who saw it put something else. Such a successor was made from ours, so its content tells:
-    look into ``data`` before concluding that nothing of ours was taken over.
+    LOST after a lost answer leaves one question open: our object may have been there until another program
+    read and replaced it. Such a successor was made from ours and its content shows that:
+    check ``data`` before concluding that nothing of ours was taken over.
     """
 
     outcome: PutOutcome
@@ -73,12 +73,12 @@ class PutResult:
     """UNKNOWN: the last error. Otherwise None."""
 
     is_late: bool = False
-    """COMMITTED by a create: it is there now, but what earlier attempts did was left open, by an earlier call
-    or for :data:`TRUSTED_SECONDS`. If such keys are ever removed, ours may have been there before, have been
-    used, and be gone; or another one was. What names the object tells."""
+    """COMMITTED by a create: it is there now, but the outcome of earlier attempts was left open, by an
+    earlier call or for :data:`TRUSTED_SECONDS`. If such keys are ever removed, our object, or another one,
+    may have been there, used and removed. The document that names the object decides."""
 
     def decided(self, url: str, question: str) -> PutResult:
-        """Return the result; OutcomeUnknownError, saying what ``url`` left open, if it is UNKNOWN or late."""
+        """Return the result; OutcomeUnknownError, naming ``url``, if it is UNKNOWN or late."""
         if self.outcome is PutOutcome.UNKNOWN or self.is_late:
             raise OutcomeUnknownError(
                 f"{url} did not say whether {question}", retriable=True
@@ -96,11 +96,11 @@ async def create(
 ) -> PutResult:
     """Put an object if there is none; committed also if exactly these bytes are there already.
 
-    ``again`` is what an earlier call with the same arguments returned that ended UNKNOWN.
+    ``again`` is the UNKNOWN result of an earlier call with the same arguments.
 
-    Raises the store's error when nothing was written and trying again would not help (permissions, a
+    Raises the store's error when nothing was written and a retry would not help (permissions, a
     missing bucket, a full disk), or did not help until the attempts were used up. When an attempt may
-    have been obeyed, the outcome is UNKNOWN instead.
+    have happened, the outcome is UNKNOWN instead.
     """
     attempt = _Attempts(store, key, data, expected=None, again=again)
     return await attempt.run(lambda: store.put_if_absent(key, data), retry or RetryPolicy())
@@ -120,7 +120,7 @@ async def swap(
 async def put(
     store: ObjectStore, key: str, data: bytes, etag: str | None, *, retry: RetryPolicy | None = None
 ) -> PutResult:
-    """:func:`swap` what has this ETag, or :func:`create` if there is none."""
+    """:func:`swap` the object with this ETag, or :func:`create` it if there is none."""
     if etag is None:
         return await create(store, key, data, retry=retry)
     return await swap(store, key, data, etag, retry=retry)
@@ -134,7 +134,7 @@ async def fill(
     nothing: bytes,
     retry: RetryPolicy | None = None,
 ) -> PutResult:
-    """:func:`create` an object, also in the place of one that holds the bytes ``nothing``."""
+    """:func:`create` an object, or replace one that holds the bytes ``nothing``."""
     result = await create(store, key, data, retry=retry)
     while result.outcome is PutOutcome.LOST and result.data in {None, nothing}:
         result = await put(store, key, data, result.etag, retry=retry)
@@ -142,7 +142,7 @@ async def fill(
 
 
 class _Attempts:
-    """The state of one call: what its attempts so far leave open."""
+    """The state of one call: what its attempts so far have left open."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Attempts:
         self._cause: WalError | None = None
 
     async def run(self, put: Callable[[], Awaitable[str]], policy: RetryPolicy) -> PutResult:
-        """Repeat until decided; then, or when the attempts are used up, say what is known."""
+        """Repeat until decided, or until the attempts are used up; return what is known."""
 
         def wait(state: RetryCallState) -> float:
             return policy.wait_seconds(state.attempt_number)
@@ -218,7 +218,7 @@ class _Attempts:
         return await self._read_back()
 
     async def _read_back(self) -> PutResult | None:
-        """Tell from the object whose it is. None: it is as if nothing had been put, or unreadable."""
+        """Decide from the object whose it is. None: it is unreadable, or as if nothing had been put."""
         try:
             # Whatever we have put can be read back.
             most_bytes = max(most_bytes_at(self._key), len(self._data))
@@ -226,7 +226,7 @@ class _Attempts:
         except ObjectNotFoundError:
             return None if self._expected is None else PutResult(outcome=PutOutcome.LOST)
         except StorageUnavailableError as error:
-            # A refusal that cannot be looked into may have been about an earlier put of ours.
+            # Without the object, the refusal may have been about an earlier put of ours.
             self._may_have_happened = True
             self._cause = error
             if error.retriable:

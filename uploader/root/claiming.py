@@ -1,7 +1,7 @@
 """Claiming: how a directory makes a prefix its own. One change of the root; rules in ``ownership.py``.
 
-The process may die, or its caller be cancelled, at any line here, and the change may take effect later than
-anybody waits: the directory has remembered the name before, so it knows its own claim whenever that shows. A
+The process may die, or its caller be cancelled, at any line here, and the change may take effect after the
+call ended. The directory has stored the name before, so it recognises its own claim later. A
 claim that was overtaken by another one never takes effect: the root has changed since.
 """
 
@@ -19,7 +19,7 @@ from uploader.root.write_guard import check_unsealed
 from walstore.format.claims import Claims
 
 Remember = Callable[[Claims], Awaitable[None]]
-"""Makes durable what the directory knows of its claims."""
+"""Makes the directory's record of its claims durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Claiming:
     async def take(self, *, proven: Manifest | None = None) -> Claim | None:
         """Put a claim into the newest manifest and return it.
 
-        None if the directory must first be found to hold what that names, and ``proven`` is not it. Where
-        there is no manifest yet, nothing is asked of the store: the uploader creates one with this claim as
-        the first thing it does, and learns whether another directory was quicker. Errors as for
+        None if the directory must first be checked to hold what that names, and ``proven`` is not it. Where
+        there is no manifest yet, this sends no request: the uploader first creates one with this claim,
+        and learns whether another directory was quicker. Errors as for
         :func:`next_claim`; LogSealedError, OutcomeUnknownError if the store does not answer, and its errors.
-        Called again, it asks under another name.
+        Another call uses another name.
         """
         root, claims = self.root, self.claims
         while True:
@@ -64,9 +64,7 @@ class Claiming:
             await root.change(partial(_claimed, before=before, name=name, url=self.url))
             if root.manifest.writer == name:
                 return following.claim
-            if (
-                claims is not None
-            ):  # somebody else was quicker; is that one's claim to be respected?
+            if claims is not None:  # another directory was quicker; must its claim be respected?
                 claims = following.claims
 
 

@@ -1,8 +1,8 @@
-"""NotifyingRoot: tells somebody of fragments before they are published.
+"""NotifyingRoot: calls a note with fragments before they are published.
 
-A root like the one inside it, which does all the work. What is told is told at least once, also when
-publishing fails afterwards; what was not told is not published. Fragments that another writer left behind
-and that are published now are told, too.
+It delegates all work to the inner root. Each note is delivered at least once, also when
+publishing fails afterwards; fragments without a delivered note are not published. This includes fragments
+that another writer left behind.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NotifyingRoot:
 
     @property
     def max_publishing(self) -> int:
-        """One: so that no note that fails leaves a hole among those behind it."""
+        """One, so that a failed note leaves no hole before later ones."""
         return 1
 
     def fragment_key(self, seq_no: int, *, start: int, limit: int, setsum: Setsum) -> str:
@@ -69,7 +69,7 @@ class NotifyingRoot:
         await self._inner.load_or_create(writer)
 
     async def publish(self, fragments: Sequence[Fragment], writer: str) -> None:
-        """Tell of the fragments, then publish them. Raises what either raises."""
+        """Call the note with the fragments, then publish them. Raises what either raises."""
         await self._note(fragments)
         await self._inner.publish(fragments, writer)
 
@@ -83,5 +83,5 @@ class NotifyingRoot:
 
 
 def with_note(root: Root, note: Note | None) -> Root:
-    """Return the root, wrapped if there is anybody to be told."""
+    """Return the root, wrapped if there is a note to call."""
     return root if note is None else NotifyingRoot(root, note)

@@ -1,16 +1,16 @@
 """Adoption: what to do with fragments that were put but never named by a manifest. Pure.
 
 Several fragments are put at once, so a crash may leave some of them behind, with holes between. Each
-is adopted where it lies, and the holes are filled by fragments cut exactly to fit: nothing is uploaded
+is adopted in place, and the holes are filled by fragments cut exactly to fit: nothing is uploaded
 twice, and nothing is lost.
 
 A put may also arrive late, after others were cut without it. An orphan that overlaps the one before it
 can never be published; it is left out here and replaced when its number comes (fragment_writer.py).
 
-wal3's programs do not look where a fragment begins: whatever lies at the next number they link, already
-when they open a log. What does not continue the log would destroy it then. So such an orphan is voided: a
-conditional put replaces it by bytes that no program takes for a fragment, and that count as nothing for
-ours. It is not deleted: a delete has no condition, and one that arrives late would remove what has been put
+wal3's programs do not check where a fragment begins: they link any object at the next number, even
+when they only open a log. An orphan that does not continue the log would destroy it. So it is voided: a
+conditional put replaces it by bytes that no program takes for a fragment, and that ours treats as absent.
+It is not deleted: a delete has no condition, and a late one would remove an object that has been put
 there since.
 """
 
@@ -23,7 +23,7 @@ from typing import Final
 from uploader.format.entries import Fragment
 
 VOID: Final = b'{"void":true}'
-"""What lies in the place of a fragment that could never be published. It counts as an empty place."""
+"""Replaces a fragment that could never be published. It counts as an empty place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class Orphan:
     """A fragment found behind the manifest's end."""
 
     entry: Fragment
-    """What the manifest would say of it."""
+    """Its entry for the manifest."""
     timestamp_us: int
     """The fragment's own time, which its setsum covers."""
     maker: str | None = None
-    """Who made it, as its footer says; None if that says nothing."""
+    """Its maker by the footer; None if the footer names none."""
     closings: int | None = None
     """How many closings of streams its maker knew; None if it is not bound to them."""
     streams: frozenset[str] = frozenset()
@@ -53,16 +53,16 @@ class FragmentSlot:
 
 
 def can_follow(entry: Fragment, seq_no: int, offset: int) -> bool:
-    """Return whether a fragment can come to lie in a log that goes on with ``seq_no`` at ``offset``.
+    """Return whether a fragment can become part of a log that continues with ``seq_no`` at ``offset``.
 
-    False is for good: every fragment before it holds a record at least.
+    False is final: every fragment before it holds at least one record.
     """
     holes, records = entry.seq_no - seq_no, entry.start - offset
     return 0 <= holes <= records and (holes > 0 or records == 0)
 
 
 def plan(next_seq_no: int, next_offset: int, orphans: Sequence[Orphan]) -> list[FragmentSlot]:
-    """Return how the log goes on from the manifest's end to the end of the last orphan that fits.
+    """Return how the log continues from the manifest's end to the end of the last orphan that fits.
 
     ``orphans`` are in order of seq_no. The slots follow each other without gap, in numbers and in
     offsets; each holds at least one record.

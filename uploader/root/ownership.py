@@ -1,9 +1,9 @@
-"""Ownership: whose log lies under a prefix, and which directory may ship it. Pure.
+"""Ownership: which log a prefix belongs to, and which directory may ship it. Pure.
 
-A manifest's ``writer`` carries the identity of the local log that ships there, so two logs that meet at one
-prefix notice it before one takes the other's records for its own. Before it stands a claim: which directory
-took the prefix over last. A log that is written straight to the store has any number of writers, and says so
-in the same place: nobody else's directory continues it.
+A manifest's ``writer`` carries the identity of the local log that ships there, so two logs that share a
+prefix notice it before one takes the other's records for its own. A claim precedes it: which directory
+took the prefix over last. A log that is written directly to the store has any number of writers, and states
+that in the same field: no directory continues it.
 
 Invariants (tests/uploader/root/test_ownership.py, tests/scenarios/test_two_machines.py)
   O1  A local log's fragments are published only by a change of the root whose manifest carries the very claim
@@ -13,8 +13,8 @@ Invariants (tests/uploader/root/test_ownership.py, tests/scenarios/test_two_mach
       that says in its footer that it was made in an earlier epoch is named by no manifest to come
       (``is_outdated``). So whoever holds the claim may put its own fragment in that one's place.
 
-Of other programs, wal3's writer replaces the name when it appends and keeps it when it drops what was
-collected. So a claim is gone once wal3 has appended, and then the log is no longer that directory's, either.
+wal3's writer replaces the name when it appends and keeps it when it drops collected fragments.
+So once wal3 has appended, the claim is gone and the log no longer belongs to that directory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DIRECT_PREFIX: Final = "walstore-writer "
 _DIRECT: Final = re.compile(rf"{_DIRECT_PREFIX}[0-9A-Za-z-]{{1,64}}")
 _FORK_PREFIX: Final = "walstore fork of "
 BOOTSTRAP_NAME: Final = "bootstrap"
-"""What the manifest of a log says that was made by ``bootstrap``, as long as nobody has written to it."""
+"""The writer in the manifest of a log made by ``bootstrap``, until the first write."""
 _ID_BYTES: Final = 16
 _LIFE_BYTES: Final = 8
 _NAME: Final = re.compile(r"walstore (?:([0-9]{1,19}) ([0-9a-f]{16}) )?([0-9a-f]{32})")
@@ -44,18 +44,18 @@ _NAME: Final = re.compile(r"walstore (?:([0-9]{1,19}) ([0-9a-f]{16}) )?([0-9a-f]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a manifest says of the directory that ships to it."""
+    """A manifest's record of the directory that ships to it."""
 
     log_id: bytes
     """Identity of the log, 16 bytes."""
     epoch: int = 0
-    """Counts how often the prefix was taken over by another directory, from 1; 0 before there were claims."""
+    """Counts the takeovers of the prefix by another directory, from 1; 0 before there were claims."""
     life: str = ""
     """Of one opening of the directory: 16 random hex digits, empty in epoch 0."""
 
     @property
     def name(self) -> str:
-        """What stands in the manifest, and in the footers of the fragments that are put under it."""
+        """The name in the manifest, and in the footers of fragments put under this claim."""
         held = f"{self.epoch} {self.life} " if self.epoch else ""
         return f"{_PREFIX}{held}{self.log_id.hex()}"
 
@@ -75,9 +75,9 @@ class NextClaim:
 
     claim: Claim
     claims: Claims
-    """What it is to remember before it asks for the claim."""
+    """What it must store before it puts the claim."""
     must_prove: bool
-    """Whether it must first be found to hold what the manifest names: others may have gone another way."""
+    """Whether it must first be checked to hold what the manifest names: others may have diverged."""
 
 
 def next_claim(
@@ -99,12 +99,12 @@ def next_claim(
         limit: Offset after the last record of its log; None if there is no log in it yet.
         take_over: Whether it may take the prefix back from a directory that took it over.
         url: For messages.
-        make_life: Returns what no other claim has.
+        make_life: Returns a value that no other claim has.
 
-    A directory goes on, in the same epoch, where the manifest carries a claim of its own. In the next epoch
-    follow a directory without a log, one that was restored in place of the one that has the prefix, and a
-    copy of that one (a backup), which knows all its epochs and not its last opening. Any other lost the
-    prefix to a directory that went on without its records: FencedError, unless ``take_over``.
+    A directory continues, in the same epoch, if the manifest carries its own claim. The next epoch
+    is for a directory without a log, one that was restored in place of the one that has the prefix, and a
+    copy of that one (a backup), which knows all its epochs but not its last opening. Any other directory lost
+    the prefix to one that continued without its records: FencedError, unless ``take_over``.
     ContentionError if the prefix belongs to another log, or holds records that the directory lacks.
     """
     check_owner(manifest, log_id, url=url)
@@ -137,8 +137,8 @@ def next_claim(
 def check_held(manifest: Manifest, writer: str, *, url: str) -> None:
     """Raise FencedError if ``writer`` may not publish, because a directory claimed the prefix since.
 
-    ContentionError if that one's log is another one, by its identity. Writers without a claim contend with
-    each other by the numbers of their fragments alone.
+    ContentionError if that directory's log has another identity. Writers without a claim contend with
+    each other only by the numbers of their fragments.
     """
     if manifest.writer == writer:
         return
@@ -156,8 +156,8 @@ def check_held(manifest: Manifest, writer: str, *, url: str) -> None:
 def is_outdated(maker: str | None, manifest: Manifest) -> bool:
     """Return whether a fragment whose footer names ``maker`` can never be published any more.
 
-    Only what a directory put from which the prefix was taken over since. What other programs put, or older
-    versions, nobody can tell.
+    True only for fragments of a directory that has since lost the prefix. For those of other programs or
+    older versions this is not known.
     """
     made, held = Claim.parse(maker or ""), Claim.parse(manifest.writer)
     return (
@@ -169,12 +169,12 @@ def is_outdated(maker: str | None, manifest: Manifest) -> bool:
 
 
 def writer_name(log_id: bytes) -> str:
-    """Return what the manifest of a log that no directory has claimed yet says of its writer."""
+    """Return the writer in the manifest of a log that no directory has claimed yet."""
     return Claim(log_id).name
 
 
 def direct_writer_name(writer_id: str) -> str:
-    """Return what the manifest of a log says of a writer that has no local log."""
+    """Return the name in a manifest of a writer that has no local log."""
     return f"{_DIRECT_PREFIX}{writer_id}"
 
 
@@ -184,7 +184,7 @@ def is_direct_writer_name(name: str) -> bool:
 
 
 def fork_writer_name(source_url: str) -> str:
-    """Return what the manifest of a fork says until somebody writes to it."""
+    """Return the writer in the manifest of a fork until the first write."""
     return f"{_FORK_PREFIX}{source_url}"
 
 
@@ -195,10 +195,10 @@ def is_unwritten(manifest: Manifest) -> bool:
 
 
 def owner(manifest: Manifest) -> bytes | None:
-    """Return the identity of the log under a manifest; None if anybody may begin one there.
+    """Return the identity of the log under a manifest; None if any program may begin one there.
 
-    A log that another program wrote has an identity made from its content. Who continues it with a new
-    directory takes that identity; nobody else has it, and it changes when the other program goes on.
+    The identity of a log that another program wrote is derived from its content. A new directory that
+    continues it takes that identity; no other log has it, and it changes when the other program appends.
     """
     named = _named(manifest.writer)
     if named is not None:
@@ -210,7 +210,7 @@ def owner(manifest: Manifest) -> bytes | None:
 
 
 def check_shippable(manifest: Manifest, *, url: str) -> None:
-    """Raise ContentionError if the log is written straight to the store, so no local log may ship there."""
+    """Raise ContentionError if the log is written directly to the store, so no local log may ship there."""
     if manifest.writer.startswith(_DIRECT_PREFIX):
         raise ContentionError(
             f"the log at {url} is written by CloudWriter; ship a local log to a prefix of its own"

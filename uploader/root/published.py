@@ -12,7 +12,7 @@ async def is_published(tree: ManifestTree, manifest: Manifest, last: Fragment, *
     """Return whether the manifest names the last of our fragments, hence all of them.
 
     After a lost answer others may have appended, rolled up and even collected. Then no entry is left
-    to compare, and the ContentionError says that the outcome is unknown.
+    to compare, and the ContentionError reports an unknown outcome.
     """
     if manifest.next_seq_no <= last.seq_no:
         return False

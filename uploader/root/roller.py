@@ -1,8 +1,8 @@
-"""Roller: puts the snapshots of roll-ups beside publishing, so that no publishing waits for them.
+"""Roller: puts the snapshots of roll-ups in the background, so that no publishing waits for them.
 
-Owns one task, which lives as long as there is something to put. Knows what to roll up from ``rollup.py``;
-the root folds what is finished into the very swap that it makes anyway. Never touches the manifest: a crash,
-or a swap that comes to nothing, leaves a snapshot that nothing names, which harms nobody and is found again
+Owns one task, which lives as long as there is something to put. ``rollup.py`` decides what to roll up;
+the root adds finished roll-ups to its next swap. Never touches the manifest: a crash,
+or a failed swap, leaves a snapshot that nothing names. It is harmless and found again
 under the same key.
 """
 
@@ -49,9 +49,9 @@ class Roller:
         return self._background.is_busy
 
     def fold(self, manifest: Manifest) -> Manifest:
-        """Return the manifest with what is finished rolled up in it; the very same if nothing is.
+        """Return the manifest with finished roll-ups applied; the same object if there are none.
 
-        Raises what the task raised, if that is a fault of the program.
+        Raises the task's error if that is a defect of the program.
         """
         self._collect(manifest)
         return fold(manifest, self._ready)
@@ -59,7 +59,7 @@ class Roller:
     def begin(self, manifest: Manifest) -> None:
         """Start to put the snapshots that this manifest, now current, calls for; return at once.
 
-        Does nothing while others are under way, or wait to be folded in.
+        Does nothing while others are in progress, or wait to be applied.
         """
         self._collect(manifest)
         if self._background.has_task or fold(manifest, self._ready) is not manifest:
@@ -69,11 +69,11 @@ class Roller:
             self._background.start(self._roll_up(manifest), f"roll up {self._store.url}")
 
     async def wait(self) -> None:
-        """Return when nothing is under way. What was put waits to be folded in."""
+        """Return when nothing is in progress. Snapshots that were put wait to be applied."""
         await self._background.wait()
 
     async def aclose(self) -> None:
-        """Give up what is under way, and wait for its end; twice is allowed."""
+        """Cancel the task and wait for its end; idempotent."""
         await self._background.aclose()
 
     # -- inside ------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class Roller:
         try:
             self._ready = task.result()
         except WalError as error:
-            # Most likely the store is out of order, and publishing will tell. Not at every swap again.
+            # Most likely the store is failing, and publishing will report it. Do not retry at every swap.
             self._resume_at = manifest.next_seq_no + 1 + self._settings.fragments_per_snapshot // 4
             logger.warning("%s: rolling up the manifest failed: %s", self._store.url, error)
 
@@ -120,11 +120,11 @@ def _parse(data: bytes, path: str) -> Snapshot:
 
 
 def _same(found: Snapshot, snapshot: Snapshot) -> SnapshotPointer:
-    """Return how to point at the object that lies in a snapshot's place, made by somebody else.
+    """Return the pointer to another program's object in a snapshot's place.
 
-    CorruptionError unless it holds the same records. It may be divided in another way, and then be deeper or
-    less deep: such is left by a program with other thresholds. What it holds is still there, for nothing
-    that holds a record is removed before the record is collected.
+    CorruptionError unless it holds the same records. A program with other thresholds may have divided it
+    in another way, so it may be deeper or less deep. What it holds is still there: no object
+    is removed before its records are collected.
     """
     stated, own = snapshot.pointer(), found.pointer()
     holds_itself = any(child.setsum == found.setsum for child in found.snapshots)

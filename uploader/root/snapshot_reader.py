@@ -1,6 +1,6 @@
 """SnapshotReader: fetches and checks snapshots, and keeps those read last.
 
-Owns a cache bounded by bytes. Knows nothing of how snapshots hang together (``tree.py``); never writes.
+Owns a cache bounded by bytes. ``tree.py`` knows how snapshots are linked; this module does not. Never writes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class SnapshotReader:
         return node.snapshot
 
     async def get_all(self, pointers: Sequence[SnapshotPointer]) -> list[Snapshot]:
-        """Return several at once, read at the same time; raises for the first that cannot be had."""
+        """Return several at once, read in parallel; raises for the first that cannot be read."""
         if len(pointers) == 1:
             return [await self.get(pointers[0])]
         results = await asyncio.gather(*map(self.get, pointers), return_exceptions=True)
@@ -116,7 +116,7 @@ def _check_pointer(own: SnapshotPointer, pointer: SnapshotPointer) -> None:
     """Raise CorruptionError unless the snapshot holds what the level above says.
 
     It may be less deep than that: wal3 stores one object for snapshots of the same sum, such as one that
-    holds nothing but another. It is never deeper, so that following snapshots comes to an end.
+    holds only another. It is never deeper, so following snapshots ends.
     """
     stated = pointer.path_to_snapshot, pointer.setsum, pointer.start, pointer.limit
     found = own.path_to_snapshot, own.setsum, own.start, own.limit

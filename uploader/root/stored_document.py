@@ -1,8 +1,8 @@
-"""Objects of a log as they are read: no longer than what belongs there, and parsed where that blocks nobody.
+"""Reads objects of a log with a length limit, and parses them off the event loop.
 
-What lies in a bucket may have been put by anybody. So nobody else in the cloud tier asks a store for a whole
-object, and nobody parses one on the event loop: that takes a second for the longest manifest, and all logs of
-the process would stand still (tests/test_architecture.py).
+Any program may have put the objects in a bucket. So no other module of the cloud tier reads a whole object
+from a store or parses one on the event loop: that takes a second for the longest manifest, and would block
+all logs of the process (tests/test_architecture.py).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from walstore.runtime.threads import Lane
 MOST_FRAGMENT_BYTES: Final = 5 << 30
 """Longest object that one put can make in S3, and so the longest fragment."""
 _SHORT_BYTES: Final = 16 << 10
-"""A document that is no longer is parsed in less time than it takes to wake a thread, or little more."""
+"""Parsing a document up to this length takes about as long as waking a thread, or less."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredDocument(Generic[_T]):
-    """What a document says, and the ETag of its object."""
+    """The value of a document, and the ETag of its object."""
 
     value: _T
     etag: str
@@ -41,14 +41,14 @@ async def read_object(
 ) -> StoredObject:
     """Return a whole object; ObjectNotFoundError if there is none, else the store's errors.
 
-    CorruptionError if it has more than ``most_bytes``. Default: what a fragment may have at most for the
-    key of a Parquet file, else what a document may have.
+    CorruptionError if it has more than ``most_bytes``. Default: the longest fragment for the
+    key of a Parquet file, else the longest document.
     """
     return await get_bounded(store, key, most_bytes_at(key) if most_bytes is None else most_bytes)
 
 
 def most_bytes_at(key: str) -> int:
-    """Return how long an object may be at most, by its key alone."""
+    """Return the greatest length of an object, by its key alone."""
     return MOST_FRAGMENT_BYTES if key.endswith(".parquet") else MOST_BYTES
 
 
@@ -70,7 +70,7 @@ async def read_stored_or_damaged(
 ) -> StoredDocument[_T | None]:
     """Return what :func:`read_stored` does, with None as the value of a damaged document.
 
-    So that the very object that is damaged can be replaced; the ETag names no other.
+    This allows replacing exactly the damaged object, which the ETag names.
     """
     try:
         stored = await read_object(store, key, most_bytes=most_bytes)
@@ -78,7 +78,7 @@ async def read_stored_or_damaged(
         found = await store.head(key)
         if found is not None and found.size_bytes > most_bytes:
             return StoredDocument(None, found.etag, error)
-        stored = await read_object(store, key, most_bytes=most_bytes)  # somebody replaced it
+        stored = await read_object(store, key, most_bytes=most_bytes)  # another program replaced it
     try:
         return StoredDocument(await parse_aside(parse, stored.data), stored.etag)
     except CorruptionError as error:

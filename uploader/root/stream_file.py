@@ -1,7 +1,7 @@
 """StreamFile: the table of a log's streams in the store. Every change of it is one compare-and-swap.
 
-Owns the object ``streams/TABLE``. Never looks at manifests or fragments: what a change means for appends that
-are under way is decided by the writers (``write/stream_guard.py``).
+Owns the object ``streams/TABLE``. Never reads manifests or fragments: the writers decide what a change means
+for appends in flight (``write/stream_guard.py``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StreamFile:
         return table
 
     async def change(self, make: Change) -> StreamTable:
-        """Replace the newest table by what ``make`` makes of it, whoever changes it meanwhile; return it.
+        """Replace the newest table by the result of ``make``, despite concurrent changes; return it.
 
         Passes on what ``make`` raises. UnsupportedStoreError if the store has no swaps.
         OutcomeUnknownError if it does not answer: call again.
@@ -51,7 +51,7 @@ class StreamFile:
             if made is None:
                 return table
             data = await self._worker.run(made.serialise)
-            # The manifests of a chain do without swaps, so nobody may have looked whether there are any.
+            # A chain of manifests needs no swaps, so they may not have been probed yet.
             await require_conditional_puts(self._store, with_swaps=True, retry=self._retry)
             result = await cas.put(self._store, layout.STREAMS, data, etag, retry=self._retry)
             result.decided(self._store.url, f"{layout.STREAMS} was written; call again")
@@ -70,14 +70,14 @@ class StreamFile:
         return self._note(found.value), found.etag
 
     def _note(self, table: StreamTable) -> StreamTable:
-        """Remember a table, unless a newer one was seen while this one was on its way."""
+        """Remember a table, unless a newer one was seen meanwhile."""
         if self.table is None or table.revision >= self.table.revision:
             self.table = table
         return table
 
 
 async def read_closings(store: ObjectStore) -> int:
-    """Return how many closings of streams a log's table tells of; 0 if it is missing or damaged."""
+    """Return how many closings of streams a log's table records; 0 if it is missing or damaged."""
     try:
         found = await read_stored_or_damaged(
             store, layout.STREAMS, StreamTable.parse, most_bytes=MAX_LEDGER_BYTES

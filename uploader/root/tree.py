@@ -1,7 +1,7 @@
 """ManifestTree: the fragments under a manifest, found through its snapshots in bounded memory.
 
-Follows snapshots as far as an interval or a search needs them, several siblings at once. How they are
-read and kept is the business of ``snapshot_reader.py``. Never reads fragments and never writes.
+Follows snapshots as far as an interval or a search needs them, several siblings at once.
+``snapshot_reader.py`` reads and caches them. Never reads fragments and never writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from walstore.runtime.threads import Worker
 _Entry = TypeVar("_Entry", bound=Entry)
 
 DEFAULT_CACHE_BYTES: Final = 16 << 20
-"""Memory for snapshots that were read and may be wanted again."""
+"""Memory for snapshots that were read and may be needed again."""
 _MOST_EXPECTED: Final = 64
 """Ends of older manifests that are remembered; of more, the newest."""
 
@@ -52,7 +52,7 @@ class ManifestTree:
         """Follow snapshots in ``store``.
 
         Args:
-            store: Where the log lies.
+            store: The store of the log.
             worker: Takes snapshots apart, off the event loop.
             newest: Reads the log's newest manifest.
             cache_bytes: Bounds the snapshots that are kept; those in use come on top.
@@ -65,10 +65,10 @@ class ManifestTree:
         self._expected: dict[int, Setsum] = {}
 
     def expect(self, offset: int, setsum: Setsum) -> None:
-        """Take note that all records before ``offset``, collected ones included, add up to ``setsum``.
+        """Record that all records before ``offset``, collected ones included, add up to ``setsum``.
 
-        An older manifest ended there, and a newer one hides the place in a snapshot. Whoever reads that
-        snapshot on the way to fragments gets CorruptionError if it says otherwise: nobody reads it for this.
+        An older manifest ended there, and a newer one hides the place in a snapshot. A later read through
+        that snapshot raises CorruptionError if it says otherwise; it is not read only for this check.
         """
         self._expected[offset] = setsum
         while len(self._expected) > _MOST_EXPECTED:
@@ -85,7 +85,7 @@ class ManifestTree:
         """Yield the fragments that overlap ``[start, limit)`` in order, a snapshot's worth at a time.
 
         ``limit`` defaults to the manifest's end. The first snapshots are read one at a time, later ones
-        several at once, so that who wants one fragment does not pay for many.
+        several at once, so that a caller that needs one fragment does not pay for many.
         """
         limit = manifest.next_offset if limit is None else limit
         position = max(start, manifest.oldest_offset)
@@ -130,10 +130,10 @@ class ManifestTree:
     async def first(
         self, manifest: Manifest, reaches: Callable[[Fragment], Awaitable[bool]]
     ) -> Fragment | None:
-        """Return the first fragment of which ``reaches`` says yes, or None if there is none.
+        """Return the first fragment for which ``reaches`` is true, or None if there is none.
 
-        Once it says yes of a fragment, it must say so of all later ones, such as that they end at or
-        after a time. It is asked about log2(fragments) times, each time after at most as many reads of
+        If it is true for a fragment, it must be true for all later ones, such as that they end at or
+        after a time. It is called about log2(fragments) times, each time after at most as many reads of
         snapshots as the tree is deep.
         """
         while True:
@@ -231,7 +231,7 @@ class ManifestTree:
     async def _renew(
         self, manifest: Manifest, missing: SnapshotMissingError, position: int
     ) -> Manifest:
-        """Return a newer manifest to go on with, if collection explains what is missing."""
+        """Return a newer manifest to continue with, if collection explains what is missing."""
         newest = manifest if self._newest is None else await self._newest()
         if newest.oldest_offset <= manifest.oldest_offset:
             raise missing.as_corruption() from missing

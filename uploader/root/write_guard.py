@@ -1,9 +1,9 @@
-"""Whether a log may be written at all: not once it is sealed, nor where one was destroyed.
+"""Whether a log may be written at all: not once it is sealed or destroyed.
 
-Two things say so. The manifest of a sealed log carries a mark (``sealing.py``), which no writer's change
-of the root gets past. Where a log was destroyed, a tombstone stays behind: who creates a manifest looks for
-it before and afterwards, and who opens a log for writing looks, too. A destroyed chain also keeps its last
-manifest, which carries a mark of its own (docs/chain.md, "The end").
+The manifest of a sealed log carries a mark (``sealing.py``), which stops every writer's change
+of the root. A destroyed log leaves a tombstone: a program that creates a manifest looks for
+it before and afterwards, and one that opens a log for writing looks, too. A destroyed chain also keeps its
+last manifest, which carries a mark of its own (docs/chain.md, "The end").
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_unsealed(manifest: Manifest, *, url: str) -> None:
 
 
 def next_writer(manifest: Manifest, writer: str, *, url: str) -> str:
-    """Return what the next manifest is to say of ``writer``, who appends fragments to this very one.
+    """Return the writer for the next manifest, where ``writer`` appends fragments to this one.
 
     LogSealedError, FencedError if a directory claimed the log since ``writer`` did, ContentionError if
     ``writer`` lacks closings of streams (``closings.py``).
@@ -51,7 +51,7 @@ def next_writer(manifest: Manifest, writer: str, *, url: str) -> str:
 
 
 def writer_after_rebuild(writer: str, closings: int) -> str:
-    """Return what a manifest that is made anew is to say of ``writer``: all closings have taken effect.
+    """Return the writer for a rebuilt manifest by ``writer``: all closings have taken effect.
 
     The damaged one may have said so, and without a number closed streams would count as open. Directories
     that ship have no streams there.
@@ -64,7 +64,7 @@ def writer_after_rebuild(writer: str, closings: int) -> str:
 async def check_not_destroyed(store: ObjectStore) -> None:
     """Raise LogNotFoundError if a log was destroyed here: nothing may begin in its place.
 
-    Who creates a manifest asks before it, so that nothing is created in vain, and afterwards: a destroyer
+    Called before a manifest is created, so that nothing is created in vain, and afterwards: a destroyer
     puts the tombstone before it removes anything, so one of the two sees what the other did.
     """
     if await is_destroyed(store):
@@ -86,8 +86,8 @@ async def check_exists(store: ObjectStore, root: Root) -> None:
 async def check_creatable(store: ObjectStore, *, is_gone: bool) -> None:
     """Raise LogNotFoundError unless a manifest may be created where there is none.
 
-    Not where a log was destroyed, nor by who has seen one that ``is_gone`` now: another one in its place
-    would take what belongs to the first for its own.
+    Not where a log was destroyed, nor by a program whose own log ``is_gone``: a new log in its place
+    would take objects of the first for its own.
     """
     await check_not_destroyed(store)
     if is_gone:
@@ -97,19 +97,19 @@ async def check_creatable(store: ObjectStore, *, is_gone: bool) -> None:
 
 
 def has_records(manifest: Manifest) -> bool:
-    """Return whether a log holds records, or held some: then its manifest tells whether it was destroyed.
+    """Return whether a log holds or held records: then its manifest shows whether it was destroyed.
 
-    Whoever published them had looked for a tombstone after the manifest was there; so one that came later
-    is that of a destroyer who sealed this manifest first. Only an empty one may have been made in a destroyed
-    log's place, by a program that died before it looked.
+    Their writer had looked for a tombstone after the manifest was there; so a later tombstone
+    is from a destroyer that sealed this manifest first. Only an empty manifest may have been made in a
+    destroyed log's place, by a program that died before it looked.
     """
     return manifest.next_offset > layout.FIRST_OFFSET
 
 
 def may_be_revived(manifest: Manifest) -> bool:
-    """Return whether a manifest may have been created where a log was destroyed, by a request that came late.
+    """Return whether a late request may have created a manifest where a log was destroyed.
 
-    Not one that was changed since: who changes one has looked for a tombstone, and destroyers seal first.
+    Not one that was changed since: its writer has looked for a tombstone, and destroyers seal first.
     """
     return is_unwritten(manifest) and not manifest.is_sealed
 

@@ -1,4 +1,4 @@
-"""BackgroundTask: one task at a time that goes on beside publishing, so that no publishing waits for it."""
+"""BackgroundTask: runs one task at a time while publishing continues without waiting for it."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class BackgroundTask(Generic[_T]):
         return task
 
     async def wait(self) -> None:
-        """Return when nothing is under way; what came of it is not told."""
+        """Return when no task is running; does not report its result."""
         if self._task is not None:
             await asyncio.wait((self._task,))
 
     async def aclose(self) -> None:
-        """Give up what is under way, and wait for its end; twice is allowed."""
+        """Cancel the task and wait for its end; idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

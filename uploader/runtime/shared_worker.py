@@ -1,7 +1,7 @@
 """SharedWorker: a lane on threads that all logs and stores of the process share.
 
 A thousand logs need no more threads than one that is busy. Each has a lane of its own, and lanes take turns
-(``walstore/runtime/threads.py``), so none waits long for another. The threads end once nobody has a worker.
+(``walstore/runtime/threads.py``), so none waits long for another. The threads end with the last worker.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SharedWorker(Worker):
         Lane.__init__(self, _pool(purpose), width)
 
     def close(self) -> None:
-        """Accept no more calls; those made before still run. Others' threads stay. Twice is allowed."""
+        """Accept no more calls; earlier ones still run. Others' threads stay. Idempotent."""
         Lane.close(self)
 
     def begin(self, call: Callable[[], _T]) -> asyncio.Future[_T]:

@@ -1,8 +1,8 @@
-"""Tasks that run together, and the one error of theirs that callers are told.
+"""Tasks that run together, and the one error that callers get.
 
-Nobody who calls us should meet an ExceptionGroup: what failed first is one of the errors that the call
-documents, and what others raised meanwhile follows from it. But a defect, or the end of the program, is never
-hidden by an error that is expected.
+Callers should not get an ExceptionGroup: the first error is one of those that the call
+documents, and errors of other tasks follow from it. But an expected error never hides a defect or the end
+of the program.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 class _TaskGroup(asyncio.TaskGroup):
     """What :func:`task_group` returns.
 
-    No generator: one that is forgotten in the middle of its block would be closed by the event loop later,
-    and cannot be, since it waits for the tasks.
+    Not a generator: the event loop would later close one that is abandoned in the middle of its block, which
+    fails, since it waits for the tasks.
     """
 
     async def __aexit__(
@@ -41,13 +41,13 @@ class _TaskGroup(asyncio.TaskGroup):
 def task_group() -> asyncio.TaskGroup:
     """Run tasks; when one fails the others are cancelled, and its error is raised, not in a group.
 
-    If several failed: the first that is no WalError, else the first.
+    If several failed: the first that is not a WalError, else the first.
     """
     return _TaskGroup()
 
 
 def main_error(group: BaseExceptionGroup[_E]) -> _E:
-    """Return the error of a group, however deep, that callers are told."""
+    """Return the error of a group, however deep, that callers get."""
     return next(
         (error for error in _errors(group) if not isinstance(error, WalError)), first_of(group)
     )
@@ -56,7 +56,7 @@ def main_error(group: BaseExceptionGroup[_E]) -> _E:
 async def gather_all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     """Await all calls together and return their results in order; when one fails the others are cancelled.
 
-    None of them goes on once this has returned or raised, as those of ``asyncio.gather`` do.
+    None of them still runs once this has returned or raised, unlike those of ``asyncio.gather``.
     """
     async with task_group() as tasks:
         begun = [tasks.create_task(call) for call in calls]

@@ -1,6 +1,6 @@
 """Object stores: one port, and a directory, S3 and memory behind it.
 
-``open_store(url)`` is the way in; ``probe_conditional_puts`` is to be awaited before anything is written.
+``open_store(url)`` is the entry point. Await ``probe_conditional_puts`` before the first write.
 Wrappers are stores around stores: they hedge, repeat or meter requests.
 """
 

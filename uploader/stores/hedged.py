@@ -1,20 +1,20 @@
-"""HedgedStore: asks a second time when an answer takes long, within a budget, and takes the first answer.
+"""HedgedStore: sends a second request when an answer is late, within a budget, and takes the first answer.
 
-Object stores answer most requests quickly and a few very late. A second request for the same costs little
-and mostly overtakes the late one. Only calls that may be made twice are hedged: reads, and put-if-absent.
-Swaps, deletes and listings pass through. At most one second request per call; how many in all is bounded
-by a budget per second, so that a store that is slow as a whole is not given twice the work.
+Object stores answer most requests quickly and a few very late. A second identical request costs little
+and usually overtakes the late one. Only calls that may be made twice are hedged: reads, and put-if-absent.
+Swaps, deletes and listings pass through. A call gets at most one second request, and a budget per second
+bounds them all, so that a store that is slow as a whole does not get twice the work.
 
-What is "long" is learned from the last latencies of the same kind of call and about the same size.
+The threshold is learned from the last latencies of the same kind of call and about the same size.
 
 A put-if-absent that was sent twice may be refused because of its own twin. So a refusal counts only once it
-is clear that it was not about ours: when the twin was refused or did not happen either, or when the object
+is clear that our object did not cause it: the twin was refused or did not happen either, or the object
 holds other bytes. If it holds exactly our bytes while the twin stays unanswered, the outcome is unknown, as
-after any answer that was lost; ``uploader.root.cas`` takes such an object for ours.
+after any lost answer; ``uploader.root.cas`` takes such an object for ours.
 
-Cancellation: the slower request is cancelled, which the store may notice or not. A put that arrives after
-all is refused, because the object is there, unless it was deleted in the meantime: it would then come back.
-Do not delete objects within the time that a request can be under way after they were put.
+Cancellation: the slower request is cancelled, which the store may or may not notice. A put that still
+arrives is refused because the object exists. If the object was deleted in the meantime, the put recreates it.
+Do not delete objects while a request of their put can still be in flight.
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ class HedgeSettings:
 
 @dataclass(frozen=True, slots=True)
 class HedgeStatistics:
-    """What was hedged so far."""
+    """Counts of hedged calls so far."""
 
     requests: int
     """Calls that could have been hedged."""
 
     late: int
-    """Of these, how many had no answer when they were late."""
+    """Of these, calls without an answer at the threshold."""
 
     hedges: int
     """Second requests sent; fewer than ``late`` where the budget was used up."""
@@ -136,18 +136,18 @@ class HedgedStore(StoreWrapper):
         self._requests = self._late = self._hedges = self._wins = 0
 
     def statistics(self) -> HedgeStatistics:
-        """Return the counts as they are now."""
+        """Return the current counts."""
         return HedgeStatistics(self._requests, self._late, self._hedges, self._wins)
 
     def late_after_seconds(self, kind: Kind, size_bytes: int = 0) -> float | None:
-        """Return when such a request is late; None while too little is known."""
+        """Return the threshold for such a request; None while there are too few samples."""
         known = self._known(kind, size_bytes)
         if len(known) < self._settings.least_samples:
             return None
         return max(known.quantile(self._settings.quantile), self._settings.least_wait_seconds)
 
     async def put_if_absent(self, key: str, data: bytes) -> str:
-        """Create an object; the module says what a refusal means."""
+        """Create an object; the module docstring defines what a refusal means."""
         put: Request[str] = Request(
             "put_if_absent", key, len(data), 0, lambda: self.inner.put_if_absent(key, data)
         )
@@ -216,7 +216,7 @@ class HedgedStore(StoreWrapper):
         return True
 
     def _take_from_budget(self) -> float:
-        """Return 0 if a second request may be sent now, else in how many seconds to ask again."""
+        """Return 0 if a second request may be sent now, else the seconds to wait before asking again."""
         now = self._clock.monotonic()
         pause = 1 / self._settings.hedges_per_second
         if now < self._next_hedge_at:
@@ -227,7 +227,7 @@ class HedgedStore(StoreWrapper):
         return 0.0
 
     async def _ask(self, request: Request[_T]) -> Answer[_T]:
-        """Make a request, and learn from how long its answer took."""
+        """Make a request and record its latency."""
         began = self._clock.monotonic()
         answer = await ask(request)
         if answer.is_final:

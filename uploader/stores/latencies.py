@@ -8,7 +8,7 @@ from collections import deque
 
 
 class Latencies:
-    """A window over the last ``window`` samples. Adding one and asking cost microseconds."""
+    """A window over the last ``window`` samples. Adding a sample and a lookup cost microseconds."""
 
     def __init__(self, window: int) -> None:
         """Begin without samples."""

@@ -1,6 +1,6 @@
 """Objects as files below a directory, with real conditions and real durability.
 
-What happens on the threads, which all stores share, is in ``local_directory.py``.
+``local_directory.py`` contains what runs on the threads, which all stores share.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _PAGE = 1000
 
 
 class LocalStore:
-    """The port over a directory; ``local_directory.py`` says how it keeps its promises.
+    """The port over a directory; ``local_directory.py`` describes how it keeps its promises.
 
     Several stores, also of several processes, may use one directory. Nothing is read or created before
     the first call, and the directory not before the first write. ETags are hashes of the content. A
-    key cannot be both an object and the beginning of another key with a slash after it.
+    key cannot be both an object and, followed by a slash, the beginning of another key.
     """
 
     def __init__(self, root: Path, *, threads: int = 4, clock: Clock | None = None) -> None:
         """Name the directory, absolute.
 
         Args:
-            root: Where the objects lie.
+            root: The directory of the objects.
             threads: Calls that may block on the disk at the same time; at least 1.
-            clock: Tells the age of temporary files and directories.
+            clock: Determines the age of temporary files and directories.
         """
         if not root.is_absolute():
             raise InvalidSettingsError(f"a local store needs an absolute path, not {str(root)!r}")
@@ -64,7 +64,7 @@ class LocalStore:
         return await self._run(self._directory.read, check_key(key), max_bytes)
 
     async def get_range(self, key: str, start: int, limit: int) -> bytes:
-        """Return the bytes ``[start, limit)`` as far as there are any."""
+        """Return the bytes ``[start, limit)``, cut at the end of the object."""
         check_range(start, limit)
         return await self._run(self._directory.read_range, check_key(key), start, limit)
 
@@ -85,7 +85,7 @@ class LocalStore:
 
     async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         """Replace an object; durable when it returns. A cancelled call goes on in its thread."""
-        # One thread at most waits for another process's flock, and none that reads.
+        # At most one thread waits for another process's flock, and no reading one.
         checked = check_key(key)
         async with self._swapping:
             return await self._begin("lock", lambda: self._directory.swap(checked, data, etag))
@@ -123,4 +123,4 @@ class LocalStore:
     def _note_done(self, call: asyncio.Future[Any]) -> None:
         self._under_way.discard(call)
         if not call.cancelled():
-            call.exception()  # of a call that was given up nobody else takes note
+            call.exception()  # nothing else retrieves the error of an abandoned call

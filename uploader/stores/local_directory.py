@@ -4,15 +4,15 @@
   fsync the directory.
 * Swap: under an exclusive flock, compare the hash of the content, write and fsync a temporary file,
   rename it over the old one, fsync the directory.
-* A read returns only what is durable: a writer may have been killed between its link and the fsync of
+* A read returns only durable content: a writer may have been killed between its link and the fsync of
   the directory, so a read makes up for an fsync that this store has not seen. Without it an uploader
-  could build on a fragment that a power cut takes away again.
-* After a failed fsync of a directory nothing is known about it any more, and asking again would hide
-  that (the system reports such a failure once). So this directory then refuses all further calls.
+  could build on a fragment that is lost in a power cut.
+* After a failed fsync the state of a directory is unknown, and a second fsync would hide that
+  (the system reports such a failure once). So this directory then refuses all further calls.
 
-Symbolic links are not followed below the root, which may be one itself.
+Symbolic links below the root are not followed; the root itself may be one.
 
-Temporary files and the lock live in ``.tmp`` below the root, which listings never show. Temporary files
+Temporary files and the lock are in ``.tmp`` below the root, which listings never show. Temporary files
 older than an hour are left-overs of killed writers and are removed before the first write.
 ``tests/uploader/stores/test_local.py`` shows each of these. The only module of the cloud tier that
 makes durable system calls.
@@ -74,7 +74,7 @@ class Directory:
             size_bytes = os.fstat(file.fileno()).st_size
             check_length(key, size_bytes, max_bytes)
             data = file.read(size_bytes)
-            # An object never grows. What has more than its length is no file of ours.
+            # An object never grows. A longer file is not ours.
             while piece := file.read(_PIECE_BYTES):
                 data += piece
                 check_length(key, len(data), max_bytes)
@@ -83,7 +83,7 @@ class Directory:
     def read_range(self, key: str, start: int, limit: int) -> bytes:
         """Return a part of the content."""
         with self._reading(key) as path, path.open("rb") as file:
-            # A read makes room for all that it is asked for, whatever the length of the file.
+            # A read allocates all that it is asked for, whatever the length of the file.
             limit = min(limit, os.fstat(file.fileno()).st_size)
             file.seek(start)
             return file.read(max(limit - start, 0))
@@ -98,7 +98,7 @@ class Directory:
             return None
 
     def proof(self) -> Proof:
-        """Return what the file system has proven in which the root lies, or would be made."""
+        """Return what the file system that contains the root, or will contain it, has proven."""
         for directory in (self._root, *self._root.parents):
             with contextlib.suppress(OSError):
                 # On a disk the probe costs little more than a mark.
@@ -126,7 +126,7 @@ class Directory:
         return _hash(data).hexdigest()
 
     def swap(self, key: str, data: bytes, etag: str) -> str:
-        """Put if the content still has this hash."""
+        """Replace the object if its content still has this hash."""
         target = self._target(key)
         with (
             self._translated(target, "not_written"),
@@ -140,7 +140,7 @@ class Directory:
         return _hash(data).hexdigest()
 
     def remove(self, keys: list[str]) -> None:
-        """Delete what is there."""
+        """Delete the objects that exist."""
         changed = set()
         for key in keys:
             target = self._target(key)
@@ -167,10 +167,10 @@ class Directory:
         self._settle(path.parent)
 
     def _target(self, key: str) -> Path:
-        """Return where an object lies; InvalidSettingsError if a symbolic link below the root is in the way.
+        """Return an object's path; InvalidSettingsError if a symbolic link below the root is on it.
 
-        Listings do not follow links either: what is reached through one would be an object to some calls and
-        none to others, and might be shared with another store.
+        Listings do not follow links either: a file reached through one would be an object to some calls but
+        not to others, and might be shared with another store.
         """
         path = self._root
         with self._translated(path / key, "not_written"):
@@ -181,7 +181,7 @@ class Directory:
 
     @contextlib.contextmanager
     def _temporary(self, data: bytes) -> Iterator[Path]:
-        """Write durable content under a passing name, which is gone afterwards."""
+        """Write durable content under a temporary name, which is removed afterwards."""
         self._prepare()
         path = self._root / _TEMPORARY / secrets.token_hex(8)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -218,7 +218,7 @@ class Directory:
             temporary = self._root / _TEMPORARY
             _refuse_link(temporary)
             PosixFileSystem().make_directory(temporary)
-            # Whoever made a directory above may have been killed before it was durable.
+            # The process that made a directory above may have been killed before it was durable.
             for directory in self._root.parents:
                 _sync_directory(directory)
             limit = self._clock.now_us() - _STALE_US
@@ -231,8 +231,8 @@ class Directory:
     def _settle(self, directory: Path) -> None:
         """Make the entries of a directory, and of those above it up to the root, durable.
 
-        One that has not changed since its last sync is left alone. Its time stamp tells, but only when
-        it is so old that any further change must show in it.
+        A directory that has not changed since its last sync is skipped. Its time stamp shows this, but only
+        when it is so old that any further change must show in it.
         """
         chain = [directory, *directory.parents]
         for each in chain[: chain.index(self._root) + 1]:
@@ -289,7 +289,7 @@ def _etag(path: Path) -> str | None:
 
 
 def _is_taken(temporary: Path, target: Path) -> bool:
-    """Give the temporary file its name; return whether that was taken."""
+    """Link the temporary file to its name; return whether that name was taken."""
     try:
         os.link(temporary, target)
     except FileExistsError:

@@ -13,7 +13,7 @@ def walk(root: Path, prefix: str, after: str | None) -> Iterator[ListedObject]:
     """Yield the files below ``root`` whose path from there begins with ``prefix``, sorted as keys.
 
     A directory counts as its name with a slash, which puts ``a-b`` before ``a/b`` as in a listing of
-    keys. Names that begin with a dot, that are not UTF-8, or that are no regular files are no objects.
+    keys. Names that begin with a dot or are not UTF-8, and anything but regular files, are not objects.
     Directories that cannot hold a match are not opened; files and directories that vanish meanwhile
     are left out.
     """

@@ -32,12 +32,12 @@ _BUCKETS: dict[str, _Bucket] = {}
 class MemoryStore:
     """A dictionary behind the port. Stores of the same name share one, for the life of the process.
 
-    Every call gives way to the event loop once, before it looks at the dictionary; what it does then is
-    atomic. ETags count the puts, so no two contents ever have the same.
+    Every call yields to the event loop once, before it reads the dictionary; the rest of the call is
+    atomic. ETags count the puts, so no two contents ever have the same one.
     """
 
     def __init__(self, name: str | None = None, *, clock: Clock | None = None) -> None:
-        """Open the objects called ``name``; without a name, an empty store of one's own."""
+        """Open the objects called ``name``; without a name, a private empty store."""
         self._name = name
         self._bucket = _Bucket() if name is None else _BUCKETS.setdefault(name, _Bucket())
         self._clock = clock or SystemClock()
@@ -60,7 +60,7 @@ class MemoryStore:
         return found
 
     async def get_range(self, key: str, start: int, limit: int) -> bytes:
-        """Return the bytes ``[start, limit)`` as far as there are any."""
+        """Return the bytes ``[start, limit)``, cut at the end of the object."""
         check_range(start, limit)
         return (await self.get(key)).data[start:limit]
 
@@ -71,7 +71,7 @@ class MemoryStore:
         return None if found is None else ObjectInfo(key, len(found.data), found.etag)
 
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
-        """Yield what is there at the first step, in the order of the keys."""
+        """Yield the objects that exist at the first step, in the order of the keys."""
         await self._yield()
         found = [
             ListedObject(key, len(item.data))

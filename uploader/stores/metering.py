@@ -5,8 +5,8 @@
         ...
     metered.usage().requests, metered.usage().cost()
 
-It sees the calls made on it. What the stores below do on their own account (the S3 store repeats failed
-reads) is not seen; what the stores above do is.
+It counts the calls made on it: those of the stores above, but not what the stores below repeat by
+themselves (the S3 store repeats failed reads).
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class MeteredStore(StoreWrapper):
         self._meters: dict[Kind, _Meter] = {}
 
     def usage(self) -> Usage:
-        """Return everything counted so far, as it is now."""
+        """Return a copy of the counts so far."""
         return Usage({kind: meter.copy() for kind, meter in self._meters.items()})
 
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
-        """List through; timed at the first object of each page, for which the store is asked.
+        """Pass a listing through; timed at the first object of each page, which costs a request.
 
-        Pages are taken to have a hundred objects, then a thousand each, as the S3 store asks for them.
+        Pages are assumed to have a hundred objects, then a thousand each, as the S3 store requests them.
         """
         meter = self._meter("list")
         meter.requests += 1
@@ -96,7 +96,7 @@ class MeteredStore(StoreWrapper):
                 meter.requests += listed is not None
 
     async def delete(self, keys: Iterable[str]) -> None:
-        """Delete through; a request for each key."""
+        """Pass a delete through; a request for each key."""
         doomed = list(keys)
         meter = self._meter("delete")
         meter.requests += len(doomed)

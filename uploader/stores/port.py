@@ -1,7 +1,7 @@
-"""What the cloud tier asks of an object store, and the values it gets back.
+"""What the cloud tier requires of an object store, and the values it returns.
 
 Owns the ``ObjectStore`` Protocol and the rules for keys and ranges that all stores share. Never does
-I/O. A third party that implements the Protocol proves it with ``uploader.testing.suite``.
+I/O. Test other implementations of the Protocol with ``uploader.testing.suite``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from walstore.errors import CorruptionError, InvalidSettingsError
 
 MAX_KEY_BYTES = 1024
 FIRST_PAGE: Final = 100
-"""Objects that a store with pages asks for at first: few callers want more, and some stop before."""
+"""Objects of the first page of a listing: few callers need more, and some stop before."""
 NEXT_PAGE: Final = 1000
 """Objects of each further page."""
 ORDER_PROOF: Final = 66
-"""Keys in a row that do not come in order by chance; as many as the head of a chain needs anyway."""
+"""So many keys in a row are not in order by chance; the head of a chain needs as many anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ListedObject:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo(ListedObject):
-    """All about an object but its content."""
+    """Everything about an object except its content."""
 
     etag: str
 
@@ -59,17 +59,17 @@ class ObjectStore(Protocol):
 
     @property
     def url(self) -> str:
-        """Where the store lies, in the form ``open_store`` takes, normalised, without credentials."""
+        """The store's location, in the form ``open_store`` takes, normalised, without credentials."""
 
     async def get(self, key: str) -> StoredObject:
         """Return a whole object; ObjectNotFoundError if there is none.
 
-        It may take ``max_bytes``, too, see :class:`BoundedStore`.
+        It may also take ``max_bytes``, see :class:`BoundedStore`.
         """
 
     async def get_range(self, key: str, start: int, limit: int) -> bytes:
-        """Return the bytes ``[start, limit)`` with ``0 <= start < limit``; what lies past the end is
-        left out, so the answer may be shorter or empty. ObjectNotFoundError if there is no object."""
+        """Return the bytes ``[start, limit)`` with ``0 <= start < limit``, cut at the end of the object,
+        so the answer may be shorter or empty. ObjectNotFoundError if there is no object."""
 
     async def head(self, key: str) -> ObjectInfo | None:
         """Return size and ETag of an object, or None if there is none (or no such bucket)."""
@@ -78,8 +78,8 @@ class ObjectStore(Protocol):
         """Yield all objects whose key begins with ``prefix`` (any string, "" for all), in the order of
         their keys as UTF-8 bytes, leaving out keys up to and including ``after``.
 
-        Objects put or deleted meanwhile may or may not be seen. Some servers keep no order. Logs work on
-        those, too, with longer listings: nothing rests on the order unless :class:`ListingOrder` proves it.
+        Objects put or deleted meanwhile may or may not be seen. Some servers keep no order. Logs also work
+        on those, with longer listings: nothing relies on the order unless :class:`ListingOrder` proves it.
         """
 
     async def put_if_absent(self, key: str, data: bytes) -> str:
@@ -91,26 +91,26 @@ class ObjectStore(Protocol):
     async def put_if_match(self, key: str, data: bytes, etag: str) -> str:
         """Replace an object if its ETag is still ``etag``, and return the new ETag.
 
-        PreconditionFailedError if it has another ETag by now, or is gone.
+        PreconditionFailedError if it has another ETag, or is gone.
         """
 
     async def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects; those already missing are fine. After an error some may be gone."""
+        """Remove objects; missing ones are not an error. After an error some may be gone."""
 
     async def aclose(self) -> None:
-        """Release connections and threads; twice is allowed. Calls under way may fail."""
+        """Release connections and threads; idempotent. Calls in flight may fail."""
 
 
 class BoundedStore(ObjectStore, Protocol):
-    """A store that can refuse to read what is too long, as all stores here can. Others need not.
+    """A store that can refuse to read an object that is too long, as all stores here can. Others need not.
 
-    Callers use :func:`get_bounded`, which does what it can with either kind.
+    Callers use :func:`get_bounded`, which works with either kind.
     """
 
     async def get(self, key: str, *, max_bytes: int | None = None) -> StoredObject:
         """Return a whole object; ObjectNotFoundError if there is none.
 
-        CorruptionError if it has more than ``max_bytes``, with no more than about that in memory.
+        CorruptionError if it has more than ``max_bytes``; about that much is held in memory at most.
         """
 
 
@@ -131,7 +131,7 @@ async def get_bounded(store: ObjectStore, key: str, max_bytes: int | None) -> St
 
 @lru_cache(maxsize=256)
 def takes_limit(kind: type[ObjectStore]) -> bool:
-    """Return whether a store's ``get`` takes ``max_bytes``, also if it was overridden without."""
+    """Return whether a store's ``get`` takes ``max_bytes``; an override may not."""
     try:
         return "max_bytes" in signature(kind.get).parameters
     except (
@@ -145,7 +145,7 @@ def takes_limit(kind: type[ObjectStore]) -> bool:
 class ListingOrder:
     """Whether a listing comes in the order of its keys, judged by its first :data:`ORDER_PROOF` keys.
 
-    A listing that is shorter proves nothing, and need not: who has seen all of it can sort it.
+    A shorter listing proves nothing, and need not: a caller that has all of it can sort it.
     """
 
     __slots__ = ("_count", "_is_broken", "_last")
@@ -157,11 +157,11 @@ class ListingOrder:
 
     @property
     def is_proven(self) -> bool:
-        """Whether all keys came in order so far, and there were too many of them for chance."""
+        """Whether all keys came in order so far, too many for chance."""
         return not self._is_broken and self._count >= ORDER_PROOF
 
     def note(self, key: str) -> None:
-        """Take note of the next key of the listing."""
+        """Record the next key of the listing."""
         encoded = key.encode()
         self._is_broken |= encoded <= self._last
         self._last = encoded

@@ -1,12 +1,11 @@
-"""Does a store keep the two promises a manifest rests on? Asked once, before the first write.
+"""Checks once, before the first write, that a store keeps the two promises a manifest depends on.
 
 Some emulators and older servers accept the conditions of a put and ignore them; two writers would then
-overwrite each other without a word. The probe writes a small object of its own outside the folders
-of a log, tries what must be refused, and removes it.
+silently overwrite each other. The probe writes a small object of its own outside the folders
+of a log, tries requests that must be refused, and removes it.
 
-What a place has proven is remembered for all stores at that place, as long as the process lives, and by a
-mark beside the log for later processes. The mark names the store's URL, so a copy of the log at another place
-is probed there.
+The result is kept for all stores at the same place until the process ends, and for later processes in a
+mark next to the log. The mark names the store's URL, so a copy of the log at another place is probed there.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ _PROOFS: WeakKeyDictionary[object, Proof] = WeakKeyDictionary()
 
 
 def parse_probe_key(key: str) -> str:
-    """Return the name of a probe or a mark; ValueError if the key is none's.
+    """Return the name of a probe or a mark; ValueError if the key belongs to neither.
 
-    What lies in folders below theirs belongs to a log of that name.
+    Objects in folders below theirs belong to a log of that name.
     """
     folder, _, name = key.rpartition("/")
     if folder not in {PROBE_FOLDER, MARK_FOLDER} or not name:
@@ -52,14 +51,14 @@ async def require_conditional_puts(
 ) -> None:
     """Return if the store is known to enforce its conditions, else :func:`probe_conditional_puts`.
 
-    It is known if a store at the same place passed in this process, which costs no request, or if a mark
-    says so, which costs one. A probe that is passed leaves the mark, unless that fails.
+    It is known if a store at the same place passed in this process, which costs no request, or if there is
+    a mark, which costs one. After a passed probe the mark is written, unless that fails.
 
     Args:
         store: The store to write to.
         with_swaps: Whether put-if-match is needed too.
-        is_new: Whether there is no log yet, so that there is no mark to look for.
-        retry: How often to begin again after passing faults.
+        is_new: Whether there is no log yet, and so no mark to look for.
+        retry: How often to begin again after transient faults.
     """
     proof = await proof_behind(store)
     async with proof.turn():
@@ -74,7 +73,7 @@ async def require_conditional_puts(
 
 
 class _Mark:
-    """The object that says that a store at this URL passed the probe."""
+    """The object that records that a store at this URL passed the probe."""
 
     def __init__(self, store: ObjectStore, *, with_swaps: bool) -> None:
         kind = "swaps" if with_swaps else "creates"
@@ -84,20 +83,20 @@ class _Mark:
         self._data = f"{store.url} enforces the conditions of puts\n".encode()
 
     async def is_there(self) -> bool:
-        """Return whether it is there; False also if the store does not say: the probe will."""
+        """Return whether it exists; also False if the store fails: the probe then reports it."""
         try:
             return (await get_bounded(self._store, self._key, _MOST_BYTES)).data == self._data
         except WalError:
             return False
 
     async def put(self) -> None:
-        """Leave it there. A failure costs the next process a probe, no more."""
+        """Write it. A failure only costs the next process a probe."""
         with contextlib.suppress(WalError):
             await self._store.put_if_absent(self._key, self._data)
 
 
 async def proof_behind(store: ObjectStore) -> Proof:
-    """Return what is known of a store's place. Wrappers do not change it."""
+    """Return the proof of a store's place. Wrappers do not change it."""
     while isinstance(store, StoreWrapper):
         store = store.inner
     find = getattr(store, "proof", None)
@@ -120,17 +119,17 @@ async def probe_conditional_puts(
 ) -> None:
     """Return if the store enforces put-if-absent and put-if-match; six requests and a delete.
 
-    Raises UnsupportedStoreError that says what the store ignored, and what the store raises itself: a
-    missing bucket, missing credentials or a read-only place show here first. Passing faults are
-    retried with a fresh object. A failure to remove the object is only logged. Cancelled or cut
-    off half-way, it may leave the object behind, which does no harm.
+    Raises UnsupportedStoreError, which names what the store ignored, and the store's own errors: a
+    missing bucket, missing credentials or a read-only place show here first. Transient faults are
+    retried with a fresh object. A failure to remove the object is only logged. If cancelled or
+    interrupted, the probe may leave the object behind, which is harmless.
 
     Args:
         store: The store to try.
-        with_swaps: Whether put-if-match is needed too. A chain of manifests does without; then it is two
-            requests and a delete.
+        with_swaps: Whether put-if-match is needed too. A chain of manifests does not need it; the probe
+            then takes two requests and a delete.
         probe_id: Names the object, unique among the probes of this store. Default: random.
-        retry: How often to begin again after passing faults.
+        retry: How often to begin again after transient faults.
     """
     name = probe_id or secrets.token_hex(8)
     attempts = 0
@@ -163,9 +162,9 @@ async def _create(store: ObjectStore, key: str) -> str:
 
 
 async def _etag_of(store: ObjectStore, key: str, data: bytes) -> str | None:
-    """Return the ETag of our own object, or None if that is not what lies there.
+    """Return the ETag of our own object, or None if the key holds another one or none.
 
-    A proxy may send a put a second time. What it gets for that, and passes on, is the refusal of the twin.
+    A proxy may send a put a second time, and then returns the refusal of the second one.
     """
     try:
         found = await get_bounded(store, key, _MOST_BYTES)

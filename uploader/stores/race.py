@@ -1,12 +1,12 @@
-"""Two requests for the same: which answer counts. Knows neither when nor why a second one was sent.
+"""Chooses between two answers to a hedged request. Knows neither when nor why the second one was sent.
 
-A read is settled by the first answer that is no passing fault. A put-if-absent is settled by
+A read is settled by the first answer that is not a transient fault. A put-if-absent is settled by
 
 * a success: the object is ours;
-* two failures: if either may have happened the outcome is unknown, else a refusal was about somebody
-  else's object;
-* the object itself, once one request was refused while the other is unanswered: other bytes are somebody
-  else's. Our own bytes may be ours or not, so the other request has some more time to say so; after that
+* two failures: if either put may have happened the outcome is unknown, else a refusal was about another
+  writer's object;
+* the object itself, once one request was refused while the other is unanswered: other bytes are another
+  writer's. Equal bytes may be ours or not, so the other request gets some more time to answer; after that
   the outcome is unknown.
 """
 
@@ -41,17 +41,17 @@ class Answer(Generic[_T]):
 
     @property
     def is_final(self) -> bool:
-        """Whether the store has said what there is to say: anything but a fault that may pass."""
+        """Whether the answer is final: anything but a transient fault."""
         return self.error is None or not is_transient(self.error)
 
     @property
     def is_refusal(self) -> bool:
-        """Whether a put was refused because the object is there."""
+        """Whether a put was refused because the object exists."""
         return isinstance(self.error, PreconditionFailedError)
 
     @property
     def may_have_happened(self) -> bool:
-        """Whether a put that failed may have been obeyed."""
+        """Whether a put that failed may have happened."""
         return self.error is not None and self.error.outcome != "not_written"
 
 
@@ -68,7 +68,7 @@ async def settle_read(
     second: asyncio.Task[Answer[_T]],
     _pause: Callable[[], Awaitable[None]],
 ) -> Answer[_T]:
-    """Return the first final answer; the first request's if both failed in passing."""
+    """Return the first final answer; the first request's if both had transient faults."""
     pending = {first, second}
     while pending:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -92,7 +92,7 @@ async def settle_put(
     """
 
     async def is_theirs() -> bool:
-        """Return whether somebody else's object is there; False only after the pause."""
+        """Return whether another writer's object is there; False only after the pause."""
         found = await ask(look)
         is_longer = isinstance(found.error, CorruptionError)
         if is_longer or (found.error is None and found.get().data != data):
@@ -130,7 +130,7 @@ _OPEN: Answer[str] = Answer(
 
 
 def _decide(answers: list[Answer[str]]) -> Answer[str] | None:
-    """Say what became of a put by its one or two answers; None: only the other answer can tell."""
+    """Decide the outcome of a put from its one or two answers; None: it needs the other answer."""
     for answer in answers:
         if answer.error is None:
             return answer

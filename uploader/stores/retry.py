@@ -1,6 +1,6 @@
-"""How often and how patiently a request to a store is repeated.
+"""How often a request to a store is repeated, and with which waits.
 
-Owns the waiting; what may be repeated is the business of those who ask (``s3.py`` for reads and
+Owns the waiting; callers decide what may be repeated (``s3.py`` for reads and
 deletes, ``cas.py`` for conditional puts, ``probe.py``).
 """
 
@@ -80,5 +80,5 @@ class RetryPolicy:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the same request may succeed later without anybody changing anything."""
+    """Return whether the same request may succeed later without a change."""
     return isinstance(error, StorageUnavailableError) and error.retriable

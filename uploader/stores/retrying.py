@@ -1,8 +1,8 @@
 """RetryingStore: repeats reads, listings and deletes of a store that does not do so itself.
 
-Conditional puts pass through once: whether one may be repeated depends on what became of it, which is
-what ``root/cas.py`` knows. The S3 store repeats by itself; it needs this only if each of its requests is
-to be seen by another wrapper in between (then give it ``RetryPolicy(attempts=1)``).
+Conditional puts pass through once: whether one may be repeated depends on its outcome, which
+``root/cas.py`` determines. The S3 store repeats by itself; wrap it only if another wrapper in between
+has to see each request (then give it ``RetryPolicy(attempts=1)``).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _ONCE = ("put_if_absent", "put_if_match")
 
 
 class RetryingStore(StoreWrapper):
-    """The port over another store. Faults that may pass are waited out, within the policy's bounds."""
+    """The port over another store. Waits out transient faults, within the policy's bounds."""
 
     def __init__(self, inner: ObjectStore, retry: RetryPolicy | None = None) -> None:
-        """Wrap ``inner``; ``retry`` says how often and with what pauses. Default: 5 attempts in all."""
+        """Wrap ``inner``; ``retry`` bounds the attempts and waits. Default: 5 attempts in all."""
         super().__init__(inner)
         self._retry = retry or RetryPolicy()
 
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
-        """Yield the objects; after a fault go on behind the last one, with all attempts anew.
+        """Yield the objects; after a fault continue behind the last one, with all attempts again.
 
-        If the listing has not proven its order by its end, it is gone through once more for what lay before
-        that one after all.
+        If the listing has not proven its order by its end, a second pass finds the objects that
+        came before that one.
         """
         begin, failures, was_cut = after, 0, False
         order = ListingOrder()

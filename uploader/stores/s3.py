@@ -1,7 +1,7 @@
 """Objects in an S3 bucket: Amazon's, Ceph RGW, MinIO and others that enforce conditional puts.
 
-Reads, listings and deletes are repeated after passing faults. A conditional put is sent exactly once
-per call, by us and by every layer below; what an error means for it is said by the error's ``outcome``,
+Reads, listings and deletes are repeated after transient faults. A conditional put is sent exactly once
+per call, by us and by every layer below. An error's ``outcome`` states whether the put may have happened,
 and ``uploader.root.cas`` resolves it. Credentials come from the environment as boto finds them; nothing here
 holds, prints or logs them.
 
@@ -69,12 +69,12 @@ class S3Store:
             bucket: The bucket, which must exist.
             prefix: Where in the bucket the keys begin; without slashes at its ends.
             endpoint_url: The server, if it is not Amazon's; then the bucket goes into the path.
-            region: Region of the bucket; None for what the environment says.
+            region: Region of the bucket; None for that of the environment.
             connect_timeout_seconds: Longest wait for a connection.
             read_timeout_seconds: Longest silence of the server within a request.
             request_timeout_seconds: Longest time for one request, its body and answer included.
-            max_connections: Connections kept, and so requests under way at the same time; further ones wait
-                their turn. At least as many as a log has fragments in flight, and some more for its readers.
+            max_connections: Connections kept, and so requests in flight at the same time; further ones
+                wait. At least as many as a log has fragments in flight, and some more for its readers.
             retry: How reads, listings and deletes are repeated. Default: 5 attempts in all.
         """
         if max_connections < 1:
@@ -95,7 +95,7 @@ class S3Store:
 
     @property
     def url(self) -> str:
-        """``s3://bucket/prefix?endpoint_url=…&region=…``, options as far as given."""
+        """``s3://bucket/prefix?endpoint_url=…&region=…``, with the options that were given."""
         options = {"endpoint_url": self._endpoint_url, "region": self._region}
         query = urlencode({name: value for name, value in options.items() if value}, safe=":/")
         place = quote(f"{self._bucket}/{self._prefix}".rstrip("/"))
@@ -105,11 +105,11 @@ class S3Store:
         return f"<S3Store {self.url}>"
 
     async def get(self, key: str, *, max_bytes: int | None = None) -> StoredObject:
-        """Return a whole object, of at most ``max_bytes``; of a longer one the body is not read."""
+        """Return a whole object, of at most ``max_bytes``; the body of a longer one is not read."""
         return await self._retry.call(lambda: self._get(key, most_bytes=max_bytes))
 
     async def get_range(self, key: str, start: int, limit: int) -> bytes:
-        """Return the bytes ``[start, limit)`` as far as there are any."""
+        """Return the bytes ``[start, limit)``, cut at the end of the object."""
         check_range(start, limit)
         wanted = f"bytes={start}-{limit - 1}"
         found = await self._retry.call(
@@ -118,7 +118,7 @@ class S3Store:
         return found.data
 
     async def head(self, key: str) -> ObjectInfo | None:
-        """Return size and ETag; None also if the bucket is missing, which a HEAD does not tell."""
+        """Return size and ETag; None also if the bucket is missing, which a HEAD does not report."""
 
         async def request() -> ObjectInfo | None:
             try:
@@ -132,7 +132,7 @@ class S3Store:
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
         """Yield the objects in the server's order, one request for the first hundred, then for each thousand.
 
-        Few callers want more than the first; those that do not are sent no long page.
+        Few callers need more than the first, and get no long page.
         """
         where: dict[str, Any] = {"Prefix": self._prefix + prefix, "MaxKeys": FIRST_PAGE}
         if after is not None:
@@ -145,7 +145,7 @@ class S3Store:
                 return
             token = page.get("NextContinuationToken")
             if not token or token == where.get("ContinuationToken"):
-                # Without a place to go on from, the next page would be this one again, for ever.
+                # Without a token, the next page would be this one again, for ever.
                 raise UnsupportedStoreError(
                     f"{self.url} says that its listing goes on, but not from where; use another store"
                 )
@@ -169,7 +169,7 @@ class S3Store:
             raise PreconditionFailedError(f"the object is gone from {self.url}", key=key) from error
 
     async def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects, a request each: servers differ in what they demand of bulk deletes."""
+        """Remove objects, a request each: servers differ in what they require of bulk deletes."""
         full = [(key, self._full(key)) for key in keys]
         for start in range(0, len(full), _DELETES_AT_ONCE):
             async with task_group() as group:
@@ -181,7 +181,7 @@ class S3Store:
         return proof_of("s3", self._endpoint_url, self._bucket)
 
     async def aclose(self) -> None:
-        """Close the connections; twice is allowed."""
+        """Close the connections; idempotent."""
         self._is_closed = True
         async with self._opening:
             await self._stack.aclose()
@@ -204,7 +204,7 @@ class S3Store:
             "put_object",
             key,
             Key=self._full(key),
-            # A stream is sent piece by piece, with turns for others in between.
+            # A stream is sent in pieces, so that other tasks run in between.
             Body=io.BytesIO(data) if is_large else data,
             ContentMD5=digest,
             **condition,

@@ -1,6 +1,6 @@
-"""The S3 client as this project needs it: opened off the event loop, and sending each request once.
+"""The S3 client of this project: opened off the event loop, and sends each request once.
 
-Owns all knowledge of how aioboto3, aiobotocore and aiohttp are put together. Imported at the first
+Owns all knowledge of how aioboto3, aiobotocore and aiohttp fit together. Imported at the first
 request of an S3 store, on a thread, because the import alone takes half a second.
 """
 
@@ -37,8 +37,8 @@ _MOST_CONNECTIONS: Final = 256
 class SendOnceSession(AIOHTTPSession):  # type: ignore[misc]  # untyped base
     """HTTP that never sends a request a second time by itself.
 
-    aiohttp repeats a PUT when a kept connection turns out to be closed. The first one may have been
-    obeyed by then, so the answer to the second (a 412, or no connection) would be about the wrong
+    aiohttp repeats a PUT when a kept connection turns out to be closed. The first one may have happened
+    by then, so the answer to the second (a 412, or no connection) would be about the wrong
     request. ``test_s3_faults.py`` shows that each put is sent once.
     """
 
@@ -69,7 +69,7 @@ def _load_trust(path: str) -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What stores must have in common to share a client."""
+    """Settings that stores must have in common to share a client."""
 
     endpoint_url: str | None
     region: str | None
@@ -86,7 +86,7 @@ class _Place:
                 connect_timeout=self.connect_timeout_seconds,
                 read_timeout=self.read_timeout_seconds,
                 max_pool_connections=_MOST_CONNECTIONS,
-                # We decide what is repeated: a conditional put that may have happened is not.
+                # We decide what is repeated: not a conditional put that may have happened.
                 retries={"total_max_attempts": 1, "mode": "standard"},
                 # Servers other than Amazon's refuse the checksums that are sent by default.
                 request_checksum_calculation="when_required",
@@ -130,7 +130,7 @@ async def _join(place: _Place) -> AsyncIterator[_SharedClient]:
     finally:
         shared.users -= 1
         if not shared.users:
-            # Whoever comes from now on makes a client of their own.
+            # Later stores make a new client.
             if clients.get(key) is shared:
                 del clients[key]
             await shared.stack.aclose()
@@ -147,13 +147,13 @@ async def _open_client(place: _Place, stack: AsyncExitStack) -> Any:
 
 
 def _environment() -> bytes:
-    """Return a digest of what boto takes from the environment: other credentials are another client's."""
+    """Return a digest of what boto takes from the environment: other credentials need another client."""
     named = sorted(item for item in os.environ.items() if item[0].startswith(("AWS_", "BOTO")))
     return hashlib.sha256(repr(named).encode()).digest()
 
 
 class Connection:
-    """What one store has of a client that it shares with others, and the translation of errors."""
+    """One store's share of a client that others use too, and the translation of errors."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class Connection:
 
 
 async def _content(body: Any, key: str, told: int | None, most_bytes: int | None) -> bytes:
-    """Read a body of at most ``most_bytes``; nothing of it if it is told to be longer."""
+    """Read a body of at most ``most_bytes``; nothing of it if its header states a greater length."""
     if most_bytes is None or told is not None:
         check_length(key, told or 0, most_bytes)
         whole: bytes = await body.read()
@@ -244,12 +244,12 @@ def _shown(error: Exception) -> Exception | None:
 
 @cache
 def _models() -> Any:
-    """Return botocore's loader, shared by all sessions: what it has read and compiled, it keeps."""
+    """Return botocore's loader, shared by all sessions because it caches what it has read and compiled."""
     return get_session().get_component("data_loader")
 
 
 def _new_session() -> tuple[Any, Any]:
-    """Return a session, and the botocore session in it, that has not looked for credentials yet.
+    """Return a session, and its botocore session, that has not looked for credentials yet.
 
     A throw-away client with made-up keys fills its caches (0.2 s the first time, 12 ms later), so that the
     real one needs less than ten milliseconds on the event loop. Making it awaits nothing, so it needs no

@@ -1,6 +1,6 @@
-"""From botocore's and aiohttp's errors to ours. Pure; the only place that knows their names.
+"""Translates botocore's and aiohttp's errors to ours. Pure; the only module that knows their names.
 
-The question that matters after a put: may it have happened? Only an answer in which the server says
+After a put it decides whether the put may have happened. Only an answer in which the server states
 that it decided nothing, or a connection that was never made, means "not written". No message repeats
 what a credential provider or the server wrote about credentials.
 """
@@ -114,14 +114,14 @@ def translate(error: BaseException, *, url: str, key: str, is_put: bool) -> WalE
 
 
 def is_secret(error: BaseException) -> bool:
-    """Return whether the text of a fault may say more about credentials than may be shown."""
+    """Return whether the text of a fault may reveal credentials."""
     if isinstance(error, boto.ClientError):
         return not _FORBIDDEN.isdisjoint(_codes(error.response))
     return isinstance(error, _NO_CREDENTIALS)
 
 
 def is_past_end(error: BaseException) -> bool:
-    """Return whether a range was asked for that begins at or after the end of the object."""
+    """Return whether the requested range begins at or after the end of the object."""
     return isinstance(error, boto.ClientError) and not {"InvalidRange", "416"}.isdisjoint(
         _codes(error.response)
     )

@@ -1,4 +1,4 @@
-"""Store URLs: what a user writes to name an object store.
+"""Store URLs, which name an object store.
 
 ``file:///absolute/path``, ``s3://bucket/prefix?endpoint_url=…&region=…``, ``memory://name``. Owns the
 syntax; opens nothing. No error repeats a URL or a value, because a secret may have slipped in.
@@ -33,15 +33,15 @@ def open_store(url: str) -> ObjectStore:
     """Return the store a URL names. Does no I/O; the first call on the store does.
 
     * ``file:///absolute/path``: a directory, created by the first write.
-    * ``s3://bucket/prefix``: a bucket that exists and a place in it. ``endpoint_url`` names a server other
-      than Amazon's, ``region`` the bucket's region. ``max_connections`` (32) bounds the requests under way;
-      with ``hedges_per_second`` so many late requests are sent a second time, see ``hedged.py``. These two
-      are not part of the store's ``url``: they do not say where it lies. Credentials come from the
+    * ``s3://bucket/prefix``: an existing bucket and a prefix in it. ``endpoint_url`` names a server other
+      than Amazon's, ``region`` the bucket's region. ``max_connections`` (32) bounds the requests in flight;
+      ``hedges_per_second`` late requests are sent a second time, see ``hedged.py``. These two
+      are not part of the store's ``url``: they do not locate it. Credentials come from the
       environment only.
-    * ``memory://name``: shared by all stores of that name in this process, gone with it.
+    * ``memory://name``: shared by all stores of that name in this process, and lost when it ends.
 
     InvalidSettingsError for any other scheme or option, and for a URL that holds credentials. TypeError for
-    what is no str.
+    anything but a str.
     """
     _check_text(url)
     try:
@@ -68,9 +68,9 @@ def open_store(url: str) -> ObjectStore:
 
 
 def chosen_store(url: str, store: ObjectStore | None) -> ObjectStore:
-    """Return the store that a caller gave in place of the one ``url`` names, or that one if there is none.
+    """Return the caller's store if given, else the one that ``url`` names.
 
-    TypeError for a ``url`` that is no str, and for a ``store`` that is none.
+    TypeError for a ``url`` that is not a str, and for a ``store`` that is not a store.
     """
     _check_text(url)
     if store is None:
@@ -131,7 +131,7 @@ def _open_s3(parts: SplitResult) -> ObjectStore:
 
 
 def _number(options: dict[str, str], name: str, *, whole: bool, default: int) -> float:
-    """Return a positive number; the text that is none is not repeated."""
+    """Return a positive number; the error does not repeat the text."""
     text = options.get(name, str(default))
     if not (_WHOLE if whole else _DECIMAL).fullmatch(text) or not float(text):
         kind = "whole number" if whole else "number"

@@ -1,4 +1,4 @@
-"""What a store was asked for, in numbers: requests, bytes, latencies, and what they would cost. Pure."""
+"""Counts of a store's requests, bytes and latencies, and their cost. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LATENCY_BOUNDS_SECONDS = (
 """Upper bounds, inclusive, of the counts in :class:`KindUsage`; one more count is beyond the last."""
 
 LISTED_BYTES = 250
-"""About what S3 sends for an object in a listing, beside its key."""
+"""About what S3 sends for an object in a listing, in addition to its key."""
 
 _GB = 1e9
 
@@ -58,17 +58,17 @@ class KindUsage:
     and beyond each thousand after these; a delete is one for each key."""
 
     failures: int = 0
-    """Calls that ended with a fault of the store. Missing objects and refused puts are no faults."""
+    """Calls that ended with a fault of the store. Missing objects and refused puts are not faults."""
 
     cancelled: int = 0
-    """Calls that were given up before their answer."""
+    """Calls that were cancelled before their answer."""
 
     sent_bytes: int = 0
     """Content handed to puts."""
 
     received_bytes: int = 0
-    """Content returned by reads. Of listings about what their objects take: the key and
-    :data:`LISTED_BYTES` each, as far as they were gone through."""
+    """Content returned by reads. For listings an estimate: the key and :data:`LISTED_BYTES`
+    for each object that was read."""
 
     total_seconds: float = 0.0
     """Sum of the times of all calls that were not cancelled."""
@@ -116,7 +116,7 @@ class Usage:
 
     @property
     def received_bytes(self) -> int:
-        """Content returned by reads, and what listings take."""
+        """Content returned by reads, and the estimate for listings."""
         return sum(used.received_bytes for used in self.kinds.values())
 
     def cost(self, prices: Prices | None = None) -> float:

@@ -29,19 +29,19 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Request(Generic[_T]):
-    """One call on its way to the inner store. Awaiting ``request()`` makes it, each time anew."""
+    """One call to the inner store. Each awaited ``request()`` makes it again."""
 
     kind: Kind
     """Which method was called."""
 
     key: str
-    """The object; of a listing its prefix, of a delete its first key ("" if there is none)."""
+    """The object's key; a listing's prefix; a delete's first key ("" if there is none)."""
 
     sent_bytes: int
-    """Content handed over, of puts."""
+    """Content of a put."""
 
     wanted_bytes: int
-    """Content asked for, of ranges."""
+    """Content requested by a range."""
 
     make: Callable[[], Awaitable[_T]]
     """Makes the call."""
@@ -60,7 +60,7 @@ class StoreWrapper:
 
     @property
     def url(self) -> str:
-        """The URL of the inner store: a wrapper does not change where objects lie."""
+        """The URL of the inner store: a wrapper does not move objects."""
         return self.inner.url
 
     def __repr__(self) -> str:

@@ -1,7 +1,6 @@
-"""What tests of the cloud tier, and of programs built on it, can use.
-
+"""Tools for tests of the cloud tier, and of programs built on it.
 ``faults.FaultyStore`` wraps any store, and so do ``latency.LatencyStore`` and ``shuffled.ShuffledStore``;
-``suite.ObjectStoreSuite`` is subclassed and needs pytest, which nothing else here does.
+subclass ``suite.ObjectStoreSuite``, the only part that needs pytest.
 """
 
 from __future__ import annotations

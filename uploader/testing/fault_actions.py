@@ -1,7 +1,7 @@
-"""What a store can do wrong: the faults that a ``FaultyStore`` is told to commit.
+"""The faults of a ``FaultyStore``.
 
-Each function here returns a fault: something that stands in for one call. It makes the call or not, and
-returns what it returned or raises. Owns no plan of when; that is ``faults.py``.
+Each function here returns a fault, which replaces one call. It makes the call or not, and
+returns what it returned or raises. ``faults.py`` owns the plan of when.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from uploader.stores.wrapper import Request
 from walstore.errors import Outcome, StorageUnavailableError, WalError
 
 Fault = Callable[[Request[Any]], Awaitable[object]]
-"""Stands in for a call: makes it or not, and returns what it returned or raises."""
+"""Replaces a call: makes it or not, and returns what it returned or raises."""
 
 Says = Literal["ok", "timeout", "412", "409", "500"]
-"""What a store reports about a call, whatever became of it."""
+"""What a store reports about a call, whatever its outcome."""
 
 SAYS: tuple[Says, ...] = ("ok", "timeout", "412", "409", "500")
 """All that a store may report."""
@@ -28,7 +28,7 @@ _NUMBERS = itertools.count()
 
 
 class StoreKilled(BaseException):
-    """The process is dead: this call and every further one of the store end like this."""
+    """The process is dead: this call and every further one of the store raise this."""
 
 
 def timeout(outcome: Outcome = "unknown") -> StorageUnavailableError:
@@ -42,16 +42,16 @@ def conflict() -> StorageUnavailableError:
 
 
 def busy() -> StorageUnavailableError:
-    """Return the error for a 500: the server broke down, before or after it obeyed."""
+    """Return the error for a 500: the server failed, before or after the change."""
     return StorageUnavailableError("the server failed (injected)", outcome="unknown")
 
 
 def report(says: Says, *, happens: bool) -> Fault:
-    """Make the call or not, and say something about it that may have nothing to do with that.
+    """Make the call or not, and report an answer that may not match.
 
-    ``report("ok", happens=False)`` is the fault no protocol survives: the store claims what it did not
-    do. A put that was not made returns an ETag that no object has, a read what it would return if
-    the store had lost everything.
+    ``report("ok", happens=False)`` is the fault no protocol survives: the store reports success for a call
+    it did not make. Such a put returns an ETag that no object has, and such a read what it would return
+    if the store had lost everything.
 
     Args:
         says: ``"ok"`` returns what the call returns, or raises what it raises if it was made and refused;
@@ -124,7 +124,7 @@ def hang(release: asyncio.Event, reached: asyncio.Event | None = None) -> Fault:
 
 
 def happen_then_hang(release: asyncio.Event, reached: asyncio.Event | None = None) -> Fault:
-    """Make the call, set ``reached``, and keep the answer back until ``release``."""
+    """Make the call, set ``reached``, and hold the answer until ``release``."""
 
     async def fault(request: Request[Any]) -> object:
         answer = await request()
@@ -137,7 +137,7 @@ def happen_then_hang(release: asyncio.Event, reached: asyncio.Event | None = Non
 
 
 def call(action: Callable[[], Awaitable[object]]) -> Fault:
-    """Await something else first, such as what a competitor does meanwhile; then make the call."""
+    """Await something else first, such as a competitor's action; then make the call."""
 
     async def fault(request: Request[Any]) -> object:
         await action()
@@ -166,9 +166,9 @@ def happen_then_kill() -> Fault:
 
 
 def postpone(late: list[Request[Any]], error: Exception | None = None) -> Fault:
-    """Do not make the call yet, and report a timeout (or ``error``): it is still on its way.
+    """Do not make the call yet, and report a timeout (or ``error``): it is still in flight.
 
-    The call joins ``late``, where a test makes it whenever it likes, an hour later or in another order; see
+    The call joins ``late``. A test makes it at any time, an hour later or in another order; see
     :meth:`FaultyStore.deliver`, which has such a list.
     """
 
@@ -180,7 +180,7 @@ def postpone(late: list[Request[Any]], error: Exception | None = None) -> Fault:
 
 
 def outlive_caller(late: list[Request[Any]], reached: asyncio.Event | None = None) -> Fault:
-    """Hang until the caller gives up (is cancelled); the call is then still on its way, as for
+    """Hang until the caller is cancelled; the call is then still in flight, as for
     :func:`postpone`. Sets ``reached`` once it hangs."""
 
     async def fault(request: Request[Any]) -> object:
@@ -196,9 +196,9 @@ def outlive_caller(late: list[Request[Any]], reached: asyncio.Event | None = Non
 
 
 def reverse(count: int) -> Fault:
-    """Hold back ``count`` calls until all have come, then make them one by one, the last one first.
+    """Hold ``count`` calls until all have arrived, then make them one by one, the last one first.
 
-    Plan it with ``times=count``. The calls must be made at the same time, or none of them ends.
+    Plan it with ``times=count``. The calls must be concurrent, or none of them ends.
     """
     held: list[asyncio.Future[None]] = []
 

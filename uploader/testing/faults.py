@@ -4,13 +4,13 @@
     store.on("put_if_match", happen_then_fail(timeout()))          # done, but the answer is lost
     store.on("put_if_match", report("412", happens=True))          # done, but refused
     store.on("get", fail(timeout()), times=3)                      # the next three reads
-    store.on("put_if_absent", hang(event), key_prefix="log/")      # under way until the event is set
+    store.on("put_if_absent", hang(event), key_prefix="log/")      # in flight until the event is set
     store.on("put_if_absent", postpone(store.late))                # arrives with ``await store.deliver()``
-    store.on("any", call(check), nth=7)                            # somebody else acts first
+    store.on("any", call(check), nth=7)                            # another program acts first
     store.on("any", kill(), nth=n)                                 # the process dies at its nth call
 
-The faults themselves are in ``fault_actions.py`` and can be had from here, too. Owns no policy: what is not
-planned goes to the inner store. A plan counts the calls that it fits and that no plan before it took.
+The faults are in ``fault_actions.py`` and exported here, too. Owns no policy: calls without a plan
+go to the inner store. A plan counts the calls that match it and that no plan before it took.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ class FaultyStore(StoreWrapper):
     """The port over another store, with planned faults and counts. For one event loop."""
 
     def __init__(self, inner: ObjectStore) -> None:
-        """Wrap ``inner``, which stays usable on its own, to look or to meddle behind the back."""
+        """Wrap ``inner``, which stays usable directly, to inspect or change objects unnoticed."""
         super().__init__(inner)
         self.counts: dict[str, CallCount] = {}
         self.is_killed = False
         self.late: list[Request[Any]] = []
-        """Calls on their way, in the order in which they were made; for faults that put them there."""
+        """Calls in flight, in the order in which they were made; for faults that put them there."""
         self._plans: list[_Plan] = []
 
     def on(
@@ -112,22 +112,22 @@ class FaultyStore(StoreWrapper):
         times: int = 1,
         key_prefix: str = "",
     ) -> None:
-        """Plan a fault for calls to come.
+        """Plan a fault for later calls.
 
         Args:
-            kind: Which calls it fits.
+            kind: Which calls match.
             fault: What to do instead.
-            nth: Which of them, from 1, counted from now.
+            nth: The first of them to replace, from 1, counted from now.
             times: How many in a row.
-            key_prefix: Only calls on keys (or listings of prefixes) that begin so. A delete of many
-                fits if its first key does.
+            key_prefix: Only calls on keys (or listings of prefixes) with this beginning. A delete of many
+                matches if its first key does.
         """
         self._plans.append(_Plan(kind, fault, nth - 1, times, key_prefix))
 
     async def deliver(self, *, newest_first: bool = False) -> list[object]:
         """Let the late calls arrive, one after the other, also after a kill.
 
-        Returns for each what it returned or the store's error; nobody else learns that.
+        Returns each one's result or the store's error; these are not reported elsewhere.
         """
         arriving, self.late = self.late[:: -1 if newest_first else 1], []
         answers: list[object] = []
@@ -148,7 +148,7 @@ class FaultyStore(StoreWrapper):
         return self.counts.setdefault(kind, CallCount())
 
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
-        """List through; a fault strikes before the first object, or after the last was fetched."""
+        """Pass a listing through; a fault comes before the first object, or after the last was fetched."""
 
         async def everything() -> Iterable[ListedObject]:
             return [listed async for listed in self.inner.list(prefix, after=after)]

@@ -1,4 +1,4 @@
-"""LatencyStore: a store as far away as one says, on a clock of one's own. For benchmarks and simulations.
+"""LatencyStore: adds latency to a store, on a given clock. For benchmarks and simulations.
 
     slow = LatencyStore(MemoryStore(), fixed(0.1))                               # 100 ms for everything
     slow = LatencyStore(
@@ -7,8 +7,8 @@
         clock=clock,
     )
 
-Half of the time passes before the inner store is asked, half after it has answered, as on a way there and
-back: what is put is seen by others before its writer knows. Owns no chance and no time of its own.
+Half of the time passes before the inner call and half after it, as in a round trip: other clients see a
+put before its writer knows. Owns neither randomness nor a clock.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def lognormal(median_seconds: float, sigma: float, *, chance: Callable[[], float
         )
 
     def latency() -> float:
-        # 0 and 1 have no place on the normal distribution.
+        # The normal distribution has no quantiles at 0 and 1.
         quantile = min(max(chance(), 1e-9), 1 - 1e-9)
         return median_seconds * math.exp(sigma * _STANDARD.inv_cdf(quantile))
 
@@ -76,12 +76,12 @@ class LatencyStore(StoreWrapper):
         """Wrap ``inner``, which answers at once.
 
         Args:
-            inner: Where the objects lie.
-            latency: For all calls, or by kind; kinds that are not named take no time. A listing takes it
+            inner: The store of the objects.
+            latency: For all calls, or by kind; other kinds take no time. A listing takes it
                 once for each thousand objects.
-            bytes_per_second: Of each call by itself: content takes this much longer, on the way there
-                for puts, on the way back for reads.
-            clock: What the delays pass on.
+            bytes_per_second: Rate of each single call; content is delayed before the inner call
+                for puts, after it for reads.
+            clock: The clock of the delays.
         """
         super().__init__(inner)
         self._latency = latency
@@ -89,7 +89,7 @@ class LatencyStore(StoreWrapper):
         self._clock = clock or SystemClock()
 
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
-        """List through, a thousand objects for each delay."""
+        """Pass a listing through, a thousand objects for each delay."""
         count = 0
         async for listed in self.inner.list(prefix, after=after):
             if count % _LISTED_AT_ONCE == 0:
@@ -102,7 +102,7 @@ class LatencyStore(StoreWrapper):
     async def _call(self, request: Request[_T]) -> _T:
         half = self._seconds(request.kind) / 2
         there = half + request.sent_bytes / self._bytes_per_second
-        # A clock is late by up to a millisecond: what it was on the way there is made up for on the way back.
+        # A clock is late by up to a millisecond: the second delay makes up for the lateness of the first.
         arrives = self._clock.monotonic() + there
         await self._pass(there)
         try:

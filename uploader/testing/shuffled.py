@@ -2,7 +2,7 @@
 
     store = ShuffledStore(MemoryStore(), random.Random(7).shuffle)
 
-For tests that a program does not rest on the order of a listing. Owns no chance of its own.
+For tests that a program does not rely on the order of a listing. Owns no randomness.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uploader.stores.wrapper import StoreWrapper
 
 
 class ShuffledStore(StoreWrapper):
-    """The port over another store, but for the order of listings. They are complete all the same."""
+    """The port over another store, except for the order of listings, which are still complete."""
 
     def __init__(
         self, inner: ObjectStore, shuffle: Callable[[list[ListedObject]], object] = list.reverse
@@ -24,7 +24,7 @@ class ShuffledStore(StoreWrapper):
         self._shuffle = shuffle
 
     async def list(self, prefix: str, *, after: str | None = None) -> AsyncIterator[ListedObject]:
-        """Yield what the inner store lists, once it has listed all."""
+        """Yield the inner store's objects, once it has listed all."""
         found = [listed async for listed in self.inner.list(prefix, after=after)]
         self._shuffle(found)
         for listed in found:

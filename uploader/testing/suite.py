@@ -1,4 +1,4 @@
-"""What every object store must do, as tests that a third party can run on its own.
+"""Tests of what every object store must do, for authors of other stores.
 
     class TestMyStore(ObjectStoreSuite):
         @pytest.fixture
@@ -13,7 +13,7 @@
 
 ``ObjectStoreLoadSuite`` takes the same fixtures and more time. Needs pytest and pytest-asyncio with
 ``asyncio_mode = auto`` (or ``pytest_asyncio.fixture``). Faults of the network and what survives a power cut
-are not covered: they cannot be provoked from outside. ``docs/stores.md`` has an example that runs.
+are not covered: they cannot be provoked from outside. ``docs/stores.md`` contains a runnable example.
 """
 
 from __future__ import annotations

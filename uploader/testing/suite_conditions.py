@@ -1,4 +1,4 @@
-"""What every object store must do: conditional puts, ETags, and who wins. A part of
+"""What every object store must do: conditional puts, ETags, and one winner. A part of
 ``uploader.testing.suite``."""
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _CONTENDERS = 20
 class ConditionTests:
     """Puts and their conditions.
 
-    Where many put the same object, a store may say that it is busy, or lose an answer. What became of a put
-    is then found out as the cloud tier does, by ``uploader.root.cas``.
+    When many put the same object, a store may report that it is busy, or lose an answer.
+    ``uploader.root.cas`` then determines the outcome of a put, as in the cloud tier.
     """
 
     async def test_create_refuses_a_second(self, store: ObjectStore, peer: ObjectStore) -> None:
-        """The first content stays, whoever comes second."""
+        """The first content stays, whichever client comes second."""
         await store.put_if_absent("a", b"first")
         for second in (store, peer):
             for data in (b"second", b"first"):
@@ -70,7 +70,7 @@ class ConditionTests:
             etag = await store.put_if_match("a", b"%d" % number, source)
 
     async def test_other_content_has_another_etag(self, store: ObjectStore) -> None:
-        """Also if it is as long and was put within the same moment."""
+        """Also if it has the same length and was put in the same moment."""
         etags = [await store.put_if_absent("a", b"00")]
         for number in range(1, 20):
             etags.append(await store.put_if_match("a", b"%02d" % number, etags[-1]))
@@ -80,7 +80,7 @@ class ConditionTests:
                 await store.put_if_match("a", b"x", stale)
 
     async def test_a_refused_put_changes_nothing(self, store: ObjectStore) -> None:
-        """Neither the content nor the ETag, so whoever knew the object still does."""
+        """Neither the content nor the ETag, so an ETag known before stays valid."""
         etag = await store.put_if_absent("a", b"1")
         for _ in range(3):
             with pytest.raises(PreconditionFailedError):
@@ -132,7 +132,7 @@ class ConditionTests:
     async def test_concurrent_puts_on_many_keys(
         self, store: ObjectStore, peer: ObjectStore
     ) -> None:
-        """Creators of each of ten keys contend while others do not disturb them."""
+        """Creators contend for each of ten keys; those of other keys do not disturb them."""
 
         async def create(number: int, key: str) -> str | None:
             data = f"{key} {number}"
@@ -181,7 +181,7 @@ class ConditionTests:
             assert reader.result().items() <= etags.items()
 
     async def test_cancelled_reads_disturb_nobody(self, store: ObjectStore) -> None:
-        """However far they came; more of them than a store has connections."""
+        """At any stage of a call; more of them than a store has connections."""
         await store.put_if_absent("a", bytes(100_000))
         for turns in range(100):
             reading = asyncio.ensure_future(store.get("a"))  # noqa: TID251 - awaited just below
@@ -192,7 +192,7 @@ class ConditionTests:
             assert (await store.get("a")).data == bytes(100_000)
 
     async def test_a_cancelled_put_is_whole_or_not_there(self, store: ObjectStore) -> None:
-        """It may happen or not, now or later; what can be read is never a part of it."""
+        """The put may happen or not, now or later; a read never returns a part of it."""
         data = bytes(range(256)) * 400
         for turns in range(40):
             key = f"put/{turns}"
@@ -214,4 +214,4 @@ class ConditionTests:
 
 async def _give_way(turns: int) -> None:
     for _ in range(turns):
-        await asyncio.sleep(0)  # noqa: TID251 - let the request get on its way, a little further each time
+        await asyncio.sleep(0)  # noqa: TID251 - let the request start, a little further each time

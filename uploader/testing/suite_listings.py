@@ -12,7 +12,7 @@ class ListingTests:
     """Many objects."""
 
     async def test_delete(self, store: ObjectStore) -> None:
-        """Many at once; missing ones are fine; the key is free again."""
+        """Many at once; missing ones are not an error; the key is free again."""
         await fill(store, "a", "b/c", "b/d", "e")
         await store.delete(["a", "b/c", "missing", "b/missing"])
         assert await keys(store, "") == ["b/d", "e"]
@@ -22,13 +22,13 @@ class ListingTests:
         assert (await store.get("a")).data == b"again"
 
     async def test_delete_takes_any_iterable(self, store: ObjectStore) -> None:
-        """Also one that can be gone through only once; the same key twice is one object."""
+        """Also an iterable that can be read only once; the same key twice is one object."""
         await fill(store, "a", "b", "c")
         await store.delete(key for key in ("a", "a", "b"))
         assert await keys(store, "") == ["c"]
 
     async def test_concurrent_deletes(self, store: ObjectStore, peer: ObjectStore) -> None:
-        """Several may remove the same objects; each is content that they are gone."""
+        """Several clients may remove the same objects; each succeeds."""
         names = [f"a/{number}" for number in range(30)]
         await fill(store, *names, "b")
         async with asyncio.TaskGroup() as group:
@@ -45,7 +45,7 @@ class ListingTests:
         assert await keys(store, "") == expected
 
     async def test_list_order_beyond_ascii(self, store: ObjectStore) -> None:
-        """The order is that of UTF-8, which is neither that of UTF-16 nor that of any language."""
+        """The order is that of UTF-8, not that of UTF-16 or of any language."""
         names = ["Z", "a", "z", "é", "ÿ", "ā", "€", "\uff5e", "𐀀", "😀", "😀/a", "😀0"]
         await fill(store, *reversed(names[:-3]), *names[-2:])
         expected = [*names[:-3], *names[-2:]]
@@ -82,7 +82,7 @@ class ListingTests:
         assert sizes == {f"a/{size}": size for size in (0, 1, 1000, 70_000)}
 
     async def test_a_listing_may_be_left(self, store: ObjectStore) -> None:
-        """Nobody has to read it to its end, and several may be under way."""
+        """No caller has to read it to its end, and several may be open."""
         names = [f"a/{number}" for number in range(10)]
         await fill(store, *names)
         first, second = store.list("a/"), store.list("a/", after="a/4")

@@ -1,4 +1,4 @@
-"""What every object store must bear: many objects, and big ones. A part of ``uploader.testing.suite``."""
+"""What every object store must handle: many objects, and big ones. A part of ``uploader.testing.suite``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LoadTests:
         assert await keys(store, "") == names[:1]
 
     async def test_a_listing_while_objects_come_and_go(self, store: ObjectStore) -> None:
-        """What is there all the time is listed once and in order, whatever else happens."""
+        """An object that exists throughout is listed once and in order, whatever else happens."""
         staying = [f"a/{number:06}" for number in range(0, self.objects, 2)]
         passing = [f"a/{number:06}" for number in range(1, self.objects, 20)]
         await _put_all(store, staying)
@@ -73,7 +73,7 @@ class LoadTests:
         assert info.size_bytes == size - 1
 
     async def test_many_calls_at_once(self, store: ObjectStore, peer: ObjectStore) -> None:
-        """Hundreds of calls under way: each gets its own answer, none gives up."""
+        """Hundreds of calls in flight: each gets its own answer, none gives up."""
 
         async def put_and_get(number: int) -> None:
             key, data = f"many/{number}", b"%d" % number * 1000

@@ -21,7 +21,7 @@ class LogTests:
     async def test_a_log_rests_on_no_order(
         self, store: ObjectStore, peer: ObjectStore, layout: Layout
     ) -> None:
-        """Writers take turns and a reader finds all of it, in whatever order objects are listed."""
+        """Writers take turns and a reader finds all records, whatever the order of listings."""
         expected = []
         for turn in range(4):
             lent = _Lent((store, peer)[turn % 2], partial(_mix, turn=turn))

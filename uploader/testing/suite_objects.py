@@ -55,7 +55,7 @@ class ObjectTests:
             assert caught.value.key == key
 
     async def test_get_with_a_limit(self, store: ObjectStore) -> None:
-        """What is longer is refused, if the store takes a limit; a get without it reads all of it."""
+        """A longer object is refused, if the store takes a limit; a get without it reads all of it."""
         for key, data in (("empty", b""), ("a/b", b"content"), ("large", _LARGE)):
             etag = await store.put_if_absent(key, data)
             for limit in (None, len(data), len(data) + 1, 5 << 30):
@@ -98,7 +98,7 @@ class ObjectTests:
             assert await store.get_range("a", start, limit) == data[start:limit], (start, limit)
 
     async def test_get_range_refuses_nonsense(self, store: ObjectStore) -> None:
-        """Empty and reversed ranges are mistakes of the caller; a missing object is missing."""
+        """Empty and reversed ranges are errors of the caller; a missing object is missing."""
         await store.put_if_absent("a", b"0123456789")
         for start, limit in ((3, 3), (4, 3), (-1, 3)):
             with pytest.raises(InvalidSettingsError, match="range"):
@@ -141,7 +141,7 @@ class ObjectTests:
         assert info.size_bytes == len(_LARGE) - 1
 
     async def test_unusual_keys(self, store: ObjectStore) -> None:
-        """Keys as a log uses them, and others that need quoting on the way, are kept apart."""
+        """A log's keys, and others that need quoting in a request, name different objects."""
         for key in _UNUSUAL:
             await store.put_if_absent(key, key.encode())
         for key in _UNUSUAL:
@@ -155,7 +155,7 @@ class ObjectTests:
         assert await keys(store, "") == []
 
     async def test_long_keys(self, store: ObjectStore) -> None:
-        """A key may be as long as 1024 bytes where the store lies at the top; parts of 200 bytes do."""
+        """Without a prefix a key may have 1024 bytes; here its parts have 200 bytes."""
         key = "/".join(["x" * 200] * 4)
         assert len(key) < MAX_KEY_BYTES
         await fill(store, key)
@@ -171,14 +171,14 @@ class ObjectTests:
                 await store.get(key)
 
     async def test_url_and_repr(self, store: ObjectStore) -> None:
-        """The URL has a scheme and nobody's name in it."""
+        """The URL has a scheme and contains no credentials."""
         scheme, separator, rest = store.url.partition("://")
         assert scheme
         assert separator
         assert "@" not in rest
 
     async def test_reads_see_what_was_written(self, store: ObjectStore, peer: ObjectStore) -> None:
-        """A put or delete that has returned is seen by every kind of read, through every opener."""
+        """Every kind of read, through every opener, sees a put or delete that has returned."""
         etag = await store.put_if_absent("a", b"1")
         for turn in range(5):
             for reader in (store, peer):
@@ -201,7 +201,7 @@ class ObjectTests:
                 await reader.get("a")
 
     async def test_close(self, store: ObjectStore) -> None:
-        """Closing twice is allowed; what was put stays or the call says why not."""
+        """Closing is idempotent; objects stay, or the call raises."""
         await store.put_if_absent("a", b"1")
         await store.aclose()
         await store.aclose()

@@ -27,7 +27,7 @@ async def won(putting: Awaitable[cas.PutResult]) -> str | None:
 
 
 async def append_word(store: ObjectStore, word: str) -> None:
-    """Add a word of one's own to the object ``words`` by a swap, beside others that do so, too."""
+    """Add a word to the object ``words`` by a swap, in parallel with other tasks that do so."""
     while True:
         found = await store.get("words")
         # An earlier swap of ours may have been taken over by the one that overtook it.
