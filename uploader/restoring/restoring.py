@@ -244,7 +244,7 @@ def _identify(
 ) -> RestoreMarker:
     """Return the marker of the log to be made: the one that ships to the prefix, or another.
 
-    If the identity is free to choose, an interrupted restore of the same log may have chosen it.
+    If the identity is free to choose, the choice of an interrupted restore of the same log is kept.
     """
     if owns_prefix and owner_id is not None:
         return make_marker(log_id=owner_id.hex())
