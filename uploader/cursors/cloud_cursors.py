@@ -1,19 +1,19 @@
-"""CloudCursors: the named cursors and pins of a log in object storage. A cursor keeps what lies behind it.
+"""CloudCursors: the named cursors and pins of a log in object storage. A cursor keeps the records from it on.
 
 Owns the objects under ``cursor/``: created if absent, swapped by ETag, read back when an answer is lost.
 Never deletes one, reads records or touches the manifest.
 
-A cursor that is new, that goes back, or that may have expired asks for records that a collector may be about
-to drop. So it is written first and looks for a collection afterwards, while a collector announces a
-collection first and looks for cursors afterwards: one of the two sees the other (docs/collection.md). If it
-came too late the change is undone and the caller is told.
+A cursor that is new, moves back, or may have expired asks for records that a collector may be about to drop.
+So the cursor is written first and checks for a collection afterwards, while a collector announces a
+collection first and checks for cursors afterwards: one of the two sees the other (docs/collection.md). If the
+cursor came too late, the change is undone and the caller gets an error.
 
-Until then the object says that nobody has looked, and what was there before. So a process that dies in
-between leaves nothing that others would rely upon: whoever changes the cursor next looks first, and undoes it
-if need be.
+Until then the object is marked unchecked, and contains the cursor before the change. So a process that dies
+in between leaves nothing that others would rely on: the next change of the cursor checks first, and undoes
+the earlier one if needed.
 
-Every change, an undo and a removal too, is a swap of what was read. One that arrives late finds something
-else there, and does nothing.
+Every change, including an undo or a removal, is a swap of what was read. A late one finds another object and
+does nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CloudCursors:
     """The cursors of one log, as one program sees them. Any number of tasks may call it.
 
     All methods pass on the store's errors. When one that changes a cursor is cancelled, the change may
-    happen all the same. The next call that changes it looks for a collection then, and may take it back.
+    still happen. The next call that changes the cursor checks for a collection, and may undo it.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class CloudCursors:
     async def load(self, name: str) -> CloudCursor | None:
         """Return a cursor, or None if there is none of that name.
 
-        InvalidSettingsError for a name that none can have, CorruptionError if the object is damaged.
+        InvalidSettingsError for an invalid name, CorruptionError if the object is damaged.
         """
         self._check_home()
         found = await self._find(name)
@@ -123,9 +123,9 @@ class CloudCursors:
     async def list(self, *, strict: bool = False) -> list[CloudCursor]:
         """Return all cursors, by name.
 
-        Objects in the folder that are no cursors are left out with a warning; with ``strict`` they are a
-        CorruptionError, as in wal3, since one of them might be a cursor that somebody relies on. What lies in
-        folders below belongs to another log, since no cursor does.
+        Objects in the folder that are not cursors are left out with a warning; with ``strict`` they are a
+        CorruptionError, as in wal3, since one of them might be a cursor that a program relies on. Objects in
+        folders below belong to another log, since cursors have no folders.
         """
         self._check_home()
         names: list[str] = []
@@ -154,7 +154,7 @@ class CloudCursors:
         return found
 
     async def create(self, name: str, position: int) -> CloudCursor:
-        """Return the cursor of that name, made at ``position`` if there is none; durable when it returns.
+        """Return the cursor of that name, creating it at ``position`` if needed; durable when it returns.
 
         Errors as :meth:`commit`.
         """
@@ -175,33 +175,33 @@ class CloudCursors:
         """Move a cursor forward to ``position``, or create it there; durable when it returns.
 
         ``position`` is the offset of the next record that its reader wants, 1 or more. With ``seen``, only
-        if nobody else moved it since. A pin keeps its expiry. ValueError if the cursor stands further on
-        (see :meth:`rewind`), CursorMovedError if it is not as seen, OffsetTrimmedError if it is new and
-        what it asks for is collected, or being collected: then it is as it was before.
+        if no other program moved it since. A pin keeps its expiry. ValueError if the cursor is already
+        further on (see :meth:`rewind`), CursorMovedError if it is not as seen, OffsetTrimmedError if it is
+        new and the records it asks for are collected, or being collected: then it is as it was before.
         LogNotFoundError if the log was destroyed.
-        OutcomeUnknownError if the store does not say what became of it; call again.
+        OutcomeUnknownError if the store does not report the outcome; call again.
         """
         return await self._move(name, position, seen=seen)
 
     async def rewind(
         self, name: str, position: int, *, seen: CloudCursor | None = None
     ) -> CloudCursor:
-        """Move a cursor to ``position``, also back. Else as :meth:`commit`."""
+        """Move a cursor to ``position``, forward or back. Otherwise as :meth:`commit`."""
         return await self._move(name, position, seen=seen, is_rewind=True)
 
     async def pin(self, name: str, position: int, *, seconds: float) -> CloudCursor:
-        """Keep everything from ``position`` on for so many seconds from now; more than 0, 100 years at most.
+        """Keep everything from ``position`` on for ``seconds`` from now; more than 0, at most 100 years.
 
-        Creates the pin, or moves it wherever it stands. InvalidSettingsError if there is a cursor of that
-        name that is no pin; else as :meth:`commit`.
+        Creates the pin, or moves it forward or back. InvalidSettingsError if there is a cursor of that
+        name that is not a pin; otherwise as :meth:`commit`.
         """
         return await self._move(name, position, expires_us=self._expiry(seconds), is_rewind=True)
 
     async def renew(self, name: str, *, seconds: float) -> CloudCursor:
-        """Let a pin hold for so many seconds from now, where it stands.
+        """Let a pin hold for ``seconds`` from now, at its position.
 
-        CursorMovedError if it is gone; InvalidSettingsError if it is no pin; OffsetTrimmedError if its time
-        was over and its records were collected. Else as :meth:`commit`.
+        CursorMovedError if it is gone; InvalidSettingsError if it is not a pin; OffsetTrimmedError if it had
+        expired and its records were collected. Otherwise as :meth:`commit`.
         """
         self._check_home()
         expires_us = self._expiry(seconds)
@@ -217,10 +217,10 @@ class CloudCursors:
                 return written
 
     async def delete(self, name: str) -> None:
-        """Remove a cursor, so that it holds nothing any more; no error if there is none, or if it is damaged.
+        """Remove a cursor, so that it no longer holds anything; no error if there is none, or it is damaged.
 
-        Its object stays, as that of a pin which has expired. OutcomeUnknownError if the store does not say
-        what became of it; call again.
+        Its object stays, as an expired pin. OutcomeUnknownError if the store does not report the outcome;
+        call again.
         """
         self._check_home()
         while True:
@@ -235,9 +235,9 @@ class CloudCursors:
                 return
 
     async def delete_damaged(self, name: str) -> bool:
-        """Remove a cursor if its object cannot be read, that very object; return False if there is none such.
+        """Remove a cursor's object if it cannot be read, and only that object; False if there is none.
 
-        OutcomeUnknownError if the store does not say what became of it; call again.
+        OutcomeUnknownError if the store does not report the outcome; call again.
         """
         self._check_home()
         stored = await self._stored(name)
@@ -249,7 +249,7 @@ class CloudCursors:
     # -- inside ------------------------------------------------------------------------------
 
     async def _find(self, name: str) -> CloudCursor | None:
-        """Return what the object says, also of a cursor that was removed; None if there is no object."""
+        """Return the cursor in the object, even a removed one; None if there is no object."""
         try:
             found = await read_stored(
                 self._store,
@@ -272,7 +272,7 @@ class CloudCursors:
             return None
 
     async def _settled(self, name: str) -> CloudCursor | None:
-        """Return what :meth:`_find` does, after ending what another call left unchecked, if it did."""
+        """Return what :meth:`_find` does, after settling a change that another call left unchecked."""
         while True:
             found = await self._find(name)
             if found is None or not found.is_unchecked:
@@ -337,7 +337,7 @@ class CloudCursors:
                 return written
 
     async def _write(self, left: CloudCursor | None, made: CloudCursor) -> CloudCursor | None:
-        """Put a cursor in the place of ``left``, which is settled; None if another one was quicker."""
+        """Replace ``left``, which is settled, with a cursor; None if another change came first."""
         before = None if left is None or left.is_removed else left
         if before is not None and _holds(before, made):
             if (before.position, before.expires_us) == (made.position, made.expires_us):
@@ -346,7 +346,7 @@ class CloudCursors:
         else:
             made = dataclasses.replace(self._signed(made), is_unchecked=True, before=before)
         if left is None:
-            # Else one would be left where a log was destroyed, by each call: none is ever deleted.
+            # Otherwise each call would leave a cursor in a destroyed log: none is ever deleted.
             await self._newest()
         etag = await self._put(None if left is None else left.etag, made)
         if etag is None:
@@ -355,11 +355,11 @@ class CloudCursors:
         return await self._check(made) if made.is_unchecked else made
 
     async def _check(self, made: CloudCursor) -> CloudCursor | None:
-        """Look for a collection, then say in the object that somebody has; None to begin again.
+        """Check for a collection, then mark the object as checked; None to begin again.
 
         OffsetTrimmedError, and the change is undone, if a collection came first. None if another program has
-        ended the change meanwhile, or made one of its own: then the object alone tells what became of this
-        one, since what was found here may be older than what that program found.
+        settled the change meanwhile, or made its own: then only the object shows the outcome of this one,
+        since what was found here may be older than what that program found.
         """
         head, tail = await self._kept_from()
         if made.position >= head:
@@ -375,23 +375,23 @@ class CloudCursors:
         )
 
     async def _kept_from(self) -> tuple[int, int]:
-        """Return the first offset that no collection takes, as far as any was announced, and the tail.
+        """Return the first offset that no announced collection takes, and the tail.
 
-        The announcement is read first, then the manifest: one that is carried out in between shows there.
+        Reads the announcement first, then the manifest, which shows a collection carried out in between.
         """
         head = await announced_head(self._store)
         manifest = await self._newest()
         return max(head, manifest.oldest_offset), manifest.next_offset
 
     async def _undo(self, made: CloudCursor, head: int) -> bool:
-        """Put back what was there before; False if somebody has changed it since."""
+        """Put back what was there before; False if another program has changed it since."""
         before = made.before or self._removed(made.name, head)
         return await self._put(made.etag, before) is not None
 
     async def _put(self, etag: str | None, made: CloudCursor) -> str | None:
-        """Put a cursor in the place of the object that has this ETag, or of none; None if that is not there.
+        """Replace the object that has this ETag, or create it without one; None if that is not there.
 
-        OutcomeUnknownError if the store does not say.
+        OutcomeUnknownError if the store does not report the outcome.
         """
         key = layout.cursor_path(made.name)
         result = await cas.put(self._store, key, made.serialise(), etag, retry=self._retry)
@@ -414,12 +414,12 @@ def _check_position(position: int) -> None:
 
 
 def _holds(before: CloudCursor, made: CloudCursor) -> bool:
-    """Return whether a cursor that was checked holds what another one asks for, whatever time it is."""
+    """Return whether a checked cursor always holds what another one asks for, at any time."""
     return before.expires_us is None and made.position >= before.position
 
 
 def _is_as_seen(found: CloudCursor | None, seen: CloudCursor) -> bool:
-    """Return whether a cursor is the one that was read earlier; that it was checked since is no move."""
+    """Return whether a cursor is the one that was read earlier; a check since then is not a move."""
     return found is not None and (found.etag == seen.etag or found == seen.checked())
 
 

@@ -1,1 +1,1 @@
-"""The dirty log: which of many logs were written, told in one log of their own."""
+"""The dirty log: one log that records which of many logs were written."""

@@ -1,14 +1,14 @@
 """DirtyLog: which of very many logs were written, at a cost that grows with what is written.
 
-To look for work in each of a million logs takes a million requests, though few were written. So who writes
-many logs notes each fragment that he publishes in one log more, the dirty log, with a record of some
-hundred bytes. Who compacts them reads that one, and rolls it up: what is still to be done is written again
-at its end, and the cursor moves on, so that the beginning can be collected.
+To look for work in each of a million logs takes a million requests, though few were written. So a program
+that writes many logs notes each fragment that it publishes in an additional log, the dirty log, with a record
+of some hundred bytes. The compactor reads the dirty log and rolls it up: it writes the remaining work again
+at the end and moves the cursor, so that the beginning can be collected.
 
-What must not happen is that a fragment is in a log and nobody is told. So it is noted before it is
-published; and what survives a roll-up is written again before the cursor moves. A crash in between leaves
-markers twice, which are joined when they are read. So a marker may be about records that never came to be,
-or were compacted already: markers are hints, and the manifest of the log in question is the truth.
+A fragment must never be in a log without a marker. So it is noted before it is published; and what survives
+a roll-up is written again before the cursor moves. A crash in between leaves duplicate markers, which are
+joined when they are read. So a marker may be about records that were never published, or were already
+compacted: markers are hints, and the manifest of the log in question is the truth.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from walstore.validation.arguments import as_int, as_mapping, as_text
 _CURSOR: Final = "stable_prefix"
 _MARKERS_AT_ONCE: Final = 4096
 _MOST_NAME_BYTES: Final = 64 << 10
-"""Escaped as JSON a name may take six times as much; a marker must stay below what readers take."""
+"""Escaped as JSON a name may take six times as much; a marker must stay below the readers' limit."""
 _WORTH_WHILE: Final = 2
-"""A roll-up that would write more than one marker for so many that it read is left for later."""
+"""A roll-up that would write more than one marker per this many read is postponed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class RolledUp:
     kept: int
     """Logs that still are; each has one marker again if the cursor moved."""
     position: int
-    """Where the cursor stands: what comes before may be collected."""
+    """Position of the cursor: what is before it may be collected."""
 
 
 class DirtyLog:
@@ -118,13 +118,13 @@ class DirtyLog:
 
     @property
     def url(self) -> str:
-        """Where the dirty log lies, without credentials."""
+        """The dirty log's location, without credentials."""
         return self._log.url
 
     # -- writing -----------------------------------------------------------------------------
 
     def note_for(self, name: str) -> Note:
-        """Return what a writer of the log called ``name`` is to be given, to note what it publishes.
+        """Return what a writer of the log called ``name`` needs to note what it publishes.
 
         TypeError and InvalidSettingsError as :meth:`mark`, at once.
         """
@@ -140,21 +140,20 @@ class DirtyLog:
         """Note that ``[start, limit)`` is about to be in the log called ``name``.
 
         Returns when it is in the dirty log; raises as :meth:`uploader.write.cloud_writer.CloudWriter.append`.
-        Marks that are made at the same time share a fragment. TypeError and ValueError for what is no stretch
-        of a log, InvalidSettingsError for a name of more than 64 KiB: no marker is written that nobody can
-        read.
+        Marks that are made at the same time share a fragment. TypeError and ValueError for an invalid range,
+        InvalidSettingsError for a name of more than 64 KiB: no unreadable marker is written.
         """
         made = Dirty(name=_checked(name), start=start, limit=limit, first_us=self._clock.now_us())
         await self._writer.append(made.serialise())
 
     async def purge(self, name: str) -> None:
-        """Note that there is no such log any more; what was noted of it before does not count."""
+        """Note that the log no longer exists; earlier markers of it do not count."""
         await self._writer.append(Purge(_checked(name)).serialise())
 
     # -- reading -----------------------------------------------------------------------------
 
     async def dirty(self) -> list[Dirty]:
-        """Return one entry for each log that has something to do, the longest waiting first.
+        """Return one entry for each log that has work to do, the longest waiting first.
 
         Reads the dirty log from its cursor on. CorruptionError if it holds anything but markers.
         """
@@ -163,11 +162,11 @@ class DirtyLog:
         return sorted(known.values(), key=lambda dirty: (dirty.first_us, dirty.name))
 
     async def roll_up(self, compacted: Mapping[str, int]) -> RolledUp:
-        """Forget what was done, write the rest again at the end, and move the cursor behind the beginning.
+        """Drop what was done, write the rest again at the end, and move the cursor past the beginning.
 
-        ``compacted`` says of logs up to which offset they are done. Does nothing if there is nothing to be
-        gained. CursorMovedError if another program has rolled it up meanwhile: what it did counts, too.
-        Killed or cancelled anywhere, nothing is forgotten that is not done; call again. TypeError unless
+        ``compacted`` maps logs to the offsets up to which they are done. Does nothing if nothing would be
+        gained. CursorMovedError if another program has rolled it up meanwhile: its work counts, too.
+        Killed or cancelled anywhere, it drops no unfinished work; call again. TypeError unless
         ``compacted`` has offsets by names.
         """
         self._writer.check_home()
@@ -189,7 +188,7 @@ class DirtyLog:
             return RolledUp(markers=markers, logs=len(known), kept=len(kept), position=position)
 
     async def aclose(self) -> None:
-        """Write what was noted, and release connections and threads; twice is allowed."""
+        """Write what was noted, and release connections and threads; may be called twice."""
         self._writer.check_home()
         try:
             await self._writer.aclose()
@@ -199,7 +198,7 @@ class DirtyLog:
     # -- inside ------------------------------------------------------------------------------
 
     async def _read(self, cursor: CloudCursor | None) -> tuple[int, dict[str, Dirty], int]:
-        """Return how many markers there are behind the cursor, what they say, and where they end."""
+        """Return the number of markers after the cursor, their contents, and where they end."""
         await self._log.refresh()
         start = self._log.head if cursor is None else cursor.position
         end = self._log.tail

@@ -24,7 +24,7 @@ _CLEAR = b'"clear"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dirty:
-    """A stretch of a log that was written and not yet compacted, as far as the dirty log knows."""
+    """A range of a log that was written and not yet compacted, as far as the dirty log knows."""
 
     name: str
     """Which log."""
@@ -38,9 +38,9 @@ class Dirty:
     """How many roll-ups it has survived."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that do not fit 64 bits, and an empty stretch; ValueError.
+        """Refuse numbers that do not fit 64 bits, and an empty range; ValueError.
 
-        TypeError for what is no name or no number: nobody could read the marker, nor any behind it.
+        TypeError for an invalid name or number: no reader could read the marker, nor any after it.
         """
         as_text(self.name, "the name of a log")
         check_u64(
@@ -67,7 +67,7 @@ class Dirty:
         )
 
     def join(self, other: Dirty) -> Dirty:
-        """Return the stretch that covers both. Joining what is in it already changes nothing."""
+        """Return the range that covers both. Joining a part of it again changes nothing."""
         return Dirty(
             name=self.name,
             start=min(self.start, other.start),
@@ -79,13 +79,13 @@ class Dirty:
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """A log is gone: what was noted of it before does not matter any more."""
+    """A log is gone: earlier markers of it no longer matter."""
 
     name: str
     """Which log."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no name; TypeError, ValueError."""
+        """Refuse an invalid name; TypeError, ValueError."""
         as_text(self.name, "the name of a log")
 
     def serialise(self) -> bytes:
@@ -94,14 +94,14 @@ class Purge:
 
 
 def parse_marker(data: bytes, *, path: str) -> Dirty | Purge | None:
-    """Read a record; None if it means nothing. CorruptionError, naming ``path``, if it is no marker."""
+    """Read a record; None if it means nothing. CorruptionError, naming ``path``, if it is not a marker."""
     if data == _CLEAR:
         return None
     return read_document(data, _marker, path=path, most_bytes=MOST_SMALL_BYTES)
 
 
 def coalesce(known: dict[str, Dirty], markers: Iterable[Dirty | Purge | None]) -> None:
-    """Take markers, in their order, into what is known of each log."""
+    """Merge markers, in order, into what is known of each log."""
     for marker in markers:
         if isinstance(marker, Purge):
             known.pop(marker.name, None)

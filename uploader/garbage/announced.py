@@ -1,12 +1,12 @@
-"""Announced: the collection that somebody has announced, as a writer carries it out with its own manifests.
+"""Announced: an announced collection, as a writer carries it out with its own manifests.
 
-A collector swaps the manifest on top of what writers publish. Behind one that publishes all the time it is
-always too late, so such a writer looks for an announcement now and then, beside publishing, and what it
-appends next it appends to a manifest without the garbage. wal3's writers do the same when they are told to.
+A collector swaps the manifest on top of what writers publish. With a writer that publishes all the time it
+is always too late, so such a writer looks for an announcement from time to time, while it publishes, and
+appends next to a manifest without the garbage. wal3's writers do the same when configured to.
 
-Only what its collector asks for is taken (``Garbage.cursors_checked``). The document may be forged, so the
-writer looks at the cursors itself; and only what it saw a moment ago counts, for a collection may be given
-up. All else is as if the collector had dropped it, who finds it so.
+Only what the collector asks for is dropped (``Garbage.cursors_checked``). The document may be forged, so the
+writer checks the cursors itself; and only a recent check counts, since a collection may be abandoned.
+Otherwise it is as if the collector had dropped it, and the collector finds it so.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from walstore.runtime.threads import Worker
 logger = logging.getLogger("walstore")
 
 LOOK_SECONDS: Final = 2.0
-"""How often a writer looks that publishes without such a pause; one request, if nothing is announced. Others
-never do, since a collector gets in between."""
+"""How often a writer that publishes without such a pause looks; one request, if nothing is announced. Others
+never look, since a collector gets in between."""
 TRUSTED_SECONDS: Final = 2 * LOOK_SECONDS
-"""How long after a look what was seen may be dropped."""
+"""How long after a look the announced garbage may be dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _SeenAnnouncement:
 
 
 class Announced:
-    """What one writer of a log knows of announced collections. Belongs to one event loop."""
+    """What one writer of a log knows about announced collections. Belongs to one event loop."""
 
     def __init__(self, store: ObjectStore, worker: Worker, clock: Clock) -> None:
         self._store = store
@@ -72,10 +72,10 @@ class Announced:
             self._background.start(self._look(now), f"look for garbage of {self._store.url}")
 
     def take_out(self, manifest: Manifest) -> Manifest:
-        """Return the manifest without what is announced; the very same if it has nothing of that.
+        """Return the manifest without what is announced; the same object if it has nothing of that.
 
-        Also if it cannot drop it exactly as announced: entries were rolled up since. Its collector finds
-        that, too.
+        Also the same if it cannot drop it exactly as announced: entries were rolled up since. The collector
+        finds that, too.
         """
         self._collect()
         seen = self._seen
@@ -96,7 +96,7 @@ class Announced:
         await self._background.wait()
 
     async def aclose(self) -> None:
-        """Give up what is under way, and wait for its end; twice is allowed."""
+        """Cancel what is in progress, and wait for its end; may be called twice."""
         await self._background.aclose()
 
     # -- inside ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a garbage collection is asked for, what it plans, and what it reports. Pure values."""
+"""Settings, plans and reports of a garbage collection. Pure values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Kind = Literal["fragment", "snapshot"]
 @described
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorSettings:
-    """What a collector keeps, and how carefully it goes about the rest. Sizes are bytes, times seconds."""
+    """What a collector keeps, and how carefully it removes the rest. Sizes are bytes, times seconds."""
 
     interval_seconds: float = seconds(
         3600.0,
@@ -98,11 +98,11 @@ class Plan:
     """What a collection would do. Nothing is changed by making one."""
 
     garbage: Garbage
-    """What would go; empty if nothing would."""
+    """What would be removed; empty if nothing would."""
     etag: str | None
     """Names what ``gc/GARBAGE`` said when this was planned; None if there was no such object."""
     is_pending: bool
-    """Whether another collection announced it and did not finish; this one goes on with it."""
+    """Whether another collection announced it and did not finish; this one continues it."""
     is_dropped: bool
     """Whether the manifest has dropped it already, so that only deleting is left."""
     due_us: int | None
@@ -120,7 +120,7 @@ class Plan:
     drop_bytes: int
     """Length of those that would be dropped from the manifest."""
     has_more: bool
-    """Whether more could go than one collection takes."""
+    """Whether more could be removed than one collection takes."""
     findings: tuple[str, ...]
     """Why it is refused; empty if it is not."""
 

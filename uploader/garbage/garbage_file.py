@@ -50,7 +50,7 @@ class GarbageFile:
     async def swap(self, garbage: Garbage, etag: str | None) -> str | None:
         """Announce garbage in the place of what ``etag`` names; return the new ETag.
 
-        None if somebody else was quicker. OutcomeUnknownError if the store does not say.
+        None if another collector was first. OutcomeUnknownError if the store does not report the outcome.
         """
         data = await self._worker.run(garbage.serialise)
         result = await cas.put(self._store, layout.GARBAGE, data, etag, retry=self._retry)
@@ -58,7 +58,7 @@ class GarbageFile:
         return result.etag if result.outcome is cas.PutOutcome.COMMITTED else None
 
     async def clear(self, etag: str) -> bool:
-        """Say that what ``etag`` names is done with; return False if somebody else did."""
+        """Mark the collection that ``etag`` names as finished; False if another collector did."""
         return await self.swap(Garbage(), etag) is not None
 
 

@@ -1,7 +1,7 @@
 """Planning a collection: which fragments end below a cutoff, and what becomes of the snapshots. Pure.
 
-Whole fragments go, never parts. Snapshots that only hold garbage go with it; of one that holds some, the
-rest is made into a new one, level by level. A rest that is a single snapshot takes the place of the one it
+Only whole fragments are dropped. Snapshots that contain only garbage are dropped with it; the rest of one
+that contains some becomes a new one, level by level. A rest that is a single snapshot replaces the one it
 was in, so that no snapshot ever has the key of another one (tests/uploader/garbage/test_garbage_plan.py).
 """
 
@@ -19,7 +19,7 @@ from uploader.format.setsum import Setsum
 from uploader.format.snapshot import Snapshot
 
 WRITER: Final = "garbage collection"
-"""Who is said to have made the snapshots; as in wal3."""
+"""The recorded writer of the snapshots; as in wal3."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Holds: places from which on a log is not collected, as long as somebody must find out what became of them.
+"""Holds: offsets from which on a log is not collected, until a writer knows the outcome of its write there.
 
-A hold is a pin that is no cursor: it can keep records, but never lets any go, as the first cursor of a log
-does. Owns the objects under ``hold/``, which wal3 does not know. As with a new cursor it is put first, and
-then a look is taken for a collection, while a collector announces first and looks for holds afterwards: one
-of the two sees the other (docs/collection.md).
+A hold is a pin that is not a cursor: it can keep records, but never releases any, as the first cursor of a
+log does. Owns the objects under ``hold/``, which wal3 does not know. Like a new cursor, a hold is put first
+and checks for a collection afterwards, while a collector announces first and checks for holds afterwards:
+one of the two sees the other (docs/collection.md).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Holds:
     async def put(self, hold: GarbageHold) -> None:
         """Keep everything from its position on, or from a lower one if it has stood there before.
 
-        OutcomeUnknownError if the store does not say whether it was put; call again.
+        OutcomeUnknownError if the store does not report whether it was put; call again.
         """
         key, data, etag = layout.hold_path(hold.name), hold.serialise(), None
         while True:
@@ -87,8 +87,8 @@ class Keepers:
     async def list(self) -> Sequence[CloudCursor]:
         """Return them, expired ones included.
 
-        CorruptionError for one that is damaged, and for other objects there, as in wal3: one of them might
-        be what somebody relies on. The store's errors.
+        CorruptionError for one that is damaged, and for other objects there, as in wal3: a program might
+        rely on one of them. The store's errors.
         """
         async with task_group() as tasks:
             cursors = tasks.create_task(
@@ -107,7 +107,7 @@ class Keepers:
         names: dict[str, str] = {}
         async for listed in self._store.list(folder):
             if "/" in listed.key.removeprefix(folder):
-                continue  # of another log, which lies below
+                continue  # of another log, in a folder below
             try:
                 names[listed.key] = name_in(listed.key)
             except ValueError as error:

@@ -1,8 +1,8 @@
-"""HeadFile: since when a log has begun where. What tells collectors how long readers had to let go.
+"""HeadFile: when a log was first seen to begin at each head. Collectors derive from it how long readers had.
 
 Owns the object ``collection/HEADS``, which wal3 does not know. A head is noted after the manifest was seen to
-begin there, so the time is never too early by the clock that noted it. Whoever restarts, or comes from
-another machine, goes by it: what lies below a head that is old enough can be deleted.
+begin there, so the time is never too early by the clock that noted it. A collector that restarts, or runs on
+another machine, relies on it: what is below a head that is old enough can be deleted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ObservedHead:
     """How long its collector wanted to wait from then on."""
 
     def due_us(self, interval_us: int) -> int:
-        """Return when what lies below may be deleted by one who would wait so long."""
+        """Return when a collector that waits so long may delete what is below."""
         return self.since_us + max(self.interval_us, interval_us)
 
 
@@ -61,7 +61,7 @@ class HeadFile:
     async def note(self, manifest: Manifest) -> ObservedHead:
         """Return since when the log has begun where it does, or further on; from now, if that is new.
 
-        OutcomeUnknownError if the store does not say whether it was noted; call again.
+        OutcomeUnknownError if the store does not report whether it was noted; call again.
         """
         while True:
             heads, etag = await self._load()

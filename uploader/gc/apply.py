@@ -64,7 +64,7 @@ class Execution:
 
     @property
     def url(self) -> str:
-        """Where the log lies."""
+        """The log's location."""
         return self.store.url
 
     # -- inside ------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Execution:
         )
 
     async def _drop(self, garbage: Garbage) -> Manifest:
-        """Drop the garbage from the manifest, which is returned, or give it up and raise ContentionError."""
+        """Drop the garbage and return the manifest, or abandon the collection and raise ContentionError."""
         try:
             try:
                 await self.dropping.drop(garbage)
@@ -101,15 +101,15 @@ class Execution:
             ) from error
 
     async def _give_up(self, garbage: Garbage) -> None:
-        """Say that no collection is under way, unless the announcement is another one by now."""
+        """Clear the announcement, unless it has changed by now."""
         found, etag = await self.file.load()
         if found == garbage and etag is not None:
             await self.file.clear(etag)
 
     async def _outwait(self, garbage: Garbage, held: HeldError) -> None:
-        """Try once more when no other collector can be about to drop it.
+        """Try again when no other collector can be about to drop it.
 
-        HeldError if the same cursor holds it still: then every collector that looked meanwhile saw it.
+        HeldError if the same cursor still holds it: then every collector that looked meanwhile saw it.
         """
         await self.clock.sleep(self.settings.interval_seconds)
         if is_dropped(await self.newest(), garbage):
@@ -122,7 +122,7 @@ class Execution:
             raise ContentionError(str(again), retriable=True) from again
 
     async def _wait(self, head: ObservedHead, progress: ProgressCallback | None) -> int | None:
-        """Wait until what lies below a head can be deleted; return when, if that is too long."""
+        """Wait until what is below a head can be deleted; return that time, if the wait is too long."""
         interval_us = round(self.settings.interval_seconds * MICROSECONDS)
         due_us = head.due_us(interval_us)
         remaining = max(0, due_us - self.clock.now_us()) / MICROSECONDS
@@ -142,7 +142,7 @@ class Execution:
     async def _finish(
         self, plan: Plan, progress: ProgressCallback | None, audit: AuditCallback | None
     ) -> Collected:
-        """Check once more, delete, and say that this collection is done with."""
+        """Check again, delete, and mark this collection as finished."""
         garbage = plan.garbage
         manifest = await self.newest()
         found, etag = await self.file.load()

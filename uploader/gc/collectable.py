@@ -1,7 +1,7 @@
-"""Collectable: which objects of a log a collector may delete, by what the log itself says.
+"""Collectable: which objects of a log a collector may delete, according to the log itself.
 
-Goes by the newest manifest, by keys, and by what snapshots hold. An announcement and a record of heads may be
-forged: they can make it less, never more. Right at any later time, too, since manifests only move forward:
+Uses the newest manifest, keys, and the contents of snapshots. An announcement and a record of heads may be
+forged: they can only reduce the set. It stays valid, since manifests only move forward:
 
   * a fragment whose number is below those that the manifest names: no number is given again;
   * a snapshot that begins below the log's head: no later manifest names a record from there.
@@ -32,7 +32,7 @@ _AT_ONCE: Final = 16
 
 
 class Collectable:
-    """What may go of one log, as of one manifest. One task at a time."""
+    """The objects of one log that may be deleted, as of one manifest. One task at a time."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class Collectable:
         manifest: Manifest,
         head: ObservedHead | None = None,
     ) -> None:
-        """``manifest`` is the newest, or was a moment ago; with ``head``, only what lies below that."""
+        """``manifest`` is the newest, or was a moment ago; with ``head``, only what is below that."""
         self._store = store
         self._worker = worker
         self._offset = manifest.oldest_offset
         self.limit_seq_no = first_seq_no(manifest)
-        """Fragments with lower numbers may go."""
+        """Fragments with lower numbers may be deleted."""
         if head is not None:
             self._offset = min(self._offset, head.offset)
             self.limit_seq_no = min(self.limit_seq_no, head.seq_no)
@@ -60,7 +60,7 @@ class Collectable:
         return part is Part.SNAPSHOT and self._read.get(key, False)
 
     async def read(self, key: str) -> bool | None:
-        """Return whether the snapshot may be deleted; None if it is gone, or cannot be told.
+        """Return whether the snapshot may be deleted; None if it is gone, or cannot be read.
 
         Reads it once. One that is damaged stays, with a warning. The store's errors are passed on.
         """

@@ -1,15 +1,15 @@
-"""GarbageCollector: removes the oldest part of a log, which no cursor asks for, beside writers and readers.
+"""GarbageCollector: removes the oldest part of a log, which no cursor needs, while others write and read.
 
-Owns the order of the steps; each may be the last one of this process, and any collector goes on from there:
+Owns the order of the steps; the process may die after each, and any collector continues from there:
 
   1. Plan: cursors, manifest, cursors again; the lowest cursor is where the garbage ends.
   2. Put what remains of snapshots that are kept in part. Nothing names it yet.
   3. Announce: swap ``gc/GARBAGE`` from empty to the plan. From here on no cursor can be made below its end
      unnoticed, and no other collection can begin.
-  4. Look at the cursors again. One that came before the announcement is seen now. Say so in ``gc/GARBAGE``.
+  4. Look at the cursors again. One that came before the announcement is seen now. Note it in ``gc/GARBAGE``.
   5. Drop: swap the manifest for one without the garbage, on top of whatever writers did meanwhile; or find
-     that a writer who publishes all the time has done it (``announced.py``).
-  6. Note when that was, and wait until no reader can still go by an older manifest.
+     that a writer that publishes all the time has done it (``announced.py``).
+  6. Note when that was, and wait until no reader can still use an older manifest.
   7. Check that the manifest still does not name it, delete it slowly, and swap ``gc/GARBAGE`` to empty.
 
 wal3's collector and writer take the same steps on the same objects, without 4 and 6. Why this is safe, and
@@ -68,8 +68,8 @@ _ATTEMPTS: Final = 7
 class GarbageCollector:
     """Collects one log. Make one with :meth:`open`; one task at a time.
 
-    Any number of collectors may work on a log at once, on any machine. Cancelling a call stops where it is;
-    the next one, of any collector, goes on.
+    Any number of collectors may work on a log at once, on any machine. A cancelled call stops where it is;
+    the next call, of any collector, continues.
     """
 
     @classmethod
@@ -82,7 +82,7 @@ class GarbageCollector:
         retry: RetryPolicy | None = None,
         clock: Clock | None = None,
     ) -> Opening[GarbageCollector]:
-        """Open the log under ``url`` for collecting; needs to write, but for :meth:`plan`.
+        """Open the log under ``url`` for collecting; needs write access, except for :meth:`plan`.
 
         LogNotFoundError if there is no log, CorruptionError if its manifest is damaged, else the store's
         errors. The other options are those of :class:`uploader.CloudTier`.
@@ -174,7 +174,7 @@ class GarbageCollector:
 
     @property
     def url(self) -> str:
-        """Where the log lies, without credentials."""
+        """The log's location, without credentials."""
         return self._store.url
 
     @property
@@ -186,7 +186,7 @@ class GarbageCollector:
         """Return what :meth:`apply` would do now. Changes nothing.
 
         CorruptionError if the log, a cursor or the announced collection is damaged; ContentionError if
-        cursors keep going back; else the store's errors.
+        cursors keep moving back; else the store's errors.
         """
         return await self._planner.plan()
 
@@ -199,9 +199,9 @@ class GarbageCollector:
     ) -> Collected:
         """Do what was planned; waits for the interval to pass, up to ``max_wait_seconds``.
 
-        ``audit`` is given a line of JSON for each object that was removed. CollectionRefusedError if the
-        plan has findings; ContentionError if it is out of date: plan again then. After any other error,
-        and after :attr:`Collected.due_us`, plan and apply again, which goes on where this stopped.
+        ``audit`` gets a line of JSON for each removed object. CollectionRefusedError if the plan has
+        findings; ContentionError if it is out of date: then plan again. After any other error, and after
+        :attr:`Collected.due_us`, plan and apply again, which continues where this call stopped.
         """
         if plan.findings:
             raise CollectionRefusedError("; ".join(plan.findings))
@@ -212,7 +212,7 @@ class GarbageCollector:
     async def collect(
         self, *, progress: ProgressCallback | None = None, audit: AuditCallback | None = None
     ) -> Collected:
-        """Plan, apply, and remove what leaked earlier. Goes on with what another collector left.
+        """Plan, apply, and remove earlier leaks. Continues what another collector left unfinished.
 
         Raises as :meth:`apply`; plans again a few times before it raises ContentionError.
         """
@@ -223,11 +223,11 @@ class GarbageCollector:
     async def sweep(
         self, *, progress: ProgressCallback | None = None, audit: AuditCallback | None = None
     ) -> tuple[Deleted, ...]:
-        """Remove fragments and snapshots that lie below the log's head and leaked there; return them.
+        """Remove leaked fragments and snapshots below the log's head; return them.
 
         Only what has been below the head for the interval, and at most about ``max_fragments`` at once.
         Costs a listing of the snapshots. Fragments behind the log's end that can never be part of it are
-        replaced by what no program takes for a fragment; costs a listing of those behind the end.
+        replaced by objects that no program takes for fragments; costs a listing of those behind the end.
         """
         manifest = await self._newest()
         await void_misfits(self._store, self._root, retry=self._retry, worker=self._worker)
@@ -258,7 +258,7 @@ class GarbageCollector:
             )
 
     async def aclose(self) -> None:
-        """Release connections and threads; twice is allowed."""
+        """Release connections and threads; may be called twice."""
         await self._root.aclose()
         self._worker.close()
         await self._store.aclose()
@@ -274,7 +274,7 @@ class GarbageCollector:
         self, progress: ProgressCallback | None, audit: AuditCallback | None
     ) -> Collected:
         for attempt in range(_ATTEMPTS):
-            # A writer that rolls up all the time makes a plan void that takes what it rolls up.
+            # A writer that rolls up all the time invalidates a plan that takes what it rolls up.
             plan = await self._planner.plan(rolled_up_only=attempt % 2 == 1)
             try:
                 return await self.apply(plan, progress=progress, audit=audit)

@@ -1,4 +1,4 @@
-"""Deleter: removes objects slowly, and tells what it removed and why."""
+"""Deleter: removes objects slowly, and reports what it removed and why."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Deleter:
         """Delete all, and return what was deleted; ``total`` is for ``progress``, 0 if it is unknown.
 
         Snapshots that are gone, or cannot be read, are left out. CollectionRefusedError for what must stay,
-        and the store's errors; what was deleted before one has been told to ``audit``.
+        and the store's errors; what was deleted before one was reported to ``audit``.
         """
         found: list[Deleted] = []
         batch: list[Leak] = []

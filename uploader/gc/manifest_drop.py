@@ -23,7 +23,7 @@ from walstore.runtime.threads import Worker
 
 
 class HeldError(WalError):
-    """A cursor holds what was announced as garbage, or there is no cursor any more."""
+    """A cursor holds the announced garbage, or there is no longer a cursor."""
 
     def __init__(self, message: str, *, cursor: CloudCursor | None) -> None:
         super().__init__(message)
@@ -56,11 +56,11 @@ class Dropping:
                 await self.worker.run(_check_same, snapshot, result.data)
 
     async def drop(self, garbage: Garbage) -> None:
-        """Look at the cursors, tell writers so, and swap the manifest for one without the garbage.
+        """Look at the cursors, inform writers, and swap the manifest for one without the garbage.
 
-        Returns also if it was dropped before, or a writer does it. HeldError if a cursor keeps it;
-        StaleGarbageError if the manifest cannot drop it; ContentionError if it is announced no more, or if
-        that took so long that the cursors have to be looked at again; else what changing the manifest raises.
+        Also returns if it was dropped before, or a writer does it. HeldError if a cursor keeps it;
+        StaleGarbageError if the manifest cannot drop it; ContentionError if it is no longer announced, or if
+        that took so long that the cursors must be checked again; else the errors of changing the manifest.
         """
         await self._check_root(garbage)
         found, etag = await self.file.load()
@@ -97,7 +97,7 @@ class Dropping:
                     f"the garbage does not fit the manifest: {error}"
                 ) from error
 
-        # One that does not fit any more, or never did, is not handed to writers.
+        # One that no longer fits, or never did, is not given to writers.
         make(self.root.manifest)
         await self._mark(found, etag, cursors_checked=True)
         await self.root.change(make)
@@ -113,7 +113,7 @@ class Dropping:
             raise StaleGarbageError(f"what is to stand for the rest is missing: {error}") from error
 
     async def _mark(self, found: Garbage, etag: str, *, cursors_checked: bool) -> None:
-        """Say in the announcement whether writers may drop it; ContentionError if it is another one now."""
+        """Note in the announcement whether writers may drop it; ContentionError if it has changed."""
         if found.cursors_checked == cursors_checked:
             return
         marked = dataclasses.replace(found, cursors_checked=cursors_checked)
@@ -122,7 +122,7 @@ class Dropping:
 
 
 def _check_same(made: Snapshot, data: bytes | None) -> None:
-    """Raise CorruptionError unless the object holds the same records, by whomever it was made."""
+    """Raise CorruptionError unless the object contains the same records, whatever program made it."""
     found = None if data is None else Snapshot.parse(data, path=made.path)
     if found is not None:
         found.scrub()

@@ -1,9 +1,8 @@
-"""Misfits: fragments behind a log's end that no manifest can ever name, and wal3 would link all the same.
+"""Misfits: fragments behind a log's end that no manifest can ever name, but that wal3 would still link.
 
-A writer that opens the log voids them (``root/orphan_recovery.py``). A collector does so, too, since
-nobody of ours may open the log for a long time. What may still come to fit is left alone, however old it
-is: nothing tells whether its writer is gone, and one that is not takes it for put. It would publish, and
-acknowledge, what is not there any more.
+A writer that opens the log voids them (``root/orphan_recovery.py``). So does a collector, since none of our
+writers may open the log for a long time. A fragment that may still fit is left alone, however old it is:
+its writer may be alive, and would publish and acknowledge a fragment that is no longer there.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ _MOST: Final = 100
 async def void_misfits(
     store: ObjectStore, root: Root, *, retry: RetryPolicy, worker: Worker
 ) -> tuple[str, ...]:
-    """Void what lies behind the end of ``root`` as it was read last and can never follow; return the keys.
+    """Void objects behind the end of ``root``, as last read, that can never follow; return their keys.
 
     Only where numbers alone are keys, so that wal3 may write there. A directory that ships to the log
-    judges what lies there itself, and stops at what others put. A sealed log has nothing to fear.
+    judges the objects there itself, and stops at what others put. A sealed log is safe.
     Costs a listing, and reads each fragment behind the end. The store's errors are passed on.
     """
     manifest = root.manifest
@@ -56,7 +55,7 @@ async def void_misfits(
 async def _void(
     store: ObjectStore, key: str, manifest: Manifest, retry: RetryPolicy, worker: Worker
 ) -> bool:
-    """Void one object if it is a misfit; whatever took its place since it was read is left alone."""
+    """Void one object if it is a misfit; an object that replaced it since the read is left alone."""
     try:
         stored = await read_object(store, key)
         entry = await worker.run(inspect_fragment, stored.data, key)

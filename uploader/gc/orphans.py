@@ -1,11 +1,11 @@
 """Leaks: objects of a log that nothing names and that nothing can ever name again. Never removes any.
 
-What is put before a manifest names it is left behind when the manifest never does: a roll-up that came to
-nothing, a snapshot of an abandoned collection, a fragment of a writer who was too slow. Some of it may be
-named yet: a roll-up is the same for every writer, so a new one may name the snapshot of one that died long
-ago, and a fragment behind the manifest's end is adopted by the next writer. No age tells. So only what lies
-below the log's head counts: records below it are in no later manifest, and a number below its own is never
-given again. Readers of older manifests are waited for by the head's age (``observed_heads.py``).
+An object that is put before a manifest names it leaks when no manifest ever does: a failed roll-up, a
+snapshot of an abandoned collection, a fragment of a writer that was too slow. Some may still be named: a
+roll-up is the same for every writer, so a new one may name the snapshot of one that died long ago, and the
+next writer adopts a fragment behind the manifest's end. Age proves nothing. So only objects below the log's
+head count: records below it are in no later manifest, and a number below its own is never given again. The
+head's age covers readers of older manifests (``observed_heads.py``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from uploader.stores.port import ListingOrder, ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """An object that can go, and why."""
+    """An object that can be deleted, and why."""
 
     key: str
     kind: Kind
@@ -44,7 +44,7 @@ async def find_leaks(
     *,
     is_sharded: bool = False,
 ) -> AsyncGenerator[Leak, None]:
-    """Yield what lies below ``head``, since when enough time has passed for readers.
+    """Yield what is below ``head``, which is old enough for readers.
 
     Lists the fragments up to the head (in shards, if the log has those), and all snapshots; reads those
     of them that the manifest, which is the newest, does not name. Objects that are neither are left alone.

@@ -23,7 +23,7 @@ from walstore.ports import Clock
 from walstore.runtime.threads import Worker
 
 ANNOUNCED: Final = "announcement"
-"""What is said to hold the cutoff of a collection that somebody announced before."""
+"""Name of what holds the cutoff of a collection that was announced before."""
 
 _ATTEMPTS: Final = 10
 
@@ -49,10 +49,10 @@ class Planner:
         """Return what a collection would do now.
 
         With ``rolled_up_only`` the fragments outside the snapshots stay, if there are snapshots: they may be
-        rolled up before the plan is carried out, which makes it void.
+        rolled up before the plan is carried out, which invalidates it.
 
         CorruptionError if the log, a cursor or the announced collection is damaged; ContentionError if
-        cursors keep going back.
+        cursors keep moving back.
         """
         garbage, etag = await self.file.load()
         cursors, manifest = await self._read()
@@ -69,7 +69,7 @@ class Planner:
         return await self._describe(garbage, etag, manifest, cursors, cutoff, has_more=has_more)
 
     async def _read(self) -> tuple[Sequence[CloudCursor], Manifest]:
-        """Return cursors and a manifest such that no cursor lies below those when it was read."""
+        """Return cursors and a manifest such that no cursor was below those when it was read."""
         before = await self.keepers.list()
         for _ in range(_ATTEMPTS):
             manifest = await self.newest()
@@ -84,7 +84,7 @@ class Planner:
     async def _cut(
         self, manifest: Manifest, cursors: Sequence[CloudCursor], *, rolled_up_only: bool
     ) -> tuple[Manifest, Cut | None, Cutoff]:
-        """Return what could go of the manifest, or of a newer one, which is returned as well."""
+        """Return what could be dropped from the manifest, or from a newer one, which is also returned."""
         while True:
             try:
                 cut = await self._cut_one(manifest, cursors, rolled_up_only=rolled_up_only)
@@ -156,12 +156,12 @@ class Planner:
 def _verify(
     manifest: Manifest, garbage: Garbage, *, most: float, is_pending: bool
 ) -> tuple[int, int, list[str]]:
-    """Return the bytes that the log has, those that would go, and what speaks against it."""
+    """Return the log's bytes, those that would be dropped, and the findings against it."""
     live = _live_bytes(manifest)
     try:
         after = apply_garbage(manifest, garbage)
     except (StaleGarbageError, CorruptionError) as error:
-        # Whoever applies an announced one finds that out, and gives it up.
+        # The collector that applies an announced one finds that out, and abandons it.
         return live, 0, [] if is_pending else [f"it does not balance: {error}"]
     dropped = 0 if after is None else live - _live_bytes(after)
     if dropped <= most * live:

@@ -47,7 +47,7 @@ _LONGEST_POLL_SECONDS = 2.0
 _SAME_TIME_SECONDS = 0.001
 
 PREFETCH_BYTES = 32 << 20
-"""Memory that the fragments fetched ahead for a reader may take unless it is told otherwise."""
+"""Default memory limit for the fragments fetched ahead for a reader."""
 
 
 class CloudLog:
@@ -70,10 +70,10 @@ class CloudLog:
         store's errors.
 
         Args:
-            url: Where the log lies; as for :class:`uploader.CloudTier`.
+            url: The log's location; as for :class:`uploader.CloudTier`.
             cache_bytes: Bounds the decoded fragments that are kept in memory.
-            disk_cache: Keeps fragments on local disk, too. Several logs may share one.
-            store: Replaces the store that the URL names; closed with the log all the same.
+            disk_cache: Also keeps fragments on local disk. Several logs may share one.
+            store: Replaces the store that the URL names; also closed with the log.
             retry: How requests beyond a plain read are repeated.
             clock: Sleeps between polls.
         """
@@ -137,12 +137,12 @@ class CloudLog:
 
     @property
     def url(self) -> str:
-        """Where the log lies, without credentials."""
+        """The log's location, without credentials."""
         return self._store.url
 
     @property
     def cursors(self) -> CloudCursors:
-        """Named positions that keep garbage collection off what lies behind them; need write access."""
+        """Named positions that protect the records from them on from collection; need write access."""
         return self._cursors
 
     @property
@@ -157,7 +157,7 @@ class CloudLog:
 
     @property
     def tail(self) -> int:
-        """Offset after the last one that the manifest names."""
+        """Offset after the last one in the manifest."""
         return self.manifest.next_offset
 
     @property
@@ -168,8 +168,8 @@ class CloudLog:
     async def refresh(self) -> None:
         """Read the manifest again.
 
-        LogNotFoundError if there is none, CorruptionError if it is damaged, or does not go on from the one
-        that was read before: it went back, or names other records where both can be compared.
+        LogNotFoundError if there is none, CorruptionError if it is damaged or does not continue the one read
+        before: it went back, or names other records where both can be compared.
         """
         async with self._refreshing:
             await self._refresh()
@@ -187,13 +187,13 @@ class CloudLog:
         """Return a reader; options as :meth:`walstore.Wal.reader`, but not following by default.
 
         The next fragments are fetched and decoded while one is read: as many as fit into ``prefetch``
-        bytes of memory, by an estimate, and at most 16. 0 fetches each when it is wanted. With ``verify``
+        bytes of memory (estimated), and at most 16. 0 fetches each fragment on demand. With ``verify``
         every record is hashed and the sum compared with the manifest's, at about the speed of SHA3-256;
-        else page checksums, lengths and offsets are checked. With ``stream`` fragments whose footer
-        denies the stream are not fetched.
+        otherwise page checksums, lengths and offsets are checked. With ``stream``, fragments whose footer
+        rules out the stream are not fetched.
 
-        With ``follow`` it reads the manifest again, at first after 0.1 s, then less and less often,
-        every 2 s at the least, while nothing new appears. Readers that wait together share what is read.
+        With ``follow`` it reads the manifest again, first after 0.1 s, then less and less often, down to
+        every 2 s, while nothing new appears. Readers that wait at the same time share the result.
         """
         if prefetch < 0:
             raise ValueError(f"prefetch must not be negative, not {prefetch}")
@@ -206,11 +206,10 @@ class CloudLog:
     async def streams(self) -> dict[str, StreamInfo]:
         """Return every stream that was opened or appended to, by name, in the order of opening.
 
-        Of a log that :class:`uploader.CloudWriter` writes, its table of streams tells all: two requests.
-        Streams of records that were appended before there was a table, and those of a log that a local one
-        ships, are found by the footers of the fragments, a request for each; they count as open, and have no
-        metadata. A stream that is just being closed is open until the closing has taken effect for every
-        writer.
+        For a log that :class:`uploader.CloudWriter` writes, the table of streams lists them: two requests.
+        Streams of records appended before there was a table, and those of a log that a local one ships, are
+        found in the footers of the fragments, one request each; they count as open, and have no metadata.
+        A stream that is being closed is open until the closing has taken effect for every writer.
 
         Raises CorruptionError for damaged objects, LogNotFoundError if the log is gone, the store's errors.
         """
@@ -239,18 +238,18 @@ class CloudLog:
         max_records: int | None = None,
         max_wait: float | None = None,
     ) -> AsyncGenerator[Fragment, None]:
-        """Yield the entries of the fragments from the one on that holds ``start``, within limits.
+        """Yield the entries of the fragments, from the one that contains ``start``, within limits.
 
-        Fragments come whole: the first one may hold records before ``start``, which are not counted, and
-        the last one more than ``max_records`` asks for. There is always one, whatever its size, unless
+        Fragments are whole: the first may contain records before ``start``, which are not counted, and
+        the last more than ``max_records`` asks for. There is always one, whatever its size, unless
         ``start`` is the tail. ``max_bytes`` counts objects. See :meth:`read_fragment`.
 
-        ``max_wait`` bounds the scan in seconds from its first step on, the time that its caller takes
-        included: then it ends as at any other limit, and gives up the request that is under way. What came
-        in time was yielded; there may be nothing. Go on at the ``limit`` of the last one, or at ``start``.
-        The first one is yielded however short the time, if no request is needed for it.
+        ``max_wait`` bounds the scan in seconds from its first step, including the caller's own time: it
+        then ends as at any other limit, and cancels the request in progress. What arrived in time was
+        yielded; that may be nothing. Continue at the ``limit`` of the last one, or at ``start``.
+        The first one is yielded however short the time, if it needs no request.
 
-        Raises OffsetTrimmedError if ``start`` was removed from the log, OffsetNotWrittenError if it lies
+        Raises OffsetTrimmedError if ``start`` was removed from the log, OffsetNotWrittenError if it is
         beyond the tail, InvalidSettingsError for a limit below 1, or a negative ``max_wait``.
         """
         self.check_open()
@@ -278,7 +277,7 @@ class CloudLog:
     async def fragments(self, start: int = 0, limit: int | None = None) -> list[Fragment]:
         """Return the manifest's entries that overlap ``[start, limit)``, snapshots resolved.
 
-        All at once: :meth:`scan` takes little memory however long the log is.
+        Returns all at once; :meth:`scan` takes little memory however long the log is.
         """
         self.check_open()
         return await self._fragments.entries(
@@ -286,24 +285,24 @@ class CloudLog:
         )
 
     async def read_fragment(self, entry: Fragment, *, verify: bool = False) -> FragmentBatch:
-        """Return a fragment's records; checks length and offsets against its entry, or the setsum, too."""
+        """Return a fragment's records; checks length and offsets against its entry, optionally the setsum."""
         self.check_open()
         return await self._fragments.read(entry, verify=verify)
 
     async def verify(self) -> Verified:
-        """Read every fragment, one at a time, and check all that its entry and the manifest say.
+        """Read every fragment, one at a time, and check it against its entry and the manifest.
 
-        Offsets, contiguity, setsum, times and streams of each, and that the setsums add up, also to what
-        older manifests said. A fragment of another length than its entry says is warned of.
+        Checks offsets, contiguity, setsum, times and streams of each, and that the setsums add up, also to
+        those of older manifests. Warns of a fragment whose length differs from its entry.
         Raises CorruptionError naming the object.
         """
         self.check_open()
         return await verify_log(self.manifest, self._fragments, self._worker, url=self.url)
 
     async def wait_limit(self, limit: int) -> None:
-        """Return when the manifest names all offsets below ``limit``, asking for it now and then.
+        """Poll the manifest until it names all offsets below ``limit``.
 
-        Or when the log is sealed, so that it never will.
+        Also returns when the log is sealed, since it then never will.
         """
         pause = _FIRST_POLL_SECONDS
         while self.tail < limit and not self.manifest.is_sealed:
@@ -315,7 +314,7 @@ class CloudLog:
             pause = min(pause * 1.5, _LONGEST_POLL_SECONDS)
 
     async def read(self, position: int, limit: int, max_bytes: int) -> list[Batch]:
-        """Return the rest of the fragment that holds ``position``, up to ``limit``.
+        """Return the rest of the fragment that contains ``position``, up to ``limit``.
 
         In batches of about ``max_bytes``, which share the fragment's memory.
         """
@@ -323,9 +322,9 @@ class CloudLog:
         return await self._fragments.read_from(self.manifest, position, limit, max_bytes)
 
     async def skip_stream(self, name: str, position: int, limit: int) -> int:
-        """Return an offset of ``[position, limit]`` before which no record of a stream lies.
+        """Return an offset in ``[position, limit]`` before which there is no record of a stream.
 
-        Passes over the fragments whose footers deny the stream; fetches nothing else of them.
+        Skips the fragments whose footers rule out the stream; fetches nothing else of them.
         """
         self.check_open()
         return await self._fragments.skip_stream(self.manifest, name, position, limit)
@@ -341,7 +340,7 @@ class CloudLog:
         return self.tail if found is None else found
 
     async def aclose(self) -> None:
-        """Release connections and threads; twice is allowed. Readers end with WalClosedError."""
+        """Release connections and threads; may be called twice. Readers end with WalClosedError."""
         self._closed = True
         self._read_guard.thread = 0
         await self._fragments.aclose()

@@ -1,6 +1,6 @@
 """CloudSource: a log in object storage as one of its readers sees it; and the limits of a scan.
 
-Owns nothing but what is fetched ahead for that reader. Which manifest is read is the log's affair.
+Owns only what is fetched ahead for that reader. The log decides which manifest is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from walstore.validation.arguments import as_count, as_seconds
 
 
 class ManifestView(ReadSource, Protocol):
-    """A log whose manifest is read again now and then."""
+    """A log that reads its manifest again from time to time."""
 
     @property
     def manifest(self) -> Manifest:
@@ -36,7 +36,7 @@ class CloudSource:
     """Implements :class:`walstore.read.reader.ReadSource` and ``StreamIndex`` for one reader."""
 
     def __init__(self, log: ManifestView, fragments: FragmentReader, ahead: ReadAhead) -> None:
-        """Read ``log`` through ``ahead``, which nobody else uses."""
+        """Read ``log`` through ``ahead``, which this reader alone uses."""
         self._log = log
         self._fragments = fragments
         self._ahead = ahead
@@ -48,7 +48,7 @@ class CloudSource:
 
     @property
     def limit(self) -> int:
-        """Offset after the last one that the manifest names."""
+        """Offset after the last one in the manifest."""
         return self._log.limit
 
     @property
@@ -71,7 +71,7 @@ class CloudSource:
         return pieces(batch, position, limit, max_bytes)
 
     async def skip_stream(self, name: str, position: int, limit: int) -> int:
-        """Return an offset of ``[position, limit]`` before which no record of a stream lies."""
+        """Return an offset in ``[position, limit]`` before which there is no record of a stream."""
         self._log.check_open()
         manifest = self._log.manifest
         found = await self._fragments.skip_stream(manifest, name, position, limit)
@@ -88,10 +88,10 @@ async def within(
     max_bytes: int | None = None,
     max_records: int | None = None,
 ) -> AsyncGenerator[Fragment, None]:
-    """Yield consecutive fragments, of which the first one holds ``start``, within limits.
+    """Yield consecutive fragments within limits; the first contains ``start``.
 
-    The first one is always yielded. Another one is if there are no more than ``max_fragments`` and
-    ``max_bytes`` (of objects) with it, and if those before it hold fewer than ``max_records`` records from
+    The first one is always yielded. Another one is yielded if it keeps within ``max_fragments`` and
+    ``max_bytes`` (of objects), and those before it contain fewer than ``max_records`` records from
     ``start`` on.
     """
     count = size = 0
@@ -112,9 +112,9 @@ async def within(
 async def in_time(
     fragments: AsyncGenerator[Fragment, None], seconds: float, clock: Clock
 ) -> AsyncGenerator[Fragment, None]:
-    """Yield what comes within so many seconds from the first step on; then give up what is asked for.
+    """Yield what arrives within so many seconds from the first step; then cancel the pending request.
 
-    The first one comes in any case if there is no need to wait for it, also within 0 seconds.
+    The first one is always yielded if it needs no wait, even within 0 seconds.
     """
     deadline = clock.monotonic() + seconds
     left = seconds
@@ -124,7 +124,7 @@ async def in_time(
             sleeping = tasks.create_task(clock.sleep(left))
             await asyncio.wait((asking, sleeping), return_when=asyncio.FIRST_COMPLETED)
             sleeping.cancel()
-            asking.cancel()  # nothing, if it has ended
+            asking.cancel()  # a no-op if it has ended
         found = None if asking.cancelled() else asking.result()
         if found is None:
             return
@@ -139,7 +139,7 @@ async def _next_of(fragments: AsyncGenerator[Fragment, None]) -> Fragment | None
 
 
 def check_max_wait(seconds: float) -> float:
-    """Return a time to wait at most; TypeError, InvalidSettingsError if it is negative or not finite."""
+    """Return the longest wait; TypeError, InvalidSettingsError if it is negative or not finite."""
     checked = as_seconds(seconds, "max_wait")
     if checked < 0:
         raise InvalidSettingsError(f"max_wait must not be negative, not {seconds!r}")
@@ -147,7 +147,7 @@ def check_max_wait(seconds: float) -> float:
 
 
 def check_limits(**limits: int | None) -> None:
-    """Raise InvalidSettingsError for a limit below 1, and TypeError for what is no int."""
+    """Raise InvalidSettingsError for a limit below 1, and TypeError for one that is not an int."""
     for name, limit in limits.items():
         if limit is not None:
             as_count(limit, name)

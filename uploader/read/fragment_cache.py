@@ -1,13 +1,13 @@
-"""FragmentCache: fragments on local disk, so that reading them again asks no object store.
+"""FragmentCache: fragments on local disk, so that reading them again needs no request.
 
-Owns one directory: its files, their sizes, which goes when it is full. A hint, never the truth: the directory
-may be deleted at any time, several processes may share it, and a disk that is full or broken only makes it
-useless. Never contacts a store.
+Owns one directory: its files, their sizes, and which are evicted when it is full. The cache is only a hint:
+the directory may be deleted at any time, several processes may share it, and a disk that is full or broken
+only makes it useless. Never contacts a store.
 
 Each file is a fragment's bytes and a trailer of 8: their CRC-32C and a magic. Files are written under a
-passing name and renamed, without a sync: what a crash tore the CRC tells. A file's modification time is
-when it was last used. What is in the directory is counted when the cache is first used, and again when it
-seems full, so what other processes add or remove is noticed then.
+temporary name and renamed, without a sync: the CRC detects a torn file. A file's modification time is
+when it was last used. The directory is counted when the cache is first used, and again when it seems full;
+that is when the changes of other processes are noticed.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _PASSING: Final = ".tmp"
 _TRAILER: Final = struct.Struct("<I4s")
 _MAGIC: Final = b"WFC1"
 _STALE_SECONDS: Final = 3600
-"""Passing names older than this were left by processes that died."""
+"""Temporary files older than this were left by processes that died."""
 _FULLNESS: Final = 0.9
-"""Files are removed until so much of the budget is used."""
+"""Files are removed until this share of the budget is used."""
 _MOST_WRITES: Final = 4
-"""More fragments do not wait to be written: a slow disk must not hold them in memory."""
+"""Limit of fragments that wait to be written: a slow disk must not hold more in memory."""
 
 
 class FragmentCache:
@@ -62,7 +62,7 @@ class FragmentCache:
         """Name the directory; it is made when the first fragment is kept.
 
         ``max_bytes`` bounds the files together, at least 0. Each process that shares the directory may
-        exceed it by an eighth before it looks what the others did.
+        exceed it by an eighth before it looks at what the others did.
         """
         max_bytes = as_int(max_bytes, "max_bytes")
         if max_bytes < 0:
@@ -80,7 +80,7 @@ class FragmentCache:
         return f"<FragmentCache {self.directory}>"
 
     async def get(self, key: str) -> bytes | None:
-        """Return the bytes kept under a key, or None. They are what was put, or the CRC would tell."""
+        """Return the bytes kept under a key, or None. The CRC proves that they are what was put."""
         found = await self._worker.run(self._files.read, _name(key))
         if found is None:
             self.misses += 1
@@ -99,7 +99,7 @@ class FragmentCache:
             self._writes -= 1
 
     async def drop(self, key: str) -> None:
-        """Forget what is kept under a key."""
+        """Remove what is kept under a key."""
         await self._worker.run(self._files.remove, _name(key))
 
 
@@ -113,13 +113,13 @@ class _Directory:
         self._max_bytes = max_bytes
         self._clock = clock
         self._fs = fs or PosixFileSystem()
-        # None until counted. Since then: bytes that we added, and all bytes as far as we know.
+        # None until counted. Then: bytes that we added, and all bytes as far as we know.
         self._used_bytes: int | None = None
         self._added_bytes = 0
         self._has_failed = False
 
     def read(self, name: str) -> bytes | None:
-        """Return what a file holds, if it is whole; remove it if it is not."""
+        """Return a file's contents if it is whole; remove it if it is not."""
         path = self._directory / name
         try:
             whole = path.read_bytes()
@@ -135,7 +135,7 @@ class _Directory:
         return data
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file and make room for it; a disk that refuses is noted once, in the program's log."""
+        """Write a file and make room for it; logs the first failure of the disk."""
         size = len(data) + _TRAILER.size
         if size > self._max_bytes:
             return
@@ -180,7 +180,7 @@ class _Directory:
             raise
 
     def _make_room(self, size: int) -> None:
-        """Remove what was not used for longest if the directory would become too full."""
+        """Remove the least recently used files if the directory would become too full."""
         if (
             self._used_bytes is None
             or self._used_bytes + size > self._max_bytes
@@ -204,7 +204,7 @@ class _Directory:
         stale = self._clock.now_us() * 1000 - _STALE_SECONDS * 10**9
         with os.scandir(self._directory) as found:
             for file in found:
-                with contextlib.suppress(FileNotFoundError):  # another process was quicker
+                with contextlib.suppress(FileNotFoundError):  # another process removed it
                     status = file.stat()
                     if file.name.endswith(SUFFIX):
                         yield status.st_mtime_ns, status.st_size, file.name

@@ -1,8 +1,8 @@
-"""FragmentCopier: takes fragments of one log over into another, byte for byte, and proves each.
+"""FragmentCopier: copies fragments of one log into another, byte for byte, and verifies each.
 
-What arrives is what the source's manifest promises: offsets, and the hash of every record. The entry of a
-copy says how long it is, also where that of the source does not. The last fragment may be cut, so that it
-ends earlier. Copying what is there already puts nothing.
+A copy matches the source's manifest: offsets, and the hash of every record. The entry of a copy has the
+right length, even if the source's entry does not. The last fragment may be cut, so that it ends earlier.
+Copying a fragment that is already there puts nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FragmentCopier:
         retry: RetryPolicy,
         worker: Worker,
     ) -> None:
-        """``is_resumed``: look into the target first, since an earlier attempt may have put much."""
+        """``is_resumed``: look in the target first, since an earlier attempt may have put much of it."""
         self._source = source
         self._target = target
         self._is_resumed = is_resumed
@@ -45,7 +45,7 @@ class FragmentCopier:
         """Copy the records of a fragment before ``stop``; return the entry of the copy.
 
         Its number and first offset stay; its key is that of the default layout. ObjectNotFoundError if
-        the source has it no more, CorruptionError if it is not what its entry says.
+        the source no longer has it, CorruptionError if it does not match its entry.
         """
         whole = Fragment.numbered(
             entry.seq_no,

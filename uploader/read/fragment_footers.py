@@ -1,8 +1,8 @@
-"""FragmentFooters: what fragments say at their ends, read by small ranged requests and kept.
+"""FragmentFooters: the footers of fragments, read by small ranged requests and cached.
 
-Owns a cache of footers, bounded by bytes. A footer tells the times of a fragment's records and which
-streams they have, so that a search by time, or a reader of one stream, need not fetch what it will not
-read. Never reads records.
+Owns a cache of footers, bounded by bytes. A footer contains the times of a fragment's records and their
+streams, so that a search by time, or a reader of one stream, need not fetch what it will not read. Never
+reads records.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from walstore.runtime.threads import Worker
 CACHE_BYTES: Final = 16 << 20
 """Memory for footers that were read and may be wanted again: some tens of thousands."""
 PARALLEL: Final = 16
-"""Footers that one search of a stream asks for at the same time."""
+"""Footers that one search of a stream requests at the same time."""
 
 _FIRST_BYTES: Final = 4 << 10
-"""How much of a fragment's end is asked for until a longer footer was seen; most have less than 3 KiB."""
+"""How much of a fragment's end is requested until a longer footer is seen; most have less than 3 KiB."""
 _MOST_BYTES: Final = 64 << 10
 _GRAIN_BYTES: Final = 4 << 10
 _WHOLES_BYTES: Final = 4 << 20
-"""Memory for fragments so short that asking for their ends fetched them whole."""
+"""Memory for fragments so short that the request for their ends fetched them whole."""
 
 FetchRange = Callable[[Fragment, int, int], Awaitable[bytes]]
 """Reads the bytes ``[start, limit)`` of a fragment."""
@@ -47,9 +47,9 @@ class FragmentFooters:
         fetch_other: Callable[[Fragment], Awaitable[bytes]],
         worker: Worker,
     ) -> None:
-        """Both ways to fetch ask the store, and describe what is missing.
+        """Both fetch functions ask the store, and describe what is missing.
 
-        ``fetch_other`` returns all of a fragment of another length than its entry says, if its records are
+        ``fetch_other`` returns all of a fragment whose length differs from its entry, if its records are
         the right ones.
         """
         self._fetch = fetch
@@ -57,7 +57,7 @@ class FragmentFooters:
         self._worker = worker
         self._cached: OrderedDict[str, tuple[int, Footer]] = OrderedDict()
         self._cached_bytes = 0
-        # Who wants the same footer at the same time asks for it once.
+        # Tasks that want the same footer at the same time share one request.
         self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._wholes: OrderedDict[str, tuple[Fragment, bytes]] = OrderedDict()
         self._wholes_bytes = 0
@@ -65,13 +65,13 @@ class FragmentFooters:
 
     @property
     def cached_bytes(self) -> int:
-        """Memory that the kept footers take, about."""
+        """Approximate memory of the cached footers."""
         return self._cached_bytes
 
     async def get(self, entry: Fragment) -> Footer:
         """Return a fragment's footer; one request, or two if it is unusually long.
 
-        A fragment of another length than its entry says is fetched whole, and its records are hashed.
+        A fragment whose length differs from its entry is fetched whole, and its records are hashed.
         CorruptionError if there is no footer, or if these are not the records; else the store's errors.
         """
         lock = self._fetching.setdefault(entry.path, asyncio.Lock())
@@ -96,11 +96,11 @@ class FragmentFooters:
         at_once: int = 1,
         most_in_row: int | None = None,
     ) -> AsyncGenerator[Fragment, None]:
-        """Yield those of the fragments that may hold records of a stream.
+        """Yield the fragments that may contain records of a stream.
 
-        ``at_once`` footers are asked for at first, then more and more, up to :data:`PARALLEL`. A fragment
-        whose footer cannot be read may hold any stream: reading it tells what it is. Ends when
-        ``most_in_row`` fragments without the stream followed each other.
+        Requests ``at_once`` footers at first, then more and more, up to :data:`PARALLEL`. A fragment
+        whose footer cannot be read may contain any stream: reading it shows what is wrong. Ends after
+        ``most_in_row`` consecutive fragments without the stream.
         """
         missed = 0
         async for run in runs:
@@ -117,13 +117,13 @@ class FragmentFooters:
                 at_once = min(2 * at_once, PARALLEL)
 
     async def end(self, entry: Fragment) -> bytes | None:
-        """Return the last part of a fragment, the whole footer included; one request or two. Not kept.
+        """Return the last part of a fragment, including the whole footer; one or two requests. Not cached.
 
-        None if the object does not have the length that its entry says: nobody knows where it ends then.
+        None if the object does not have the length in its entry: its end is then unknown.
         """
         size = entry.num_bytes
         length = min(size, self._guess_bytes)
-        # One byte more is asked for than there should be, so that a longer object shows too.
+        # Request one byte more than there should be, to detect a longer object.
         end = await self._fetch(entry, size - length, size + 1)
         if len(end) != length:
             return None
@@ -140,7 +140,7 @@ class FragmentFooters:
         return end
 
     def take_whole(self, entry: Fragment) -> bytes | None:
-        """Return the bytes of a fragment if asking for its end has fetched all of it; once."""
+        """Return the bytes of a fragment if the request for its end fetched all of it; once."""
         found = self._wholes.pop(entry.path, None)
         if found is None:
             return None

@@ -1,8 +1,8 @@
 """Some columns of a fragment, read by ranged requests without the others.
 
-A file's footer says where each column lies. The ranges that are wanted are put where they belong in
-memory that is otherwise empty, and Parquet reads that as if it were the file: pages of other columns are
-never looked at.
+A file's footer contains the position of each column. The wanted ranges are put at their positions in
+memory that is otherwise empty, and Parquet reads that as if it were the file: it never looks at pages of
+other columns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def read_columns(
 ) -> FragmentBatch | None:
     """Return a fragment's records with only the columns ``names`` of ``arrow.SCHEMA``, and offsets.
 
-    The others are null. ``end`` is the fragment's last part, the whole footer included. None if that takes
+    The others are null. ``end`` is the fragment's last part, including the whole footer. None if they take
     half of the object or more, so that reading it whole is better.
 
     CorruptionError unless the offsets are those of ``entry``, and for damage of the columns that are read.
@@ -57,7 +57,7 @@ async def read_columns(
 
 
 def merge(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges in order, those that overlap or lie close to each other as one."""
+    """Return ranges in order; those that overlap or are close to each other are joined."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if merged and low - merged[-1][1] <= GAP_BYTES:

@@ -1,6 +1,6 @@
 """FragmentReader: finds, fetches and checks the fragments that a manifest names.
 
-Owns a cache of decoded fragments, bounded by bytes, beside the cached footers (``fragment_footers.py``),
+Owns a cache of decoded fragments, bounded by bytes, next to the cached footers (``fragment_footers.py``),
 the tree of snapshots (``tree.py``) and, if there is one, the cache on disk (``fragment_cache.py``). Used by
 ``CloudLog`` and by the cloud tier of a local log; never writes to the store.
 """
@@ -42,9 +42,9 @@ logger = logging.getLogger("walstore")
 _T = TypeVar("_T")
 
 _MOST_PIECE_ROWS: Final = 4096
-"""Records of one batch given to a reader, who takes them apart on the event loop."""
+"""Records in one batch for a reader, which decodes them on the event loop."""
 _FIRST_EXPANSION: Final = 4.0
-"""How many bytes of memory a stored byte becomes, until one fragment has shown it."""
+"""Estimated bytes of memory per stored byte, until the first fragment is decoded."""
 
 
 class FragmentReader:
@@ -62,12 +62,12 @@ class FragmentReader:
         """Read from ``store``.
 
         Args:
-            store: Where the log lies.
-            worker: Takes fragments apart, off the event loop.
-            cache_bytes: Bounds the decoded fragments that are kept; readers' own come on top.
-            newest: Reads the log's newest manifest, to tell what was collected from what was lost; by
-                default whatever root lies in the store is asked.
-            disk_cache: Asked before the store, and given what comes from there.
+            store: Contains the log.
+            worker: Decodes fragments, off the event loop.
+            cache_bytes: Bounds the decoded fragments that are kept; readers' own are not counted.
+            newest: Reads the log's newest manifest, to distinguish collected fragments from lost ones; by
+                default the root found in the store is asked.
+            disk_cache: Asked before the store, and filled from it.
         """
         self._store = store
         self._worker = worker
@@ -81,21 +81,21 @@ class FragmentReader:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._has_warned = False
         self.expansion = _FIRST_EXPANSION
-        """How many bytes of memory each stored byte of the fragment read last became."""
+        """Bytes of memory per stored byte of the fragment that was read last."""
         self.tree = ManifestTree(store, worker, newest=self._newest)
         """Which fragments there are."""
         self.footers = FragmentFooters(self._range, self._fetch_other, worker)
-        """What fragments say of themselves at their ends."""
+        """The footers of fragments."""
 
     async def entries(self, manifest: Manifest, start: int, limit: int) -> list[Fragment]:
         """Return the entries of all fragments that overlap ``[start, limit)``, in order.
 
-        CorruptionError if a snapshot is missing, damaged, or not what is said of it.
+        CorruptionError if a snapshot is missing, damaged, or does not match its entry.
         """
         return await self.tree.entries(manifest, start, limit) if start < limit else []
 
     async def locate(self, manifest: Manifest, position: int) -> Fragment:
-        """Return the entry of the fragment that holds ``position``; OffsetTrimmedError if none does."""
+        """Return the entry of the fragment that contains ``position``; OffsetTrimmedError if none does."""
         entry = await self.tree.locate(manifest, position)
         if entry is None:
             raise OffsetTrimmedError(
@@ -109,9 +109,9 @@ class FragmentReader:
     async def read_from(
         self, manifest: Manifest, position: int, limit: int, max_bytes: int
     ) -> list[Batch]:
-        """Return the rest of the fragment that holds ``position``, up to ``limit``.
+        """Return the rest of the fragment that contains ``position``, up to ``limit``.
 
-        In batches of at most about ``max_bytes``, one record at least; they share the fragment's memory.
+        In batches of at most about ``max_bytes``, at least one record each; they share the fragment's memory.
         Raises as :meth:`read`, and OffsetTrimmedError if the manifest does not name the position.
         """
         batch = await self.read(await self.locate(manifest, position))
@@ -119,7 +119,7 @@ class FragmentReader:
 
     async def read(self, entry: Fragment, *, verify: bool = False) -> FragmentBatch:
         """Return a fragment's records, checked against its entry (length, offsets; with ``verify``, or if the
-        object has another length, the setsum, too).
+        object has another length, also the setsum).
 
         If the object is gone: OffsetTrimmedError if it was collected since the manifest was read, else
         CorruptionError.
@@ -141,10 +141,10 @@ class FragmentReader:
             return batch
 
     async def read_columns(self, entry: Fragment, names: Collection[str]) -> FragmentBatch:
-        """Return a fragment's records, checked as by :meth:`read`, with the columns ``names`` at least.
+        """Return a fragment's records, checked as by :meth:`read`, with at least the columns ``names``.
 
-        These are of ``arrow.SCHEMA``; offsets come always. Fetches only where they lie in the
-        object, if that spares half of it or more; the others are then null.
+        These are of ``arrow.SCHEMA``; offsets are always included. Fetches only their ranges of the
+        object, if that saves half of it or more; the others are then null.
         """
         end = await self.footers.end(entry)
         if end is None:
@@ -163,7 +163,7 @@ class FragmentReader:
         return (await self._or_describe(entry, read_object(self._store, entry.path))).data
 
     def note_length(self, entry: Fragment, data: bytes) -> None:
-        """Warn in the program's log, once, of fragments with other lengths than their entries say.
+        """Log a warning, once, about fragments whose lengths differ from their entries.
 
         ``data`` is that of a fragment whose records are those of its entry.
         """
@@ -182,8 +182,8 @@ class FragmentReader:
     async def offset_at(self, manifest: Manifest, timestamp_us: int) -> int | None:
         """Return the first offset at or after a time, or None if all records are older.
 
-        Reads the ends of about log2(fragments) of them, and one whole: timestamps never go back within
-        a log.
+        Reads the footers of about log2(fragments) fragments, and one whole fragment: timestamps never go
+        back within a log.
         """
 
         async def reaches(entry: Fragment) -> bool:
@@ -204,7 +204,7 @@ class FragmentReader:
         at_once: int = 1,
         most_in_row: int | None = None,
     ) -> AsyncGenerator[Fragment, None]:
-        """Yield the fragments of ``[start, limit)`` that may hold records of a stream, by their footers.
+        """Yield the fragments of ``[start, limit)`` whose footers say they may contain a stream's records.
 
         See :meth:`FragmentFooters.holding`.
         """
@@ -220,8 +220,8 @@ class FragmentReader:
     async def streams(self, manifest: Manifest, start: int, limit: int) -> dict[str, int]:
         """Return the streams of the records in ``[start, limit)``, and an offset below which each has none.
 
-        In the order of their first fragments. Reads footers, and of fragments that do not list their streams
-        that column.
+        In the order of their first fragments. Reads footers, and the stream column of fragments that do not
+        list their streams.
         """
         found: dict[str, int] = {}
         async with aclosing(self.tree.runs(manifest, start, limit)) as runs:
@@ -236,9 +236,9 @@ class FragmentReader:
         return found
 
     async def skip_stream(self, manifest: Manifest, name: str, position: int, limit: int) -> int:
-        """Return an offset of ``[position, limit]`` before which no record of a stream lies.
+        """Return an offset in ``[position, limit]`` before which there is no record of a stream.
 
-        Passes over the fragments that say of themselves that they hold none; reads only their ends.
+        Skips the fragments whose footers rule out the stream; reads only footers.
         """
         async with aclosing(self.holding(manifest, name, position, limit)) as found:
             async for entry in found:
@@ -246,14 +246,14 @@ class FragmentReader:
         return limit
 
     def spawn(self, work: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
-        """Begin something in a task that :meth:`aclose` ends. An error is for who awaits the task."""
+        """Start a task that :meth:`aclose` ends. Awaiting the task raises its error."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return task
 
     async def aclose(self) -> None:
-        """End all tasks that were begun; twice is allowed."""
+        """End all tasks that were started; may be called twice."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -280,11 +280,11 @@ class FragmentReader:
         try:
             return await self._worker.run(check, data, entry)
         except CorruptionError:
-            await self._disk.drop(key)  # the store knows better
+            await self._disk.drop(key)  # the store is authoritative
             return None
 
     def _write_to_disk(self, entry: Fragment, data: bytes) -> None:
-        """Begin to write; no reader waits for it."""
+        """Start to write; no reader waits for it."""
         if self._disk is not None:
             writing = self._disk.put(self._disk_key(entry), data)
             self.spawn(writing, f"walstore cache {entry.path}")
@@ -292,7 +292,7 @@ class FragmentReader:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # else the loop reports one that nobody awaits
+            task.exception()  # else the loop reports one that no task awaits
 
     def _disk_key(self, entry: Fragment) -> str:
         return f"{self._store.url} {entry.path} {entry.num_bytes} {entry.setsum.hexdigest()}"
@@ -311,7 +311,7 @@ class FragmentReader:
             self._cached_bytes -= oldest.memory_bytes
 
     async def _newest_us(self, entry: Fragment) -> int:
-        """Return the time of a fragment's newest record, from its footer if that tells."""
+        """Return the time of a fragment's newest record, from its footer if that contains it."""
         times_us = (await self.footers.get(entry)).times_us
         if times_us is not None:
             return times_us[1]
@@ -322,7 +322,7 @@ class FragmentReader:
         return await self._or_describe(entry, self._store.get_range(entry.path, start, limit))
 
     async def _fetch_other(self, entry: Fragment) -> bytes:
-        """Return the bytes of a fragment of another length than its entry says, its records hashed."""
+        """Return the bytes of a fragment whose length differs from its entry; hashes its records."""
         data = await self.fetch(entry)
         await self._worker.run(verify_fragment, data, entry)
         self.note_length(entry, data)
@@ -335,7 +335,7 @@ class FragmentReader:
             raise await self._describe_missing(entry) from error
 
     async def _describe_missing(self, entry: Fragment) -> WalError:
-        """Tell a fragment that was collected from one that was lost: the manifest goes first."""
+        """Distinguish a collected fragment from a lost one: a collection changes the manifest first."""
         manifest = await self._newest()
         if manifest.oldest_offset <= entry.start:
             return CorruptionError("a fragment that the manifest names is missing", path=entry.path)
@@ -363,7 +363,7 @@ class _Decoded:
     is_verified: bool
 
     def serves(self, entry: Fragment, *, verify: bool) -> bool:
-        """Return whether it is the one that is asked for, and checked as thoroughly."""
+        """Return whether it is the requested fragment, and checked as thoroughly."""
         batch = self.batch
         is_same = (batch.start, batch.limit) == (entry.start, entry.limit)
         return is_same and (self.is_verified or not verify)
@@ -372,7 +372,7 @@ class _Decoded:
 def pieces(batch: FragmentBatch, position: int, limit: int, max_bytes: int) -> list[Batch]:
     """Return a fragment's part in ``[position, limit)`` in batches of about ``max_bytes``.
 
-    One record each at least. They share the fragment's memory.
+    At least one record each. They share the fragment's memory.
     """
     rows = max(1, max_bytes * len(batch) // max(1, batch.nbytes))
     step = min(rows, _MOST_PIECE_ROWS)

@@ -1,7 +1,7 @@
 """ReadAhead: fragments fetched and decoded before their reader asks for them.
 
-Owns one reader's fragments that are under way or waiting, bounded by bytes, and their tasks. Which fragment
-comes next follows from the position that was read last; a jump elsewhere gives up what was under way.
+Owns one reader's fragments that are in flight or waiting, bounded by bytes, and their tasks. The position
+that was read last determines the next fragment; a jump elsewhere cancels what is in flight.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from uploader.read.fragment_reader import FragmentReader
 from walstore.errors import WalClosedError
 
 MOST_FRAGMENTS: Final = 16
-"""Fragments under way or waiting at once, however short they are."""
+"""Fragments in flight or waiting at once, however short they are."""
 _MOST_FOOTERS: Final = 64
-"""Fragments without the wanted stream that are looked at ahead, in a row."""
+"""Consecutive fragments without the wanted stream that are looked at ahead."""
 
 
 class ReadAhead:
@@ -41,11 +41,11 @@ class ReadAhead:
 
         Args:
             fragments: Fetches, decodes and caches.
-            max_bytes: Memory that fragments may take that are not read yet. Before a fragment is decoded
-                it is estimated from the last one. 0 fetches nothing ahead.
+            max_bytes: Memory limit for fragments that are not read yet. Before a fragment is decoded,
+                its memory is estimated from the last one. 0 fetches nothing ahead.
             stream: Only fragments that may hold this stream are fetched ahead.
             verify: Hash every record of every fragment.
-            from_read: Which read in a row is the first to fetch others ahead.
+            from_read: Number of the consecutive read that first fetches others ahead.
         """
         self._fragments = fragments
         self._max_bytes = max_bytes
@@ -63,24 +63,24 @@ class ReadAhead:
 
     @property
     def position(self) -> int:
-        """Where reading goes on: behind the fragment that was read last."""
+        """Where reading continues: after the fragment that was read last."""
         return self._next
 
     @property
     def waiting_bytes(self) -> int:
-        """Memory that fragments take which are under way or not read yet, estimated."""
+        """Estimated memory of the fragments that are in flight or not read yet."""
         return sum(each.memory_bytes() for each in self._ahead)
 
     async def read(self, manifest: Manifest, position: int, limit: int) -> FragmentBatch:
-        """Return the whole fragment that holds ``position``; fetch others of ``[position, limit)`` ahead.
+        """Return the whole fragment that contains ``position``; fetch others of ``[position, limit)`` ahead.
 
-        Raises as :meth:`FragmentReader.read`, of this fragment only; OffsetTrimmedError if the manifest
-        does not name it; WalClosedError if the log is closed meanwhile. Cancelled, what is under way goes
-        on, for the next call.
+        Raises as :meth:`FragmentReader.read`, for this fragment only; OffsetTrimmedError if the manifest
+        does not name it; WalClosedError if the log is closed meanwhile. If cancelled, fetches in flight
+        continue, for the next call.
         """
         last = self._last
         if last is not None and last.start <= position < last.limit:
-            return last  # a reader that looked for a time begins where it found it
+            return last  # a reader that searched for a time begins where it found it
         self._reads_in_row = self._reads_in_row + 1 if position == self._next else 1
         self._drop_before(position)
         ahead = self._ahead[0] if self._ahead else None
@@ -100,9 +100,9 @@ class ReadAhead:
         return batch
 
     def pass_over(self, start: int, limit: int) -> None:
-        """Note that who was to read at ``start`` goes on at ``limit``: what lies between is not wanted.
+        """Note that the reader skips from ``start`` to ``limit``: what is between is not wanted.
 
-        Who looks ahead is on the way there, so that is only given up if reading jumped to ``start``.
+        The lookahead is already on its way there, so it is cancelled only if reading jumped to ``start``.
         """
         if start != self._next:
             self.cancel()
@@ -110,7 +110,7 @@ class ReadAhead:
         self._next = limit
 
     def cancel(self) -> None:
-        """Give up what is under way."""
+        """Cancel what is in flight."""
         for each in self._ahead:
             each.task.cancel()
         self._ahead = []
@@ -122,7 +122,7 @@ class ReadAhead:
     # -- inside ------------------------------------------------------------------------------
 
     def _begin(self, entry: Fragment) -> _Ahead:
-        """Begin to read a fragment that nobody has begun."""
+        """Start to read a fragment that no task reads yet."""
         reading = self._fragments.read(entry, verify=self._verify)
         task = self._fragments.spawn(reading, f"walstore fragment {entry.path}")
         ahead = _Ahead(entry, task, self._estimate(entry))
@@ -131,7 +131,7 @@ class ReadAhead:
         return ahead
 
     def _drop_before(self, position: int) -> None:
-        """Forget what ends before ``position``; everything, if that is no step forward."""
+        """Drop what ends before ``position``; everything, if that is not a step forward."""
         if not self._next <= position <= max(self._planned, self._next):
             self.cancel()
         self._drop_ended(position)
@@ -150,7 +150,7 @@ class ReadAhead:
             )
 
     async def _fill(self, manifest: Manifest, limit: int) -> None:
-        """Begin to read what comes next, as far as there is room. The next read calls again."""
+        """Start to read what comes next, as far as there is room. The next read calls again."""
         try:
             async with aclosing(self._coming(manifest, limit)) as coming:
                 async for entry in coming:
@@ -177,7 +177,7 @@ class ReadAhead:
         return self.waiting_bytes + self._estimate(entry) <= self._max_bytes
 
     def _estimate(self, entry: Fragment) -> int:
-        """Return what a fragment takes while it is decoded."""
+        """Return the estimated memory of a fragment while it is decoded."""
         return int(entry.num_bytes * (1 + self._fragments.expansion))
 
 
@@ -198,12 +198,12 @@ class _Ahead:
 
 
 class ReadersAhead:
-    """Reads ahead for callers that do not say who they are: who goes on where one ended is that one."""
+    """Reads ahead for anonymous callers: one that continues where another ended counts as the same."""
 
     def __init__(self, fragments: FragmentReader, *, max_bytes: int, most: int = 4) -> None:
-        """Follow at most ``most`` readers, those that came last; each may take ``max_bytes`` of memory.
+        """Follow the ``most`` latest readers at most; each may take ``max_bytes`` of memory.
 
-        What a reader wants next is fetched from its second read in a row on.
+        Fetching ahead starts at a reader's second consecutive read.
         """
         self._fragments = fragments
         self._max_bytes = max_bytes
@@ -224,7 +224,7 @@ class ReadersAhead:
             self._idle.append(ahead)
 
     def _take(self, position: int) -> ReadAhead | None:
-        """Return what reads ahead for who is at ``position``; None if too many others are reading."""
+        """Return the ReadAhead for the reader at ``position``; None if too many others are reading."""
         known = next((each for each in self._idle if each.position == position), None)
         if known is not None:
             self._idle.remove(known)

@@ -27,10 +27,10 @@ class Verified:
 async def verify_log(
     manifest: Manifest, fragments: FragmentReader, worker: Worker, *, url: str
 ) -> Verified:
-    """Read every fragment and check all that its entry and the manifest say.
+    """Read every fragment and check it against its entry and the manifest.
 
-    Offsets, contiguity, setsum, times and streams of each, and that the setsums add up, also to what older
-    manifests of this reader said. Warns of a length that differs. Raises CorruptionError naming the object.
+    Checks offsets, contiguity, setsum, times and streams of each, and that the setsums add up, also to those
+    of this reader's older manifests. Warns of a length that differs. CorruptionError names the object.
     """
     await worker.run(manifest.scrub)
     total = manifest.collected
@@ -55,7 +55,7 @@ async def verify_log(
 
 
 def _verify(data: bytes, entry: Fragment) -> None:
-    """Check a fragment, and what is in its footer, which searches and readers of a stream go by."""
+    """Check a fragment and its footer, which searches and readers of a stream rely on."""
     batch = verify_fragment(data, entry)
     times = batch.timestamps_us
     stated, found = fragment_time_bounds(data, path=entry.path), (min(times), max(times))

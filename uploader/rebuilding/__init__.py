@@ -1,1 +1,1 @@
-"""Rebuilding a damaged log of the default layout: what its fragments prove is kept, the rest is named."""
+"""Rebuilding a damaged log of the default layout: keeps what its fragments prove, reports the rest."""

@@ -1,18 +1,18 @@
-"""Carrying out a plan: copies first, then one swap of the manifest, then what lies behind its end.
+"""Carrying out a plan: copies first, then one swap of the manifest, then the objects behind its end.
 
 Between any two calls to the store the process may die, and a call may happen although its answer is lost:
 
-  1. What is going to be replaced or given up is copied, then noted (``note.py``). Nothing is changed yet.
-  2. An announced collection is called off. It was planned for the damaged manifest.
-  3. Snapshots are put where none lies, or a damaged one.
+  1. What will be replaced or given up is copied, then noted (``note.py``). Nothing is changed yet.
+  2. An announced collection is cancelled. It was planned for the damaged manifest.
+  3. Snapshots are put where there is none, or a damaged one.
   4. The manifest is swapped for the damaged one that was seen, or created if there was none. Until then the
      log is the damaged one, from then on the rebuilt one. A writer that knew another manifest finds its own
      swap refused.
-  5. What lies behind the new end is replaced by what no program takes for a fragment. A writer might publish
-     just that, so the new manifest says until then that the log is sealed: whoever reads it appends nothing,
-     and whoever read an older one is refused. A second swap takes the mark away.
+  5. Objects behind the new end are replaced by ones that no program takes for fragments. A writer might
+     publish them before that, so until then the new manifest marks the log as sealed: a writer that reads it
+     appends nothing, and one that read an older manifest is refused. A second swap removes the mark.
 
-Every step may be done again by the same plan, or by one that is made of what is there then.
+The same plan may repeat every step, and so may a new plan made from the new state.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Rebuild:
             await self._create(layout.rebuild_note(changes.name), note.serialise())
 
     async def _copy(self, key: str, etag: str) -> None:
-        """Copy an object. If it changed, it was copied before by this very plan, or the plan is too old."""
+        """Copy an object. If it changed, this plan copied it before, or the plan is too old."""
         copy = layout.kept_path(self._changes.name, key)
         try:
             stored = await read_object(self._store, key, most_bytes=MOST_FRAGMENT_BYTES)
@@ -97,7 +97,7 @@ class Rebuild:
             raise self._changed(key)
 
     async def _create(self, key: str, data: bytes) -> None:
-        """Put an object that nobody ever removes or changes; a late answer is as good as any."""
+        """Put an object that no program ever removes or changes; a late answer is as good as any."""
         result = await cas.create(self._store, key, data, retry=self._retry)
         if result.outcome is cas.PutOutcome.UNKNOWN:
             result.decided(self._store.url, f"{key} was put; rebuild again")
@@ -128,7 +128,7 @@ class Rebuild:
     # -- behind the end ----------------------------------------------------------------------
 
     async def _put_void(self, void: Void) -> None:
-        """Replace what was seen behind the end. Where something else lies by now its writer sees to it."""
+        """Replace what was seen behind the end. If it has changed by now, its writer handles it."""
         plan = self._plan
         data = VOID
         if plan.is_sealed and void.key == layout.fragment_path(plan.next_seq_no):
@@ -138,7 +138,7 @@ class Rebuild:
             result.decided(self._store.url, f"{void.key} was put; rebuild again")
 
     async def _reopen(self) -> None:
-        """Take the mark from the newest manifest; a collector may have changed that meanwhile."""
+        """Remove the mark from the newest manifest, which a collector may have changed meanwhile."""
         while True:
             found = await read_stored(self._store, layout.MANIFEST, Manifest.parse)
             if not found.value.is_rebuilding:

@@ -1,11 +1,11 @@
 """SurveyEvidence: which fragments are proven to be those of the log, and what is damaged. Pure.
 
-A fragment says by itself which records it holds, at which offsets: its sum covers both. What it cannot say
-is whether it is the one that was published under its number. That is told by the sums of the manifest and of
-the snapshots, each of which proves itself: a snapshot by its key, a manifest by its total. So an entry and a
-fragment that disagree are judged by the total: if that is not the one of the fragments as they are, the
-fragment is not proven. What no document speaks of (a snapshot is missing, or all is lost) is proven by its
-place alone: its number and its first offset continue what comes before.
+A fragment states which records it contains, at which offsets: its sum covers both. It cannot prove that it
+is the one published under its number. The sums of the manifest and of the snapshots prove that, and each of
+those proves itself: a snapshot by its key, a manifest by its total. So the total decides between an entry and
+a fragment that disagree: if it is not the total of the fragments as they are, the fragment is not proven. A
+fragment that no document covers (a snapshot is missing, or all is lost) is proven by its place alone: its
+number and its first offset continue what comes before.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _problem(seen: SeenFragment | None, stated: set[Setsum], *, is_total_right: 
 
 
 def _records(named: Sequence[Entry], seq_no: int) -> str:
-    """Return which records go with a fragment, in words, if that is said."""
+    """Return which records are lost with a fragment, in words, if that is known."""
     for entry in named:
         if isinstance(entry, Fragment) and entry.seq_no == seq_no:
             return f", and with it records {entry.start} to {entry.limit}"

@@ -1,7 +1,7 @@
-"""Note: what a rebuild did, and what it has to do still behind the end of the new manifest. Pure.
+"""Note: what a rebuild did, and what it still has to do behind the end of the new manifest. Pure.
 
-It is put before the new manifest, so that whoever comes after a process that died between the two and the
-end finishes the rest.
+It is put before the new manifest, so that the next rebuild can finish the rest after a process that died
+before the end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Void:
 
     key: str
     etag: str | None
-    """Names what lies there; None if nothing does."""
+    """Names the object there; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)

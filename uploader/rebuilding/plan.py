@@ -1,8 +1,8 @@
 """RebuildPlan: what is damaged, what can be kept, and what a rebuild would do. Pure.
 
-Owns the choice. Offsets of a log have no holes, so where records in the middle are lost one stretch of what
-is proven can stay the log; nothing is given another offset. ``evidence.py`` says what is proven, ``tree.py``
-makes the manifest, ``apply.py`` carries a plan out.
+Owns the choice. Offsets of a log have no holes, so if records in the middle are lost, one stretch of what
+is proven can stay the log; no record gets another offset. ``evidence.py`` reports what is proven, ``tree.py``
+makes the manifest, ``apply.py`` carries out a plan.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Changes:
     snapshots: tuple[tuple[Snapshot, str | None], ...] = ()
     """Those to be put, and the ETag of the damaged one in the same place."""
     garbage_etag: str | None = None
-    """Of the announced collection to be called off."""
+    """Of the announced collection to be cancelled."""
     voids: tuple[Void, ...] = ()
     """What must not be taken for the next fragment."""
     copies: tuple[tuple[str, str], ...] = ()
@@ -65,7 +65,7 @@ class RebuildPlan:
     """What is wrong with a stored log, and what a rebuild would make of it."""
 
     location: str
-    """Where the log lies, without credentials."""
+    """The log's location, without credentials."""
     damages: tuple[Finding, ...] = ()
     """All that is damaged; nothing, if the log is sound."""
     choices: tuple[range, ...] = ()
@@ -93,7 +93,7 @@ class RebuildPlan:
     setsum: str = ""
     """Of the manifest afterwards, as 64 hex digits."""
     writer: str = ""
-    """What the manifest says afterwards of who writes the log."""
+    """The writer in the manifest afterwards."""
     is_sealed: bool = False
     """Whether the log takes no more records."""
     next_seq_no: int = 1
@@ -104,7 +104,7 @@ class RebuildPlan:
 
     @property
     def is_marked(self) -> bool:
-        """Whether nobody may append from the swap of the manifest to the end of the rebuild."""
+        """Whether no program may append from the swap of the manifest to the end of the rebuild."""
         changes = self.changes
         is_replaced = changes.manifest is not None
         return changes.is_resumed or (is_replaced and bool(changes.voids) and not self.is_sealed)
@@ -131,10 +131,10 @@ def plan(survey: StoreSurvey, keep: Keep | None = None, writer: str | None = Non
 
 
 def _of_sound(survey: StoreSurvey) -> RebuildPlan:
-    """Return the plan for a log that is sound, but for what may lie behind its end."""
+    """Return the plan for a log that is sound, except for objects that may be behind its end."""
     manifest = survey.manifest
     assert manifest is not None
-    # A log that takes appends has nothing to finish, and what lies behind its end is its writers' own.
+    # A log that takes appends has nothing to finish, and objects behind its end belong to its writers.
     begun = {
         void.key: void.etag
         for note in survey.notes
@@ -219,7 +219,7 @@ def _uncollected(
 
 
 def _from(runs: Sequence[list[SeenFragment]], head: int) -> list[list[SeenFragment]]:
-    """Return what of the stretches lies behind an offset, whole fragments; those that hold it, too."""
+    """Return the parts of the stretches from an offset on, as whole fragments."""
     cut = [[seen for seen in run if _entry(seen).limit > head] for run in runs]
     return [run for run in cut if run]
 
@@ -324,7 +324,7 @@ class _Planning:
         return self._as_it_began(manifest), snapshots
 
     def _as_it_began(self, manifest: Manifest) -> Manifest:
-        """Return the manifest with its beginning said in the way in which it was said before."""
+        """Return the manifest with its beginning expressed as it was before."""
         before = self._survey.manifest
         if before is not None and before.oldest_offset == manifest.oldest_offset:
             said = dataclasses.replace(
@@ -352,10 +352,10 @@ class _Planning:
         )
 
     def _named_writer(self, run: Sequence[Fragment]) -> str:
-        """Return what the manifest is to say of who writes the log.
+        """Return the writer for the manifest.
 
-        If the damaged one cannot say so, its fragments do. A directory that ships there has to claim the
-        prefix again then, since a newer one may have claimed it and put nothing yet.
+        If the damaged one does not name it, its fragments do. Then a directory that ships there has to claim
+        the prefix again, since a newer one may have claimed it and put nothing yet.
         """
         before = self._survey.manifest
         writer = self._writer
@@ -389,7 +389,7 @@ class _Planning:
     # -- what is not kept --------------------------------------------------------------------
 
     def _bounds(self) -> range:
-        """Return the offsets that the damaged log held, or should have held, as far as that can be told."""
+        """Return the offsets that the damaged log held, or should have held, as far as known."""
         before, evidence = self._survey.manifest, self._evidence
         if before is None:
             known = self._survey.head
@@ -416,9 +416,9 @@ class _Planning:
         return range(behind[0].start, behind[-1].stop) if behind else None
 
     def _voids(self, manifest: Manifest) -> list[Void]:
-        """Return what to put behind the end, so that nobody takes what lies there for the next fragment.
+        """Return what to put behind the end, so that no program takes an object there for the next fragment.
 
-        What a writer put behind the end of a log that keeps its end is his affair, if it is a fragment.
+        A fragment behind the end of a log that keeps its end belongs to its writer.
         """
         before = self._survey.manifest
         end = manifest.next_seq_no, manifest.next_offset
@@ -438,7 +438,7 @@ class _Planning:
         return voids
 
     def _blocker(self, seq_no: int, voids: Sequence[Void]) -> list[Void]:
-        """Return the place of the seal's blocker, if nothing is there that is going to be replaced."""
+        """Return the place of the seal's blocker, if nothing there will be replaced."""
         seen, key = self._survey.fragments.get(seq_no), layout.fragment_path(seq_no)
         if (seen is not None and seen.is_blocker) or any(void.key == key for void in voids):
             return []

@@ -27,7 +27,7 @@ from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_count
 
 _LOOKS: Final = 3
-"""How often a log is read that changes while it is read."""
+"""How often to read a log that changes during the read."""
 
 
 async def plan_rebuild(
@@ -53,11 +53,11 @@ async def plan_rebuild(
     changed all the time while it was read; and the store's errors: what cannot be read is not given up.
 
     Args:
-        url: Where the log lies.
+        url: The log's location.
         keep: Where damage leaves several stretches, which one stays the log: ``"before"``, the first, which
             is the default; ``"after"``, the last; or an offset in it.
-        exclude: Keys of fragments to take for damaged.
-        writer: What the manifest is to say of who writes the log, if not what it says, or the fragments say.
+        exclude: Keys of fragments to treat as damaged.
+        writer: The writer for the manifest, instead of the one in the manifest or the fragments.
         parallel: Fragments read at the same time; memory is about three times as many. 1 to 64.
         progress: Called after each fragment with how many were read, and how many there are.
         store: Replaces the store that the URL names, and stays open.
@@ -99,10 +99,10 @@ async def apply_rebuild(
     retry: RetryPolicy | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Do what a plan says; nothing, if that is nothing.
+    """Carry out a plan; does nothing if the plan is empty.
 
-    The new manifest takes the place of the one that the plan was made of, and of no other: ContentionError if
-    that, or anything else that is to be replaced, has changed since. Interrupted anywhere, the log is either
+    The new manifest replaces only the one that the plan was made from: ContentionError if that, or anything
+    else to be replaced, has changed since. Interrupted anywhere, the log is either
     the damaged one or the rebuilt one; call again, or make another plan, which knows what is left to do. What
     is replaced or given up is kept below ``plan.kept_in``.
 

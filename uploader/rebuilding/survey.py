@@ -45,7 +45,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SeenFragment:
-    """An object that lies where a fragment belongs."""
+    """An object in the place of a fragment."""
 
     key: str
     seq_no: int
@@ -57,7 +57,7 @@ class SeenFragment:
     problem: str = ""
     """Why it is no fragment, in words."""
     is_excluded: bool = False
-    """Whether the caller said that it is to be taken for damaged."""
+    """Whether the caller asked to treat it as damaged."""
     is_void: bool = False
     """Whether it counts as an empty place."""
     is_blocker: bool = False
@@ -66,7 +66,7 @@ class SeenFragment:
 
 @dataclass(frozen=True, slots=True)
 class SeenSnapshot:
-    """An object that lies where a snapshot belongs."""
+    """An object in the place of a snapshot."""
 
     etag: str
     snapshot: Snapshot | None
@@ -104,11 +104,11 @@ class StoreSurvey:
     is_forked: bool
     """Whether a fork was made here, or is being made."""
     closings: int
-    """How many closings of streams the log's table tells of."""
+    """How many closings of streams are in the log's table."""
 
 
 async def is_chain(store: ObjectStore) -> bool:
-    """Return whether what lies there is a log of the layout ``chain``, or what is left of one."""
+    """Return whether there is a log of the layout ``chain``, or what is left of one."""
     if await store.head(layout.MANIFEST) is not None:
         return False
     async for listed in store.list(MANIFEST_PREFIX):
@@ -288,13 +288,13 @@ def _examine(stored: StoredObject, key: str, seq_no: int) -> SeenFragment:
 
 
 def _announced(stored: StoredObject | None) -> Garbage | None:
-    """Return the announced collection; None if there is none, or nobody can tell."""
+    """Return the announced collection; None if there is none, or it cannot be read."""
     if stored is None:
         return None
     try:
         garbage = Garbage.parse(stored.data)
     except CorruptionError:
-        return None  # it stops collectors, nobody else; a scrub says what to do
+        return None  # it stops only collectors; a scrub reports what to do
     return None if garbage.is_empty else garbage
 
 
@@ -304,7 +304,7 @@ async def _cursors(store: ObjectStore) -> AsyncIterator[CloudCursor]:
             continue
         parse = partial(CloudCursor.parse, name=layout.parse_cursor_path(listed.key))
         cursor = await _parsed(store, listed.key, parse)
-        if cursor is not None:  # a scrub tells of those that are damaged
+        if cursor is not None:  # a scrub reports those that are damaged
             yield cursor
 
 

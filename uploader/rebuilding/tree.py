@@ -1,6 +1,6 @@
 """The manifest of a rebuilt log, with the snapshots below it. Pure.
 
-Snapshots of the damaged log that are whole stay as they are; what lay below others is rolled up again.
+Snapshots of the damaged log that are whole stay as they are; what was below others is rolled up again.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def grow(
 
     Args:
         run: The fragments; at least one.
-        whole: Snapshots that lie in the store and can be pointed at, with the fragments below them.
-        writer: What the snapshots and the manifest say.
-        collected: Sum of the records that the log held before, and holds no more.
+        whole: Snapshots in the store that can be pointed at, with the fragments below them.
+        writer: The writer in the snapshots and the manifest.
+        collected: Sum of the records that the log held before and no longer holds.
         acc_bytes: Length of all fragments ever added, as far as that is known.
     """
     made: list[Snapshot] = []
@@ -68,7 +68,7 @@ def grow(
 
 
 def to_put(made: Sequence[Snapshot], seen: Mapping[str, SeenSnapshot]) -> list[Snapshot]:
-    """Return those of the new snapshots that do not lie in the store already."""
+    """Return the new snapshots that are not in the store already."""
     missing = {}
     for snapshot in made:
         there = seen.get(snapshot.path)

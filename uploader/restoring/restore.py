@@ -1,7 +1,7 @@
-"""restore: a log directory made again from what lies in object storage.
+"""restore: rebuilds a log directory from object storage.
 
-A restore that was killed anywhere, or that the store or its caller stopped, is gone on with by calling
-again; one that failed for another reason leaves nothing behind. How it is done is in ``restoring.py``.
+Call again to continue a restore that was killed anywhere, or that the store or its caller stopped; one that
+failed for another reason leaves nothing behind. The implementation is in ``restoring.py``.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ async def restore(
     """Rebuild the log under ``url`` in ``directory``, which must be empty or not there.
 
     Args:
-        url: Where the log lies; see :class:`uploader.CloudTier`.
+        url: The log's location; see :class:`uploader.CloudTier`.
         directory: Where to make it.
         stop: None: all of it, and the directory becomes the log's own: fragments that a crash left
             unpublished are published first, as opening a new directory would do, and the log goes on
             shipping to ``url``. An offset: the records before it; a datetime: those older than the first
             one that is not older. Then the store is only read, and the log in the directory is another
-            one, with an identity of its own. So it always is if the log is sealed, or written straight to
+            one, with its own identity. The same always applies if the log is sealed, or written directly to
             the store: no local log may ship there.
         settings: ``segment_bytes``, ``batch_bytes`` and ``compression`` of what is written.
         max_in_flight: Fragments held in memory at the same time. 1 to 64.
         progress: Called on the event loop after each fragment.
-        store: Replaces the one that the URL names; it is closed at the end all the same.
+        store: Replaces the one that the URL names; it is also closed at the end.
         retry: How conditional puts are repeated, if unpublished fragments are published.
-        clock: For the times at which segments say that they were made.
-        fs: Where the directory lies.
+        clock: Creation times of the segments.
+        fs: The file system of the directory.
 
     Offsets, values, keys, streams, headers and times are those of the log; a time that went back, as
     other programs' may, is raised to the one before. The log begins at the oldest offset in the store.
-    Streams of a log that :class:`uploader.CloudWriter` wrote are as they are now, but for those opened
-    behind ``stop``; those of any other log are open again, without metadata. Registers, producers' windows
+    Streams of a log that :class:`uploader.CloudWriter` wrote are as they are now, except those opened
+    after ``stop``; those of any other log are open again, without metadata. Registers, producers' windows
     and cursors were never in the store and are not restored.
 
     Raises LogNotFoundError if there is no log; InvalidSettingsError if the directory is not empty;
@@ -70,7 +70,7 @@ async def restore(
     log, and the former if records are collected meanwhile; CorruptionError if a fragment is not what was
     put; ContentionError if unpublished fragments cannot be published, because records before them are
     missing; DiskFullError; StorageUnavailableError. After StorageUnavailableError, or when it is
-    cancelled or killed, the directory does not open as a log, and the same call goes on where this one
+    cancelled or killed, the directory does not open as a log, and the same call continues where this one
     stopped. After any other error nothing is left in the directory but its lock file; only if the very last
     sync failed the log is there, whole.
     """

@@ -1,4 +1,4 @@
-"""What a restore tells: how far it is, and what it has made. Values only."""
+"""What a restore reports: its progress and its result. Values only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class RestoreProgress:
-    """How far a restore is."""
+    """Progress of a restore."""
 
     position: int
     """Every offset below it is in the directory."""
@@ -30,13 +30,13 @@ class Restored:
     log_id: str
     """Identity of the log in the directory, in hex."""
     owns_prefix: bool
-    """Whether it is the log that lies at ``url``: opened with ``tier=CloudTier(url)`` it goes on shipping
-    there. Otherwise it is a log of its own, which may be shipped to another place."""
+    """Whether it is the log at ``url``: opened with ``tier=CloudTier(url)`` it continues to ship there.
+    Otherwise it is a separate log, which may be shipped to another place."""
     head: int
     limit: int
     """The records of ``[head, limit)`` were restored."""
     resumed_at: int
-    """What lies below was restored by an earlier call that was interrupted; normally the head."""
+    """An earlier call that was interrupted restored the records below; normally the head."""
     fragments: int
     """Fragments read by this call."""
     fragment_bytes: int
@@ -47,4 +47,4 @@ class Restored:
     adopted_fragments: int
     """Fragments that no manifest had named, and that were published first."""
     streams: int
-    """Streams that the log knows again, from its records and from its table of streams."""
+    """Streams that were restored, from the log's records and from its table of streams."""

@@ -109,8 +109,8 @@ class Restoring:
                     await self._writing.run(builder.discard)
                 raise
             finally:
-                # On the thread it comes behind whatever a cancelled call still does there, and is waited
-                # for even when cancelled: the caller may open the log at once.
+                # On the thread it runs after whatever a cancelled call still does there, and is awaited
+                # even when cancelled: the caller may open the log at once.
                 await self._writing.run_owned(builder.close, lambda _: None)
         except OSError as error:
             raise describe_open(error, self._path) from error
@@ -192,7 +192,7 @@ class Restoring:
         await log.refresh()
 
     async def _fill(self, log: CloudLog, builder: LogBuilder, limit: int) -> None:
-        """Add the records up to ``limit``: fragments are fetched side by side, added in order."""
+        """Add the records up to ``limit``: fragments are fetched in parallel, added in order."""
 
         async def newest() -> Manifest:
             await log.refresh()
@@ -244,7 +244,7 @@ def _identify(
 ) -> RestoreMarker:
     """Return the marker of the log to be made: the one that ships to the prefix, or another.
 
-    Where the identity is free to choose, an interrupted restore of the same has chosen it.
+    If the identity is free to choose, the choice of an interrupted restore of the same log is kept.
     """
     if owns_prefix and owner_id is not None:
         return make_marker(log_id=owner_id.hex())
@@ -256,7 +256,7 @@ def _identify(
 
 
 def _can_go_on(manifest: Manifest, url: str) -> bool:
-    """Return whether a local log may ship to where the manifest lies."""
+    """Return whether a local log may ship to the manifest's location."""
     try:
         check_shippable(manifest, url=url)
         check_unsealed(manifest, url=url)

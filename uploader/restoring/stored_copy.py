@@ -24,7 +24,7 @@ class StoredCopy:
     """
 
     def __init__(self, url: str, *, store: ObjectStore | None = None) -> None:
-        """Open the log at ``url``; ``store`` replaces the one that it names, and is closed at the end.
+        """Open the log at ``url``; ``store`` replaces the one it names, and is closed at the end.
 
         Raises LogNotFoundError, CorruptionError, StorageUnavailableError, InvalidSettingsError.
         """
@@ -42,7 +42,7 @@ class StoredCopy:
 
     @property
     def log_id(self) -> bytes | None:
-        """Identity of the local log that ships there; None if nobody has shipped there yet."""
+        """Identity of the local log that ships there; None if no log has shipped there yet."""
         return owner(self._log.manifest)
 
     @property
@@ -74,7 +74,7 @@ class StoredCopy:
             )
 
     def close(self) -> None:
-        """Release connections and threads; twice is allowed."""
+        """Release connections and threads; may be called twice."""
         try:
             if self._log is not None:
                 self._run(self._log.aclose())
