@@ -40,6 +40,11 @@ def files(directory: Path) -> list[Path]:
     return sorted(directory.iterdir()) if directory.exists() else []
 
 
+def kept(directory: Path) -> int:
+    """Count the fragments under their final names: a writer's temporary file is not one."""
+    return sum(path.suffix == SUFFIX for path in files(directory))
+
+
 def used(directory: Path) -> int:
     return sum(path.stat().st_size for path in files(directory))
 
@@ -226,7 +231,7 @@ async def test_a_log_that_was_read_before_asks_for_the_manifest_only(store, dire
         before = store.requests
         async with open_log(store, directory) as log:
             assert await read_all(log) == list(range(1, 41))
-            await until(lambda: len(files(directory)) == 4)
+            await until(lambda: kept(directory) == 4)
         assert store.requests - before == count
 
 
@@ -235,7 +240,7 @@ async def test_a_damaged_copy_is_fetched_again(store, directory) -> None:
     await put_log(store.inner, 1, lambda _: None)
     async with open_log(store, directory) as log:
         await read_all(log)
-        await until(lambda: len(files(directory)) == 1)
+        await until(lambda: kept(directory) == 1)
         entry = log.manifest.fragments[0]
         disk = log._fragments._disk
         await disk.put(log._fragments._disk_key(entry), bytes(entry.num_bytes))
@@ -252,7 +257,7 @@ async def test_a_fragment_of_another_length_is_kept_too(store, directory, is_lon
         before = store.requests
         async with open_log(store, directory) as log:
             assert await read_all(log) == list(range(1, 11))
-            await until(lambda: len(files(directory)) == 1)
+            await until(lambda: kept(directory) == 1)
         assert store.requests - before == count
 
 
@@ -260,7 +265,7 @@ async def test_another_log_of_the_same_name_is_another_log(store, directory) -> 
     await put_log(store.inner, 1, lambda _: None)
     async with open_log(store, directory) as log:
         await read_all(log)
-        await until(lambda: len(files(directory)) == 1)
+        await until(lambda: kept(directory) == 1)
     other = FaultyStore(MemoryStore())
     await put_log(other.inner, 1, lambda _: None, value=lambda at: b"other %d" % at)
     async with open_log(other, directory) as log:
@@ -272,7 +277,7 @@ async def test_a_collected_fragment_is_not_read_from_disk(store, directory) -> N
     manifest = await put_log(store.inner, 2, lambda _: None)
     async with open_log(store, directory) as log:
         await read_all(log)
-        await until(lambda: len(files(directory)) == 2)
+        await until(lambda: kept(directory) == 2)
     left = manifest.fragments[1:]
     collected = type(manifest)(
         setsum=manifest.setsum,
@@ -302,7 +307,7 @@ async def test_a_tier_keeps_its_fragments_there_too(store, directory) -> None:
         for number, position in enumerate(range(1, 41, 10), 1):
             (batch,) = await tier.read(position, tier.limit, 1 << 20)
             assert (batch.start, batch.limit) == (position, position + 10)
-            await until(lambda number=number: len(files(directory)) >= number)
+            await until(lambda number=number: kept(directory) >= number)
         assert reading.count("get_range").requests == requests
         await tier.aclose()
 
