@@ -39,6 +39,7 @@ test: $(DEV) ## Run the quick tests
 
 .PHONY: test-slow
 test-slow: $(DEV) ## Run the tests that take longer than about a second each
+	@$(VENV)/bin/python -m tests.spark_classes >/dev/null 2>&1 || true
 	$(PYTEST) -m slow $(PARALLEL) $(ARGS)
 
 .PHONY: test-debug

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import settings
 
 from tests import guard
+from tests.spark_classes import java_options
 from walstore.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, ManualClock
 
-# Java's optimising compiler takes more than it gives to a program that runs for seconds: without it a Spark
-# session of a test takes half as long. What tests start inherits this.
+# What tests start inherits this.
 for _name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
-    os.environ.setdefault(_name, "-XX:TieredStopAtLevel=1")
+    os.environ.setdefault(_name, java_options())
 
 settings.register_profile("walstore", deadline=None, max_examples=50, print_blob=True)
 settings.load_profile("walstore")

@@ -23,6 +23,8 @@ from typing import Any
 
 import pyspark
 
+from tests.spark_classes import java_options
+
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -163,7 +165,7 @@ class Cluster:
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
             "spark.executor.cores": "1",
-            "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+            "spark.executor.extraJavaOptions": java_options(),
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.sql.session.timeZone": "UTC",
