@@ -51,7 +51,9 @@ def _use_spark(directory: Path) -> None:
     stream = stream.option("checkpointLocation", str(directory / "checkpoint"))
     query = stream.trigger(availableNow=True).start(str(directory / "streamed"))
     query.awaitTermination()
-    java = spark.sparkContext._gateway.proc  # PySpark has no public name for it
+    gateway = spark.sparkContext._gateway  # PySpark has no public name for it
+    assert gateway is not None
+    java = gateway.proc
     spark.stop()
     java.stdin.close()  # Java ends when its input does, and writes the archive then
     java.wait(timeout=120)
