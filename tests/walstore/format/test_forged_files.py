@@ -342,3 +342,12 @@ def test_a_cell_of_numbers_that_no_log_reaches_is_none() -> None:
 
 def test_plain_frames_are_whole_batches() -> None:
     assert [r.value for r in batch_of(build(values_only(b"a", b"bcd"))).records()] == [b"a", b"bcd"]
+
+
+def test_a_footer_with_more_than_its_columns_is_corruption() -> None:
+    """Also with the right checksum."""
+    whole = _footer([(10, 64, 1)])
+    body = whole[12 : -segment.SEAL.size] + bytes(4) + whole[-segment.SEAL.size :]
+    longer = segment.FOOTER_MAGIC + struct.pack("<I", crc32c(body)) + body
+    with pytest.raises(CorruptionError, match="segment footer is damaged"):
+        segment.decode_footer(longer, 10, "f")

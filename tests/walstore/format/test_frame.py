@@ -301,6 +301,19 @@ def test_a_damaged_frame_is_passed_over() -> None:
     assert found.start == 3
 
 
+def test_a_frame_without_its_trailer_is_not_whole() -> None:
+    """Also with the right checksum: whoever looks for cut frames trusts the trailer alone."""
+    data = bytearray(build(RICH))
+    data[-frame.TRAILER.size :] = bytes(frame.TRAILER.size)
+    body = crc32c(data[frame.HEADER_BYTES :])
+    crc = crc32c(data[frame.CRC_FROM : frame.HEADER_BYTES], body)
+    data[4 : frame.CRC_FROM] = crc.to_bytes(4, "little")
+    header = frame.parse_header(memoryview(data), 0)
+    assert header is not None
+    assert header.crc == crc
+    assert not frame.is_whole(memoryview(data), header, frame.NOWHERE)
+
+
 def test_the_trailer_tells_written_from_cut() -> None:
     data = build(RICH)
     damaged = bytearray(data)
