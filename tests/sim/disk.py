@@ -15,7 +15,7 @@ from random import Random
 from typing import Final
 
 from tests.sim.loop import Process
-from walstore.testing.script import failure
+from walstore.testing.faults import failure
 from walstore.testing.unsynced import FileContent
 
 _CELL_STORES: Final = 64

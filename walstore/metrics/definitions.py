@@ -11,8 +11,18 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Final
 
-from walstore.metrics.histogram import BYTES, RECORDS, SECONDS
 from walstore.runtime.statistics import Statistics
+
+SECONDS: Final = (
+    0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0,
+)  # fmt: skip
+"""Bounds for durations: finest where disks sync, from 50 µs (flash with a safe cache) to 50 ms (disks)."""
+
+RECORDS: Final = (1, 2, 4, 8, 16, 64, 256, 1024, 4096, 16384, 65536)
+"""Bounds for records of one commit."""
+
+BYTES: Final = tuple(1 << bits for bits in range(8, 27, 2))
+"""Bounds for bytes of one commit: 256 B to 64 MiB."""
 
 Labels = tuple[str, ...]
 """Values of a metric's own labels, in the order of their names."""

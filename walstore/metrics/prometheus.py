@@ -17,7 +17,7 @@ from walstore.metrics.definitions import (
     Scope,
 )
 from walstore.runtime.extras import needs_extra
-from walstore.runtime.observer import LogObserver, ObservedLog
+from walstore.runtime.statistics import LogObserver, ObservedLog
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -16,6 +16,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Self
@@ -32,18 +33,35 @@ from walstore.log.wal import Wal
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import copy_error, describe_open
-from walstore.runtime.forks import abandon_in_children
 from walstore.runtime.keyed_locks import KeyedLocks
-from walstore.runtime.loop_guard import LoopGuard
-from walstore.runtime.observer import Metrics
-from walstore.runtime.resource import Opening, warn_unclosed
+from walstore.runtime.resource import LoopGuard, Opening, abandon_in_children, warn_unclosed
+from walstore.runtime.statistics import Metrics
 from walstore.runtime.threads import Pool
 from walstore.settings import Settings
-from walstore.store.directory import OpenedStore, delete_log, list_logs, open_store
-from walstore.store.names import directory_of
+from walstore.store.directory import OpenedStore, delete_log, directory_of, list_logs, open_store
 from walstore.store.settings import StoreSettings
-from walstore.store.statistics import StoreStatistics
 from walstore.validation.arguments import as_directory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStatistics:
+    """Counters of a store. Those of a single log are its own, see :class:`walstore.Statistics`."""
+
+    open_logs: int
+    """Logs that are open now."""
+    opened_logs: int
+    """Logs that were opened since the store was."""
+    logs_with_files: int
+    """Open logs that have descriptors; the others are parked."""
+    parkings: int
+    """How often a log's files were closed to make room for another's."""
+    cache_bytes: int
+    """Bytes of recent batches that all logs keep in memory."""
+    channel_bytes: int
+    """Bytes that all logs have accepted and not yet on disk, including leased room."""
+    waiting_logs: int
+    """Logs that wait for a share of the channel budget."""
+
 
 logger = logging.getLogger("walstore")
 
@@ -262,7 +280,7 @@ class WalStore:
     # -- inside ------------------------------------------------------------------------------
 
     def abandon(self, error: WalClosedError) -> None:
-        """Refuse everything in a child process; see :mod:`walstore.runtime.forks`."""
+        """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""
         self._abandoned = error
 
     def _check_home(self) -> None:

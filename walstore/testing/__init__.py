@@ -6,8 +6,7 @@ Nothing here is imported by the rest of the package, and nothing needs a test fr
 from __future__ import annotations
 
 from walstore.testing.clock import ManualClock
-from walstore.testing.faults import FaultyFileSystem
+from walstore.testing.faults import Call, FaultyFileSystem, Hold
 from walstore.testing.power import PowerLossFileSystem
-from walstore.testing.script import Call, Hold
 
 __all__ = ["Call", "FaultyFileSystem", "Hold", "ManualClock", "PowerLossFileSystem"]

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from walstore.ports import Buffer, Cell, CellView, File, FileSystem, Lock
-from walstore.testing.script import failure
+from walstore.testing.faults import failure
 from walstore.testing.unsynced import FileContent, Keep
 
 LOSE_ALL: Final = 0
