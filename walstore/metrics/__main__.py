@@ -29,17 +29,8 @@ def render() -> str:
     logs = [_histogram_row(metric) for metric in HISTOGRAMS]
     logs += [_row(metric) for metric in METRICS if metric.scope is Scope.LOG]
     process = [_row(metric) for metric in METRICS if metric.scope is Scope.PROCESS]
-    return "\n".join(
-        (
-            "### Each log",
-            "",
-            *_table(logs),
-            "",
-            "### The process",
-            "",
-            *_table(process),
-        )
-    )
+    lines = ["### Each log", "", *_table(logs), "", "### The process", "", *_table(process)]
+    return "\n".join(lines)
 
 
 def replace(page: str) -> str:
@@ -62,8 +53,7 @@ def _number(bound: float) -> str:
 
 
 def _row(metric: Metric) -> Row:
-    labels = metric.labels if metric.scope is Scope.PROCESS else ("log", *metric.labels)
-    names = ", ".join(f"`{name}`" for name in labels)
+    names = ", ".join(f"`{name}`" for name in metric.label_names)
     return f"`{metric.full_name}`", str(metric.kind), names, metric.help
 
 

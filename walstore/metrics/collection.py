@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from walstore.metrics.definitions import (
@@ -67,15 +68,10 @@ class Histogram:
                 mine + more for mine, more in zip(self.counts, other.counts, strict=True)
             ]
 
-    def accumulated(self) -> list[tuple[str, float]]:
+    def accumulated(self) -> list[tuple[str, int]]:
         """Return each bound, as Prometheus writes it, with the number of samples not above it."""
-        found: list[tuple[str, float]] = []
-        count = 0
-        for bound, more in zip(self.bounds, self.counts, strict=False):
-            count += more
-            found.append((str(float(bound)), count))
-        found.append(("+Inf", count + self.counts[-1]))
-        return found
+        names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
+        return list(zip(names, accumulate(self.counts), strict=True))
 
 
 Values = dict[Metric, dict[Labels, float]]
