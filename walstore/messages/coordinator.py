@@ -97,8 +97,34 @@ class Coordinator:
         """
 
         async def open_it() -> Coordinator:
-            return await _open(
-                store, list(outputs), clock or SystemClock(), make_id, durability, forget_missing
+            logs = list(outputs)
+            names = tuple(log.log_id for log in logs)
+            ticking = clock or SystemClock()
+            publisher = Publisher(clock=ticking, make_id=make_id)
+            position = None
+            data = await store.load()
+            if data is not None:
+                found = CoordinatorState.from_bytes(data)
+                missing = sorted(set(found.outputs) - set(names))
+                if missing and not forget_missing:
+                    raise LogNotFoundError(
+                        f"the previous program published to the log {missing[0]}, which is not among "
+                        "the outputs; open it too, or say forget_missing=True if it is gone",
+                        location=missing[0],
+                    )
+                # First take the store over: then no other program can commit what is rolled back below.
+                claimed = dataclasses.replace(
+                    found,
+                    producers=(*found.producers, publisher.producer),
+                    outputs=tuple(sorted({*found.outputs, *names})),
+                )
+                await store.save(claimed.to_bytes())
+                await _recover(found, logs, ticking, forget_missing=forget_missing)
+                position = found.position
+            state = CoordinatorState((publisher.producer,), names, {}, position)
+            await store.save(state.to_bytes())
+            return cls(
+                store=store, outputs=logs, publisher=publisher, state=state, durability=durability
             )
 
         return Opening(open_it)
@@ -233,52 +259,13 @@ class Coordinator:
         self._ended.__cause__ = cause
 
 
-async def _open(
-    store: StateStore,
-    outputs: list[Wal],
-    clock: Clock,
-    make_id: Callable[[], bytes],
-    durability: AnyDurability,
-    forget_missing: bool,  # noqa: FBT001 - keyword-only where callers see it
-) -> Coordinator:
-    publisher = Publisher(clock=clock, make_id=make_id)
-    names = tuple(log.log_id for log in outputs)
-    data = await store.load()
-    if data is None:
-        state = CoordinatorState((publisher.producer,), names)
-        await store.save(state.to_bytes())
-    else:
-        found = CoordinatorState.from_bytes(data)
-        missing = sorted(set(found.outputs) - set(names))
-        if missing and not forget_missing:
-            raise LogNotFoundError(
-                f"the previous program published to the log {missing[0]}, which is not among the "
-                "outputs; open it too, or say forget_missing=True if it is gone",
-                location=missing[0],
-            )
-        # First take the store over: then no other program can commit what is rolled back below.
-        claimed = dataclasses.replace(
-            found,
-            producers=(*found.producers, publisher.producer),
-            outputs=tuple(sorted({*found.outputs, *names})),
-        )
-        await store.save(claimed.to_bytes())
-        await _recover(found, outputs, clock=clock, forget_missing=forget_missing)
-        state = CoordinatorState((publisher.producer,), names, {}, found.position)
-        await store.save(state.to_bytes())
-    return Coordinator(
-        store=store, outputs=outputs, publisher=publisher, state=state, durability=durability
-    )
-
-
 async def _recover(
-    found: CoordinatorState, outputs: Iterable[Wal], *, clock: Clock, forget_missing: bool = False
+    found: CoordinatorState, logs: list[Wal], clock: Clock, *, forget_missing: bool
 ) -> None:
     """Finish the last committed transaction in all logs, and roll back those begun after it.
 
     Only after the state was taken over, so that no other program can commit.
     """
-    logs = list(outputs)
     await send_intents(logs, found.intents, forget_missing=forget_missing)
     for log in logs:
         intent = found.intents.get(log.log_id)

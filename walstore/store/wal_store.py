@@ -105,14 +105,30 @@ class WalStore:
         directory = as_directory(path, "WalStore.open()")
 
         async def open_it() -> WalStore:
-            return await _open(
-                directory,
-                settings or Settings(),
-                store_settings or StoreSettings(),
-                tier,
-                fs or PosixFileSystem(),
-                clock or SystemClock(),
-                metrics,
+            path = directory
+            shared = store_settings or StoreSettings()
+            writing = Pool("writer", shared.writer_threads)
+            reading = Pool("reader", shared.reader_threads)
+            try:
+                path = await absolute(path, writing.lane())
+                opened = await writing.lane().run_owned(
+                    partial(open_store, fs or PosixFileSystem(), path), OpenedStore.release
+                )
+            except BaseException as error:
+                writing.close()
+                reading.close()
+                if isinstance(error, OSError):
+                    raise describe_open(error, path) from error
+                raise
+            return cls(
+                path=path,
+                settings=settings or Settings(),
+                store_settings=shared,
+                tier=tier,
+                clock=clock or SystemClock(),
+                metrics=metrics,
+                pools=(writing, reading),
+                opened=opened,
             )
 
         return Opening(open_it)
@@ -231,9 +247,8 @@ class WalStore:
                 await self._close(directory, found)
             try:
                 # Owned: the log must not be opened before this has ended, even if the caller was cancelled.
-                await self._lane.run_owned(
-                    partial(delete_log, self._fs, self.path, directory), _nothing
-                )
+                delete = partial(delete_log, self._fs, self.path, directory)
+                await self._lane.run_owned(delete, lambda _: None)
             except OSError as error:
                 raise describe_open(error, self.path / directory) from error
 
@@ -394,7 +409,8 @@ class WalStore:
                     try:
                         await found.aclose()
                     except asyncio.CancelledError:
-                        if _is_cancelled():
+                        current = asyncio.current_task()
+                        if current is not None and current.cancelling():
                             raise
                     except Exception as error:  # noqa: BLE001 - the others are still closed
                         errors.append(error)
@@ -403,45 +419,3 @@ class WalStore:
         async with asyncio.TaskGroup() as group:
             for _ in range(self.store_settings.max_concurrent_opens):
                 group.create_task(close_some())
-
-
-async def _open(
-    path: Path,
-    settings: Settings,
-    store_settings: StoreSettings,
-    tier: MakeTier | None,
-    fs: FileSystem,
-    clock: Clock,
-    metrics: Metrics | None,
-) -> WalStore:
-    writing = Pool("writer", store_settings.writer_threads)
-    reading = Pool("reader", store_settings.reader_threads)
-    try:
-        path = await absolute(path, writing.lane())
-        opened = await writing.lane().run_owned(lambda: open_store(fs, path), OpenedStore.release)
-    except BaseException as error:
-        writing.close()
-        reading.close()
-        if isinstance(error, OSError):
-            raise describe_open(error, path) from error
-        raise
-    return WalStore(
-        path=path,
-        settings=settings,
-        store_settings=store_settings,
-        tier=tier,
-        clock=clock,
-        metrics=metrics,
-        pools=(writing, reading),
-        opened=opened,
-    )
-
-
-def _is_cancelled() -> bool:
-    """Return whether the current task is being cancelled."""
-    current = asyncio.current_task()
-    return current is not None and current.cancelling() > 0
-
-
-def _nothing(_: None) -> None:
-    """Nothing has to be released after a deletion."""
