@@ -32,7 +32,7 @@ from walstore.errors import (
 from walstore.files.directory import list_segments
 from walstore.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
-from walstore.testing.faults import Call
+from walstore.testing.calls import Call
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
 
 pytestmark = pytest.mark.slow

@@ -9,35 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fnmatch
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, Self, TypeVar
+from typing import Final, Self, TypeVar
 
-from walstore.ports import Buffer, Cell, CellView, File, FileSystem, Lock
+from walstore.ports import Buffer, Cell, File, FileSystem
+from walstore.testing.calls import Call, WrappedFile, WrappedFileSystem, failure
 
 _T = TypeVar("_T")
 _HOLD_SECONDS: Final = 30.0
-
-
-class Call(NamedTuple):
-    """One call on a file system, file or cell."""
-
-    kind: str
-    """Name of the method, for example ``pwrite``, ``datasync``, ``open``, ``store``."""
-    path: Path
-    """The file or directory; of ``replace`` the target."""
-    position: int | None = None
-    """Byte position of a ``pwrite`` or ``pread``."""
-    size_bytes: int | None = None
-    """Bytes to be written, read, reserved or kept."""
-
-    def matches(self, kind: str, name: str) -> bool:
-        """Return whether kind and last part of the path match these shell patterns."""
-        return fnmatch.fnmatchcase(self.kind, kind) and fnmatch.fnmatchcase(self.path.name, name)
 
 
 class Hold:
@@ -73,7 +55,7 @@ class Hold:
 
 @dataclass(slots=True)
 class Fault:
-    """A rule: which of the matching calls fail, and how. See :meth:`FaultScript.fail`."""
+    """A rule: which of the matching calls fail, and how. See :meth:`FaultyFileSystem.fail`."""
 
     kind: str
     name: str
@@ -95,16 +77,29 @@ class Fault:
         return True
 
 
-class FaultScript:
-    """The rules of a test for calls, and the calls made."""
+class Length:
+    """Length of a file, shared by all its open handles and kept across renames."""
 
-    def __init__(self) -> None:
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+
+
+class FaultyFileSystem(WrappedFileSystem):
+    """Passes every call on to ``inner``, by default the machine's file system, unless a rule says
+    otherwise. Calls are recorded with the paths they are given."""
+
+    __slots__ = ()
+
+    def __init__(self, inner: FileSystem | None = None) -> None:
+        super().__init__(inner)
         # Guards all below. Never held while a call runs, is held or is hooked.
         self._lock = threading.Lock()
         self._faults: list[Fault] = []
         self._holds: list[Hold] = []
         self._hook: Callable[[Call], None] | None = None
         self._calls: list[Call] = []
+        self._space_bytes: int | None = None
+        self._lengths: dict[Path, Length] = {}
 
     def fail(
         self,
@@ -122,7 +117,9 @@ class FaultScript:
         Args:
             kind: Shell pattern for the method's name; ``"*"`` fails everything, as a dead disk does.
             error: The errno that the system reports.
-            name: Shell pattern for the last part of the path, for example ``"*.wal"``.
+            name: Shell pattern for the last part of the path; of a file, that with which it was opened.
+                The active segment of a log is opened as ``"next.tmp"`` before it is named, or as
+                ``"*.wal"`` if it was found when the log was opened. Sealed ones are read as ``"*.wal"``.
             nth: The first matching call, counted from now, that fails. 1 or more.
             times: How many fail from there on; None for all.
             written_bytes: Of a ``pwrite``, so many bytes reach the file before the error.
@@ -144,12 +141,22 @@ class FaultScript:
         with self._lock:
             self._hook = hook
 
+    def limit_space(self, size_bytes: int | None) -> None:
+        """Limit the total length of the files opened through this object; None: no limit.
+
+        Reserved space counts as used. A write without enough room is written as far as it fits and then
+        fails with ENOSPC, as on a full disk. Truncating and removing files makes room.
+        """
+        with self._lock:
+            self._space_bytes = size_bytes
+
     def heal(self) -> None:
-        """Remove all faults and the hook, and release held calls."""
+        """Remove all faults, the hook and the limit, and release held calls."""
         with self._lock:
             holds, self._holds = self._holds, []
             self._faults.clear()
             self._hook = None
+            self._space_bytes = None
         for hold in holds:
             hold.release()
 
@@ -190,58 +197,6 @@ class FaultScript:
                 discard(result)
         raise failure(fault.error, call.path)
 
-
-def failure(error: int, path: Path) -> OSError:
-    """Return the OSError (of the right subclass) that the system would raise."""
-    return OSError(error, os.strerror(error), str(path))
-
-
-class Length:
-    """Length of a file, shared by all its open handles and kept across renames."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-
-
-class FaultyFileSystem(FaultScript):
-    """Passes every call on to ``inner``, unless a rule says otherwise."""
-
-    __slots__ = ("_inner",)
-
-    def __init__(self, inner: FileSystem) -> None:
-        super().__init__()
-        self._inner = inner
-        # Guarded by the lock of FaultScript.
-        self._space_bytes: int | None = None
-        self._lengths: dict[Path, Length] = {}
-
-    def limit_space(self, size_bytes: int | None) -> None:
-        """Limit the total length of the files opened through this object; None: no limit.
-
-        Reserved space counts as used. A write without enough room is written as far as it fits and then
-        fails with ENOSPC, as on a full disk. Truncating and removing files makes room.
-        """
-        with self._lock:
-            self._space_bytes = size_bytes
-
-    def heal(self) -> None:
-        """Remove all faults, the hook and the limit, and release held calls."""
-        self.limit_space(None)
-        super().heal()
-
-    def anchor(self, directory: Path) -> Self:
-        """Bind to a directory, under the same rules; calls are recorded with the paths they are given."""
-        call = Call("anchor", directory)
-        inner = self.run(call, lambda: self._inner.anchor(directory), lambda made: made.close())
-        twin = object.__new__(type(self))
-        twin.__dict__ = self.__dict__  # the same rules, including later ones
-        twin._inner = inner
-        return twin
-
-    def close(self) -> None:
-        """Let go of the directory."""
-        self._inner.close()
-
     def open(self, path: Path, mode: str) -> File:
         """Open a file; see :class:`walstore.ports.FileSystem`."""
         call = Call("open", path)
@@ -250,23 +205,6 @@ class FaultyFileSystem(FaultScript):
         with self._lock:
             length = self._lengths.setdefault(path, Length(size_bytes))
         return _FaultyFile(self, file, path, length)
-
-    def list(self, directory: Path) -> list[str]:
-        """Return the names in a directory."""
-        return self.run(Call("list", directory), lambda: self._inner.list(directory))
-
-    def list_directories(self, directory: Path) -> Sequence[str]:
-        """Return the names of the directories in a directory."""
-        call = Call("list_directories", directory)
-        return self.run(call, lambda: self._inner.list_directories(directory))
-
-    def make_directory(self, path: Path) -> bool:
-        """Create a directory and its parents durably."""
-        return self.run(Call("make_directory", path), lambda: self._inner.make_directory(path))
-
-    def read(self, path: Path) -> bytes:
-        """Return the whole content of a small file."""
-        return self.run(Call("read", path), lambda: self._inner.read(path))
 
     def replace(self, source: Path, target: Path) -> None:
         """Rename over the target."""
@@ -305,30 +243,15 @@ class FaultyFileSystem(FaultScript):
         """Make the directory's entries durable."""
         self.run(Call("sync_directory", path), lambda: self._inner.sync_directory(path))
 
-    def lock(self, path: Path, owner: str) -> Lock:
-        """Take an exclusive lock."""
-        call = Call("lock", path)
-        return self.run(call, lambda: self._inner.lock(path, owner), lambda made: made.release())
-
-    def lock_shared(self, path: Path) -> Lock | None:
-        """Take a shared lock if the file exists."""
-        call = Call("lock_shared", path)
-        return self.run(call, lambda: self._inner.lock_shared(path), _release_found)
-
     def cell(self, path: Path, size: int) -> Cell:
         """Map a small file. It does not count against the limit."""
         call = Call("cell", path, size_bytes=size)
         cell = self.run(call, lambda: self._inner.cell(path, size), lambda made: made.close())
         return _FaultyCell(self, cell, path)
 
-    def view_cell(self, path: Path, size: int) -> CellView:
-        """Map a cell for reading; reads from it never fail."""
-        call = Call("view_cell", path, size_bytes=size)
-        return self.run(call, lambda: self._inner.view_cell(path, size), lambda made: made.close())
-
     def free_bytes(self, path: Path) -> int:
         """Return the free space, within the limit if there is one."""
-        free_bytes = self.run(Call("free_bytes", path), lambda: self._inner.free_bytes(path))
+        free_bytes = super().free_bytes(path)
         with self._lock:
             return free_bytes if self._space_bytes is None else min(self._room_bytes(), free_bytes)
 
@@ -353,13 +276,12 @@ class FaultyFileSystem(FaultScript):
         return max(0, self._space_bytes - used_bytes)
 
 
-class _FaultyFile:
+class _FaultyFile(WrappedFile):
     """An open file of a FaultyFileSystem."""
 
     def __init__(self, system: FaultyFileSystem, inner: File, path: Path, length: Length) -> None:
+        super().__init__(system, inner, path)
         self._system = system
-        self._inner = inner
-        self._path = path
         self._length = length
 
     def pwrite(self, pieces: Sequence[Buffer], position: int) -> None:
@@ -384,11 +306,6 @@ class _FaultyFile:
             self._inner.pwrite([b"".join(pieces)[:wanted_bytes]], position)
         if error is not None:
             raise failure(error, self._path)
-
-    def pread(self, size: int, position: int) -> bytes:
-        """Read up to ``size`` bytes."""
-        call = Call("pread", self._path, position, size)
-        return self._system.run(call, lambda: self._inner.pread(size, position))
 
     def datasync(self) -> None:
         """Make the content durable."""
@@ -415,10 +332,6 @@ class _FaultyFile:
 
         self._system.run(Call("truncate", self._path, size_bytes=size), act)
 
-    def size(self) -> int:
-        """Return the length in bytes."""
-        return self._system.run(Call("size", self._path), self._inner.size)
-
     def close(self) -> None:
         """Release the descriptor, also when the call fails, as Linux does."""
         fault = self._system.begin(Call("close", self._path))
@@ -443,8 +356,3 @@ class _FaultyCell:
     def close(self) -> None:
         """Unmap."""
         self._inner.close()
-
-
-def _release_found(lock: Lock | None) -> None:
-    if lock is not None:
-        lock.release()
