@@ -204,8 +204,8 @@ class LogPublisher:
             return False
         if start < manifest.oldest_offset:
             raise OutcomeUnknownError(
-                f"offset {start} of {self._log.url} was collected before it could be told whose "
-                "records it had"
+                f"offset {start} of {self._log.url} was collected before it was "
+                "known whose records it had"
             )
         entry = await self._stall_guard.call(partial(self._tree.locate, manifest, start))
         limit = start + staged.count
