@@ -155,10 +155,10 @@ class Publisher:
         acknowledgement sent twice has no further effect. ExpectationError for a transaction whose
         intents were not built.
         """
-        if not self._intents and self._pending():
-            raise ExpectationError(
-                "build_ack_intents() first, and store them", expected=len(self._pending()), actual=0
-            )
+        pending = len(self._pending())
+        if pending and not self._intents:
+            text = "build_ack_intents() first, and store them"
+            raise ExpectationError(text, expected=pending, actual=0)
         offsets: dict[str, int] = {}
         for log_id, data in list(self._intents.items()):
             lane = self._lanes[log_id]
@@ -178,7 +178,9 @@ class Publisher:
         first: WalError | None = None
         for lane in self._pending():
             try:
-                await self._append_abort(lane)
+                async with lane.turn:
+                    stamp = self._stamp(Flag.ABORT)
+                    lane.last_offset = await append_stamp(lane.log, stamp.encode())
             except WalError as error:
                 first = first or error
             else:
@@ -205,10 +207,6 @@ class Publisher:
             )
             lane.last_offset = offset
             return offset
-
-    async def _append_abort(self, lane: _Lane) -> None:
-        async with lane.turn:
-            lane.last_offset = await append_stamp(lane.log, self._stamp(Flag.ABORT).encode())
 
     def _stamp(self, flag: Flag) -> Stamp:
         return Stamp(self.producer, self._clock.tick(), flag)

@@ -199,20 +199,9 @@ class Metrics(Protocol):
         """
 
 
-class Unobserved:
-    """The observer of a log without metrics."""
-
-    def on_commit(
-        self, records: int, size_bytes: int, append_seconds: float, commit_seconds: float
-    ) -> None:
-        """Do nothing."""
-
-    def on_sync(self, seconds: float) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+class _Unobserved(LogObserver):
+    """The observer of a log without metrics; it does nothing."""
 
 
-UNOBSERVED: Final[LogObserver] = Unobserved()
+UNOBSERVED: Final[LogObserver] = _Unobserved()
 """Shared by all logs without metrics."""

@@ -215,8 +215,6 @@ class PowerLossFileSystem(WrappedFileSystem):
     def open(self, path: Path, mode: str) -> File:
         """Open a file; see :class:`walstore.ports.FileSystem`."""
         with self.powered(path):
-            if mode == "r":
-                return _PowerLossFile(self, self._inner.open(path, mode), path, None)
             content = self._know(path) if mode == "r+" else FileContent(b"")
             file = self._inner.open(path, mode)
             if mode == "x":
@@ -311,10 +309,10 @@ class PowerLossFileSystem(WrappedFileSystem):
 
 
 class _PowerLossFile(WrappedFile):
-    """An open file of a PowerLossFileSystem; without a content it is read-only."""
+    """An open file of a PowerLossFileSystem. The content of one that is only read is not used."""
 
     def __init__(
-        self, system: PowerLossFileSystem, inner: File, path: Path, content: FileContent | None
+        self, system: PowerLossFileSystem, inner: File, path: Path, content: FileContent
     ) -> None:
         super().__init__(system, inner, path)
         self._system = system
@@ -324,31 +322,27 @@ class _PowerLossFile(WrappedFile):
         """Write all pieces."""
         with self._system.powered(self._path):
             self._inner.pwrite(pieces, position)
-            if self._content is not None:
-                self._content.write(position, b"".join(pieces))
+            self._content.write(position, b"".join(pieces))
 
     def datasync(self) -> None:
         """Make everything written before the call durable."""
         with self._system.powered(self._path):
-            covered = 0 if self._content is None else self._content.pending
+            covered = self._content.pending
         self._inner.datasync()
         with self._system.powered(self._path):
-            if self._content is not None:
-                self._content.sync(covered)
+            self._content.sync(covered)
 
     def allocate(self, size: int) -> None:
         """Reserve space."""
         with self._system.powered(self._path):
             self._inner.allocate(size)
-            if self._content is not None:
-                self._content.reserve(size)
+            self._content.reserve(size)
 
     def truncate(self, size: int) -> None:
         """Cut or extend the file."""
         with self._system.powered(self._path):
             self._inner.truncate(size)
-            if self._content is not None:
-                self._content.resize(size)
+            self._content.resize(size)
 
     def close(self) -> None:
         """Release the descriptor, also without power."""
