@@ -199,9 +199,20 @@ class Metrics(Protocol):
         """
 
 
-class _Unobserved(LogObserver):
-    """The observer of a log without metrics; it does nothing."""
+class Unobserved:
+    """The observer of a log without metrics."""
+
+    def on_commit(
+        self, records: int, size_bytes: int, append_seconds: float, commit_seconds: float
+    ) -> None:
+        """Do nothing."""
+
+    def on_sync(self, seconds: float) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
-UNOBSERVED: Final[LogObserver] = _Unobserved()
+UNOBSERVED: Final[LogObserver] = Unobserved()
 """Shared by all logs without metrics."""
