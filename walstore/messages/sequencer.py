@@ -21,6 +21,10 @@ from walstore.messages.producers import Partial, Producers, ReadCheckpoint, Ring
 from walstore.messages.stamp import Flag, Stamp
 from walstore.records import Record
 
+RING_RECORDS: Final = 8192
+RING_BYTES: Final = 16 << 20
+HORIZON_SECONDS: Final = 86_400.0
+
 
 class Outcome(StrEnum):
     """The effect of a record, returned by :meth:`walstore.messages.Sequencer.step`."""
@@ -65,11 +69,6 @@ _COMMITS = frozenset(
         Outcome.COMMITTED_BY_REPLAY,
     }
 )
-
-
-RING_RECORDS: Final = 8192
-RING_BYTES: Final = 16 << 20
-HORIZON_SECONDS: Final = 86_400.0
 
 
 @dataclass(slots=True)
