@@ -1,6 +1,6 @@
 """Join two logs of one store: which orders were paid, and how long did it take?
 
-Both logs are read by one query over the store's directory; the column ``topic`` tells them apart.
+Both logs are read by one query over the store's directory; the column ``topic`` names the log.
 """
 
 from __future__ import annotations

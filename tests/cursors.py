@@ -27,7 +27,7 @@ from walstore.format.checkpoint import CELL_FILE_NAME, DurableCell, encode_cell
 from walstore.ports import Clock, FileSystem
 from walstore.read.reader import Reader
 from walstore.runtime.clock import SystemClock
-from walstore.runtime.loop_guard import LoopGuard
+from walstore.runtime.resource import LoopGuard
 from walstore.testing import ManualClock
 
 FS = PosixFileSystem()

@@ -48,8 +48,7 @@ from walstore.runtime.extras import MissingExtraError
 from walstore.runtime.statistics import Statistics
 from walstore.settings import Settings
 from walstore.store.settings import StoreSettings
-from walstore.store.statistics import StoreStatistics
-from walstore.store.wal_store import WalStore
+from walstore.store.wal_store import StoreStatistics, WalStore
 
 __version__ = "0.1.0"
 

@@ -31,7 +31,7 @@ def main() -> None:
         sys.stderr.write("walstore: interrupted\n")
         code = 1
     # From here on the interpreter ends, and would show a traceback for a SIGINT. A verb that was stopped by a
-    # signal has had them ignored since: somebody who sends two is to see how it ended.
+    # signal ignores them, so that a user who sends two sees how it ended.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code)

@@ -21,7 +21,7 @@ from walstore.files.posix import PosixFileSystem
 from walstore.format.checkpoint import decode_cell
 from walstore.settings import KIB
 from walstore.testing import FaultyFileSystem
-from walstore.testing.script import Call
+from walstore.testing.calls import Call
 from walstore.verify.verifying import verify_directory
 
 SETTINGS = SMALL.replace(min_free_bytes=0)

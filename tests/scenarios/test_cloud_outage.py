@@ -54,7 +54,7 @@ def store() -> RecordingStore:
         (timeout("not_written"), True),
         (StorageUnavailableError("forbidden", retriable=False), False),
         (LogNotFoundError("there is no such bucket", location="s3://b"), False),
-        (InvalidSettingsError("the bucket lies in another region"), False),
+        (InvalidSettingsError("the bucket is in another region"), False),
         (DiskFullError("no space is left"), False),
     ],
 )

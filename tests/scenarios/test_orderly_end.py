@@ -27,7 +27,7 @@ from walstore import Wal, WalError, WalLockedError, WalStore
 from walstore.files.posix import PosixFileSystem
 from walstore.ports import FileSystem
 from walstore.testing import FaultyFileSystem
-from walstore.testing.script import Call
+from walstore.testing.calls import Call
 
 DEADLINE_SECONDS = 20
 ROOT = Path(__file__).parents[2]

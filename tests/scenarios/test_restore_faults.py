@@ -32,8 +32,8 @@ from walstore.errors import (
 from walstore.files.directory import list_segments
 from walstore.files.posix import PosixFileSystem
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
+from walstore.testing.calls import Call
 from walstore.testing.power import KEEP_ALL, LOSE_ALL
-from walstore.testing.script import Call
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from random import Random
 from typing import Final
 
 from tests.sim.loop import Process
-from walstore.testing.script import failure
-from walstore.testing.unsynced import FileContent
+from walstore.testing.calls import failure
+from walstore.testing.power import FileContent
 
 _CELL_STORES: Final = 64
 

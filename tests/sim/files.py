@@ -15,7 +15,7 @@ from tests.sim.loop import Killed, Process
 from tests.sim.threads import current
 from tests.sim.weather import CHANGING, Fault, Weather
 from walstore.errors import WalLockedError
-from walstore.testing.script import failure
+from walstore.testing.calls import failure
 
 _T = TypeVar("_T")
 _DAWDLES: Final = frozenset({"datasync", "sync_directory", "replace", "pwrite", "truncate"})

@@ -11,7 +11,7 @@ from tests.sim.disk import Inode
 from tests.sim.loop import Killed
 from tests.sim.threads import current
 from walstore.ports import Buffer
-from walstore.testing.script import failure
+from walstore.testing.calls import failure
 
 if TYPE_CHECKING:
     from tests.sim.files import SimFileSystem

@@ -13,7 +13,7 @@ from typing import Any
 from tests.sim.files import SimFileSystem
 from tests.sim.loop import Process, SimLoop
 from walstore.errors import WalClosedError
-from walstore.runtime import forks
+from walstore.runtime import resource
 
 
 class SimClock:
@@ -35,7 +35,7 @@ class SimClock:
 
 def abandon_all() -> None:
     """Silence logs and writers of killed processes: nobody closed them, and they may be collected later."""
-    for thing in list(forks._inherited):
+    for thing in list(resource._inherited):
         fs = getattr(thing, "fs", None) or getattr(thing, "_fs", None)
         url = getattr(thing, "url", None)
         if isinstance(fs, SimFileSystem) or str(url).startswith("sim:"):

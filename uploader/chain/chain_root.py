@@ -325,7 +325,7 @@ class ChainRoot:
         before = self._current()
         found = await self._find_head(before)
         if found is None:
-            raise ContentionError(f"somebody deleted the manifests of {self._store.url}")
+            raise ContentionError(f"the manifests of {self._store.url} were deleted")
         self._take(found, must=True)
         tried = pending.tried
         if tried is None:
@@ -337,7 +337,7 @@ class ChainRoot:
             return True
         if found.link.slot == before.slot and tried.slot == before.next:
             raise CorruptionError(
-                "a manifest that belongs to no chain lies in the next slot", path=tried.key
+                "a manifest that belongs to no chain is in the next slot", path=tried.key
             )
         return False
 
@@ -377,13 +377,13 @@ class ChainRoot:
         result.decided(self._store.url, "the manifest was created; open again")
         if await self._store.head(layout.MANIFEST) is not None:
             raise InvalidSettingsError(
-                f"somebody created a log of the other layout at {self._store.url} at the same time; "
+                f"a log of the other layout was created at {self._store.url} at the same time; "
                 f"delete {layout.MANIFEST} or {link.key}, whichever is empty"
             )
         if not await self.load():
             self._check_not_ended()
             await check_not_destroyed(self._store)
-            raise ContentionError(f"somebody deleted the manifest of {self._store.url}")
+            raise ContentionError(f"the manifest of {self._store.url} was deleted")
 
 
 def _unknown(store: ObjectStore, done: str, cause: WalError | None) -> OutcomeUnknownError:

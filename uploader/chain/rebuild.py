@@ -106,7 +106,7 @@ async def rebuild(
     result = await cas.create(store, link.key, link.serialise(), retry=retry)
     result.decided(store.url, f"{link.key} was put; look before you try again")
     if result.outcome is cas.PutOutcome.LOST:
-        raise ContentionError(f"somebody else rebuilds the manifest of {store.url}")
+        raise ContentionError(f"another process rebuilds the manifest of {store.url}")
     return rebuilt
 
 

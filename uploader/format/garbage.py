@@ -153,7 +153,7 @@ class Garbage:
         """Raise CorruptionError unless the fragments that go have a record each, below what is kept."""
         if not 0 <= self.limit_seq_no - self.start_seq_no <= self.first_to_keep:
             raise CorruptionError(
-                f"fragments {self.start_seq_no} to {self.limit_seq_no} cannot all lie below offset "
+                f"fragments {self.start_seq_no} to {self.limit_seq_no} cannot all be below offset "
                 f"{self.first_to_keep}",
                 path=path,
                 expected=self.first_to_keep,

@@ -4,7 +4,7 @@ A link is a manifest that also names its own slot, the link it follows and the n
 that document, the rule by which one link follows another, and the rule that assigns slots.
 
 Slots (docs/chain.md has the proof)
-  L1  A link follows another if it lies in the slot that the other names as next, and names the other (slot,
+  L1  A link follows another if it is in the slot that the other names as next, and names the other (slot,
       author, setsum) as the one before it. Nothing else decides what belongs to the chain.
   L2  An author's links stand side by side. Who goes on after another author leaves out the slots in which
       that one may have put, or put later, what is not linked: ``alpha`` of them, with its own.
@@ -179,7 +179,7 @@ class Link:
         link = read_document(data, build, path=path)
         if link.slot != slot or not link.base <= slot < link.next <= slot + 2 * MOST_ALPHA:
             raise CorruptionError(
-                "a manifest lies in a slot that it was not made for",
+                "a manifest is in a slot that it was not made for",
                 path=path,
                 expected=slot,
                 found=f"slot {link.slot}, base {link.base}, next {link.next}",

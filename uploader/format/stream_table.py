@@ -110,7 +110,7 @@ class StreamTable:
         """
         if self.closings < (closings or 0):
             raise CorruptionError(
-                "the table of streams lacks closings that the manifest tells of; put its newest version back",
+                "the table of streams lacks closings that the manifest names; put its newest version back",
                 path=layout.STREAMS,
                 expected=closings,
                 found=self.closings,

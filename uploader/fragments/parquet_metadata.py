@@ -184,7 +184,7 @@ def _chunk(meta: dict[int, Any], leaf: Leaf, size_bytes: int) -> Chunk:
         start = first
     limit = start + _count(meta[7])
     if limit > size_bytes:
-        raise ValueError("a column lies outside of the file")
+        raise ValueError("a column is outside of the file")
     bounds = _bounds(meta.get(12) or {}) if leaf.kind == _INT64 else None
     return Chunk(leaf, _CODECS[_count(meta[4])], _count(meta[5]), start, limit, bounds)
 

@@ -100,7 +100,7 @@ class HeadFile:
         except ObjectNotFoundError:
             return [], None
         if found.value is None:
-            logger.warning("%s; waiting anew", found.damage)
+            logger.warning("%s; waiting again", found.damage)
         return found.value or [], found.etag
 
     def _worth_keeping(self, heads: Sequence[ObservedHead], now_us: int) -> list[ObservedHead]:

@@ -253,12 +253,12 @@ class SwappedRoot:
         result.decided(self._store.url, "the manifest was created; open again")
         async for listed in self._store.list(f"{layout.MANIFEST}."):
             raise InvalidSettingsError(
-                f"somebody created a log of the other layout at {self._store.url} at the same time; "
+                f"a log of the other layout was created at {self._store.url} at the same time; "
                 f"delete {layout.MANIFEST} or {listed.key}, whichever is empty"
             )
         if not await self._load():
             await check_not_destroyed(self._store)
-            raise ContentionError(f"somebody deleted the manifest of {self._store.url}")
+            raise ContentionError(f"the manifest of {self._store.url} was deleted")
 
     async def _swap(self, known: _Known, manifest: Manifest) -> bool:
         """Swap a known manifest for ``manifest``; if it was no longer current, load the newer one."""
@@ -272,7 +272,7 @@ class SwappedRoot:
             return True
         result.decided(self._store.url, "the manifest was swapped; open again")
         if not await self._load():
-            raise ContentionError(f"somebody deleted the manifest of {self._store.url}")
+            raise ContentionError(f"the manifest of {self._store.url} was deleted")
         return False
 
 

@@ -211,7 +211,7 @@ def _check_record(record: CommitRecord, write: WriteId) -> None:
     if record.source != write.source:
         raise InvalidSettingsError(
             f"the query {write.query!r} belongs to another stream or job ({record.source}); its epochs "
-            "cannot be told from those of this one: give this one another queryId"
+            "cannot be distinguished from those of this one: give this one another queryId"
         )
     if record.epoch is None and record.job == write.job:
         raise WalError("the write was given up before; run it again")

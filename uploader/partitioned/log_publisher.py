@@ -8,9 +8,9 @@ enter the log, and its outcome is final as soon as the log has passed that place
   * anything else is there: it is not, and never will be at that place. Then, and only then, it gets another
     place, which the commit record must contain before anything is put there.
 
-Any number of drivers may do this at once with the same record, also ones that paused for long: what an old
-one still puts goes where the log has passed. The sum tells fragments apart because it covers the
-offset, the fragment's own time, and the values.
+Any number of drivers may do this at once with the same record, also ones that paused for long: an old one
+still puts fragments only at places that the log has passed. The sum distinguishes fragments because it
+covers the offset, the fragment's own time, and the values.
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ class LogPublisher:
             return False
         if start < manifest.oldest_offset:
             raise OutcomeUnknownError(
-                f"offset {start} of {self._log.url} was collected before it could be told whose "
-                "records it had"
+                f"offset {start} of {self._log.url} was collected before it was "
+                "known whose records it had"
             )
         entry = await self._stall_guard.call(partial(self._tree.locate, manifest, start))
         limit = start + staged.count

@@ -76,7 +76,7 @@ async def open_partitions(
         await root.aclose()
         if root.is_known:
             raise InvalidSettingsError(
-                f"a log that is not partitioned lies at {store.url}; write to another place"
+                f"a log that is not partitioned is at {store.url}; write to another place"
             )
         await require_conditional_puts(store, is_new=True, retry=retry)
         found = await create_partitions(store, 1 if partitions is None else partitions, retry=retry)

@@ -101,7 +101,7 @@ class PartitionPublisher:
             await remove(self._store, [file.key], rule=is_passing)
             return
         raise CorruptionError(
-            "a committed row is lost: somebody deleted what was staged", path=error.key
+            "a committed row is lost: what was staged was deleted", path=error.key
         ) from error
 
     @asynccontextmanager

@@ -171,7 +171,7 @@ class Stager:
         result = await cas.create(self._store, key, built.data, retry=self._retry)
         result.decided(self._store.url, f"{key} was put")
         if result.outcome is not cas.PutOutcome.COMMITTED:
-            raise WalError(f"somebody else put {key} in {self._store.url}")
+            raise WalError(f"another writer put {key} in {self._store.url}")
         buffer.staged[place] = StagedFragment(
             key, built.start, built.limit, len(built.data), crc32, built.setsum, times_us
         )

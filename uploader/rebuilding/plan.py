@@ -35,7 +35,7 @@ Keep: TypeAlias = Literal["before", "after"] | int
 
 _WRITER: Final = "walstore rebuild"
 _LIFE_CHARS: Final = 16
-_INTERRUPTED: Final = "a rebuild gave up what lies there, and was interrupted"
+_INTERRUPTED: Final = "a rebuild gave up what is there, and was interrupted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def _of_sound(survey: StoreSurvey) -> RebuildPlan:
         if begun.get(seen.key) == seen.etag:
             found.append((Void(seen.key, seen.etag), _INTERRUPTED))
         elif seen.entry is None and not seen.is_excluded and not manifest.is_sealed:
-            what = f"it is no fragment, and lies where the next ones belong: {seen.problem}"
+            what = f"it is no fragment, and is where the next ones belong: {seen.problem}"
             found.append((Void(seen.key, seen.etag), what))
     last = layout.fragment_path(manifest.next_seq_no)
     if is_sealed and last in begun and manifest.next_seq_no not in survey.fragments:

@@ -19,7 +19,7 @@ async def is_published(tree: ManifestTree, manifest: Manifest, last: Fragment, *
     if last.limit <= manifest.oldest_offset:
         raise ContentionError(
             f"another writer went on at {url}, and offset {last.start} was collected "
-            "before it could be told whose records it had",
+            "before it was known whose records it had",
             outcome="unknown",
         )
     return await tree.locate(manifest, last.start) == last

@@ -130,7 +130,7 @@ def _same(found: Snapshot, snapshot: Snapshot) -> SnapshotPointer:
     holds_itself = any(child.setsum == found.setsum for child in found.snapshots)
     if holds_itself or dataclasses.replace(own, depth=stated.depth) != stated:
         raise CorruptionError(
-            "an object that lies in a snapshot's place does not hold its records",
+            "an object in a snapshot's place does not contain its records",
             path=snapshot.path,
             expected=stated,
             found=own,

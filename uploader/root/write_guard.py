@@ -92,7 +92,7 @@ async def check_creatable(store: ObjectStore, *, is_gone: bool) -> None:
     await check_not_destroyed(store)
     if is_gone:
         raise LogNotFoundError(
-            f"the log at {store.url} is gone: somebody deleted its manifest", location=store.url
+            f"the log at {store.url} is gone: its manifest was deleted", location=store.url
         )
 
 

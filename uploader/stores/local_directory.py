@@ -295,7 +295,7 @@ def _is_taken(temporary: Path, target: Path) -> bool:
     except FileExistsError:
         if target.is_dir():
             raise InvalidSettingsError(
-                f"a local store cannot hold an object where others lie below: {target}"
+                f"a local store cannot hold an object with others below it: {target}"
             ) from None
         return True
     return False
@@ -326,5 +326,5 @@ def _translate(error: OSError, path: Path, outcome: Outcome) -> WalError:
     if error.errno == errno.ENAMETOOLONG:
         return InvalidSettingsError(f"a part of the key is too long for a file name: {path}")
     if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
-        return InvalidSettingsError(f"an object lies where a directory is needed: {path}")
+        return InvalidSettingsError(f"an object is where a directory is needed: {path}")
     return StorageUnavailableError(f"cannot use {path}: {reason}", outcome=outcome)

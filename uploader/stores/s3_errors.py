@@ -150,7 +150,7 @@ def _translate_answer(response: Any, *, url: str, key: str, is_put: bool) -> Wal
         return StorageUnavailableError(f"{url} asks to slow down ({said}); try again")
     if codes & _WRONG_REGION:
         return InvalidSettingsError(
-            f"the bucket lies in another region ({said}); add ?region=… to {url}"
+            f"the bucket is in another region ({said}); add ?region=… to {url}"
         )
     if "RequestTimeTooSkewed" in codes:
         return StorageUnavailableError(

@@ -21,7 +21,7 @@ from uploader.write.writer_settings import WriterSettings
 from walstore.batches.batch_builder import RECORD_OVERHEAD_BYTES, AppendRequest
 from walstore.errors import LimitExceededError, OffsetMismatchError, RecordTooLargeError, WalError
 from walstore.runtime.error_mapping import copy_error
-from walstore.runtime.loop_guard import LoopGuard
+from walstore.runtime.resource import LoopGuard
 
 EARLY_BYTES = 1 << 20
 """From this size on, building a fragment takes too long to wait until the last moment."""
@@ -110,7 +110,7 @@ class AppendQueue:
             self._guard.check()
 
     def abandon(self, error: WalError) -> None:
-        """Refuse everything in a child process, waking nobody; see :mod:`walstore.runtime.forks`."""
+        """Refuse everything in a child process, waking nobody; see :mod:`walstore.runtime.resource`."""
         self._closed = error
 
     # -- the other end -----------------------------------------------------------------------

@@ -38,8 +38,7 @@ from walstore.errors import OffsetMismatchError, WalClosedError
 from walstore.format.ledger import StreamInfo
 from walstore.ports import Clock
 from walstore.runtime.clock import SystemClock
-from walstore.runtime.forks import abandon_in_children
-from walstore.runtime.resource import Opening, warn_unclosed
+from walstore.runtime.resource import Opening, abandon_in_children, warn_unclosed
 from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_settings
 

@@ -37,7 +37,7 @@ from walstore.errors import (
 from walstore.format.frame import MOST_RECORDS
 from walstore.format.ledger import Ledger, Marks
 from walstore.runtime.error_mapping import copy_error
-from walstore.runtime.loop_guard import LoopGuard
+from walstore.runtime.resource import LoopGuard
 from walstore.runtime.statistics import ErrorCounts
 from walstore.runtime.watermark import Watermark
 from walstore.settings import Settings
@@ -273,7 +273,7 @@ class Channel:
 
     def abandon(self, error: WalError) -> None:
         """Refuse everything and drop what was accepted, without waking waiters; see
-        ``runtime/forks.py``."""
+        ``runtime/resource.py``."""
         self._closed = error
         self._is_dropped = True
         self._ready.clear()

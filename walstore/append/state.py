@@ -167,7 +167,7 @@ class LogState:
             self.visible.fail(make_error)
 
     def abandon(self, error: WalError) -> None:
-        """End all waits in a child process; see :mod:`walstore.runtime.forks`."""
+        """End all waits in a child process; see :mod:`walstore.runtime.resource`."""
         for limit in (self.durable, self.visible, self.settled, self.uploaded):
             limit.refuse(lambda _: copy_error(error))
 

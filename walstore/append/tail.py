@@ -325,7 +325,7 @@ class Tail:
         self._sealed.append(placed.summary)
         self._note_written(builder.serial)
         self._note_synced()
-        # Before the next segment, which may fail: other processes see what its caller is told.
+        # Before the next segment, which may fail: other processes see what is reported to the caller.
         self._cell.store(self._cell_of(placed.summary, placed.header))
         self._begin_segment()
         self._store_cell()

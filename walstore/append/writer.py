@@ -27,7 +27,7 @@ from walstore.errors import FencedError, Outcome, WalClosedError, WalError
 from walstore.files.segment_file import Segment
 from walstore.ports import Clock
 from walstore.runtime.error_mapping import copy_error, to_wal_error
-from walstore.runtime.observer import UNOBSERVED, LogObserver
+from walstore.runtime.statistics import UNOBSERVED, LogObserver
 from walstore.runtime.threads import Lane
 from walstore.settings import Settings
 
@@ -226,7 +226,7 @@ class Writer:
         self._tail.close(clean=self.failure is None and self._ended)
 
     def abandon(self, error: WalClosedError) -> None:
-        """Refuse every request; see :mod:`walstore.runtime.forks`."""
+        """Refuse every request; see :mod:`walstore.runtime.resource`."""
         self.failure = error
         self._ended = True
 

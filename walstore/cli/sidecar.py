@@ -228,6 +228,6 @@ def _print(settings: SidecarSettings, summary: Summary) -> None:
             ("records", format_count(summary.records)),
             ("landed up to", brief(summary.positions)),
             ("cursor", f"{settings.cursor_name} at {brief(summary.cursors)}"),
-            ("ended", "told to stop" if summary.is_stopped else "all has landed"),
+            ("ended", "asked to stop" if summary.is_stopped else "all has landed"),
         ]
     )

@@ -26,7 +26,7 @@ async def read_stdin(stop: asyncio.Event) -> AsyncIterator[bytes]:
     """Yield what arrives on stdin, as soon as it does, until it ends or ``stop`` is set.
 
     The thread that reads is only asked once there is something to read: one that waits in a read for
-    somebody to type could not be stopped. ``stop`` never interrupts a read, so no byte is taken from
+    input could not be stopped. ``stop`` never interrupts a read, so no byte is taken from
     stdin and then lost. Raises InputError if stdin cannot be read.
     """
     while True:

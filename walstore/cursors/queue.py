@@ -18,7 +18,7 @@ from walstore.cursors.file import CursorState
 from walstore.errors import OutcomeUnknownError, WalClosedError, WalError, WalLockedError
 from walstore.ports import Clock, FileSystem
 from walstore.runtime.error_mapping import copy_error
-from walstore.runtime.forks import abandon_in_children
+from walstore.runtime.resource import abandon_in_children
 from walstore.runtime.threads import Lane
 
 logger = logging.getLogger("walstore")
@@ -136,7 +136,7 @@ class CursorQueue:
             await asyncio.shield(self._draining)
 
     def abandon(self, error: WalClosedError) -> None:
-        """Refuse everything in a child process; see :mod:`walstore.runtime.forks`."""
+        """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""
         self._abandoned = error
 
     async def _drain(self) -> None:

@@ -26,7 +26,7 @@ from walstore.errors import InvalidSettingsError, OffsetNotWrittenError, WalClos
 from walstore.ports import Clock, FileSystem
 from walstore.read.reader import Reader
 from walstore.records import Start
-from walstore.runtime.followers import Followers
+from walstore.runtime.statistics import Followers
 from walstore.runtime.threads import Lane, Worker
 from walstore.validation.arguments import as_seconds
 

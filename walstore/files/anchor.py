@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from walstore.errors import WalClosedError
-from walstore.runtime.forks import abandon_in_children
+from walstore.runtime.resource import abandon_in_children
 from walstore.runtime.threads import Lane
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from walstore.errors import CorruptionError, LogNotFoundError
-from walstore.files.segment_file import newer_batch, read_header
+from walstore.files.segment_file import read_header, unreadable_batch
 from walstore.format import checkpoint, claims, recovery, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.claims import Claims
-from walstore.format.packed import MalformedError
 from walstore.format.recovery import Chain, Evidence
 from walstore.format.segment import SegmentIndex
 from walstore.ports import File, FileSystem
@@ -178,14 +177,8 @@ def walk_file(
     def follow(view: memoryview, at: int) -> int:
         try:
             return recovery.walk(view, chain, index, at, salt)
-        except MalformedError as error:
-            raise CorruptionError(
-                f"batch at offset {chain.next_offset} holds {error}",
-                path=str(path),
-                position=error.position,
-            ) from None
         except ValueError as error:
-            raise newer_batch(path, error) from None
+            raise unreadable_batch(error, path, chain.next_offset) from None
 
     return walk_chunks(file, follow, position, end)
 

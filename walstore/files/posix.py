@@ -18,7 +18,7 @@ from typing import Final, Self, TypeVar
 from walstore.errors import WalClosedError, WalLockedError
 from walstore.files.anchor import Anchor, NoAnchor
 from walstore.ports import Buffer
-from walstore.runtime.forks import abandon_in_children
+from walstore.runtime.resource import abandon_in_children
 
 _T = TypeVar("_T")
 _IOV_MAX = 1024

@@ -253,24 +253,30 @@ def check(
 
 
 def decode(view: memoryview, header: FrameHeader, path: Path, at: int) -> FrameBatch:
-    """Wrap a checked frame as a batch; FormatVersionError if this version cannot read it."""
+    """Wrap a checked frame as a batch; CorruptionError if it is malformed, FormatVersionError if this
+    version cannot read it."""
     try:
         return FrameBatch(view, header, (path, at))
-    except MalformedError as error:
-        raise CorruptionError(
-            f"batch at offset {header.start} holds {error}",
-            path=str(path),
-            position=at + header.position,
-        ) from None
     except ValueError as error:
-        raise newer_batch(f"{path} at byte {at + header.position}", error) from None
+        raise unreadable_batch(error, path, header.start, at + header.position) from None
 
 
-def newer_batch(where: Path | str, error: ValueError) -> FormatVersionError:
-    """Return the error for a whole batch that this version cannot read; ``error`` says what it lacks."""
+def unreadable_batch(
+    error: ValueError, path: Path, offset: int, position: int | None = None
+) -> CorruptionError | FormatVersionError:
+    """Return the error for a whole batch that cannot be read: malformed, or of a newer version.
+
+    ``error`` says what it contains, or what this version lacks. ``position`` is its byte in the file, if
+    that is known.
+    """
+    if isinstance(error, MalformedError):
+        position = error.position if position is None else position
+        return CorruptionError(
+            f"batch at offset {offset} holds {error}", path=str(path), position=position
+        )
     return FormatVersionError(
         "batch uses a feature of a newer version",
-        path=str(where),
+        path=str(path) if position is None else f"{path} at byte {position}",
         found=str(error),
         supported=frame.FRAME_VERSION,
     )

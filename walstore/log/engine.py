@@ -51,8 +51,7 @@ from walstore.ports import Clock, FileSystem, Tier
 from walstore.read.tiered import TieredSource
 from walstore.records import Durability
 from walstore.runtime.error_mapping import copy_error, describe_open
-from walstore.runtime.forks import abandon_in_children
-from walstore.runtime.resource import warn_unclosed
+from walstore.runtime.resource import abandon_in_children, warn_unclosed
 from walstore.runtime.threads import Lane
 from walstore.settings import Settings, parse_durability
 from walstore.validation.arguments import MAX_TIMESTAMP_US, as_int

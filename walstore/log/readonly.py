@@ -42,8 +42,7 @@ from walstore.read.reader import Reader, ReadGuard
 from walstore.records import Start
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import copy_error, describe_read
-from walstore.runtime.forks import abandon_in_children
-from walstore.runtime.resource import Opening, warn_unclosed
+from walstore.runtime.resource import Opening, abandon_in_children, warn_unclosed
 from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_directory, as_int, as_moment_us
 
@@ -329,7 +328,7 @@ class ReadonlyWal(CursorMixin):
             self._fs.close()
 
     def abandon(self, error: WalClosedError) -> None:
-        """Refuse everything in a child process; see :mod:`walstore.runtime.forks`."""
+        """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""
         self._abandoned = self._watch.failure = error
         self._read_guard.thread = 0
 

@@ -35,10 +35,8 @@ from walstore.read.reader import Reader, ReadSource
 from walstore.read.uncommitted import AcceptedSource
 from walstore.records import AnyDurability, Durability, Start
 from walstore.runtime.clock import SystemClock
-from walstore.runtime.followers import Followers
-from walstore.runtime.observer import Metrics
 from walstore.runtime.resource import Opening
-from walstore.runtime.statistics import Statistics
+from walstore.runtime.statistics import Followers, Metrics, Statistics
 from walstore.settings import Settings
 from walstore.validation.arguments import as_directory, as_int, as_moment_us, as_text
 

@@ -7,17 +7,12 @@ for the protocol, the outcome table and the format.
 from __future__ import annotations
 
 from walstore.messages.committed_reader import CommittedReader
-from walstore.messages.coordinated_transaction import CoordinatedTransaction
-from walstore.messages.coordinator import Coordinator
-from walstore.messages.coordinator_state import CoordinatorState, StateStore
-from walstore.messages.message_clock import MessageClock, time_us
-from walstore.messages.outcome import Outcome
-from walstore.messages.publisher import AckIntents, Publisher
-from walstore.messages.read_checkpoint import ProducerState, ReadCheckpoint
-from walstore.messages.recovery import abort_producers, send_intents
-from walstore.messages.register_store import RegisterStore
-from walstore.messages.sequencer import Sequencer
-from walstore.messages.stamp import HEADER, Flag, Stamp, new_producer_id
+from walstore.messages.coordinator import CoordinatedTransaction, Coordinator
+from walstore.messages.coordinator_state import CoordinatorState, RegisterStore, StateStore
+from walstore.messages.producers import ProducerState, ReadCheckpoint
+from walstore.messages.publisher import AckIntents, Publisher, abort_producers, send_intents
+from walstore.messages.sequencer import Outcome, Sequencer
+from walstore.messages.stamp import HEADER, Flag, MessageClock, Stamp, new_producer_id, time_us
 
 __all__ = [
     # several logs, all or nothing

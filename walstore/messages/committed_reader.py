@@ -10,9 +10,14 @@ from typing import Protocol, Self
 
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError
-from walstore.messages.outcome import Outcome
-from walstore.messages.read_checkpoint import ReadCheckpoint
-from walstore.messages.sequencer import HORIZON_SECONDS, RING_BYTES, RING_RECORDS, Sequencer
+from walstore.messages.producers import ReadCheckpoint
+from walstore.messages.sequencer import (
+    HORIZON_SECONDS,
+    RING_BYTES,
+    RING_RECORDS,
+    Outcome,
+    Sequencer,
+)
 from walstore.read.reader import Reader
 from walstore.records import Record, Start
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 
 from walstore.errors import (
     ExpectationError,
@@ -14,16 +14,59 @@ from walstore.errors import (
     WalError,
 )
 from walstore.log.wal import Wal
-from walstore.messages.coordinated_transaction import CoordinatedTransaction
 from walstore.messages.coordinator_state import CoordinatorState, StateStore
-from walstore.messages.publisher import Publisher
-from walstore.messages.recovery import recover
-from walstore.messages.stamp import new_producer_id
+from walstore.messages.publisher import Publisher, abort_producers, send_intents
+from walstore.messages.stamp import Stamp, new_producer_id
 from walstore.ports import Clock
 from walstore.records import AnyDurability, Durability
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import copy_error
 from walstore.runtime.resource import Opening
+
+
+class CoordinatedTransaction:
+    """Messages to several logs that become visible all together or not at all.
+
+    Made by :meth:`walstore.messages.Coordinator.transaction`.
+    """
+
+    def __init__(
+        self, publisher: Publisher, outputs: Collection[str], position: bytes | None
+    ) -> None:
+        """Not for callers."""
+        self._publisher: Publisher | None = publisher
+        self._outputs = outputs
+        self.position = position
+        """Value to store with the commit, for example the position of the input; set it. If it is not set,
+        the previous one stays."""
+
+    async def publish(
+        self,
+        log: Wal,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        stream: str | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        timestamp_us: int | None = None,
+    ) -> int:
+        """Append a message to one of the coordinator's outputs; return its offset when accepted.
+
+        Options as for :meth:`walstore.Wal.append`. ValueError for a log that is not an output,
+        WalClosedError outside the transaction's block. Let errors leave the block: they roll the
+        transaction back.
+        """
+        if self._publisher is None:
+            raise WalClosedError("the transaction has ended; publish inside its async with block")
+        if log.log_id not in self._outputs:
+            raise ValueError(f"{log!r} is not among the outputs the coordinator was opened with")
+        return await self._publisher.publish_uncommitted(
+            log, value, key=key, stream=stream, headers=headers, timestamp_us=timestamp_us
+        )
+
+    def end(self) -> None:
+        """Refuse further messages. Called when the block is left."""
+        self._publisher = None
 
 
 class Coordinator:
@@ -54,8 +97,34 @@ class Coordinator:
         """
 
         async def open_it() -> Coordinator:
-            return await _open(
-                store, list(outputs), clock or SystemClock(), make_id, durability, forget_missing
+            logs = list(outputs)
+            names = tuple(log.log_id for log in logs)
+            ticking = clock or SystemClock()
+            publisher = Publisher(clock=ticking, make_id=make_id)
+            position = None
+            data = await store.load()
+            if data is not None:
+                found = CoordinatorState.from_bytes(data)
+                missing = sorted(set(found.outputs) - set(names))
+                if missing and not forget_missing:
+                    raise LogNotFoundError(
+                        f"the previous program published to the log {missing[0]}, which is not among "
+                        "the outputs; open it too, or say forget_missing=True if it is gone",
+                        location=missing[0],
+                    )
+                # First take the store over: then no other program can commit what is rolled back below.
+                claimed = dataclasses.replace(
+                    found,
+                    producers=(*found.producers, publisher.producer),
+                    outputs=tuple(sorted({*found.outputs, *names})),
+                )
+                await store.save(claimed.to_bytes())
+                await _recover(found, logs, ticking, forget_missing=forget_missing)
+                position = found.position
+            state = CoordinatorState((publisher.producer,), names, {}, position)
+            await store.save(state.to_bytes())
+            return cls(
+                store=store, outputs=logs, publisher=publisher, state=state, durability=durability
             )
 
         return Opening(open_it)
@@ -190,39 +259,16 @@ class Coordinator:
         self._ended.__cause__ = cause
 
 
-async def _open(
-    store: StateStore,
-    outputs: list[Wal],
-    clock: Clock,
-    make_id: Callable[[], bytes],
-    durability: AnyDurability,
-    forget_missing: bool,  # noqa: FBT001 - keyword-only where callers see it
-) -> Coordinator:
-    publisher = Publisher(clock=clock, make_id=make_id)
-    names = tuple(log.log_id for log in outputs)
-    data = await store.load()
-    if data is None:
-        state = CoordinatorState((publisher.producer,), names)
-        await store.save(state.to_bytes())
-    else:
-        found = CoordinatorState.from_bytes(data)
-        missing = sorted(set(found.outputs) - set(names))
-        if missing and not forget_missing:
-            raise LogNotFoundError(
-                f"the previous program published to the log {missing[0]}, which is not among the "
-                "outputs; open it too, or say forget_missing=True if it is gone",
-                location=missing[0],
-            )
-        # First take the store over: then no other program can commit what is rolled back below.
-        claimed = dataclasses.replace(
-            found,
-            producers=(*found.producers, publisher.producer),
-            outputs=tuple(sorted({*found.outputs, *names})),
-        )
-        await store.save(claimed.to_bytes())
-        await recover(found, outputs, clock=clock, forget_missing=forget_missing)
-        state = CoordinatorState((publisher.producer,), names, {}, found.position)
-        await store.save(state.to_bytes())
-    return Coordinator(
-        store=store, outputs=outputs, publisher=publisher, state=state, durability=durability
-    )
+async def _recover(
+    found: CoordinatorState, logs: list[Wal], clock: Clock, *, forget_missing: bool
+) -> None:
+    """Finish the last committed transaction in all logs, and roll back those begun after it.
+
+    Only after the state was taken over, so that no other program can commit.
+    """
+    await send_intents(logs, found.intents, forget_missing=forget_missing)
+    for log in logs:
+        intent = found.intents.get(log.log_id)
+        settled = Stamp.decode(intent).producer if intent is not None else None
+        dead = [producer for producer in found.producers if producer != settled]
+        await abort_producers([log], dead, clock=clock)

@@ -1,19 +1,24 @@
-"""Publisher: stamps messages and appends them in clock order to each log."""
+"""Publisher: stamps messages and appends them in clock order to each log.
+
+:func:`send_intents` and :func:`abort_producers` finish the transactions of a dead one.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from walstore.errors import ExpectationError, WalError
+from walstore.errors import ExpectationError, LogNotFoundError, WalError
 from walstore.log.wal import Wal
-from walstore.messages.message_clock import MessageClock
-from walstore.messages.stamp import HEADER, Flag, Stamp, new_producer_id, stamped
+from walstore.messages.stamp import HEADER, Flag, MessageClock, Stamp, new_producer_id, stamped
 from walstore.ports import Clock
 from walstore.records import AnyDurability, Durability
 from walstore.runtime.clock import SystemClock
 from walstore.settings import parse_durability
+
+logger = logging.getLogger("walstore.messages")
 
 AckIntents = dict[str, bytes]
 """Acknowledgements to send: the stamp for each log, by its ``log_id``."""
@@ -150,10 +155,10 @@ class Publisher:
         acknowledgement sent twice has no further effect. ExpectationError for a transaction whose
         intents were not built.
         """
-        if not self._intents and self._pending():
-            raise ExpectationError(
-                "build_ack_intents() first, and store them", expected=len(self._pending()), actual=0
-            )
+        pending = len(self._pending())
+        if pending and not self._intents:
+            text = "build_ack_intents() first, and store them"
+            raise ExpectationError(text, expected=pending, actual=0)
         offsets: dict[str, int] = {}
         for log_id, data in list(self._intents.items()):
             lane = self._lanes[log_id]
@@ -173,7 +178,9 @@ class Publisher:
         first: WalError | None = None
         for lane in self._pending():
             try:
-                await self._append_abort(lane)
+                async with lane.turn:
+                    stamp = self._stamp(Flag.ABORT)
+                    lane.last_offset = await append_stamp(lane.log, stamp.encode())
             except WalError as error:
                 first = first or error
             else:
@@ -200,10 +207,6 @@ class Publisher:
             )
             lane.last_offset = offset
             return offset
-
-    async def _append_abort(self, lane: _Lane) -> None:
-        async with lane.turn:
-            lane.last_offset = await append_stamp(lane.log, self._stamp(Flag.ABORT).encode())
 
     def _stamp(self, flag: Flag) -> Stamp:
         return Stamp(self.producer, self._clock.tick(), flag)
@@ -237,3 +240,52 @@ class Publisher:
 async def append_stamp(log: Wal, stamp: bytes) -> int:
     """Append a record that contains only an encoded stamp; return its offset when accepted."""
     return await log.append(b"", None, None, {HEADER: stamp}, None, Durability.MEMORY)
+
+
+async def send_intents(
+    logs: Iterable[Wal], intents: Mapping[str, bytes], *, forget_missing: bool = False
+) -> None:
+    """Append stored acknowledgements again, unchanged, and return when they are on disk.
+
+    Correct and idempotent once the publisher that made them is dead: if a log never got its
+    acknowledgement, this commits the transaction there; if it did, this rolls back only what the
+    publisher left unfinished after it.
+
+    LogNotFoundError if an intent is for a log not among ``logs``, before anything is sent; with
+    ``forget_missing`` it is logged instead, for logs that were deleted on purpose.
+    """
+    by_id = {log.log_id: log for log in logs}
+    missing = sorted(intents.keys() - by_id.keys())
+    if missing and not forget_missing:
+        raise LogNotFoundError(
+            f"there are acknowledgements for the log {missing[0]}, which was not given; open it "
+            "too, or say forget_missing=True if it is gone",
+            location=missing[0],
+        )
+    for log_id in missing:
+        logger.warning("an acknowledgement for the log %s is dropped: there is no such log", log_id)
+    sent = [
+        (by_id[log_id], await append_stamp(by_id[log_id], stamp))
+        for log_id, stamp in intents.items()
+        if log_id in by_id
+    ]
+    for log, offset in sent:
+        await log.wait_durable(offset)
+
+
+async def abort_producers(logs: Iterable[Wal], producers: Iterable[bytes], *, clock: Clock) -> None:
+    """Roll back the pending messages of dead producers in the logs, and return when that is on disk.
+
+    Appends one record to each log for each producer, even if it has nothing pending there. Only for
+    producers that are dead and whose stored intents were sent to the log, or never were for it: a
+    transaction that was committed by storing its intents must not be aborted.
+    """
+    ticks = MessageClock(clock)
+    dead = list(producers)
+    sent = [
+        (log, await append_stamp(log, Stamp(producer, ticks.tick(), Flag.ABORT).encode()))
+        for log in logs
+        for producer in dead
+    ]
+    for log, offset in sent:
+        await log.wait_durable(offset)

@@ -1,8 +1,8 @@
-"""Stamp: the publisher of a message, its clock, and whether it is committed. Pure, except for
-:func:`new_producer_id`.
+"""Stamp: the publisher of a message, its clock, and whether it is committed; and the clock itself.
 
 A message is a record with one header of the reserved name :data:`HEADER`. Its 16 bytes are laid out in
-docs/messages.md. Records without it are ordinary records and count as committed.
+docs/messages.md. Records without it are ordinary records and count as committed. Pure, except for
+:func:`new_producer_id` and the clock that :class:`MessageClock` takes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from walstore.errors import FormatVersionError
+from walstore.ports import Clock
 from walstore.records import Record
 
 HEADER: Final = "walstore.stamp"
@@ -24,6 +25,10 @@ PRODUCER_BYTES: Final = 6
 MAX_CLOCK: Final = 2**64 - 1
 
 _MULTICAST: Final = 0x01
+
+COUNTER_BITS: Final = 4
+"""Low bits of a clock value; the 60 above count units of 100 ns since 1970 UTC."""
+_TICKS_PER_MICROSECOND: Final = 10 << COUNTER_BITS
 
 
 class Flag(IntEnum):
@@ -96,3 +101,28 @@ def new_producer_id(entropy: Callable[[int], bytes] = os.urandom) -> bytes:
     """
     first, *rest = entropy(PRODUCER_BYTES)
     return bytes([first | _MULTICAST, *rest])
+
+
+class MessageClock:
+    """Gives each message of a publisher its clock value.
+
+    A value is the wall time in units of 100 ns, shifted left by four bits; or the value before plus
+    one, if that is more. So values increase strictly even if the wall clock stops or goes back, and run
+    ahead of it only above 160 values per microsecond. One event loop; nothing is awaited.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.last = 0
+        """The last value returned; 0 before the first."""
+
+    def tick(self) -> int:
+        """Return the next value, at least 1."""
+        now = self._clock.now_us() * _TICKS_PER_MICROSECOND
+        self.last = max(self.last + 1, now)
+        return self.last
+
+
+def time_us(value: int) -> int:
+    """Return the wall time in a clock value, in microseconds since 1970 UTC."""
+    return value // _TICKS_PER_MICROSECOND

@@ -8,11 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
-from walstore.metrics.histogram import BYTES, RECORDS, SECONDS
 from walstore.runtime.statistics import Statistics
+
+SECONDS: Final = (
+    0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0,
+)  # fmt: skip
+"""Bounds for durations: finest where disks sync, from 50 µs (flash with a safe cache) to 50 ms (disks)."""
+
+RECORDS: Final = (1, 2, 4, 8, 16, 64, 256, 1024, 4096, 16384, 65536)
+"""Bounds for records of one commit."""
+
+BYTES: Final = tuple(1 << bits for bits in range(8, 27, 2))
+"""Bounds for bytes of one commit: 256 B to 64 MiB."""
 
 Labels = tuple[str, ...]
 """Values of a metric's own labels, in the order of their names."""
@@ -66,6 +77,11 @@ class Metric:
         """The name of its samples."""
         return f"{self.name}_total" if self.kind is MetricKind.COUNTER else self.name
 
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Names of all its labels."""
+        return self.labels if self.scope is Scope.PROCESS else ("log", *self.labels)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HistogramMetric:
@@ -76,27 +92,38 @@ class HistogramMetric:
     bounds: Sequence[float]
 
 
+def _metric(
+    kind: MetricKind, name: str, text: str, read: Reader | str = "", **options: Any
+) -> Metric:
+    """``read`` may be a function, or a field of the statistics; by default the one with this name."""
+    reader = read if callable(read) else _field(read or name)
+    return Metric(f"walstore_{name}", kind, text, reader, **options)
+
+
+_counter = partial(_metric, MetricKind.COUNTER)
+_gauge = partial(_metric, MetricKind.GAUGE)
+
+
 def _field(name: str) -> Reader:
     get = attrgetter(name)
     return lambda statistics: {(): get(statistics)}
 
 
-def _by_tier(cache: str, file: str, cloud: str) -> Reader:
-    get = attrgetter(cache, file, cloud)
-    keys = (("cache",), ("file",), ("cloud",))
+def _fields(**names: str) -> Reader:
+    """Read several fields of the statistics, each by the value of the metric's one label."""
+    get = attrgetter(*names.values())
+    keys = [(label,) for label in names]
     return lambda statistics: dict(zip(keys, get(statistics), strict=True))
 
 
-def _errors(statistics: Statistics) -> Mapping[Labels, float]:
-    return {(name,): count for name, count in statistics.errors.items()}
+def _by_name(field: str) -> Reader:
+    """Read a field of the statistics that contains numbers by name; the name is the metric's one label."""
+    get = attrgetter(field)
+    return lambda statistics: {(name,): count for name, count in get(statistics).items()}
 
 
-def _counter(name: str, text: str, field: str) -> Metric:
-    return Metric(f"walstore_{name}", MetricKind.COUNTER, text, _field(field))
-
-
-def _gauge(name: str, text: str, field: str, merge: Merge = Merge.SUM) -> Metric:
-    return Metric(f"walstore_{name}", MetricKind.GAUGE, text, _field(field), merge=merge)
+def _offset(field: str, text: str) -> Metric:
+    return _gauge(f"{field}_offset", text, field, merge=Merge.LEAVE_OUT)
 
 
 HISTOGRAMS: Final = (
@@ -121,140 +148,97 @@ HISTOGRAMS: Final = (
 """In the order of ``Observation``, which feeds them."""
 
 _PROCESS: Final = (
-    Metric(
-        "walstore_logs",
-        MetricKind.GAUGE,
-        "Logs open now.",
-        lambda _: {(): 1},
-        scope=Scope.PROCESS,
-    ),
-    Metric(
-        "walstore_openings",
-        MetricKind.COUNTER,
-        "Logs opened.",
-        lambda _: {(): 1},
-        scope=Scope.PROCESS,
-    ),
-    Metric(
-        "walstore_recovery_truncations",
-        MetricKind.COUNTER,
+    _gauge("logs", "Logs open now.", lambda _: {(): 1}, scope=Scope.PROCESS),
+    _counter("openings", "Logs opened.", lambda _: {(): 1}, scope=Scope.PROCESS),
+    _counter(
+        "recovery_truncations",
         "Openings that cut an unfinished batch off.",
         lambda statistics: {(): int(statistics.recovery_truncated_bytes > 0)},
         scope=Scope.PROCESS,
     ),
-    Metric(
-        "walstore_recovery_truncated_bytes",
-        MetricKind.COUNTER,
+    _counter(
+        "recovery_truncated_bytes",
         "Bytes of unfinished batches cut off by openings.",
-        _field("recovery_truncated_bytes"),
         scope=Scope.PROCESS,
     ),
-    Metric(
-        "walstore_errors",
-        MetricKind.COUNTER,
+    _counter(
+        "errors",
         "Errors by type: failures of logs and tiers, refused records, failed reads.",
-        _errors,
+        _by_name("errors"),
         labels=("type",),
         scope=Scope.PROCESS,
     ),
 )
 
 _LOG: Final = (
-    Metric(
-        "walstore_failed",
-        MetricKind.GAUGE,
+    _gauge(
+        "failed",
         "1 if the log has failed and must be opened again, else 0.",
         lambda statistics: {(): int(statistics.failure is not None)},
     ),
-    Metric(
-        "walstore_tier_failed",
-        MetricKind.GAUGE,
+    _gauge(
+        "tier_failed",
         "1 if shipping to the cloud has ended while the log goes on, else 0.",
         lambda statistics: {(): int(statistics.tier_failure is not None)},
     ),
-    _counter("appended_records", "Records written by commits.", "appended_records"),
-    _counter("appended_bytes", "Bytes of frames written by commits.", "appended_bytes"),
-    _counter(
-        "commits",
-        "Commits: writes, each with a sync unless the log's policy syncs later.",
-        "commits",
-    ),
-    _counter("rotations", "Segments sealed.", "rotations"),
-    _gauge("waiting_records", "Records accepted and not yet written.", "waiting_records"),
-    Metric(
-        "walstore_durable_lag_records",
-        MetricKind.GAUGE,
+    _counter("appended_records", "Records written by commits."),
+    _counter("appended_bytes", "Bytes of frames written by commits."),
+    _counter("commits", "Commits: writes, each with a sync unless the log's policy syncs later."),
+    _counter("rotations", "Segments sealed."),
+    _gauge("waiting_records", "Records accepted and not yet written."),
+    _gauge(
+        "durable_lag_records",
         "Records accepted and not yet synced.",
         lambda statistics: {(): max(statistics.tail - statistics.durable_limit, 0)},
     ),
-    _gauge("waiting_bytes", "Bytes accepted and not yet written.", "waiting_bytes"),
+    _gauge("waiting_bytes", "Bytes accepted and not yet written."),
     _gauge(
         "durable_lag_seconds",
         "Time since the oldest record not yet synced was accepted; 0 if there is none.",
-        "durable_lag_seconds",
-        Merge.MAX,
+        merge=Merge.MAX,
     ),
-    _gauge("blocked_appends", "Callers that wait for room in the channel.", "blocked_appends"),
-    _gauge("head_offset", "First offset that can be read from any tier.", "head", Merge.LEAVE_OUT),
-    _gauge("local_head_offset", "First offset on local disk.", "local_head", Merge.LEAVE_OUT),
-    _gauge("tail_offset", "Next offset to be assigned.", "tail", Merge.LEAVE_OUT),
-    _gauge(
-        "durable_limit_offset",
-        "Every offset below it is on disk.",
-        "durable_limit",
-        Merge.LEAVE_OUT,
-    ),
-    _gauge(
-        "uploaded_limit_offset",
-        "Every offset below it is named by the cloud tier's manifest.",
-        "uploaded_limit",
-        Merge.LEAVE_OUT,
-    ),
-    _gauge("segments", "Segment files on local disk, the active one included.", "segments"),
-    _gauge("cache_bytes", "Bytes of batches in memory.", "cache_bytes"),
-    _counter("cache_evictions", "Batches that left memory.", "cache_evictions"),
-    Metric(
-        "walstore_reads",
-        MetricKind.COUNTER,
+    _gauge("blocked_appends", "Callers that wait for room in the channel."),
+    _offset("head", "First offset that can be read from any tier."),
+    _offset("local_head", "First offset on local disk."),
+    _offset("tail", "Next offset to be assigned."),
+    _offset("durable_limit", "Every offset below it is on disk."),
+    _offset("uploaded_limit", "Every offset below it is named by the cloud tier's manifest."),
+    _gauge("segments", "Segment files on local disk, the active one included."),
+    _gauge("cache_bytes", "Bytes of batches in memory."),
+    _counter("cache_evictions", "Batches that left memory."),
+    _counter(
+        "reads",
         "Reads by readers and by the uploader, by where the bytes were; `cache` counts its hits.",
-        _by_tier("cache_hits", "file_reads", "tier_reads"),
+        _fields(cache="cache_hits", file="file_reads", cloud="tier_reads"),
         labels=("tier",),
     ),
-    Metric(
-        "walstore_read_bytes",
-        MetricKind.COUNTER,
+    _counter(
+        "read_bytes",
         "Bytes of batches that reads returned, by where they were.",
-        _by_tier("cache_read_bytes", "file_read_bytes", "tier_read_bytes"),
+        _fields(cache="cache_read_bytes", file="file_read_bytes", cloud="tier_read_bytes"),
         labels=("tier",),
     ),
     _counter(
         "healed_reads",
         "Reads served from the cloud tier because a segment file is damaged, missing or unreadable.",
-        "healed_reads",
     ),
-    _gauge("readers", "Live readers that follow the log.", "readers"),
+    _gauge("readers", "Live readers that follow the log."),
     _gauge(
         "reader_lag_records",
         "Durable records that the slowest live reader has not delivered yet.",
-        "reader_lag_records",
-        Merge.MAX,
+        merge=Merge.MAX,
     ),
-    Metric(
-        "walstore_cursor_lag_records",
-        MetricKind.GAUGE,
+    _gauge(
+        "cursor_lag_records",
         "Records that readers see and a cursor has not passed; for cursors with a handle in this process.",
-        lambda statistics: {(name,): lag for name, lag in statistics.cursor_lag_records.items()},
+        _by_name("cursor_lag_records"),
         labels=("cursor",),
         merge=Merge.MAX,
     ),
-    Metric(
-        "walstore_transactions",
-        MetricKind.COUNTER,
+    _counter(
+        "transactions",
         "Transactions by how they ended: `committed` or `rolled_back`.",
-        lambda statistics: {
-            ("committed",): statistics.transactions_committed,
-            ("rolled_back",): statistics.transactions_rolled_back,
-        },
+        _fields(committed="transactions_committed", rolled_back="transactions_rolled_back"),
         labels=("outcome",),
     ),
     _counter(

@@ -17,7 +17,7 @@ from walstore.metrics.definitions import (
     Scope,
 )
 from walstore.runtime.extras import needs_extra
-from walstore.runtime.observer import LogObserver, ObservedLog
+from walstore.runtime.statistics import LogObserver, ObservedLog
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -109,8 +109,7 @@ def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
     make = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily
-    labels = metric.labels if metric.scope is Scope.PROCESS else ("log", *metric.labels)
-    return make(metric.name, metric.help, labels=labels)
+    return make(metric.name, metric.help, labels=metric.label_names)
 
 
 def _histogram_family(metric: HistogramMetric) -> HistogramMetricFamily:

@@ -20,7 +20,7 @@ from walstore.files.log_files import BatchPlace
 from walstore.format.checkpoint import CELL_BYTES, CELL_FILE_NAME, DurableCell, decode_cell
 from walstore.ports import CellView, Clock, FileSystem
 from walstore.runtime.error_mapping import copy_error
-from walstore.runtime.loop_guard import LoopGuard
+from walstore.runtime.resource import LoopGuard
 from walstore.runtime.watermark import Watermark
 
 SHORTEST_POLL_SECONDS: Final = 0.0005

@@ -160,8 +160,8 @@ def general_notes(survey: LogSurvey, situation: Situation) -> Iterator[str]:
     torn = any(one.torn_bytes for one in situation.segments)
     if torn and not situation.is_hint_trusted and survey.cell is None:
         yield (
-            "whether the bytes behind the last batch had been acknowledged cannot be told without "
-            "checkpoint and durable cell"
+            "whether the bytes behind the last batch had been acknowledged cannot be determined "
+            "without checkpoint and durable cell"
         )
 
 
@@ -198,14 +198,14 @@ def _tier(url: str, uploaded_limit: int, kept: Interval, lost: Iterable[Interval
             yield f"of what is lost here, {url} holds {held}: 'walstore dump' reads it from there"
     if kept.start > uploaded_limit:
         yield (
-            f"{url} holds offsets below {uploaded_limit} only; what lies between that and "
+            f"{url} holds offsets below {uploaded_limit} only; what is between that and "
             f"{kept.start} is lost to it, so the log cannot be shipped there any more: give it a new "
             "prefix"
         )
     if kept.limit < uploaded_limit:
         yield (
             f"{url} holds offsets up to {uploaded_limit}, beyond the end of the repaired log: it "
-            "cannot be opened with that tier; keep what lies behind the damage, or restore the log"
+            "cannot be opened with that tier; keep what is after the damage, or restore the log"
         )
 
 

@@ -167,5 +167,5 @@ def _check_space(fs: FileSystem, path: Path, plan: RepairPlan, staging: Staging)
     free = fs.free_bytes(path)
     if free < needed:
         raise DiskFullError(
-            f"the repair writes {needed} bytes beside what is there, but {path} has {free} free"
+            f"the repair writes {needed} bytes next to what is there, but {path} has {free} free"
         )

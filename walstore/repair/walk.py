@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from walstore.files.directory import evidence_of, walk_chunks
-from walstore.files.segment_file import newer_batch, peek_frame, trailer_length
+from walstore.files.segment_file import peek_frame, trailer_length, unreadable_batch
 from walstore.format import frame, recovery, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.frame import FrameHeader
@@ -191,7 +191,7 @@ class SegmentWalk:
         try:
             return recovery.walk(view, chain, SegmentIndex(), at, self._found.salt)
         except ValueError as error:
-            raise newer_batch(self._path, error) from None
+            raise unreadable_batch(error, self._path, chain.next_offset) from None
 
     def _compare(self, chain: Chain, end: int) -> None:
         """Compare the checkpoint with the frames up to the position that it names."""

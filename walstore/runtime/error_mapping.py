@@ -24,50 +24,35 @@ def is_full(error: BaseException) -> bool:
 
 def to_wal_error(cause: BaseException, outcome: Outcome) -> WalError:
     """Return the error for a failed call, chained to its cause."""
-    error: WalError
     if is_full(cause):
-        error = DiskFullError(
-            f"no space left on the device; free some, then open the log again: {cause}",
-            outcome=outcome,
-        )
-    elif outcome == "unknown":
-        error = OutcomeUnknownError(
-            f"a write failed part-way; open the log again and read from its tail before "
+        text = f"no space left on the device; free some, then open the log again: {cause}"
+        return _chained(DiskFullError(text, outcome=outcome), cause)
+    if outcome == "unknown":
+        text = (
+            "a write failed part-way; open the log again and read from its tail before "
             f"submitting anything again: {cause}"
         )
-    else:
-        error = StorageUnavailableError(
-            f"a write to the disk failed; open the log again: {cause}",
-            outcome=outcome,
-            retriable=False,
-        )
-    error.__cause__ = cause
-    return error
+        return _chained(OutcomeUnknownError(text), cause)
+    text = f"a write to the disk failed; open the log again: {cause}"
+    return _chained(StorageUnavailableError(text, outcome=outcome, retriable=False), cause)
 
 
 def describe_upkeep(cause: OSError, what: str) -> WalError:
     """Return the error for a failed call that the data does not depend on: the log continues."""
-    error: WalError
     if is_full(cause):
-        error = DiskFullError(f"{what}, no space left on the device: {cause}; nothing was changed")
-        error.retriable = True
-    else:
-        error = StorageUnavailableError(f"{what}: {cause}; nothing was changed, try again later")
-    error.__cause__ = cause
-    return error
+        text = f"{what}, no space left on the device: {cause}; nothing was changed"
+        return _chained(DiskFullError(text, retriable=True), cause)
+    text = f"{what}: {cause}; nothing was changed, try again later"
+    return _chained(StorageUnavailableError(text), cause)
 
 
 def describe_spill(cause: OSError) -> WalError:
     """Return the error for a transaction that does not fit the disk; the log itself is not affected."""
-    error: WalError
     if is_full(cause):
-        error = DiskFullError(f"no space left for the transaction; it was rolled back: {cause}")
-    else:
-        error = StorageUnavailableError(
-            f"the transaction's file cannot be written; it was rolled back: {cause}"
-        )
-    error.__cause__ = cause
-    return error
+        text = f"no space left for the transaction; it was rolled back: {cause}"
+        return _chained(DiskFullError(text), cause)
+    text = f"the transaction's file cannot be written; it was rolled back: {cause}"
+    return _chained(StorageUnavailableError(text), cause)
 
 
 def copy_error(error: WalError) -> WalError:
@@ -82,28 +67,27 @@ def copy_error(error: WalError) -> WalError:
 
 def describe_read(cause: OSError, path: Path) -> WalError:
     """Return the error for a segment that cannot be read now."""
-    error = StorageUnavailableError(f"{path} cannot be read: {cause.strerror or cause}")
-    error.__cause__ = cause
-    return error
+    text = f"{path} cannot be read: {cause.strerror or cause}"
+    return _chained(StorageUnavailableError(text), cause)
 
 
 def describe_open(cause: Exception, path: Path) -> WalError:
     """Return the error for a directory that cannot be opened, written or closed."""
-    error: WalError
     if not isinstance(cause, OSError):  # a defect, or out of memory
-        error = StorageUnavailableError(f"the log at {path} failed: {cause!r}", retriable=False)
+        text = f"the log at {path} failed: {cause!r}"
     elif is_full(cause):
-        error = DiskFullError(f"no space left for the log at {path}: {cause.strerror}")
+        return _chained(
+            DiskFullError(f"no space left for the log at {path}: {cause.strerror}"), cause
+        )
     elif cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        error = StorageUnavailableError(
-            f"the log at {path} cannot be written: {cause.strerror}; check owner and mount",
-            retriable=False,
-        )
+        text = f"the log at {path} cannot be written: {cause.strerror}; check owner and mount"
     elif cause.errno in (errno.ENOTDIR, errno.EEXIST):
-        error = StorageUnavailableError(
-            f"{path} is not a directory; a log needs one of its own", retriable=False
-        )
+        text = f"{path} is not a directory; a log needs one of its own"
     else:
-        error = StorageUnavailableError(f"the log at {path} failed: {cause}", retriable=False)
+        text = f"the log at {path} failed: {cause}"
+    return _chained(StorageUnavailableError(text, retriable=False), cause)
+
+
+def _chained(error: WalError, cause: BaseException) -> WalError:
     error.__cause__ = cause
     return error

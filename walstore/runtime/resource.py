@@ -1,11 +1,26 @@
-"""Opening: the result of ``Wal.open``, to be awaited or entered."""
+"""Resources: opening one, and refusing event loops, threads and processes that did not open it.
+
+A forked child has the descriptors of its parent, locks included, and copies of its objects, but none of
+its threads. So in a child every descriptor is closed, which does not affect the parent, and every log,
+store and thread pool refuses to be used. A child that needs a log opens it itself.
+
+The hook runs in the child's only thread and takes no lock: another thread may have held it at the fork.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
 import warnings
+from asyncio import _get_running_loop
 from collections.abc import Awaitable, Callable, Generator
+from threading import get_ident
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
+from weakref import WeakSet
+
+from walstore.errors import WalClosedError, WrongLoopError
 
 
 class _Closeable(Protocol):
@@ -55,3 +70,68 @@ class Opening(Generic[_C]):
             if error is None:
                 raise
             error.add_note(f"and closing failed: {closing!r}")
+
+
+class LoopGuard:
+    """Remembers the thread and the event loop of an object: those that run when this is made."""
+
+    __slots__ = ("_loop", "_what", "thread")
+
+    def __init__(self, what: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """``what`` names the object in errors. ``loop`` defaults to the running event loop."""
+        self._what: Final = what
+        self._loop: Final = loop or asyncio.get_running_loop()
+        self.thread: Final = get_ident()
+        """Identity of the thread."""
+
+    @property
+    def is_home(self) -> bool:
+        """Whether the caller runs in its event loop, or in no event loop and in the thread that opened it.
+
+        An event loop runs in one thread at a time, but may later run in another.
+        """
+        running = _get_running_loop()
+        if running is None:
+            return get_ident() == self.thread and not self._loop.is_closed()
+        return running is self._loop
+
+    def check(self) -> None:
+        """Raise WrongLoopError for a caller from another thread or event loop."""
+        if not self.is_home:
+            raise WrongLoopError(
+                f"the {self._what} belongs to the event loop and thread that opened it; nothing was written: "
+                "from another thread use asyncio.run_coroutine_threadsafe(call(...), its loop)"
+            )
+
+
+class Inherited(Protocol):
+    """An object that a child process must not use."""
+
+    def abandon(self, error: WalClosedError) -> None:
+        """Refuse everything from now on, with copies of ``error``. Called in a child process, once.
+
+        Takes no lock, does not wait and wakes no waiter: the event loop may be that of the parent."""
+
+
+_inherited: Final[WeakSet[Inherited]] = WeakSet()
+_process = os.getpid()
+
+
+def abandon_in_children(thing: Inherited) -> None:
+    """Abandon an object in every child process forked from now on, while it is alive."""
+    _inherited.add(thing)
+
+
+def _abandon_all() -> None:
+    global _process  # noqa: PLW0603 - there is one process
+    error = WalClosedError(
+        f"opened in process {_process}, of which this process is a fork; open it again here"
+    )
+    _process = os.getpid()
+    for thing in list(_inherited):
+        with contextlib.suppress(OSError):  # of closing; the others must still be closed
+            thing.abandon(error)
+    _inherited.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

@@ -1,10 +1,16 @@
-"""Statistics: a snapshot of a log's counters, and the count of its errors."""
+"""Statistics: a snapshot of a log's counters, how they are counted, and the interface to metrics.
+
+Metrics read the statistics. Only what cannot be read afterwards is reported to them: the duration and
+size of each commit or sync, and never anything per record. ``walstore.metrics`` contains the adapter for
+Prometheus.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from walstore.errors import WalClosedError, WouldBlock
 
@@ -111,3 +117,102 @@ class ErrorCounts:
     def snapshot(self) -> dict[str, int]:
         """Return the counts by type name. May be called on any thread."""
         return self._counts.copy()
+
+
+class Positioned(Protocol):
+    """A reader or cursor with a lag."""
+
+    @property
+    def position(self) -> int:
+        """Offset of the next record to be read."""
+
+
+_F = TypeVar("_F", bound=Positioned)
+
+
+class Followers(Generic[_F]):
+    """Weak references to readers or cursors, which disappear with their last user.
+
+    They are added on the log's event loop; reading is allowed on any thread. Only readers that follow
+    the log without end belong here: the lag of a reader with a stop means nothing.
+    """
+
+    __slots__ = ("_forget", "_references")
+
+    def __init__(self) -> None:
+        # Keyed by identity of the reference: a dict is copied in one step, a WeakSet is not.
+        self._references: dict[int, weakref.ref[_F]] = {}
+        references = self._references
+        self._forget = lambda reference: references.pop(id(reference), None)
+
+    def add(self, follower: _F) -> None:
+        """Track a follower while it is alive."""
+        reference = weakref.ref(follower, self._forget)
+        self._references[id(reference)] = reference
+
+    def alive(self) -> list[_F]:
+        """Return those that are alive."""
+        return [found for ref in self._references.copy().values() if (found := ref()) is not None]
+
+    def look(self, limit: int) -> tuple[int, int]:
+        """Return how many are alive, and the largest distance from one of them to ``limit``."""
+        alive = self.alive()
+        lag = max((limit - follower.position for follower in alive), default=0)
+        return len(alive), max(lag, 0)
+
+
+class ObservedLog(Protocol):
+    """The part of a log that metrics use."""
+
+    def statistics(self) -> Statistics:
+        """Return the log's counters now. May be called on any thread, also after closing."""
+
+
+class LogObserver(Protocol):
+    """Observes one log. All calls come on the log's event loop; they must not block or raise."""
+
+    def on_commit(
+        self, records: int, size_bytes: int, append_seconds: float, commit_seconds: float
+    ) -> None:
+        """A batch of accepted records was written, and synced unless the log's policy syncs later.
+
+        Called once per commit, positionally. ``size_bytes`` counts the frames. ``append_seconds`` is
+        the time since the oldest of the records was accepted, ``commit_seconds`` that of framing,
+        writing and syncing, including the round trip to the writer thread.
+        """
+
+    def on_sync(self, seconds: float) -> None:
+        """Duration of a sync: that of the commit reported just before, or of a separate one."""
+
+    def close(self) -> None:
+        """The log is closed; it makes no further calls but may call this twice."""
+
+
+class Metrics(Protocol):
+    """Makes an observer for each log; what ``Wal.open(..., metrics=...)`` takes."""
+
+    def attach(self, log: ObservedLog, name: str) -> LogObserver:
+        """Begin to observe a log that was just opened, and return its observer.
+
+        ``name`` is the last part of the log's directory, or its name in its store. Called on the log's
+        event loop; must not block. If it raises, the log is closed again.
+        """
+
+
+class Unobserved:
+    """The observer of a log without metrics."""
+
+    def on_commit(
+        self, records: int, size_bytes: int, append_seconds: float, commit_seconds: float
+    ) -> None:
+        """Do nothing."""
+
+    def on_sync(self, seconds: float) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+UNOBSERVED: Final[LogObserver] = Unobserved()
+"""Shared by all logs without metrics."""

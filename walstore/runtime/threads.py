@@ -24,7 +24,7 @@ from weakref import WeakSet, finalize
 
 from walstore.errors import StorageUnavailableError, WalClosedError
 from walstore.runtime.error_mapping import copy_error
-from walstore.runtime.forks import abandon_in_children
+from walstore.runtime.resource import abandon_in_children
 
 _T = TypeVar("_T")
 _NO_JOBS: Final[deque[Callable[[], None]]] = deque(maxlen=0)

@@ -43,7 +43,7 @@ class DirectoryLog:
             self._view = LogSnapshot.open(self._directory)
         except LogNotFoundError as error:
             if (self._directory / "manifest").is_dir():
-                error.add_note(f"a log's store lies there: load it as file://{self._directory}")
+                error.add_note(f"a log's store is there: load it as file://{self._directory}")
             raise
         self._tier_url = self._view.tier_url if use_tier else None
 

@@ -21,8 +21,7 @@ from walstore.files.posix import PosixFileSystem
 from walstore.format.segment import parse_file_name
 from walstore.spark.location import Location
 from walstore.spark.store import SyncRunner
-from walstore.store.directory import list_logs
-from walstore.store.names import directory_of
+from walstore.store.directory import directory_of, list_logs
 
 PARALLEL: Final = 16
 """Names looked up concurrently."""

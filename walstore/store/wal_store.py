@@ -16,6 +16,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Self
@@ -32,18 +33,35 @@ from walstore.log.wal import Wal
 from walstore.ports import Clock, FileSystem, Tier
 from walstore.runtime.clock import SystemClock
 from walstore.runtime.error_mapping import copy_error, describe_open
-from walstore.runtime.forks import abandon_in_children
 from walstore.runtime.keyed_locks import KeyedLocks
-from walstore.runtime.loop_guard import LoopGuard
-from walstore.runtime.observer import Metrics
-from walstore.runtime.resource import Opening, warn_unclosed
+from walstore.runtime.resource import LoopGuard, Opening, abandon_in_children, warn_unclosed
+from walstore.runtime.statistics import Metrics
 from walstore.runtime.threads import Pool
 from walstore.settings import Settings
-from walstore.store.directory import OpenedStore, delete_log, list_logs, open_store
-from walstore.store.names import directory_of
+from walstore.store.directory import OpenedStore, delete_log, directory_of, list_logs, open_store
 from walstore.store.settings import StoreSettings
-from walstore.store.statistics import StoreStatistics
 from walstore.validation.arguments import as_directory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStatistics:
+    """Counters of a store. Those of a single log are its own, see :class:`walstore.Statistics`."""
+
+    open_logs: int
+    """Logs that are open now."""
+    opened_logs: int
+    """Logs that were opened since the store was."""
+    logs_with_files: int
+    """Open logs that have descriptors; the others are parked."""
+    parkings: int
+    """How often a log's files were closed to make room for another's."""
+    cache_bytes: int
+    """Bytes of recent batches that all logs keep in memory."""
+    channel_bytes: int
+    """Bytes that all logs have accepted and not yet on disk, including leased room."""
+    waiting_logs: int
+    """Logs that wait for a share of the channel budget."""
+
 
 logger = logging.getLogger("walstore")
 
@@ -87,14 +105,30 @@ class WalStore:
         directory = as_directory(path, "WalStore.open()")
 
         async def open_it() -> WalStore:
-            return await _open(
-                directory,
-                settings or Settings(),
-                store_settings or StoreSettings(),
-                tier,
-                fs or PosixFileSystem(),
-                clock or SystemClock(),
-                metrics,
+            path = directory
+            shared = store_settings or StoreSettings()
+            writing = Pool("writer", shared.writer_threads)
+            reading = Pool("reader", shared.reader_threads)
+            try:
+                path = await absolute(path, writing.lane())
+                opened = await writing.lane().run_owned(
+                    partial(open_store, fs or PosixFileSystem(), path), OpenedStore.release
+                )
+            except BaseException as error:
+                writing.close()
+                reading.close()
+                if isinstance(error, OSError):
+                    raise describe_open(error, path) from error
+                raise
+            return cls(
+                path=path,
+                settings=settings or Settings(),
+                store_settings=shared,
+                tier=tier,
+                clock=clock or SystemClock(),
+                metrics=metrics,
+                pools=(writing, reading),
+                opened=opened,
             )
 
         return Opening(open_it)
@@ -213,9 +247,8 @@ class WalStore:
                 await self._close(directory, found)
             try:
                 # Owned: the log must not be opened before this has ended, even if the caller was cancelled.
-                await self._lane.run_owned(
-                    partial(delete_log, self._fs, self.path, directory), _nothing
-                )
+                delete = partial(delete_log, self._fs, self.path, directory)
+                await self._lane.run_owned(delete, lambda _: None)
             except OSError as error:
                 raise describe_open(error, self.path / directory) from error
 
@@ -262,7 +295,7 @@ class WalStore:
     # -- inside ------------------------------------------------------------------------------
 
     def abandon(self, error: WalClosedError) -> None:
-        """Refuse everything in a child process; see :mod:`walstore.runtime.forks`."""
+        """Refuse everything in a child process; see :mod:`walstore.runtime.resource`."""
         self._abandoned = error
 
     def _check_home(self) -> None:
@@ -376,7 +409,8 @@ class WalStore:
                     try:
                         await found.aclose()
                     except asyncio.CancelledError:
-                        if _is_cancelled():
+                        current = asyncio.current_task()
+                        if current is not None and current.cancelling():
                             raise
                     except Exception as error:  # noqa: BLE001 - the others are still closed
                         errors.append(error)
@@ -385,45 +419,3 @@ class WalStore:
         async with asyncio.TaskGroup() as group:
             for _ in range(self.store_settings.max_concurrent_opens):
                 group.create_task(close_some())
-
-
-async def _open(
-    path: Path,
-    settings: Settings,
-    store_settings: StoreSettings,
-    tier: MakeTier | None,
-    fs: FileSystem,
-    clock: Clock,
-    metrics: Metrics | None,
-) -> WalStore:
-    writing = Pool("writer", store_settings.writer_threads)
-    reading = Pool("reader", store_settings.reader_threads)
-    try:
-        path = await absolute(path, writing.lane())
-        opened = await writing.lane().run_owned(lambda: open_store(fs, path), OpenedStore.release)
-    except BaseException as error:
-        writing.close()
-        reading.close()
-        if isinstance(error, OSError):
-            raise describe_open(error, path) from error
-        raise
-    return WalStore(
-        path=path,
-        settings=settings,
-        store_settings=store_settings,
-        tier=tier,
-        clock=clock,
-        metrics=metrics,
-        pools=(writing, reading),
-        opened=opened,
-    )
-
-
-def _is_cancelled() -> bool:
-    """Return whether the current task is being cancelled."""
-    current = asyncio.current_task()
-    return current is not None and current.cancelling() > 0
-
-
-def _nothing(_: None) -> None:
-    """Nothing has to be released after a deletion."""

@@ -7,13 +7,74 @@ and read the calls that were made. It never fails without a rule.
 
 from __future__ import annotations
 
+import asyncio
 import errno
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self, TypeVar
 
-from walstore.ports import Buffer, Cell, CellView, File, FileSystem, Lock
-from walstore.testing.script import Call, FaultScript, failure
+from walstore.ports import Buffer, Cell, File, FileSystem
+from walstore.testing.calls import Call, WrappedFile, WrappedFileSystem, failure
+
+_T = TypeVar("_T")
+_HOLD_SECONDS: Final = 30.0
+
+
+class Hold:
+    """Calls that are held before they do anything, until :meth:`release`. Also a context manager."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        self._pattern = (kind, name)
+        self._entered = threading.Event()
+        self._released = threading.Event()
+
+    async def wait_entered(self) -> None:
+        """Return when a call has come and is held; TimeoutError after 30 s."""
+        if not await asyncio.to_thread(self._entered.wait, _HOLD_SECONDS):
+            raise TimeoutError(f"no call like {self._pattern} came")
+
+    def release(self) -> None:
+        """Let the held calls, and all later ones, continue; twice is allowed."""
+        self._released.set()
+
+    def pause(self, call: Call) -> None:
+        """Wait here if the call matches; TimeoutError after 30 s."""
+        if call.matches(*self._pattern) and not self._released.is_set():
+            self._entered.set()
+            if not self._released.wait(_HOLD_SECONDS):
+                raise TimeoutError(f"{call} was held and never released")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@dataclass(slots=True)
+class Fault:
+    """A rule: which of the matching calls fail, and how. See :meth:`FaultyFileSystem.fail`."""
+
+    kind: str
+    name: str
+    error: int
+    skip: int
+    left: int | None
+    written_bytes: int | None
+    happened: bool
+
+    def takes(self, call: Call) -> bool:
+        """Count a call; return whether it fails."""
+        if not call.matches(self.kind, self.name) or self.left == 0:
+            return False
+        if self.skip:
+            self.skip -= 1
+            return False
+        if self.left is not None:
+            self.left -= 1
+        return True
 
 
 class Length:
@@ -23,17 +84,62 @@ class Length:
         self.size_bytes = size_bytes
 
 
-class FaultyFileSystem(FaultScript):
-    """Passes every call on to ``inner``, unless a rule says otherwise."""
+class FaultyFileSystem(WrappedFileSystem):
+    """Passes every call on to ``inner``, by default the machine's file system, unless a rule says
+    otherwise. Calls are recorded with the paths they are given."""
 
-    __slots__ = ("_inner",)
+    __slots__ = ()
 
-    def __init__(self, inner: FileSystem) -> None:
-        super().__init__()
-        self._inner = inner
-        # Guarded by the lock of FaultScript.
+    def __init__(self, inner: FileSystem | None = None) -> None:
+        super().__init__(inner)
+        # Guards all below. Never held while a call runs, is held or is hooked.
+        self._lock = threading.Lock()
+        self._faults: list[Fault] = []
+        self._holds: list[Hold] = []
+        self._hook: Callable[[Call], None] | None = None
+        self._calls: list[Call] = []
         self._space_bytes: int | None = None
         self._lengths: dict[Path, Length] = {}
+
+    def fail(
+        self,
+        kind: str,
+        error: int = errno.EIO,
+        *,
+        name: str = "*",
+        nth: int = 1,
+        times: int | None = 1,
+        written_bytes: int | None = None,
+        happened: bool = False,
+    ) -> None:
+        """Make matching calls raise OSError.
+
+        Args:
+            kind: Shell pattern for the method's name; ``"*"`` fails everything, as a dead disk does.
+            error: The errno that the system reports.
+            name: Shell pattern for the last part of the path; of a file, that with which it was opened.
+                The active segment of a log is opened as ``"next.tmp"`` before it is named, or as
+                ``"*.wal"`` if it was found when the log was opened. Sealed ones are read as ``"*.wal"``.
+            nth: The first matching call, counted from now, that fails. 1 or more.
+            times: How many fail from there on; None for all.
+            written_bytes: Of a ``pwrite``, so many bytes reach the file before the error.
+            happened: Do all of the call, then report the error.
+        """
+        fault = Fault(kind, name, error, nth - 1, times, written_bytes, happened)
+        with self._lock:
+            self._faults.append(fault)
+
+    def hold(self, kind: str, *, name: str = "*") -> Hold:
+        """Stop matching calls before they do anything, until the returned Hold is released."""
+        hold = Hold(kind, name)
+        with self._lock:
+            self._holds.append(hold)
+        return hold
+
+    def before_each(self, hook: Callable[[Call], None] | None) -> None:
+        """Call ``hook`` before each call, on the call's thread; the call raises the hook's errors."""
+        with self._lock:
+            self._hook = hook
 
     def limit_space(self, size_bytes: int | None) -> None:
         """Limit the total length of the files opened through this object; None: no limit.
@@ -46,21 +152,50 @@ class FaultyFileSystem(FaultScript):
 
     def heal(self) -> None:
         """Remove all faults, the hook and the limit, and release held calls."""
-        self.limit_space(None)
-        super().heal()
+        with self._lock:
+            holds, self._holds = self._holds, []
+            self._faults.clear()
+            self._hook = None
+            self._space_bytes = None
+        for hold in holds:
+            hold.release()
 
-    def anchor(self, directory: Path) -> Self:
-        """Bind to a directory, under the same rules; calls are recorded with the paths they are given."""
-        call = Call("anchor", directory)
-        inner = self.run(call, lambda: self._inner.anchor(directory), lambda made: made.close())
-        twin = object.__new__(type(self))
-        twin.__dict__ = self.__dict__  # the same rules, including later ones
-        twin._inner = inner
-        return twin
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Every call so far, in the order in which they began, failed ones included."""
+        with self._lock:
+            return tuple(self._calls)
 
-    def close(self) -> None:
-        """Let go of the directory."""
-        self._inner.close()
+    def count(self, kind: str, *, name: str = "*") -> int:
+        """Return how many calls so far match the patterns."""
+        return sum(call.matches(kind, name) for call in self.calls)
+
+    def begin(self, call: Call) -> Fault | None:
+        """Record a call, hold it, run the hook; return its fault, if any."""
+        with self._lock:
+            self._calls.append(call)
+            holds, hook = tuple(self._holds), self._hook
+        for hold in holds:
+            hold.pause(call)
+        if hook is not None:
+            hook(call)
+        with self._lock:
+            # Every rule counts every call, also one that an earlier rule makes fail.
+            taken = [fault for fault in self._faults if fault.takes(call)]
+        return taken[0] if taken else None
+
+    def run(
+        self, call: Call, act: Callable[[], _T], discard: Callable[[_T], None] | None = None
+    ) -> _T:
+        """Do a call, or fail it; ``discard`` releases a result that is not returned."""
+        fault = self.begin(call)
+        if fault is None:
+            return act()
+        if fault.happened:
+            result = act()
+            if discard is not None:
+                discard(result)
+        raise failure(fault.error, call.path)
 
     def open(self, path: Path, mode: str) -> File:
         """Open a file; see :class:`walstore.ports.FileSystem`."""
@@ -70,23 +205,6 @@ class FaultyFileSystem(FaultScript):
         with self._lock:
             length = self._lengths.setdefault(path, Length(size_bytes))
         return _FaultyFile(self, file, path, length)
-
-    def list(self, directory: Path) -> list[str]:
-        """Return the names in a directory."""
-        return self.run(Call("list", directory), lambda: self._inner.list(directory))
-
-    def list_directories(self, directory: Path) -> Sequence[str]:
-        """Return the names of the directories in a directory."""
-        call = Call("list_directories", directory)
-        return self.run(call, lambda: self._inner.list_directories(directory))
-
-    def make_directory(self, path: Path) -> bool:
-        """Create a directory and its parents durably."""
-        return self.run(Call("make_directory", path), lambda: self._inner.make_directory(path))
-
-    def read(self, path: Path) -> bytes:
-        """Return the whole content of a small file."""
-        return self.run(Call("read", path), lambda: self._inner.read(path))
 
     def replace(self, source: Path, target: Path) -> None:
         """Rename over the target."""
@@ -125,30 +243,15 @@ class FaultyFileSystem(FaultScript):
         """Make the directory's entries durable."""
         self.run(Call("sync_directory", path), lambda: self._inner.sync_directory(path))
 
-    def lock(self, path: Path, owner: str) -> Lock:
-        """Take an exclusive lock."""
-        call = Call("lock", path)
-        return self.run(call, lambda: self._inner.lock(path, owner), lambda made: made.release())
-
-    def lock_shared(self, path: Path) -> Lock | None:
-        """Take a shared lock if the file exists."""
-        call = Call("lock_shared", path)
-        return self.run(call, lambda: self._inner.lock_shared(path), _release_found)
-
     def cell(self, path: Path, size: int) -> Cell:
         """Map a small file. It does not count against the limit."""
         call = Call("cell", path, size_bytes=size)
         cell = self.run(call, lambda: self._inner.cell(path, size), lambda made: made.close())
         return _FaultyCell(self, cell, path)
 
-    def view_cell(self, path: Path, size: int) -> CellView:
-        """Map a cell for reading; reads from it never fail."""
-        call = Call("view_cell", path, size_bytes=size)
-        return self.run(call, lambda: self._inner.view_cell(path, size), lambda made: made.close())
-
     def free_bytes(self, path: Path) -> int:
         """Return the free space, within the limit if there is one."""
-        free_bytes = self.run(Call("free_bytes", path), lambda: self._inner.free_bytes(path))
+        free_bytes = super().free_bytes(path)
         with self._lock:
             return free_bytes if self._space_bytes is None else min(self._room_bytes(), free_bytes)
 
@@ -173,13 +276,12 @@ class FaultyFileSystem(FaultScript):
         return max(0, self._space_bytes - used_bytes)
 
 
-class _FaultyFile:
+class _FaultyFile(WrappedFile):
     """An open file of a FaultyFileSystem."""
 
     def __init__(self, system: FaultyFileSystem, inner: File, path: Path, length: Length) -> None:
+        super().__init__(system, inner, path)
         self._system = system
-        self._inner = inner
-        self._path = path
         self._length = length
 
     def pwrite(self, pieces: Sequence[Buffer], position: int) -> None:
@@ -204,11 +306,6 @@ class _FaultyFile:
             self._inner.pwrite([b"".join(pieces)[:wanted_bytes]], position)
         if error is not None:
             raise failure(error, self._path)
-
-    def pread(self, size: int, position: int) -> bytes:
-        """Read up to ``size`` bytes."""
-        call = Call("pread", self._path, position, size)
-        return self._system.run(call, lambda: self._inner.pread(size, position))
 
     def datasync(self) -> None:
         """Make the content durable."""
@@ -235,10 +332,6 @@ class _FaultyFile:
 
         self._system.run(Call("truncate", self._path, size_bytes=size), act)
 
-    def size(self) -> int:
-        """Return the length in bytes."""
-        return self._system.run(Call("size", self._path), self._inner.size)
-
     def close(self) -> None:
         """Release the descriptor, also when the call fails, as Linux does."""
         fault = self._system.begin(Call("close", self._path))
@@ -263,8 +356,3 @@ class _FaultyCell:
     def close(self) -> None:
         """Unmap."""
         self._inner.close()
-
-
-def _release_found(lock: Lock | None) -> None:
-    if lock is not None:
-        lock.release()

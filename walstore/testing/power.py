@@ -25,20 +25,116 @@ import os
 import random  # noqa: TID251 - only ever used with a seed
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, TypeVar
 
-from walstore.ports import Buffer, Cell, CellView, File, FileSystem, Lock
-from walstore.testing.script import failure
-from walstore.testing.unsynced import FileContent, Keep
+from walstore.ports import Buffer, Cell, File, FileSystem
+from walstore.testing.calls import Call, WrappedFile, WrappedFileSystem, failure
 
+_T = TypeVar("_T")
 LOSE_ALL: Final = 0
 """The seed of a crash that keeps only what was synced."""
 KEEP_ALL: Final = 1
 """The seed of a crash that loses nothing."""
+SECTOR_BYTES: Final = 512
 _CELL_STORES: Final = 64
+
+Keep = Callable[[], bool]
+"""Called once for each change that may be kept or lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Bytes written at a position."""
+
+    position: int
+    data: bytes
+
+    @property
+    def limit(self) -> int:
+        """Position after the last byte."""
+        return self.position + len(self.data)
+
+    def sectors(self) -> list[Write]:
+        """Split at the sector boundaries of the file."""
+        first = self.position - self.position % SECTOR_BYTES
+        cuts = [self.position, *range(first + SECTOR_BYTES, self.limit, SECTOR_BYTES), self.limit]
+        return [
+            Write(low, self.data[low - self.position : high - self.position])
+            for low, high in pairwise(cuts)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """A new length of the file."""
+
+    size_bytes: int
+
+
+class FileContent:
+    """A file's bytes: what is durable, and the changes since, in order."""
+
+    def __init__(self, durable: bytes, *, most_pending: int | None = None) -> None:
+        """Begin with durable bytes; above ``most_pending`` changes the oldest are dropped."""
+        self._durable = bytearray(durable)
+        self._pending: deque[Write | Resize] = deque(maxlen=most_pending)
+        self._size_bytes = len(durable)
+
+    @property
+    def pending(self) -> int:
+        """How many changes no sync has covered."""
+        return len(self._pending)
+
+    def write(self, position: int, data: bytes) -> None:
+        """Record a write; one beyond the end also changes the length."""
+        if not data:
+            return
+        write = Write(position, data)
+        if write.limit > self._size_bytes:
+            self.resize(write.limit)
+        self._pending.append(write)
+
+    def resize(self, size_bytes: int) -> None:
+        """Record that the file was truncated or extended."""
+        self._size_bytes = size_bytes
+        self._pending.append(Resize(size_bytes))
+
+    def reserve(self, size_bytes: int) -> None:
+        """Record that space was reserved, which extends a shorter file."""
+        if size_bytes > self._size_bytes:
+            self.resize(size_bytes)
+
+    def sync(self, count: int) -> None:
+        """Make the first ``count`` pending changes durable."""
+        for _ in range(min(count, len(self._pending))):
+            change = self._pending.popleft()
+            if isinstance(change, Resize):
+                _resize(self._durable, change.size_bytes)
+            else:
+                _overwrite(self._durable, change)
+
+    def survivors(self, keep: Keep) -> bytes:
+        """Return the bytes as they may be after a crash.
+
+        Sectors are kept one by one. Lengths are kept in order until ``keep`` refuses one.
+        """
+        content = bytearray(self._durable)
+        lengths_kept = True
+        for change in self._pending:
+            if isinstance(change, Resize):
+                lengths_kept = lengths_kept and keep()
+                if lengths_kept:
+                    _resize(content, change.size_bytes)
+                continue
+            for sector in change.sectors():
+                if keep():
+                    _overwrite(content, sector)
+        return bytes(content)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,17 +157,19 @@ class _NameChange:
             names[self.target] = self.content
 
 
-class PowerLossFileSystem:
-    """Works on the files below ``root`` through ``inner``, until the power is cut.
+class PowerLossFileSystem(WrappedFileSystem):
+    """Works on the files below ``root`` through ``inner``, by default the machine's file system, until the
+    power is cut.
 
-    Existing files count as durable. Only this object may change files below ``root``.
+    Existing files count as durable. Only this object may change files below ``root``. A directory that it
+    is bound to must not be moved.
     """
 
-    __slots__ = ("__dict__", "_inner")
+    __slots__ = ()
 
-    def __init__(self, root: Path, inner: FileSystem) -> None:
+    def __init__(self, root: Path, inner: FileSystem | None = None) -> None:
+        super().__init__(inner)
         self._root = root
-        self._inner = inner
         # Guards all below, and is held while files and names change.
         self._lock = threading.Lock()
         self._is_off = False
@@ -107,43 +205,21 @@ class PowerLossFileSystem:
             target.parent.mkdir(parents=True, exist_ok=True)  # possibly of a removed tree
             target.write_bytes(names[path].survivors(keep))
 
-    def anchor(self, directory: Path) -> Self:
-        """Bind to a directory of the same disk. It must not be moved."""
-        self.check_power(directory)
-        twin = object.__new__(type(self))
-        twin.__dict__ = self.__dict__  # the same disk
-        twin._inner = self._inner.anchor(directory)
-        return twin
-
-    def close(self) -> None:
-        """Let go of the directory, also without power."""
-        self._inner.close()
+    def run(
+        self, call: Call, act: Callable[[], _T], discard: Callable[[_T], None] | None = None
+    ) -> _T:
+        """Do a call that changes nothing; raise EIO once the power is off."""
+        self.check_power(call.path)
+        return act()
 
     def open(self, path: Path, mode: str) -> File:
         """Open a file; see :class:`walstore.ports.FileSystem`."""
         with self.powered(path):
-            if mode == "r":
-                return _PowerLossFile(self, self._inner.open(path, mode), path, None)
             content = self._know(path) if mode == "r+" else FileContent(b"")
             file = self._inner.open(path, mode)
             if mode == "x":
                 self._change_name(None, path, content)
             return _PowerLossFile(self, file, path, content)
-
-    def list(self, directory: Path) -> list[str]:
-        """Return the names in a directory."""
-        self.check_power(directory)
-        return self._inner.list(directory)
-
-    def list_directories(self, directory: Path) -> Sequence[str]:
-        """Return the names of the directories in a directory."""
-        self.check_power(directory)
-        return self._inner.list_directories(directory)
-
-    def make_directory(self, path: Path) -> bool:
-        """Create a directory and its parents durably."""
-        self.check_power(path)
-        return self._inner.make_directory(path)
 
     def make_unsynced_directory(self, path: Path) -> None:
         """Create a directory as other programs do: a crash may lose it, with all that is in it, until
@@ -151,11 +227,6 @@ class PowerLossFileSystem:
         with self.powered(path):
             path.mkdir()
             self._new_directories.append(path)
-
-    def read(self, path: Path) -> bytes:
-        """Return the whole content of a small file."""
-        self.check_power(path)
-        return self._inner.read(path)
 
     def replace(self, source: Path, target: Path) -> None:
         """Rename over the target."""
@@ -193,16 +264,6 @@ class PowerLossFileSystem:
                     change.apply(self._durable_names)
                     self._pending.remove(change)
 
-    def lock(self, path: Path, owner: str) -> Lock:
-        """Take an exclusive lock."""
-        self.check_power(path)
-        return self._inner.lock(path, owner)
-
-    def lock_shared(self, path: Path) -> Lock | None:
-        """Take a shared lock if the file exists."""
-        self.check_power(path)
-        return self._inner.lock_shared(path)
-
     def cell(self, path: Path, size: int) -> Cell:
         """Map a small file."""
         with self.powered(path):
@@ -217,16 +278,6 @@ class PowerLossFileSystem:
                 else:
                     self._durable_names[path] = content
             return _PowerLossCell(self, cell, path, content)
-
-    def view_cell(self, path: Path, size: int) -> CellView:
-        """Map a cell for reading."""
-        self.check_power(path)
-        return self._inner.view_cell(path, size)
-
-    def free_bytes(self, path: Path) -> int:
-        """Return the space left."""
-        self.check_power(path)
-        return self._inner.free_bytes(path)
 
     def check_power(self, path: Path) -> None:
         """Raise EIO once the power is off."""
@@ -257,56 +308,41 @@ class PowerLossFileSystem:
         self._pending.append(change)
 
 
-class _PowerLossFile:
-    """An open file of a PowerLossFileSystem; without a content it is read-only."""
+class _PowerLossFile(WrappedFile):
+    """An open file of a PowerLossFileSystem. The content of one that is only read is not used."""
 
     def __init__(
-        self, system: PowerLossFileSystem, inner: File, path: Path, content: FileContent | None
+        self, system: PowerLossFileSystem, inner: File, path: Path, content: FileContent
     ) -> None:
+        super().__init__(system, inner, path)
         self._system = system
-        self._inner = inner
-        self._path = path
         self._content = content
 
     def pwrite(self, pieces: Sequence[Buffer], position: int) -> None:
         """Write all pieces."""
         with self._system.powered(self._path):
             self._inner.pwrite(pieces, position)
-            if self._content is not None:
-                self._content.write(position, b"".join(pieces))
-
-    def pread(self, size: int, position: int) -> bytes:
-        """Read up to ``size`` bytes."""
-        self._system.check_power(self._path)
-        return self._inner.pread(size, position)
+            self._content.write(position, b"".join(pieces))
 
     def datasync(self) -> None:
         """Make everything written before the call durable."""
         with self._system.powered(self._path):
-            covered = 0 if self._content is None else self._content.pending
+            covered = self._content.pending
         self._inner.datasync()
         with self._system.powered(self._path):
-            if self._content is not None:
-                self._content.sync(covered)
+            self._content.sync(covered)
 
     def allocate(self, size: int) -> None:
         """Reserve space."""
         with self._system.powered(self._path):
             self._inner.allocate(size)
-            if self._content is not None:
-                self._content.reserve(size)
+            self._content.reserve(size)
 
     def truncate(self, size: int) -> None:
         """Cut or extend the file."""
         with self._system.powered(self._path):
             self._inner.truncate(size)
-            if self._content is not None:
-                self._content.resize(size)
-
-    def size(self) -> int:
-        """Return the length in bytes."""
-        self._system.check_power(self._path)
-        return self._inner.size()
+            self._content.resize(size)
 
     def close(self) -> None:
         """Release the descriptor, also without power."""
@@ -347,3 +383,16 @@ def _keeper(seed: int) -> Keep:
 def _among(known: frozenset[Path], directory: str, names: Iterable[str]) -> set[str]:
     """Return those of the names in a directory that are known."""
     return {name for name in names if Path(directory) / name in known}
+
+
+def _resize(content: bytearray, size_bytes: int) -> None:
+    del content[size_bytes:]
+    content.extend(bytes(size_bytes - len(content)))
+
+
+def _overwrite(content: bytearray, write: Write) -> None:
+    """Replace bytes in place; bytes beyond the end stay lost."""
+    room = len(content) - write.position
+    if room > 0:
+        data = write.data[:room]
+        content[write.position : write.position + len(data)] = data

@@ -11,7 +11,6 @@ import dataclasses
 import inspect
 import math
 import textwrap
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -134,21 +133,14 @@ class Rule:
         )
 
 
-def whole(
-    default: int,
-    meaning: str,
-    *,
-    low: int = 0,
-    high: int | None = None,
-    kind: str = "",
-) -> int:
+def whole(default: int, meaning: str, *, low: int = 0, high: int | None = None) -> int:
     """Return the field of a whole number."""
-    return _field(default, Rule(meaning, kind, low, high))
+    return _field(default, Rule(meaning, "", low, high))
 
 
 def size(default: int, meaning: str, *, low: int = 0, high: int | None = None) -> int:
     """Return the field of a number of bytes."""
-    return whole(default, meaning, low=low, high=high, kind="bytes")
+    return _field(default, Rule(meaning, "bytes", low, high))
 
 
 def seconds(
@@ -176,8 +168,8 @@ def flag(meaning: str, *, default: bool) -> bool:
 def nested(kind: type[_S], meaning: str) -> _S:
     """Return the field of an object of another settings class, by default with its defaults."""
     metadata = {"rule": Rule(meaning, "object", holds=kind)}
-    found: Any = dataclasses.field(default_factory=kind, metadata=metadata)
-    return found  # type: ignore[no-any-return]
+    found: _S = dataclasses.field(default_factory=kind, metadata=metadata)
+    return found
 
 
 def optional_seconds(meaning: str) -> float | None:
@@ -243,9 +235,8 @@ def show(value: object, kind: str) -> str:
 
 
 def _field(default: _T, rule: Rule) -> _T:
-    metadata: Mapping[str, Rule] = {"rule": rule}
-    found: Any = dataclasses.field(default=default, metadata=metadata)
-    return found  # type: ignore[no-any-return]
+    found: _T = dataclasses.field(default=default, metadata={"rule": rule})
+    return found
 
 
 def _wrapped(text: str) -> str:

@@ -236,7 +236,7 @@ def test_fragments_that_cannot_all_lie_below_what_is_kept_are_refused(
         "fragments_to_drop_limit": limit,
         "first_to_keep": {"offset": head},
     }
-    with pytest.raises(CorruptionError, match="cannot all lie below"):
+    with pytest.raises(CorruptionError, match="cannot all be below"):
         Garbage.parse(json.dumps(document).encode())
 
 

@@ -88,7 +88,7 @@ async def test_numbers_without_records(place: Place, limit: int) -> None:
     """They cannot lie below the head that is announced with them, so nobody lists them."""
     await forge(place, Garbage(start_seq_no=1, limit_seq_no=limit))
     before = await place.keys()
-    with pytest.raises(CorruptionError, match="cannot all lie below offset 1"):
+    with pytest.raises(CorruptionError, match="cannot all be below offset 1"):
         await collect(place)
     assert await place.keys() == before
 

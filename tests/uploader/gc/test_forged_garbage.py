@@ -17,7 +17,7 @@ async def test_garbage_of_more_fragments_than_there_can_be_records_is_refused() 
     before = await place.keys()
     garbage = dataclasses.replace(garbage_below(place, 5), start_seq_no=0, limit_seq_no=2**62)
     await announce(place, garbage)
-    with pytest.raises(CorruptionError, match=f"cannot all lie below.*{layout.GARBAGE}"):
+    with pytest.raises(CorruptionError, match=f"cannot all be below.*{layout.GARBAGE}"):
         await collect(place)
     assert before <= await place.keys()
 

@@ -130,7 +130,7 @@ async def test_a_task_that_is_cut_off_by_its_rows_removes_what_it_put(store):
 async def test_two_attempts_never_share_a_name(store):
     write = epoch(0)
     await stage(store, write, {0: values(3)})
-    with pytest.raises(WalError, match="somebody else put"):
+    with pytest.raises(WalError, match="another writer put"):
         await stage(store, write, {0: values(4)})
 
 

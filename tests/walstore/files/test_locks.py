@@ -11,7 +11,7 @@ import pytest
 from walstore.errors import WalLockedError
 from walstore.files.locks import STORE_NAME, lock_in_store, lock_log, lock_store
 from walstore.files.posix import PosixFileSystem
-from walstore.store.names import name_of
+from walstore.store.directory import name_of
 from walstore.testing import FaultyFileSystem
 
 

@@ -21,7 +21,7 @@ from walstore.format import checkpoint
 from walstore.log.opening import Opened
 from walstore.repair.repairing import plan_repair
 from walstore.testing import FaultyFileSystem, PowerLossFileSystem
-from walstore.testing.unsynced import SECTOR_BYTES
+from walstore.testing.power import SECTOR_BYTES
 from walstore.verify.verifying import verify_directory
 
 HINTS = (checkpoint.FILE_NAME, checkpoint.CELL_FILE_NAME)

@@ -11,7 +11,7 @@ from tests.cases import case
 from tests.messages import P, Paper, Q, drain, message, run
 from walstore import Record
 from walstore.messages import Flag, Outcome, ReadCheckpoint, Sequencer
-from walstore.messages.read_checkpoint import ProducerState
+from walstore.messages.producers import ProducerState
 
 PAGE = Path(__file__).parents[3] / "docs" / "messages.md"
 

@@ -1,4 +1,4 @@
-"""The stamp's bytes, producer ids, and the bytes of checkpoints and states: golden, and as documented."""
+"""The stamp, its clock, producer ids, and the bytes of checkpoints and states: golden, and as documented."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from walstore.messages import (
     HEADER,
     CoordinatorState,
     Flag,
+    MessageClock,
     ProducerState,
     ReadCheckpoint,
     Stamp,
     new_producer_id,
+    time_us,
 )
 from walstore.messages.stamp import LAYOUT, stamped
+from walstore.testing import ManualClock
 
 PAGE = Path(__file__).parents[3] / "docs" / "messages.md"
 GOLDEN_STAMP = bytes.fromhex("0102 0102030405fe efcdab8967452301")
@@ -98,3 +101,27 @@ def test_producer_ids_are_random_but_for_the_multicast_bit() -> None:
     assert new_producer_id(lambda size: bytes(size)) == b"\x01" + bytes(5)
     assert new_producer_id(lambda size: b"\xfe" * size) == b"\xff" + b"\xfe" * 5
     assert len({new_producer_id() for _ in range(100)}) == 100
+
+
+def test_values_tell_the_time_and_count_up_while_it_stands_still(clock: ManualClock) -> None:
+    ticks = MessageClock(clock)
+    first = ticks.tick()
+    assert first == clock.now_us() * 10 << 4
+    assert [ticks.tick() for _ in range(40)] == [first + n for n in range(1, 41)]
+    assert time_us(ticks.last) == clock.now_us()
+    clock.advance(1)
+    assert ticks.tick() == first + (10_000_000 << 4)
+
+
+def test_values_never_go_back_with_the_wall_clock(clock: ManualClock) -> None:
+    ticks = MessageClock(clock)
+    before = ticks.tick()
+    clock.shift_wall(-3600)
+    assert ticks.tick() == before + 1
+    clock.shift_wall(3601)
+    assert time_us(ticks.tick()) == clock.now_us()
+
+
+def test_a_clock_at_the_epoch_gives_no_zero() -> None:
+    """0 means "not tracked"."""
+    assert MessageClock(ManualClock(0)).tick() == 1

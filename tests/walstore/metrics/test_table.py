@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from walstore.metrics import __main__ as command
-from walstore.metrics import table
+from walstore.metrics import __main__ as table
 from walstore.metrics.definitions import HISTOGRAMS, METRICS
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -44,8 +43,8 @@ def test_a_page_without_markers_is_refused() -> None:
 def test_the_command_prints_or_renews(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"{table.BEGIN}\nold\n{table.END}\n")
-    command.main([str(page)])
+    table.main([str(page)])
     assert table.render() in page.read_text()
     assert capsys.readouterr().out == ""
-    command.main([])
+    table.main([])
     assert capsys.readouterr().out == f"{table.render()}\n"

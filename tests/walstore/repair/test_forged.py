@@ -13,15 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.frames import build, values_only
+from tests.frames import build, columns_of, header_of, values_only
 from tests.local import UnsyncedFileSystem
 from tests.version_1 import make_version_1
-from walstore import Settings, Wal
-from walstore.format import frame
+from walstore import CorruptionError, FormatVersionError, Record, Settings, Wal, WalError
+from walstore.format import frame, segment
+from walstore.format.frame import Column, ColumnKind
+from walstore.format.ledger import Marks
 from walstore.repair.repairing import Keep, apply_repair, plan_repair
 
 FS = UnsyncedFileSystem()
 SECTOR = 512
+COLUMN_OF_A_NEWER_VERSION = frame.uint_column(frame.IGNORABLE_KINDS_FROM - 1, [0])
 MOST_SECONDS = 8
 """Processor time of a plan: one pass takes less than one on an idle machine, a quadratic search minutes."""
 
@@ -163,3 +166,44 @@ def test_a_small_file_of_forged_frames(log_directory: Path, version: int) -> Non
         begin = time.process_time()
         plan_repair(log_directory, keep="after", fs=FS)
         assert time.process_time() - begin < MOST_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("marks", "extra", "expected"),
+    [
+        (b"no marks", [], CorruptionError),
+        (Marks().encode(), [COLUMN_OF_A_NEWER_VERSION], FormatVersionError),
+    ],
+    ids=["malformed", "newer"],
+)
+def test_repair_and_opening_agree_on_a_batch_that_cannot_be_read(
+    log_directory: Path, version: int, marks: bytes, extra: list[Column], expected: type[WalError]
+) -> None:
+    """The batch is whole, and continues the log."""
+    file, at = make(log_directory, version, b"replaced")
+    (log_directory / "CHECKPOINT").unlink()
+    data = bytearray(file.read_bytes())
+    salt = segment.decode_header(bytes(data[: segment.HEADER_BYTES]), str(file)).salt
+    old = header_of(bytes(data[at:]), at=frame.place(salt, at))
+    new, _ = frame.encode(
+        [
+            frame.blob_column(ColumnKind.MARKS, [marks], len(marks)),
+            *columns_of([Record(2, b"")]),
+            *extra,
+        ],
+        start=2,
+        count=1,
+        base_timestamp_us=0,
+        max_timestamp_us=old.max_timestamp_us,
+        epoch=old.epoch,
+        previous_crc=old.previous_crc,
+        synced_limit=2,
+        at=frame.place(salt, at),
+    )
+    data[at : at + len(new)] = new
+    file.write_bytes(data)
+    with pytest.raises(expected) as opening:
+        values(log_directory)
+    with pytest.raises(expected) as repairing:
+        plan_repair(log_directory, fs=FS)
+    assert str(repairing.value) == str(opening.value)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from walstore import Wal
 from walstore.errors import WalLockedError
 from walstore.files.posix import PosixFileSystem
 from walstore.ports import FileSystem
@@ -103,6 +104,28 @@ def test_a_call_may_report_failure_though_it_happened(
     with failing(errno.EIO):
         act()
     assert path.stat().st_size == (0 if kind == "datasync" else 100)
+
+
+def test_works_on_the_machines_files_by_default(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    faulty = FaultyFileSystem()
+    assert faulty.read(tmp_path / "a") == b"abc"
+    faulty.fail("read")
+    with failing(errno.EIO):
+        faulty.read(tmp_path / "a")
+
+
+async def test_the_open_file_of_a_new_segment_has_its_first_name(tmp_path: Path) -> None:
+    faulty = FaultyFileSystem()
+    async with Wal.open(tmp_path, fs=faulty) as wal:
+        await wal.append(b"value")
+        assert faulty.count("pwrite", name="next.tmp")
+        assert not faulty.count("pwrite", name="*.wal")
+    before = faulty.count("pwrite", name="next.tmp")
+    async with Wal.open(tmp_path, fs=faulty) as wal:
+        await wal.append(b"value")
+    assert faulty.count("pwrite", name="*.wal")
+    assert faulty.count("pwrite", name="next.tmp") == before
 
 
 def test_names_select_files(faulty: FaultyFileSystem, tmp_path: Path) -> None:

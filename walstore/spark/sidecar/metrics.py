@@ -34,7 +34,7 @@ CURSOR: Final = Definition(
     "walstore_sidecar_cursor_offset", "Where the sidecar's cursor stands.", ("log",)
 )
 TAIL: Final = Definition(
-    "walstore_sidecar_tail_offset", "How far the log reaches, as Spark was told last.", ("log",)
+    "walstore_sidecar_tail_offset", "How far the log reaches, as last reported to Spark.", ("log",)
 )
 LAG: Final = Definition(
     "walstore_sidecar_lag_records", "Records in the log that have not landed.", ("log",)

@@ -158,7 +158,7 @@ def test_the_number_of_logs_must_agree(url):
 
 def test_a_log_that_is_not_partitioned_is_not_made_one(url):
     write_job(url, "value string", [("a",)])
-    with pytest.raises(InvalidSettingsError, match="not partitioned lies at"):
+    with pytest.raises(InvalidSettingsError, match="not partitioned is at"):
         write_job(f"{url}/0", "value string", [("a",)])
 
 

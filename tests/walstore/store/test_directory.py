@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.cases import case
 from walstore.errors import InvalidSettingsError
-from walstore.store.names import directory_of, name_of
+from walstore.store.directory import directory_of, name_of
 
 
 @pytest.mark.parametrize(
