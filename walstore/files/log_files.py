@@ -17,8 +17,14 @@ from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
 from walstore.files.directory import list_segments, read_cell
 from walstore.files.log_bounds import LogBounds
-from walstore.files.segment_file import CHUNK_BYTES, Segment, iter_chunks, load_index, load_streams
-from walstore.files.time_index import find_offset
+from walstore.files.segment_file import (
+    CHUNK_BYTES,
+    Segment,
+    find_offset,
+    iter_chunks,
+    load_index,
+    load_streams,
+)
 from walstore.format import segment
 from walstore.format.segment import SegmentIndex
 from walstore.ports import File, FileSystem

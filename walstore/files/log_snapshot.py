@@ -22,13 +22,14 @@ from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import (
     CHUNK_BYTES,
     Segment,
+    find_offset,
     iter_chunks,
     load_index,
     read_footer,
     read_header,
     read_last_footer,
+    timestamp_of,
 )
-from walstore.files.time_index import find_offset, timestamp_of
 from walstore.format import segment
 from walstore.ports import FileSystem
 

@@ -23,8 +23,7 @@ from walstore import (
 )
 from walstore.files.log_snapshot import LogSnapshot
 from walstore.files.posix import PosixFileSystem
-from walstore.files.segment_file import Segment
-from walstore.files.time_index import find_offset, load_summary, timestamp_of
+from walstore.files.segment_file import Segment, find_offset, load_summary, timestamp_of
 from walstore.log.readonly import ReadonlyWal
 from walstore.testing import FaultyFileSystem, ManualClock
 
