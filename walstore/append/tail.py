@@ -38,8 +38,7 @@ from walstore.format import checkpoint, frame, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.ledger import Marks
 from walstore.format.recovery import Chain
-from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
-from walstore.format.segment_streams import SegmentStreams
+from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentStreams, SegmentSummary
 from walstore.ports import Clock, File, FileSystem, Lock
 from walstore.runtime.error_mapping import describe_upkeep, is_full
 from walstore.settings import Settings

@@ -18,8 +18,7 @@ from walstore.building.framing import FramedRecords
 from walstore.format import frame, segment
 from walstore.format.ledger import Ledger, Marks, StreamInfo
 from walstore.format.recovery import Chain
-from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
-from walstore.format.segment_streams import SegmentStreams
+from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentStreams, SegmentSummary
 from walstore.ports import FileSystem
 
 SPARE_NAME: Final = "restore.tmp"

@@ -19,8 +19,7 @@ from walstore.errors import CorruptionError, FormatVersionError
 from walstore.format import frame, segment
 from walstore.format.frame import FrameHeader
 from walstore.format.packed import MalformedError
-from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
-from walstore.format.segment_streams import SegmentStreams
+from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentStreams, SegmentSummary
 from walstore.ports import File, FileSystem
 
 CHUNK_BYTES: Final = 1 << 20

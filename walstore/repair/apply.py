@@ -28,8 +28,7 @@ from walstore.format import checkpoint, frame, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.frame import ColumnKind
 from walstore.format.recovery import Chain
-from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
-from walstore.format.segment_streams import SegmentStreams
+from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentStreams, SegmentSummary
 from walstore.ports import File, FileSystem
 from walstore.repair.overlay import Overlay, Staging
 from walstore.repair.plan import (

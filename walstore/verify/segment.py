@@ -18,8 +18,7 @@ from walstore.format.checkpoint import FILE_NAME, Checkpoint, DurableCell
 from walstore.format.frame import FrameHeader
 from walstore.format.ledger import Marks
 from walstore.format.recovery import Chain, Evidence
-from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
-from walstore.format.segment_streams import SegmentStreams
+from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentStreams, SegmentSummary
 from walstore.ports import File
 from walstore.verify.frames import FrameScan
 from walstore.verify.report import Findings
