@@ -31,8 +31,8 @@ from walstore.batches.batch import FrameBatch
 from walstore.batches.batch_builder import BatchBuilder
 from walstore.batches.framer import Framer, Spot
 from walstore.errors import WalError
-from walstore.files.active import ActiveCell, ActiveFile
-from walstore.files.durable_file import write_hint
+from walstore.files.directory import write_hint
+from walstore.files.open_files import ActiveCell, ActiveFile
 from walstore.files.segment_file import Segment
 from walstore.format import checkpoint, frame, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell

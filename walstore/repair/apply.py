@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Final
 
 from walstore.errors import CorruptionError
-from walstore.files.directory import walk_file
-from walstore.files.durable_file import write_durably
+from walstore.files.directory import walk_file, write_durably, write_hints
 from walstore.files.segment_file import read_footer, read_header
-from walstore.format import checkpoint, frame, segment
-from walstore.format.checkpoint import Checkpoint, DurableCell
+from walstore.format import frame, segment
+from walstore.format.checkpoint import Checkpoint
 from walstore.format.frame import ColumnKind
 from walstore.format.recovery import Chain
 from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentStreams, SegmentSummary
@@ -232,17 +231,7 @@ def _write_hints(fs: FileSystem, directory: Path, actions: Actions) -> None:
         ledger=actions.ledger,
         tail_salt=salt,
     )
-    cell = DurableCell(
-        head=hint.head,
-        durable_limit=hint.next_offset,
-        epoch=hint.epoch,
-        tail_start=last,
-        tail_position=hint.tail_position,
-        visible_limit=hint.next_offset,
-        tail_salt=salt,
-    )
-    write_durably(fs, directory / checkpoint.CELL_FILE_NAME, checkpoint.encode_cell(cell))
-    write_durably(fs, directory / checkpoint.FILE_NAME, checkpoint.encode_checkpoint(hint))
+    write_hints(fs, directory, hint)
 
 
 def _end_of(

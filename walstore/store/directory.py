@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from walstore.append.disk_watch import look
 from walstore.errors import LogNotFoundError
-from walstore.files.durable_file import sync_entry
+from walstore.files.directory import sync_entry
 from walstore.files.locks import lock_in_store, lock_store, this_process
 from walstore.ports import FileSystem, Lock
 from walstore.store.names import name_of
