@@ -27,7 +27,8 @@ from walstore.building.segment_writer import (
     frame_records,
 )
 from walstore.errors import CorruptionError, InvalidSettingsError, WalError
-from walstore.files.directory import LOCK_NAME, RESTORE_NAME, walk_file, write_durably, write_hints
+from walstore.files.directory import LOCK_NAME, RESTORE_NAME, write_durably, write_hints
+from walstore.files.frame_walk import walk_file
 from walstore.files.locks import lock_log
 from walstore.files.segment_file import read_footer, read_header
 from walstore.format import checkpoint, segment

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from walstore.errors import CorruptionError, LogNotFoundError
-from walstore.files.segment_file import newer_batch, read_header
-from walstore.format import checkpoint, claims, recovery, segment
+from walstore.files.segment_file import read_header
+from walstore.format import checkpoint, claims, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.claims import Claims
-from walstore.format.packed import MalformedError
-from walstore.format.recovery import Chain, Evidence
-from walstore.format.segment import SegmentIndex
-from walstore.ports import File, FileSystem
+from walstore.format.recovery import Evidence
+from walstore.ports import FileSystem
 from walstore.runtime.error_mapping import is_full
 
 logger = logging.getLogger("walstore")
@@ -28,9 +25,6 @@ REPAIR_NAME: Final = "repair.wal"
 RESTORE_NAME: Final = "restore.wal"
 """The same for a restore (``uploader.restoring``)."""
 _CELL_ATTEMPTS: Final = 1000
-_CHUNK_BYTES: Final = 8 << 20
-_SCAN_BYTES: Final = 256 << 10
-"""Read size of the search for zeroes: fits a processor's cache, which makes it twenty times as fast."""
 
 
 def anchor_log(fs: FileSystem, directory: Path) -> FileSystem:
@@ -159,68 +153,6 @@ def evidence_of(
         ),
         own_epoch=hint.own_epoch if hint is not None else 0,
     )
-
-
-def walk_file(
-    file: File,
-    path: Path,
-    chain: Chain,
-    index: SegmentIndex,
-    position: int,
-    salt: int | None,
-    end: int | None = None,
-) -> int:
-    """Follow the frames of a file from byte ``position`` to at most ``end``; return where they end.
-
-    ``salt`` is that of the segment's header. Raises CorruptionError for a whole frame whose content is
-    malformed, and FormatVersionError for one that uses a feature that this version lacks.
-    """
-
-    def follow(view: memoryview, at: int) -> int:
-        try:
-            return recovery.walk(view, chain, index, at, salt)
-        except MalformedError as error:
-            raise CorruptionError(
-                f"batch at offset {chain.next_offset} holds {error}",
-                path=str(path),
-                position=error.position,
-            ) from None
-        except ValueError as error:
-            raise newer_batch(path, error) from None
-
-    return walk_chunks(file, follow, position, end)
-
-
-def walk_chunks(
-    file: File, follow: Callable[[memoryview, int], int], position: int, end: int | None
-) -> int:
-    """Follow the frames of a file from byte ``position`` in chunks; return where they end.
-
-    ``follow(view, at)`` follows the whole frames that begin the bytes at ``at``, and returns their size.
-    Nothing at or behind byte ``end`` is read; None: the whole file.
-    """
-    wanted, limit = _CHUNK_BYTES, sys.maxsize if end is None else end
-    while True:
-        view = memoryview(file.pread(max(min(wanted, limit - position), 0), position))
-        used = follow(view, position)
-        position += used
-        if used:
-            wanted = _CHUNK_BYTES
-            continue
-        needed = recovery.needed_bytes(view)
-        if needed <= len(view) or position + needed > min(limit, file.size()):
-            return position
-        wanted = needed
-
-
-def used_limit(file: File, position: int, end: int | None = None) -> int:
-    """Return the place behind the last byte below ``end`` that is not zero, at least ``position``."""
-    used, size = position, file.size() if end is None else end
-    for at in range(position, size, _SCAN_BYTES):
-        data = file.pread(min(_SCAN_BYTES, size - at), at)
-        if recovery.any_nonzero(memoryview(data)):
-            used = at + len(data.rstrip(b"\0"))
-    return used
 
 
 def sync_entry(fs: FileSystem, directory: Path) -> None:

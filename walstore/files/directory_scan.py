@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from walstore.errors import CorruptionError
-from walstore.files.directory import pick_segments, walk_file
+from walstore.files.directory import pick_segments
+from walstore.files.frame_walk import walk_file
 from walstore.files.segment_file import read_footer, read_header, read_last_footer, trailer_length
 from walstore.format import frame, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell

@@ -13,13 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from walstore.errors import StorageUnavailableError
-from walstore.files.directory import (
-    evidence_of,
-    list_segments,
-    load_checkpoint,
-    read_cell,
-    walk_file,
-)
+from walstore.files.directory import evidence_of, list_segments, load_checkpoint, read_cell
+from walstore.files.frame_walk import walk_file
 from walstore.files.log_bounds import Testimony, read_bounds
 from walstore.files.segment_file import peek_frame, read_footer, read_header, read_last_footer
 from walstore.format import frame, segment

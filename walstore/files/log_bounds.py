@@ -21,14 +21,8 @@ from pathlib import Path
 from typing import Final
 
 from walstore.errors import CorruptionError, LogNotFoundError, StorageUnavailableError
-from walstore.files.directory import (
-    evidence_of,
-    list_segments,
-    load_checkpoint,
-    read_cell,
-    used_limit,
-    walk_file,
-)
+from walstore.files.directory import evidence_of, list_segments, load_checkpoint, read_cell
+from walstore.files.frame_walk import used_limit, walk_file
 from walstore.files.segment_file import peek_frame, read_header, read_last_footer, trailer_length
 from walstore.format import frame, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell

@@ -35,12 +35,11 @@ from walstore.files.directory import (
     pick_segments,
     read_cell,
     sync_entry,
-    used_limit,
-    walk_file,
     write_durably,
     write_hint,
 )
 from walstore.files.directory_scan import ScannedLog, find_log
+from walstore.files.frame_walk import used_limit, walk_file
 from walstore.files.locks import lock_log
 from walstore.files.open_files import ActiveCell
 from walstore.files.segment_file import Segment

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Final
 
 from walstore.errors import CorruptionError
-from walstore.files.directory import walk_file, write_durably, write_hints
+from walstore.files.directory import write_durably, write_hints
+from walstore.files.frame_walk import walk_file
 from walstore.files.segment_file import read_footer, read_header
 from walstore.format import frame, segment
 from walstore.format.checkpoint import Checkpoint

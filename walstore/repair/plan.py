@@ -18,7 +18,7 @@ from crc32c import crc32c
 from walstore.errors import FormatVersionError
 from walstore.files.directory import REPAIR_NAME
 from walstore.repair.overlay import OverlayBytes
-from walstore.verify.report import Problem
+from walstore.verify.segment import Problem
 
 VERSION: Final = 2
 """Version 1 is read, too: it has no copies."""

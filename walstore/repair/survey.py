@@ -20,7 +20,7 @@ from walstore.format.segment import SegmentHeader
 from walstore.ports import File, FileSystem
 from walstore.repair.survey_types import LogSurvey, SegmentSurvey
 from walstore.repair.walk import Mark, SegmentWalk
-from walstore.verify.report import message_of
+from walstore.verify.segment import message_of
 
 
 def survey_log(fs: FileSystem, directory: Path) -> LogSurvey:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from walstore.files.directory import evidence_of, walk_chunks
+from walstore.files.directory import evidence_of
+from walstore.files.frame_walk import FrameScan, find_salt, walk_chunks
 from walstore.files.segment_file import newer_batch, peek_frame, trailer_length
 from walstore.format import frame, recovery, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
@@ -23,7 +24,6 @@ from walstore.ports import File
 from walstore.repair.bit_flip import mend
 from walstore.repair.plan import Patch
 from walstore.repair.survey_types import FrameRun, SegmentSurvey
-from walstore.verify.frames import FrameScan, find_salt
 
 _PRODUCER_WINDOW: Final = 10_000
 _PRODUCERS: Final = 1 << 40

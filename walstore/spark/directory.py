@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from walstore.errors import LogNotFoundError, OffsetTrimmedError, WalError
-from walstore.files.directory import read_cell, walk_file
+from walstore.files.directory import read_cell
+from walstore.files.frame_walk import walk_file
 from walstore.files.log_snapshot import LogSnapshot
 from walstore.files.segment_file import Segment, read_header
 from walstore.format import segment

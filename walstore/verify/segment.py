@@ -6,12 +6,13 @@ that the caller read before, and are not judged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from walstore.errors import CorruptionError
 from walstore.files.directory import evidence_of
+from walstore.files.frame_walk import FrameScan
 from walstore.files.segment_file import decode, read_footer, read_last_footer
 from walstore.format import frame, segment
 from walstore.format.checkpoint import FILE_NAME, Checkpoint, DurableCell
@@ -20,10 +21,52 @@ from walstore.format.ledger import Marks
 from walstore.format.recovery import Chain, Evidence
 from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentStreams, SegmentSummary
 from walstore.ports import File
-from walstore.verify.frames import FrameScan
-from walstore.verify.report import Findings
 
+MAX_PROBLEMS: Final = 100
+"""Most problems kept; more are only counted, so that memory stays bounded."""
 _EVERYTHING: Final = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in the files is not as it was written."""
+
+    path: str
+    position: int | None
+    """Byte in that file; None if the problem is the file as a whole."""
+    message: str
+
+    def __str__(self) -> str:
+        where = self.path if self.position is None else f"{self.path} at byte {self.position}"
+        return f"{where}: {self.message}"
+
+
+@dataclass(slots=True)
+class Findings:
+    """Counts and problems of a verification in progress."""
+
+    segments: int = 0
+    batches: int = 0
+    records: int = 0
+    size_bytes: int = 0
+    unfinished_bytes: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    problem_count: int = 0
+
+    def add(self, path: Path, message: str, position: int | None = None) -> None:
+        """Note a problem."""
+        self.problem_count += 1
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(Problem(str(path), position, message))
+
+    def add_error(self, path: Path, error: CorruptionError, position: int | None = None) -> None:
+        """Note the problem that a reader raised."""
+        self.add(path, message_of(error), error.position if position is None else position)
+
+
+def message_of(error: CorruptionError) -> str:
+    """Return what an error says is wrong, without the place."""
+    return str(error).partition(f": {error.path}")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

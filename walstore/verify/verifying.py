@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from walstore.errors import CorruptionError, LogNotFoundError
@@ -19,10 +20,40 @@ from walstore.format import checkpoint, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.recovery import Chain
 from walstore.ports import FileSystem
-from walstore.verify.report import Findings, Problem, VerifyReport
-from walstore.verify.segment import SegmentTask, verify_segment
+from walstore.verify.segment import Findings, Problem, SegmentTask, verify_segment
 
 __all__ = ["Problem", "VerifyReport", "verify_directory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """The result of :func:`walstore.verify.verify_directory`."""
+
+    path: str
+    log_id: str | None
+    """Identity of the log, 32 hex digits; None if no segment header could be read."""
+    head: int
+    """First offset on local disk."""
+    limit: int
+    """Offset after the last record found."""
+    segments: int
+    batches: int
+    """Whole batches found; the same holds for ``records`` and ``size_bytes``."""
+    records: int
+    size_bytes: int
+    """Bytes of these batches as stored."""
+    unfinished_bytes: int
+    """Bytes after the last batch that were never acknowledged: a write that a crash cut off or that is in
+    progress. No problem; the next opening for writing removes them."""
+    problems: tuple[Problem, ...]
+    """At most 100 of them, in the order in which they were found."""
+    problem_count: int
+    """Number of all problems."""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether every byte checked is as it was written."""
+        return self.problem_count == 0
 
 
 def verify_directory(
