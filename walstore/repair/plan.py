@@ -1,6 +1,6 @@
 """Repair plans as values: damages, steps and losses. Pure: no I/O.
 
-The file that makes a repair restartable (``repair/apply.py``) contains the plan as JSON with a CRC.
+The file that makes a repair restartable (``repair/repairing.py``) contains the plan as JSON with a CRC.
 """
 
 from __future__ import annotations
