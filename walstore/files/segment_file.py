@@ -146,14 +146,6 @@ def find_offset(
     return None
 
 
-def timestamp_of(fs: FileSystem, source: Segment, offset: int) -> int:
-    """Return the timestamp of a record of a segment, in microseconds since 1970 UTC.
-
-    Raises as :func:`read_batches`.
-    """
-    return read_batches(fs, source, offset, offset + 1, SEARCH_BYTES)[0].timestamps_us[0]
-
-
 def load_summary(fs: FileSystem, source: Segment) -> SegmentSummary:
     """Return the summary of a sealed segment, read from its footer on first use.
 
