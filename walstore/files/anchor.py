@@ -64,7 +64,7 @@ class _OpenDirectory:
     """A directory that is held open: it is followed wherever it is moved."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        self._path = path
+        self._prefix = _prefix_of(path)
         # Guards all below. A call that began before close() must not find another file's descriptor.
         self._guard = threading.Lock()
         self._descriptor: int | None = descriptor
@@ -78,18 +78,19 @@ class _OpenDirectory:
 
     def begin(self, path: Path) -> tuple[int | None, str]:
         """Keep the descriptor open until :meth:`end`."""
-        name = _name_below(self._path, path)
+        name = _name_below(self._prefix, path)
         with self._guard:
             if self._is_closed:
                 raise OSError(errno.EBADF, "the directory is closed", str(path))
             self._users += 1
-        return self._descriptor, name
+            return self._descriptor, name
 
     def end(self) -> None:
         """A call that began is over."""
         with self._guard:
             self._users -= 1
-            self._release()
+            if self._is_closed:
+                self._release()
 
     def below(self, path: Path) -> Anchor:
         """Remember which directory it is, and hold nothing more."""
@@ -134,7 +135,7 @@ class _Use:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._directory.end()
-        if isinstance(error, OSError):
+        if error is not None and isinstance(error, OSError):
             _name_whole(error, self._name, self._path)
 
 
@@ -147,13 +148,14 @@ class _DirectoryBelow:
     def __init__(self, parent: Anchor, path: Path) -> None:
         self._parent = parent
         self._path = path
+        self._prefix = _prefix_of(path)
         with self._open() as descriptor:
             self._identity = _identify(descriptor)
 
     @contextlib.contextmanager
     def at(self, path: Path) -> Iterator[tuple[int | None, str]]:
         """Return a descriptor of the directory; ESTALE if it is not there any more."""
-        name = _name_below(self._path, path)
+        name = _name_below(self._prefix, path)
         try:
             stack = contextlib.ExitStack()
             descriptor = stack.enter_context(self._open())
@@ -190,14 +192,20 @@ class _DirectoryBelow:
         )
 
 
-def _name_below(directory: Path, path: Path) -> str:
-    """Return the name of ``path`` in ``directory``; paths are compared as they are written."""
-    whole, prefix = str(path), str(directory)
-    if whole == prefix:
+def _prefix_of(directory: Path) -> str:
+    """Return how the paths of a directory's files begin."""
+    return str(directory).rstrip("/") + "/"
+
+
+def _name_below(prefix: str, path: Path) -> str:
+    """Return the name of ``path`` in the directory of that prefix; paths are compared as they are written."""
+    whole = str(path)
+    if whole.startswith(prefix):
+        return whole[len(prefix) :] or "."
+    if whole + "/" == prefix:
         return "."
-    if not whole.startswith(prefix := prefix.rstrip("/") + "/"):
-        raise ValueError(f"{path} is not below {directory}, to which the file system is anchored")
-    return whole[len(prefix) :]
+    directory = prefix[:-1] or prefix
+    raise ValueError(f"{path} is not below {directory}, to which the file system is anchored")
 
 
 def _name_whole(error: OSError, name: str, path: Path) -> None:
