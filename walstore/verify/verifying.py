@@ -20,7 +20,7 @@ from walstore.format import checkpoint, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.recovery import Chain
 from walstore.ports import FileSystem
-from walstore.verify.segment import Findings, Problem, SegmentTask, verify_segment
+from walstore.verify.segment import Findings, Problem, SegmentCheck
 
 __all__ = ["Problem", "VerifyReport", "verify_directory"]
 
@@ -98,14 +98,11 @@ class _Verification:
         chain = _unknown()
         limit = starts[0]
         for start in starts:
-            task = SegmentTask(
-                path=self._path / segment.file_name(start),
-                start=start,
-                is_last=start == starts[-1],
-                hint=hint,
-                cell=cell,
+            path = self._path / segment.file_name(start)
+            check = SegmentCheck(
+                path, start, hint, cell, self._findings, is_last=start == starts[-1]
             )
-            chain = self._verify(task, chain)
+            chain = self._verify(check, path, start, chain)
             limit = max(limit, chain.next_offset)
         self._check_end(starts[-1], chain, durable_limit, hint)
         found = self._findings
@@ -171,31 +168,31 @@ class _Verification:
                 self._path, f"the log begins at offset {head}, but its first segment at {first}"
             )
 
-    def _verify(self, task: SegmentTask, chain: Chain) -> Chain:
+    def _verify(self, check: SegmentCheck, path: Path, start: int, chain: Chain) -> Chain:
         if self._on_progress is not None:
-            self._on_progress(task.path)
+            self._on_progress(path)
         try:
-            file = self._fs.open(task.path, "r")
+            file = self._fs.open(path, "r")
         except FileNotFoundError:
-            if not self._is_below_head(task.start + 1):
-                self._findings.add(task.path, "the segment vanished while it was to be verified")
+            if not self._is_below_head(start + 1):
+                self._findings.add(path, "the segment vanished while it was to be verified")
             return _unknown()
         try:
             try:
-                header = read_header(file, task.path)
+                header = read_header(file, path)
             except CorruptionError as error:
-                self._findings.add_error(task.path, error, 0)
+                self._findings.add_error(path, error, 0)
                 return _unknown()
             if self._log_id is None:
                 self._log_id = header.log_id
             elif header.log_id != self._log_id:
                 self._findings.add(
-                    task.path,
+                    path,
                     f"belongs to log {header.log_id.hex()}, the segments before to "
                     f"{self._log_id.hex()}",
                     0,
                 )
-            return verify_segment(file, header, task, chain, self._findings)
+            return check.run(file, header, chain)
         finally:
             file.close()
 
