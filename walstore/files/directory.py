@@ -14,6 +14,7 @@ from walstore.format import checkpoint, claims, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.claims import Claims
 from walstore.format.recovery import Evidence
+from walstore.format.segment import SegmentHeader
 from walstore.ports import FileSystem
 from walstore.runtime.error_mapping import is_full
 
@@ -88,9 +89,14 @@ def peek_log_id(fs: FileSystem, directory: Path) -> bytes | None:
         return None
     if not starts:
         return None
-    path = directory / segment.file_name(starts[-1])
+    return read_segment_header(fs, directory, starts[-1]).log_id
+
+
+def read_segment_header(fs: FileSystem, directory: Path, start: int) -> SegmentHeader:
+    """Read and check the header of a segment; FileNotFoundError if it is gone."""
+    path = directory / segment.file_name(start)
     with contextlib.closing(fs.open(path, "r")) as file:
-        return read_header(file, path).log_id
+        return read_header(file, path)
 
 
 def load_checkpoint(fs: FileSystem, directory: Path) -> Checkpoint | None:

@@ -25,7 +25,13 @@ from pathlib import Path
 from typing import Final
 
 from walstore.errors import CorruptionError, LogNotFoundError, StorageUnavailableError
-from walstore.files.directory import evidence_of, list_segments, load_checkpoint, read_cell
+from walstore.files.directory import (
+    evidence_of,
+    list_segments,
+    load_checkpoint,
+    read_cell,
+    read_segment_header,
+)
 from walstore.files.frame_walk import used_limit, walk_file
 from walstore.files.segment_file import (
     peek_frame,
@@ -112,13 +118,6 @@ def read_bounds(fs: FileSystem, directory: Path) -> LogBounds:
         if is_known or read_cell(fs, directory) == cell:
             return found
     raise StorageUnavailableError(f"the log at {directory} changes too fast to be looked at")
-
-
-def read_segment_header(fs: FileSystem, directory: Path, start: int) -> SegmentHeader:
-    """Read and check the header of a segment; FileNotFoundError if it is gone."""
-    path = directory / segment.file_name(start)
-    with contextlib.closing(fs.open(path, "r")) as file:
-        return read_header(file, path)
 
 
 def _measure_by_cell(

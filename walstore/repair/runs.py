@@ -242,14 +242,11 @@ class Situation:
                 f"offset {keep} is not readable; give 'before', 'after', or an offset in one of "
                 + ", ".join(f"[{max(one.start, self.head)}, {one.limit})" for one in readable)
             )
-        if not readable or (keep == "after" and len(readable) == 1 and self._ends_damaged):
+        ends_damaged = bool(readable) and readable[-1].limit < self.limit
+        if not readable or (keep == "after" and len(readable) == 1 and ends_damaged):
             empty = [one for one in self.stretches if one.start == one.limit == self.limit]
             return empty[-1] if empty else None
         return readable[-1] if keep == "after" else readable[0]
-
-    @property
-    def _ends_damaged(self) -> bool:
-        return self.readable[-1].limit < self.limit
 
 
 def understand(survey: LogSurvey) -> Situation:
