@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from walstore import Record, Settings, Wal
 from walstore.batches.append_request import make_group
+from walstore.batches.batch import Batch
 from walstore.batches.batch_builder import BatchBuilder
+from walstore.files.log_files import LogSnapshot
 from walstore.files.posix import PosixFile, PosixFileSystem
-from walstore.files.segment_file import read_batches
+from walstore.files.segment_file import CHUNK_BYTES, read_batches
 from walstore.log.opening import Opened, open_log
 from walstore.ports import Clock, FileSystem
 from walstore.settings import KIB
@@ -178,3 +180,18 @@ class UnsyncedFileSystem(PosixFileSystem):
 async def drop_before(wal: Wal, offset: int) -> int:
     """Delete the sealed segments wholly below an offset, as retention does; return the new head."""
     return await wal.trim(offset)
+
+
+def stored_batches(
+    log: Path | LogSnapshot, start: int | None = None, limit: int | None = None
+) -> Iterator[Batch]:
+    """Yield what a log's files hold of ``[start, limit)``; by default all that is durable."""
+    view = log if isinstance(log, LogSnapshot) else LogSnapshot.open(log)
+    position = view.head if start is None else start
+    limit = view.durable_limit if limit is None else limit
+    ends = [*(source.start for source in view.segments[1:]), limit]
+    for source, end in zip(view.segments, ends, strict=True):
+        while position < min(limit, end):
+            found = read_batches(view.fs, source, position, min(limit, end), CHUNK_BYTES)
+            yield from found
+            position = found[-1].limit

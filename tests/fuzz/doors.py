@@ -19,11 +19,12 @@ from typing import Any, Final
 from tests.fuzz import bases
 from tests.fuzz.bases import MemoryFileSystem
 from tests.fuzz.inputs import Input
+from tests.local import stored_batches
 from walstore import CorruptionError, Record, Wal, WalError
 from walstore.cli import app
 from walstore.cli.errors import CORRUPTION, LOCKED, OK
 from walstore.cursors.directory import list_cursors
-from walstore.files.log_snapshot import LogSnapshot
+from walstore.files.log_files import LogSnapshot
 from walstore.testing import ManualClock
 
 # Typer makes the commands out of functions again for each command line, which takes most of the time.
@@ -105,11 +106,10 @@ def view(at: Inspection) -> None:
     """Read the files without a lock, and list the cursors."""
     with at.door("LogSnapshot"):
         found = LogSnapshot.open(at.path)
-        for batch in found.batches():
+        for batch in stored_batches(found):
             for record in batch.records():
                 at.check("LogSnapshot", record, at.truth)
         found.offset_at(bases.TIME_US)
-        found.timestamp_at(found.head)
     with at.door("cursors"):
         for info in list_cursors(MemoryFileSystem(), at.path, bases.TIME_US):
             str(info)

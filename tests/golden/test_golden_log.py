@@ -11,11 +11,11 @@ import pytest
 
 from tests.frames import build, values_only
 from tests.golden.regenerate_log import CURSORS, DIRECTORIES, REGISTERS, TIME_US, expected
-from tests.local import copy_log, segments
+from tests.local import copy_log, segments, stored_batches
 from tests.version_1 import make_version_1, seal, versions_of
 from tests.walstore.cli.conftest import Cli, cli  # noqa: F401 - a fixture
 from walstore import ReadonlyWal, Record, StreamClosedError, Wal
-from walstore.files.log_snapshot import LogSnapshot
+from walstore.files.log_files import LogSnapshot
 from walstore.format.checkpoint import CELL_FILE_NAME, FILE_NAME
 from walstore.repair.repairing import apply_repair, plan_repair
 from walstore.verify.verifying import verify_directory
@@ -54,7 +54,7 @@ def check_readable(path: Path, records: list[Record]) -> None:
     If both hints are missing the head is in the ledger only, and records below it may be found, too.
     """
     view = LogSnapshot.open(path)
-    for found in (list(chain.from_iterable(view.batches())), asyncio.run(_read_beside(path))):
+    for found in (list(chain.from_iterable(stored_batches(view))), asyncio.run(_read_beside(path))):
         assert [record for record in found if record.offset >= records[0].offset] == records
     assert not verify_directory(path).problems
 
@@ -70,7 +70,7 @@ def test_it_reads_without_its_lock(version: int) -> None:
     view = LogSnapshot.open(DIRECTORIES[version])
     head = expected(version)[0].offset
     assert (view.head, view.durable_limit, view.epoch) == (head, LIMITS[version], EPOCH)
-    assert [record for batch in view.batches() for record in batch] == expected(version)
+    assert [record for batch in stored_batches(view) for record in batch] == expected(version)
 
 
 def test_it_reads_without_its_hints(version: int, missing: tuple[str, ...], tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ from tests.local import (
     read_opened,
     read_values,
     segments,
+    stored_batches,
 )
 from walstore import Wal, WalError
 from walstore.batches.batch_builder import BatchBuilder
 from walstore.files.log_bounds import find_missing
-from walstore.files.log_snapshot import LogSnapshot
 from walstore.format import segment
 from walstore.format.ledger import Marks
 from walstore.settings import KIB
@@ -98,7 +98,7 @@ class Promises:
             opened.tail.commit([draft_of(opened.tail.durable_limit, b"after")])
             close_opened(opened)
             self.records[len(records) + 1] = b"after"
-        seen = [record.value for batch in LogSnapshot.open(directory).batches() for record in batch]
+        seen = [record.value for batch in stored_batches(directory) for record in batch]
         assert seen == [*found.values(), b"after"]
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.local import SMALL, check_contiguous
+from tests.local import SMALL, check_contiguous, stored_batches
 from walstore import Wal
 from walstore.batches.arrow import SCHEMA
 from walstore.batches.batch import Batch, FrameBatch
 from walstore.batches.concat import ConcatBatch
-from walstore.files.log_snapshot import LogSnapshot
+from walstore.files.log_files import LogSnapshot
 from walstore.files.segment_file import iter_chunks
 from walstore.format import segment
 from walstore.log.readonly import ReadonlyWal
@@ -95,8 +95,8 @@ async def test_readers_beside_the_writer(log_directory: Path, wal: Wal) -> None:
 
 
 def check_files(directory: Path) -> None:
-    check(LogSnapshot.open(directory).batches())
-    check(LogSnapshot.open(directory).batches(50, 77), 50, 77)
+    check(stored_batches(directory))
+    check(stored_batches(directory, 50, 77), 50, 77)
 
 
 async def test_the_cache_counts_nothing_for_them(wal: Wal) -> None:

@@ -20,9 +20,9 @@ from tests.local import (
     open_descriptors,
     read_opened,
     segments,
+    stored_batches,
 )
 from walstore import Record, Wal, WalError
-from walstore.files.log_snapshot import LogSnapshot
 from walstore.format import checkpoint, segment
 
 FS = UnsyncedFileSystem()
@@ -203,7 +203,7 @@ def test_L12_L13_readers_of_the_files_alone_find_it_too(
     directory = copy_log(small_log, scratch / "flipped")
     path = segments(directory)[which]
     whole = path.read_bytes()
-    expected = [record for batch in LogSnapshot.open(directory).batches() for record in batch]
+    expected = [record for batch in stored_batches(directory) for record in batch]
     assert len(expected) == 12
     for at in range(len(whole) - _UNSEEN_BYTES):
         for bit in range(8):
@@ -211,7 +211,7 @@ def test_L12_L13_readers_of_the_files_alone_find_it_too(
             data[at] ^= 1 << bit
             path.write_bytes(data)
             with pytest.raises(WalError):
-                list(LogSnapshot.open(directory).batches())
+                list(stored_batches(directory))
 
 
 @pytest.mark.slow

@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.cloud import URL, tier
-from tests.local import SMALL, check_contiguous, contents, open_descriptors, read_all, segments
+from tests.local import (
+    SMALL,
+    check_contiguous,
+    contents,
+    open_descriptors,
+    read_all,
+    segments,
+    stored_batches,
+)
 from uploader import restore
 from uploader.stores import MemoryStore
 from walstore import (
@@ -24,7 +32,7 @@ from walstore import (
     WalClosedError,
     WalStore,
 )
-from walstore.files.log_snapshot import LogSnapshot
+from walstore.files.log_files import LogSnapshot
 from walstore.files.posix import PosixFileSystem
 from walstore.log.readonly import ReadonlyWal
 from walstore.ports import FileSystem
@@ -337,7 +345,7 @@ async def test_what_is_looked_at_is_one_directory(tmp_path: Path, look: str) -> 
     def viewed(path: Path, fs: FileSystem) -> object:
         view = LogSnapshot.open(path, fs=fs)
         try:
-            records = sum(len(batch.values) for batch in view.batches())
+            records = sum(len(batch.values) for batch in stored_batches(view))
             return view.log_id, records
         finally:
             view.close()

@@ -49,7 +49,7 @@ from walstore.files.directory import RESTORE_NAME
 from walstore.format.checkpoint import FILE_NAME
 from walstore.records import from_timestamp_us
 from walstore.settings import Settings
-from walstore.verify.report import VerifyReport
+from walstore.verify import VerifyReport
 from walstore.verify.verifying import verify_directory
 
 

@@ -29,10 +29,18 @@ from tests.evidence import (
     look,
     torn,
 )
-from tests.local import close_opened, copy_log, open_blocking, read_opened, read_values, segments
+from tests.local import (
+    close_opened,
+    copy_log,
+    open_blocking,
+    read_opened,
+    read_values,
+    segments,
+    stored_batches,
+)
 from walstore import Settings, Wal
 from walstore.files.log_bounds import find_missing
-from walstore.files.log_snapshot import LogSnapshot
+from walstore.files.log_files import LogSnapshot
 from walstore.format import segment
 from walstore.settings import MIB
 from walstore.verify.verifying import verify_directory
@@ -158,7 +166,7 @@ def check_agreement(directory: Path, values: list[bytes]) -> None:
     assert verify_directory(directory).limit == limit
     assert find_missing(FS, directory) is None
     view = LogSnapshot.open(directory)
-    found = [record.value for batch in view.batches() for record in batch]
+    found = [record.value for batch in stored_batches(view) for record in batch]
     assert found == values[: len(found)]
     assert len(found) in (len(values), view.durable_limit - 1)
     opened = open_blocking(directory, fs=FS, settings=Settings())

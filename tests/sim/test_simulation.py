@@ -43,7 +43,7 @@ def test_a_disk_that_lies_is_found() -> None:
 
 
 def test_a_process_that_does_not_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from walstore.files.active import ActiveFile
+    from walstore.files.open_files import ActiveFile
 
     def sync(self: ActiveFile) -> None:
         self._durable_position = self.position

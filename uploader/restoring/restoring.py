@@ -32,8 +32,7 @@ from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectStore
 from uploader.stores.retry import RetryPolicy
 from uploader.write.cloud_tier import CloudTier
-from walstore.building.log_builder import LogBuilder
-from walstore.building.restore_marker import RestoreMarker
+from walstore.building.log_builder import LogBuilder, RestoreMarker
 from walstore.errors import (
     ContentionError,
     CorruptionError,

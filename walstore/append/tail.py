@@ -31,15 +31,14 @@ from walstore.batches.batch import FrameBatch
 from walstore.batches.batch_builder import BatchBuilder
 from walstore.batches.framer import Framer, Spot
 from walstore.errors import WalError
-from walstore.files.active import ActiveCell, ActiveFile
-from walstore.files.durable_file import write_hint
+from walstore.files.directory import write_hint
+from walstore.files.open_files import ActiveCell, ActiveFile
 from walstore.files.segment_file import Segment
 from walstore.format import checkpoint, frame, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.ledger import Marks
 from walstore.format.recovery import Chain
-from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
-from walstore.format.segment_streams import SegmentStreams
+from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentStreams, SegmentSummary
 from walstore.ports import Clock, File, FileSystem, Lock
 from walstore.runtime.error_mapping import describe_upkeep, is_full
 from walstore.settings import Settings

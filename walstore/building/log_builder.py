@@ -1,32 +1,39 @@
 """LogBuilder: builds a log directory from records in offset order. Blocking; one thread.
 
 It writes segments one after the other (``segment_writer.py``), then checkpoint and durable cell, and
-removes the marker last (``restore_marker.py``). Until then the directory does not open as a log. A
+removes the marker last (:class:`RestoreMarker`). Until then the directory does not open as a log. A
 builder that finds the marker of an interrupted build of the same log continues after its last whole
 segment.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+from crc32c import crc32c
 
 from walstore.batches.batch_builder import BATCH_RECORDS
-from walstore.building.framing import FramedRecords, frame_records
-from walstore.building.restore_marker import RestoreMarker
-from walstore.building.segment_writer import SPARE_NAME, SegmentWriter, encode_frame
+from walstore.building.segment_writer import (
+    SPARE_NAME,
+    FramedRecords,
+    SegmentWriter,
+    encode_frame,
+    frame_records,
+)
 from walstore.errors import CorruptionError, InvalidSettingsError, WalError
-from walstore.files.directory import LOCK_NAME, RESTORE_NAME, walk_file
-from walstore.files.durable_file import write_durably
+from walstore.files.directory import LOCK_NAME, RESTORE_NAME, write_durably, write_hints
+from walstore.files.frame_walk import walk_file
 from walstore.files.locks import lock_log
 from walstore.files.segment_file import read_footer, read_header
 from walstore.format import checkpoint, segment
 from walstore.format import claims as claims_file
-from walstore.format.checkpoint import Checkpoint, DurableCell
+from walstore.format.checkpoint import Checkpoint
 from walstore.format.claims import Claims
 from walstore.format.ledger import Ledger, Marks, StreamInfo
 from walstore.format.recovery import Chain
@@ -41,6 +48,52 @@ _HARMLESS: Final = frozenset(
     (LOCK_NAME, f"{RESTORE_NAME}.tmp", claims_file.FILE_NAME, f"{claims_file.FILE_NAME}.tmp")
 )
 """Files left by a restore that failed or was interrupted before it began, or by such an opening."""
+_MARKER_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreMarker:
+    """The file that marks a directory with a restore in progress, which the same values continue.
+
+    It has a segment's name but is no segment, so that the directory does not open as a log.
+    """
+
+    url: str
+    """The source, without credentials."""
+    log_id: str
+    """Identity of the log to restore, in hex."""
+    head: int
+    """Its first offset."""
+    stop: int | None
+    """Its last offset plus one, if the caller gave one."""
+
+    def encode(self) -> bytes:
+        """Return the content of the file: a line of JSON and its CRC."""
+        line = json.dumps({"version": _MARKER_VERSION, **asdict(self)}).encode()
+        return line + b"\n%08x\n" % crc32c(line)
+
+    @classmethod
+    def decode(cls, data: bytes) -> RestoreMarker | None:
+        """Read :meth:`encode`; None if it is damaged, forged or of another version."""
+        line, _, crc = data.partition(b"\n")
+        if crc != b"%08x\n" % crc32c(line):
+            return None
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(fields, dict) or fields.pop("version", None) != _MARKER_VERSION:
+            return None
+        stop = fields.get("stop")
+        is_right = (
+            set(fields) == {"url", "log_id", "head", "stop"}
+            and isinstance(fields["url"], str)
+            and isinstance(fields["log_id"], str)
+            and all(
+                type(at) is int and at >= 0 for at in (fields["head"], 0 if stop is None else stop)
+            )
+        )
+        return cls(**fields) if is_right else None
 
 
 class LogBuilder:
@@ -312,17 +365,4 @@ class LogBuilder:
             ledger=b"" if self._ledger.is_empty else self._ledger.whole().encode(),
             tail_salt=self._tail_salt,
         )
-        cell = DurableCell(
-            head=hint.head,
-            durable_limit=hint.next_offset,
-            epoch=hint.epoch,
-            tail_start=hint.tail_start,
-            tail_position=hint.tail_position,
-            visible_limit=hint.next_offset,
-            tail_salt=hint.tail_salt,
-        )
-        cell_path = self._directory / checkpoint.CELL_FILE_NAME
-        write_durably(self._fs, cell_path, checkpoint.encode_cell(cell))
-        write_durably(
-            self._fs, self._directory / checkpoint.FILE_NAME, checkpoint.encode_checkpoint(hint)
-        )
+        write_hints(self._fs, self._directory, hint)

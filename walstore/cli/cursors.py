@@ -22,7 +22,7 @@ from walstore.cursors.file import TAG_BYTES, CursorState, check_name
 from walstore.cursors.queue import patiently
 from walstore.errors import LogNotFoundError
 from walstore.files.locks import this_process
-from walstore.files.log_snapshot import LogSnapshot
+from walstore.files.log_files import LogSnapshot
 from walstore.records import from_timestamp_us
 from walstore.runtime.clock import SystemClock
 

@@ -11,7 +11,7 @@ from walstore.cli.options import AsJson, Location
 from walstore.cli.output import format_bytes, format_count, print_fields, print_json
 from walstore.cli.running import run_async
 from walstore.files.log_bounds import find_missing
-from walstore.files.log_snapshot import LogSnapshot
+from walstore.files.log_files import LogSnapshot
 from walstore.records import from_timestamp_us
 
 EXAMPLES = """\b

@@ -9,7 +9,7 @@ from walstore.cli.location import to_directory
 from walstore.cli.options import AsJson, Directory
 from walstore.cli.output import format_bytes, print_json, print_table
 from walstore.errors import CorruptionError
-from walstore.files.log_snapshot import LogSnapshot
+from walstore.files.log_files import LogSnapshot
 from walstore.files.segment_file import Segment
 from walstore.format import frame, segment
 from walstore.ports import File

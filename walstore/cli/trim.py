@@ -17,7 +17,7 @@ from walstore.cli.running import run_async
 from walstore.cli.source import open_location
 from walstore.cli.start import parse_place
 from walstore.cursors.directory import list_cursors
-from walstore.files.log_snapshot import LogSnapshot
+from walstore.files.log_files import LogSnapshot
 from walstore.log.retention_plan import Pin, plan_trim
 from walstore.runtime.clock import SystemClock
 

@@ -13,7 +13,7 @@ from walstore.cli.location import to_directory, to_url
 from walstore.cli.options import AsJson, Directory, StoreUrl, TakeOver
 from walstore.cli.output import format_bytes, print_fields, print_json, terminal
 from walstore.cli.running import run_async
-from walstore.files.log_snapshot import LogSnapshot
+from walstore.files.log_files import LogSnapshot
 from walstore.runtime.clock import SystemClock
 
 EXAMPLES = """\b

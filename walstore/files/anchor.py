@@ -12,7 +12,7 @@ import errno
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, Protocol
@@ -64,7 +64,7 @@ class _OpenDirectory:
     """A directory that is held open: it is followed wherever it is moved."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        self._path = path
+        self._prefix = _prefix_of(path)
         # Guards all below. A call that began before close() must not find another file's descriptor.
         self._guard = threading.Lock()
         self._descriptor: int | None = descriptor
@@ -78,18 +78,19 @@ class _OpenDirectory:
 
     def begin(self, path: Path) -> tuple[int | None, str]:
         """Keep the descriptor open until :meth:`end`."""
-        name = _name_below(self._path, path)
+        name = _name_below(self._prefix, path)
         with self._guard:
             if self._is_closed:
                 raise OSError(errno.EBADF, "the directory is closed", str(path))
             self._users += 1
-        return self._descriptor, name
+            return self._descriptor, name
 
-    def end(self) -> None:
+    def end(self, _: int | None) -> None:
         """A call that began is over."""
         with self._guard:
             self._users -= 1
-            self._release()
+            if self._is_closed:
+                self._release()
 
     def below(self, path: Path) -> Anchor:
         """Remember which directory it is, and hold nothing more."""
@@ -119,23 +120,23 @@ class _OpenDirectory:
 
 
 class _Use:
-    """A call within a directory that is held open. Opening a log makes some thirty."""
+    """A call within a directory. Opening a log makes some thirty."""
 
-    __slots__ = ("_directory", "_name", "_path")
+    __slots__ = ("_directory", "_found", "_path")
 
-    def __init__(self, directory: _OpenDirectory, path: Path) -> None:
+    def __init__(self, directory: _OpenDirectory | _DirectoryBelow, path: Path) -> None:
         self._directory = directory
         self._path = path
 
     def __enter__(self) -> tuple[int | None, str]:
-        found = self._directory.begin(self._path)
-        self._name = found[1]
+        found = self._found = self._directory.begin(self._path)
         return found
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._directory.end()
-        if isinstance(error, OSError):
-            _name_whole(error, self._name, self._path)
+        descriptor, name = self._found
+        self._directory.end(descriptor)
+        if error is not None and isinstance(error, OSError):
+            _name_whole(error, name, self._path)
 
 
 class _DirectoryBelow:
@@ -147,26 +148,36 @@ class _DirectoryBelow:
     def __init__(self, parent: Anchor, path: Path) -> None:
         self._parent = parent
         self._path = path
-        with self._open() as descriptor:
-            self._identity = _identify(descriptor)
-
-    @contextlib.contextmanager
-    def at(self, path: Path) -> Iterator[tuple[int | None, str]]:
-        """Return a descriptor of the directory; ESTALE if it is not there any more."""
-        name = _name_below(self._path, path)
+        self._prefix = _prefix_of(path)
+        descriptor = self._open()
         try:
-            stack = contextlib.ExitStack()
-            descriptor = stack.enter_context(self._open())
+            self._identity = _identify(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def at(self, path: Path) -> AbstractContextManager[tuple[int | None, str]]:
+        """Return a descriptor of the directory; ESTALE if it is not there any more."""
+        return _Use(self, path)
+
+    def begin(self, path: Path) -> tuple[int | None, str]:
+        """Open the directory until :meth:`end`."""
+        name = _name_below(self._prefix, path)
+        try:
+            descriptor = self._open()
         except (FileNotFoundError, NotADirectoryError):
             raise self._moved() from None
-        with stack:
+        try:
             if _identify(descriptor) != self._identity:
                 raise self._moved()
-            try:
-                yield descriptor, name
-            except OSError as error:
-                _name_whole(error, name, path)
-                raise
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor, name
+
+    def end(self, descriptor: int | None) -> None:
+        """Close what :meth:`begin` opened."""
+        assert descriptor is not None
+        os.close(descriptor)
 
     def below(self, path: Path) -> Anchor:
         """Remember which directory it is."""
@@ -175,14 +186,9 @@ class _DirectoryBelow:
     def close(self) -> None:
         """Hold nothing; the parent is closed by its owner."""
 
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[int]:
+    def _open(self) -> int:
         with self._parent.at(self._path) as (parent, name):
-            descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+            return os.open(name, _DIRECTORY, dir_fd=parent)
 
     def _moved(self) -> OSError:
         return OSError(
@@ -190,14 +196,20 @@ class _DirectoryBelow:
         )
 
 
-def _name_below(directory: Path, path: Path) -> str:
-    """Return the name of ``path`` in ``directory``; paths are compared as they are written."""
-    whole, prefix = str(path), str(directory)
-    if whole == prefix:
+def _prefix_of(directory: Path) -> str:
+    """Return how the paths of a directory's files begin."""
+    return str(directory).rstrip("/") + "/"
+
+
+def _name_below(prefix: str, path: Path) -> str:
+    """Return the name of ``path`` in the directory of that prefix; paths are compared as they are written."""
+    whole = str(path)
+    if whole.startswith(prefix):
+        return whole[len(prefix) :] or "."
+    if whole + "/" == prefix:
         return "."
-    if not whole.startswith(prefix := prefix.rstrip("/") + "/"):
-        raise ValueError(f"{path} is not below {directory}, to which the file system is anchored")
-    return whole[len(prefix) :]
+    directory = prefix[:-1] or prefix
+    raise ValueError(f"{path} is not below {directory}, to which the file system is anchored")
 
 
 def _name_whole(error: OSError, name: str, path: Path) -> None:

@@ -1,22 +1,22 @@
-"""The contents of a log's directory: segments, checkpoint, durable cell. Reads only; blocking."""
+"""The files of a log's directory: segments, checkpoint, durable cell; replacing small ones. Blocking."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from walstore.errors import CorruptionError, LogNotFoundError
-from walstore.files.segment_file import read_header, unreadable_batch
-from walstore.format import checkpoint, claims, recovery, segment
+from walstore.files.segment_file import read_header
+from walstore.format import checkpoint, claims, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.claims import Claims
-from walstore.format.recovery import Chain, Evidence
-from walstore.format.segment import SegmentIndex
-from walstore.ports import File, FileSystem
+from walstore.format.recovery import Evidence
+from walstore.format.segment import SegmentHeader
+from walstore.ports import FileSystem
+from walstore.runtime.error_mapping import is_full
 
 logger = logging.getLogger("walstore")
 
@@ -26,9 +26,6 @@ REPAIR_NAME: Final = "repair.wal"
 RESTORE_NAME: Final = "restore.wal"
 """The same for a restore (``uploader.restoring``)."""
 _CELL_ATTEMPTS: Final = 1000
-_CHUNK_BYTES: Final = 8 << 20
-_SCAN_BYTES: Final = 256 << 10
-"""Read size of the search for zeroes: fits a processor's cache, which makes it twenty times as fast."""
 
 
 def anchor_log(fs: FileSystem, directory: Path) -> FileSystem:
@@ -92,9 +89,14 @@ def peek_log_id(fs: FileSystem, directory: Path) -> bytes | None:
         return None
     if not starts:
         return None
-    path = directory / segment.file_name(starts[-1])
+    return read_segment_header(fs, directory, starts[-1]).log_id
+
+
+def read_segment_header(fs: FileSystem, directory: Path, start: int) -> SegmentHeader:
+    """Read and check the header of a segment; FileNotFoundError if it is gone."""
+    path = directory / segment.file_name(start)
     with contextlib.closing(fs.open(path, "r")) as file:
-        return read_header(file, path).log_id
+        return read_header(file, path)
 
 
 def load_checkpoint(fs: FileSystem, directory: Path) -> Checkpoint | None:
@@ -159,57 +161,67 @@ def evidence_of(
     )
 
 
-def walk_file(
-    file: File,
-    path: Path,
-    chain: Chain,
-    index: SegmentIndex,
-    position: int,
-    salt: int | None,
-    end: int | None = None,
-) -> int:
-    """Follow the frames of a file from byte ``position`` to at most ``end``; return where they end.
+def sync_entry(fs: FileSystem, directory: Path) -> None:
+    """Make the entry of a directory in its parent durable: its creator may not have done so.
 
-    ``salt`` is that of the segment's header. Raises CorruptionError for a whole frame whose content is
-    malformed, and FormatVersionError for one that uses a feature that this version lacks.
+    A parent that may not be read is skipped; it existed before, for example as a mounted volume.
     """
-
-    def follow(view: memoryview, at: int) -> int:
-        try:
-            return recovery.walk(view, chain, index, at, salt)
-        except ValueError as error:
-            raise unreadable_batch(error, path, chain.next_offset) from None
-
-    return walk_chunks(file, follow, position, end)
+    with contextlib.suppress(PermissionError):
+        fs.sync_directory(directory / "..")
 
 
-def walk_chunks(
-    file: File, follow: Callable[[memoryview, int], int], position: int, end: int | None
-) -> int:
-    """Follow the frames of a file from byte ``position`` in chunks; return where they end.
+def write_durably(fs: FileSystem, path: Path, data: bytes) -> None:
+    """Replace a small file so that a crash leaves either the old or the new content."""
+    spare = path.with_name(path.name + ".tmp")
+    try:
+        file = fs.open(spare, "x")
+    except FileExistsError:  # a crash left it
+        fs.remove(spare)
+        file = fs.open(spare, "x")
+    try:
+        file.pwrite([data], 0)
+        file.datasync()
+    finally:
+        file.close()
+    fs.replace(spare, path)
+    fs.sync_directory(path.parent)
 
-    ``follow(view, at)`` follows the whole frames that begin the bytes at ``at``, and returns their size.
-    Nothing at or behind byte ``end`` is read; None: the whole file.
+
+def write_hints(fs: FileSystem, directory: Path, hint: Checkpoint) -> None:
+    """Replace the durable cell by one that agrees with a checkpoint, and then the checkpoint."""
+    write_durably(fs, directory / checkpoint.CELL_FILE_NAME, checkpoint.encode_cell(hint.cell))
+    write_durably(fs, directory / checkpoint.FILE_NAME, checkpoint.encode_checkpoint(hint))
+
+
+def write_hint(fs: FileSystem, path: Path, data: bytes) -> None:
+    """Replace a small file that opening the log can do without; on a full disk, overwrite it in place.
+
+    Overwriting needs no more space than the file has. A crash in the middle leaves a damaged file.
     """
-    wanted, limit = _CHUNK_BYTES, sys.maxsize if end is None else end
-    while True:
-        view = memoryview(file.pread(max(min(wanted, limit - position), 0), position))
-        used = follow(view, position)
-        position += used
-        if used:
-            wanted = _CHUNK_BYTES
-            continue
-        needed = recovery.needed_bytes(view)
-        if needed <= len(view) or position + needed > min(limit, file.size()):
-            return position
-        wanted = needed
+    try:
+        write_durably(fs, path, data)
+    except OSError as error:
+        if not is_full(error) or not _overwrite(fs, path, data):
+            raise
 
 
-def used_limit(file: File, position: int, end: int | None = None) -> int:
-    """Return the place behind the last byte below ``end`` that is not zero, at least ``position``."""
-    used, size = position, file.size() if end is None else end
-    for at in range(position, size, _SCAN_BYTES):
-        data = file.pread(min(_SCAN_BYTES, size - at), at)
-        if recovery.any_nonzero(memoryview(data)):
-            used = at + len(data.rstrip(b"\0"))
-    return used
+def _overwrite(fs: FileSystem, path: Path, data: bytes) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        fs.remove(path.with_name(path.name + ".tmp"))
+    try:
+        file = fs.open(path, "r+")
+    except FileNotFoundError:
+        return False
+    try:
+        if len(data) > file.size():
+            return False
+        file.pwrite([data], 0)
+        file.truncate(len(data))
+        file.datasync()
+    except OSError:
+        with contextlib.suppress(OSError):  # none is better than half of one
+            fs.remove(path)
+        raise
+    finally:
+        file.close()
+    return True

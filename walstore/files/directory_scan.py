@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from walstore.errors import CorruptionError
-from walstore.files.directory import pick_segments, walk_file
+from walstore.files.directory import pick_segments
+from walstore.files.frame_walk import walk_file
 from walstore.files.segment_file import read_footer, read_header, read_last_footer, trailer_length
 from walstore.format import frame, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
@@ -39,7 +40,7 @@ class ScannedLog:
     """Of the last segment."""
     is_sealed: bool
     """Whether the last segment is sealed; then it is the last of ``sealed``, too."""
-    given_up: list[int] = field(default_factory=list)
+    given_up: list[int]
     """First offsets of segments wholly below the head, left by an interrupted deletion."""
 
 
@@ -79,80 +80,130 @@ def find_log(
     while len(starts) > 1 and starts[1] <= known_head:
         given_up.append(starts.pop(0))
     summaries = {s.start: s for s in hint.sealed} if hint else {}
-    sealed: list[SegmentSummary] = []
-    log_id = hint.log_id if hint else None
+    scan = _Scan(fs, directory, hint)
     for start in starts[:-1]:
-        _check_adjacent(directory, sealed, start)
-        summary = summaries.get(start)
-        if summary is None:
-            log_id, summary = _read_sealed(fs, directory, start, sealed, log_id)
-        sealed.append(summary)
+        scan.check_adjacent(start)
+        scan.sealed.append(summaries.get(start) or scan.read_sealed(start))
     last = starts[-1]
-    _check_adjacent(directory, sealed, last)
+    scan.check_adjacent(last)
     if starts[0] > known_head > 0:
-        raise _missing_beginning(directory, known_head, starts[0], is_noted=hint is not None)
-    if hint is not None and last < hint.tail_start:
-        raise CorruptionError(
-            "segments are missing at the end of the log",
-            path=str(directory),
-            expected=segment.file_name(hint.tail_start),
-            found=segment.file_name(last),
+        # The checkpoint is never older than the removal of a segment.
+        why = "" if hint is not None else " (or the durable cell is older than their removal)"
+        raise scan.missing(
+            f"segments are missing at the beginning of the log{why}; put them back, or begin it at "
+            f"offset {starts[0]} with 'walstore repair'",
+            known_head,
+            starts[0],
         )
-    head = known_head or starts[0]
-    found = _find_tail(fs, directory, hint, sealed, last, head, log_id, ledger)
-    return replace(found, given_up=given_up)
+    if hint is not None and last < hint.tail_start:
+        raise scan.missing("segments are missing at the end of the log", hint.tail_start, last)
+    return scan.find_tail(last, known_head or starts[0], given_up, ledger)
 
 
-def _missing_beginning(
-    directory: Path, head: int, first: int, *, is_noted: bool
-) -> CorruptionError:
-    """Return the error for a log that should begin at ``head``, and begins at ``first``.
+class _Scan:
+    """The segments that were looked at, in order."""
 
-    ``is_noted``: the checkpoint exists; it is never older than the removal of a segment.
-    """
-    why = "" if is_noted else " (or the durable cell is older than their removal)"
-    return CorruptionError(
-        f"segments are missing at the beginning of the log{why}; put them back, or begin it at offset "
-        f"{first} with 'walstore repair'",
-        path=str(directory),
-        expected=segment.file_name(head),
-        found=segment.file_name(first),
-    )
+    def __init__(self, fs: FileSystem, directory: Path, hint: Checkpoint | None) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._hint = hint
+        self._log_id = hint.log_id if hint else None
+        self.sealed: list[SegmentSummary] = []
 
+    def missing(self, message: str, expected: int, found: int) -> CorruptionError:
+        """Return the error for a segment that is not there, and another in its place."""
+        return CorruptionError(
+            message,
+            path=str(self._directory),
+            expected=segment.file_name(expected),
+            found=segment.file_name(found),
+        )
 
-def _find_tail(
-    fs: FileSystem,
-    directory: Path,
-    hint: Checkpoint | None,
-    sealed: list[SegmentSummary],
-    last: int,
-    head: int,
-    log_id: bytes | None,
-    ledger: Ledger,
-) -> ScannedLog:
-    path = directory / segment.file_name(last)
-    with contextlib.closing(fs.open(path, "r")) as file:
-        header = read_header(file, path)
-        footer = read_last_footer(file, last, path)
-        _check_header(path, header, last, sealed, log_id)
-        if hint is not None and _ends_as_checkpointed(file, header, hint):
-            if hint.ledger:
-                ledger.apply(Marks.decode(hint.ledger))
-            chain = Chain(
-                hint.next_offset, hint.previous_crc, hint.timestamp_us, hint.epoch, ledger
-            )
-            index, position = hint.tail_index, hint.tail_position
-        else:
-            timestamp_us = sealed[-1].max_timestamp_us if sealed else 0
-            chain = Chain(last, header.previous_crc, timestamp_us, header.epoch, ledger)
-            index, position = SegmentIndex(), segment.HEADER_BYTES
+    def check_adjacent(self, start: int) -> None:
+        """Check that the segment that begins at ``start`` follows the one before."""
+        if self.sealed and self.sealed[-1].limit != start:
+            raise self.missing("a segment is missing", self.sealed[-1].limit, start)
+
+    def read_sealed(self, start: int) -> SegmentSummary:
+        """Read header and footer of a segment that another one follows."""
+        path = self._directory / segment.file_name(start)
+        with contextlib.closing(self._fs.open(path, "r")) as file:
+            header = read_header(file, path)
+            footer = read_footer(file, start, path)
+        self._check_header(path, header, start)
         if footer is None:
-            return ScannedLog(
-                header.log_id, head, sealed, chain, index, position, header, is_sealed=False
+            raise CorruptionError(
+                "segment is not sealed although another one follows", path=str(path)
             )
-        # For the ledger that the next segment begins with.
-        end = walk_file(file, path, chain, SegmentIndex(), position, header.salt)
-    summary, index = footer
+        self._log_id = header.log_id
+        return footer[0]
+
+    def find_tail(self, last: int, head: int, given_up: list[int], ledger: Ledger) -> ScannedLog:
+        """Read the last segment; walk its frames if it is sealed."""
+        hint, sealed = self._hint, self.sealed
+        path = self._directory / segment.file_name(last)
+        with contextlib.closing(self._fs.open(path, "r")) as file:
+            header = read_header(file, path)
+            footer = read_last_footer(file, last, path)
+            self._check_header(path, header, last)
+            if hint is not None and _ends_as_checkpointed(file, header, hint):
+                if hint.ledger:
+                    ledger.apply(Marks.decode(hint.ledger))
+                chain = Chain(
+                    hint.next_offset, hint.previous_crc, hint.timestamp_us, hint.epoch, ledger
+                )
+                index, position = hint.tail_index, hint.tail_position
+            else:
+                timestamp_us = sealed[-1].max_timestamp_us if sealed else 0
+                chain = Chain(last, header.previous_crc, timestamp_us, header.epoch, ledger)
+                index, position = SegmentIndex(), segment.HEADER_BYTES
+            if footer is not None:
+                # For the ledger that the next segment begins with.
+                position = walk_file(file, path, chain, SegmentIndex(), position, header.salt)
+        if footer is not None:
+            summary, index = footer
+            _check_end(path, summary, chain, position)
+            sealed.append(summary)
+            chain.epoch = max(chain.epoch, hint.epoch if hint else 0)
+        return ScannedLog(
+            header.log_id,
+            head,
+            sealed,
+            chain,
+            index,
+            position,
+            header,
+            is_sealed=footer is not None,
+            given_up=given_up,
+        )
+
+    def _check_header(self, path: Path, header: SegmentHeader, start: int) -> None:
+        """Check that a segment matches its name and continues the one before."""
+        if header.start != start:
+            raise CorruptionError(
+                "segment is not the one its name says",
+                path=str(path),
+                expected=start,
+                found=header.start,
+            )
+        if self._log_id is not None and self._log_id != header.log_id:
+            raise CorruptionError(
+                "segment belongs to another log",
+                path=str(path),
+                expected=self._log_id.hex(),
+                found=header.log_id.hex(),
+            )
+        if self.sealed and self.sealed[-1].last_crc != header.previous_crc:
+            raise CorruptionError(
+                "segment does not continue the one before",
+                path=str(path),
+                expected=self.sealed[-1].last_crc,
+                found=header.previous_crc,
+            )
+
+
+def _check_end(path: Path, summary: SegmentSummary, chain: Chain, end: int) -> None:
+    """Check that the frames of the last segment end, at byte ``end``, as its footer says."""
     if (end, chain.next_offset, chain.previous_crc) != (
         summary.data_bytes,
         summary.limit,
@@ -166,10 +217,6 @@ def _find_tail(
             expected=summary.data_bytes,
             found=end,
         )
-    chain.epoch = max(chain.epoch, hint.epoch if hint else 0)
-    return ScannedLog(
-        header.log_id, head, [*sealed, summary], chain, index, end, header, is_sealed=True
-    )
 
 
 def _ends_as_checkpointed(file: File, last: SegmentHeader, hint: Checkpoint) -> bool:
@@ -192,61 +239,3 @@ def _ends_as_checkpointed(file: File, last: SegmentHeader, hint: Checkpoint) -> 
         and header.crc == hint.previous_crc
         and frame.is_whole(view, header, frame.place(last.salt, end - length))
     )
-
-
-def _read_sealed(
-    fs: FileSystem,
-    directory: Path,
-    start: int,
-    before: list[SegmentSummary],
-    log_id: bytes | None,
-) -> tuple[bytes, SegmentSummary]:
-    path = directory / segment.file_name(start)
-    with contextlib.closing(fs.open(path, "r")) as file:
-        header = read_header(file, path)
-        footer = read_footer(file, start, path)
-    _check_header(path, header, start, before, log_id)
-    if footer is None:
-        raise CorruptionError("segment is not sealed although another one follows", path=str(path))
-    return header.log_id, footer[0]
-
-
-def _check_header(
-    path: Path,
-    header: SegmentHeader,
-    start: int,
-    before: list[SegmentSummary],
-    log_id: bytes | None,
-) -> None:
-    """Check that a segment matches its name and continues the one before."""
-    if header.start != start:
-        raise CorruptionError(
-            "segment is not the one its name says",
-            path=str(path),
-            expected=start,
-            found=header.start,
-        )
-    if log_id is not None and log_id != header.log_id:
-        raise CorruptionError(
-            "segment belongs to another log",
-            path=str(path),
-            expected=log_id.hex(),
-            found=header.log_id.hex(),
-        )
-    if before and before[-1].last_crc != header.previous_crc:
-        raise CorruptionError(
-            "segment does not continue the one before",
-            path=str(path),
-            expected=before[-1].last_crc,
-            found=header.previous_crc,
-        )
-
-
-def _check_adjacent(directory: Path, sealed: list[SegmentSummary], start: int) -> None:
-    if sealed and sealed[-1].limit != start:
-        raise CorruptionError(
-            "a segment is missing",
-            path=str(directory),
-            expected=segment.file_name(sealed[-1].limit),
-            found=segment.file_name(start),
-        )

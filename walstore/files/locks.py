@@ -30,7 +30,7 @@ def lock_log(fs: FileSystem, directory: Path, owner: str) -> Lock:
     own = fs.lock(directory / LOCK_NAME, owner)
     try:
         # Relative to the directory itself: a symbolic link to it may be anywhere.
-        shared = fs.lock_shared(directory / ".." / STORE_NAME)
+        shared = fs.lock_shared(directory / f"../{STORE_NAME}")
     except WalLockedError as error:
         own.release()
         raise WalLockedError(

@@ -1,8 +1,12 @@
-"""LogFiles: reads a log's segment files by position, from outside. Blocking; one thread at a time.
+"""LogFiles and LogSnapshot: a log directory, read without its lock. Blocking; one thread at a time.
 
-Keeps no file open and no records, only positions: the names of the segments, the indexes of the sealed
-segments read last, an index of the active segment that grows as it is read, and the ends of the last
-reads, since followers continue exactly there.
+They see only what is durable (``log_bounds.py`` explains how that is known) and never change anything. The
+writer's retention may delete segments meanwhile; that raises OffsetTrimmedError.
+
+:class:`LogFiles` reads batches by position, for :class:`walstore.ReadonlyWal`. It keeps no file open and no
+records, only positions: the names of the segments, the indexes of the sealed segments read last, an index
+of the active segment that grows as it is read, and the ends of the last reads, since followers continue
+exactly there. :class:`LogSnapshot` describes one moment, for the command line and for planning in Spark.
 """
 
 from __future__ import annotations
@@ -10,15 +14,26 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from walstore.batches.batch import Batch
 from walstore.errors import CorruptionError, OffsetTrimmedError, WalError
-from walstore.files.directory import list_segments, read_cell
-from walstore.files.log_bounds import LogBounds
-from walstore.files.segment_file import CHUNK_BYTES, Segment, iter_chunks, load_index, load_streams
-from walstore.files.time_index import find_offset
+from walstore.files.directory import anchor_log, list_segments, read_cell
+from walstore.files.log_bounds import LogBounds, read_bounds
+from walstore.files.posix import PosixFileSystem
+from walstore.files.segment_file import (
+    CHUNK_BYTES,
+    Segment,
+    find_offset,
+    iter_chunks,
+    load_index,
+    load_streams,
+    read_footer,
+    read_header,
+    read_last_footer,
+)
 from walstore.format import segment
 from walstore.format.segment import SegmentIndex
 from walstore.ports import File, FileSystem
@@ -184,7 +199,7 @@ class LogFiles:
         """Return the segment that holds a position, and up to where it may be read."""
         at = bisect_right(self._starts, position) - 1
         if at < 0:
-            raise self._trimmed(position, self._starts[0], limit)
+            raise OffsetTrimmedError(requested=position, head=self._starts[0], tail=limit)
         end = min(limit, self._starts[at + 1]) if at + 1 < len(self._starts) else limit
         return self._ordered[at], end
 
@@ -284,10 +299,112 @@ class LogFiles:
         self._take(starts)
         head = max(cell.head if cell is not None else 0, starts[0] if starts else 0)
         if position < head:
-            return self._trimmed(position, head, limit)
+            return OffsetTrimmedError(requested=position, head=head, tail=limit)
         if isinstance(error, CorruptionError):
             return error
         return describe_read(error, source.path)
 
-    def _trimmed(self, position: int, head: int, limit: int) -> OffsetTrimmedError:
-        return OffsetTrimmedError(requested=position, head=head, tail=limit)
+
+@dataclass(frozen=True, slots=True)
+class LogSnapshot:
+    """A moment of a log directory. Make a new one to see more."""
+
+    path: Path
+    log_id: str
+    """Identity of the log, 32 hex digits."""
+    head: int
+    """First offset on local disk."""
+    durable_limit: int
+    """Every offset in ``[head, durable_limit)`` can be read from the files."""
+    epoch: int
+    """Number of times the log had been opened for writing."""
+    uploaded_limit: int
+    """Uploaded limit of the last checkpoint; 0 if unknown. The truth is in the tier's manifest."""
+    tier_url: str | None
+    """Where the log was last shipped to, if anywhere."""
+    segments: tuple[Segment, ...]
+    """Segments in order; the last one is the active one."""
+    fs: FileSystem
+    """Bound to the directory that was read, even if it is moved."""
+
+    @classmethod
+    def open(cls, path: str | Path, *, fs: FileSystem | None = None) -> LogSnapshot:
+        """Return a snapshot of the log in directory ``path``.
+
+        Raises LogNotFoundError if there is none, CorruptionError or FormatVersionError if its
+        headers cannot be read.
+        """
+        path = Path(path)
+        anchored = anchor_log(fs or PosixFileSystem(), path)
+        try:
+            return _look(path, anchored)
+        except BaseException:
+            anchored.close()
+            raise
+
+    def close(self) -> None:
+        """Release the directory, as the last reference does; nothing more can be read. Twice is allowed."""
+        self.fs.close()
+
+    def offset_at(self, timestamp_us: int) -> int:
+        """Return the first offset at or after a time, or ``durable_limit`` if all are older.
+
+        ``timestamp_us`` counts microseconds since 1970 UTC. Reads one segment at one place. Raises
+        OffsetTrimmedError if that segment was deleted, CorruptionError.
+        """
+        if self.head == self.durable_limit:
+            return self.head  # no record is left, and the last segment may be deleted
+        sources = [s for s in self.segments if s.summary is not None or s is self.segments[-1]]
+        try:
+            found = find_offset(self.fs, sources, timestamp_us, self.durable_limit)
+        except FileNotFoundError:
+            raise OffsetTrimmedError(
+                "the offset is not on local disk",
+                requested=self.head,
+                head=self.head,
+                tail=self.durable_limit,
+            ) from None
+        return self.durable_limit if found is None else max(found, self.head)
+
+
+def _look(path: Path, fs: FileSystem) -> LogSnapshot:
+    extent = read_bounds(fs, path)
+    segments = [Segment(path / segment.file_name(start), start) for start in extent.starts]
+    for found in segments:
+        _load_footer(fs, found, is_sealed=found is not segments[-1])
+    if segments[-1].summary is None:
+        segments[-1].index = extent.tail_index
+    hint = extent.hint
+    return LogSnapshot(
+        path=path,
+        log_id=extent.log_id.hex(),
+        head=extent.head,
+        durable_limit=extent.limit,
+        epoch=extent.epoch,
+        uploaded_limit=hint.uploaded_limit if hint else 0,
+        tier_url=hint.tier_url if hint else None,
+        segments=tuple(
+            source
+            for at, source in enumerate(segments)
+            if at + 1 == len(segments) or segments[at + 1].start > extent.head
+        ),
+        fs=fs,
+    )
+
+
+def _load_footer(fs: FileSystem, found: Segment, *, is_sealed: bool) -> None:
+    """Read a segment's footer, unless the file was deleted meanwhile."""
+    try:
+        file = fs.open(found.path, "r")
+    except FileNotFoundError:
+        return
+    try:
+        read_header(file, found.path)
+        read = read_footer if is_sealed else read_last_footer
+        footer = read(file, found.start, found.path)
+    finally:
+        file.close()
+    if footer is not None:
+        found.summary, found.index = footer
+    elif is_sealed:
+        raise CorruptionError("sealed segment has lost its footer", path=str(found.path))

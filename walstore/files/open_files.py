@@ -1,6 +1,9 @@
-"""OpenFiles: how many logs of a store have their files open. Belongs to all threads.
+"""The open files of open logs: ActiveFile, ActiveCell, and OpenFiles, which bounds how many a store has.
 
-When the limit is reached and a log needs its files, those of the least recently used log are closed. No
+The first two are blocking and owned by the log's writer thread. They handle bytes and positions. Offsets,
+the ledger and other segments are left to :mod:`walstore.append.tail`. OpenFiles belongs to all threads.
+
+When its limit is reached and a log needs its files, those of the least recently used log are closed. No
 timer is involved: an idle log keeps its files until another one needs the room. The bound may be exceeded
 only by the logs that are in use at this moment, hence by the number of threads.
 
@@ -10,10 +13,278 @@ while it parks them.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
+from typing import Final
+
+from walstore.format import segment
+from walstore.ports import Buffer, Cell, File, FileSystem
+
+logger = logging.getLogger("walstore")
+
+SPARE_NAME: Final = "next.tmp"
+_LEAST_STEP_BYTES: Final = 1 << 20
+_MOST_STEP_BYTES: Final = 1 << 24
+_NEVER: Final = 1 << 62
+
+
+class ActiveFile:
+    """A segment file that grows at its end.
+
+    Between two calls it can be *parked*: its descriptor is closed, and opened again by the next call
+    that needs it.
+    """
+
+    def __init__(
+        self, fs: FileSystem, path: Path, file: File, position: int, segment_bytes: int
+    ) -> None:
+        """Go on behind ``position`` of an open file; all before it is durable."""
+        self._fs = fs
+        self._path = path
+        self._open: File | None = file
+        self._parking_error: OSError | None = None
+        self._is_closed = False
+        self._segment_bytes = segment_bytes
+        self._reserved = position
+        self._durable_position = position
+        self.position = position
+        """End of the frames."""
+        self.is_dirty = False
+        """Whether a write failed and may have left bytes behind :attr:`position`."""
+
+    @classmethod
+    def create(
+        cls, fs: FileSystem, path: Path, pieces: Sequence[Buffer], segment_bytes: int
+    ) -> ActiveFile:
+        """Make a file that begins with ``pieces``: under a temporary name, synced, then renamed.
+
+        A file of that name is replaced.
+        """
+        spare = path.parent / SPARE_NAME
+        with contextlib.suppress(FileNotFoundError):
+            fs.remove(spare)
+        file = fs.open(spare, "x")
+        try:
+            file.pwrite(pieces, 0)
+            file.datasync()
+            fs.replace(spare, path)
+            fs.sync_directory(path.parent)
+        except BaseException:
+            file.close()
+            raise
+        return cls(fs, path, file, sum(map(len, pieces)), segment_bytes)
+
+    @property
+    def durable_position(self) -> int:
+        """End of the frames that are synced."""
+        return self._durable_position
+
+    @property
+    def previous_crc(self) -> int:
+        """CRC of the last frame of the segment before, as the file's header has it."""
+        return segment.decode_header(self._file.pread(segment.HEADER_BYTES, 0), "").previous_crc
+
+    @property
+    def has_unsynced(self) -> bool:
+        """Whether frames were written since the last sync."""
+        return self.position > self._durable_position
+
+    def write(self, frames: Sequence[Buffer]) -> int:
+        """Write frames at the end and return their size.
+
+        A write that fails is taken back, so that none of it survives; :attr:`is_dirty` says if it was not.
+        """
+        size = sum(map(len, frames))
+        if not size:
+            return 0
+        file = self._file
+        if self.position + size > self._reserved:
+            self._reserve(self.position + size)
+        try:
+            file.pwrite(frames, self.position)
+        except OSError:
+            self.is_dirty = True
+            self._reserved = self.position
+            file.truncate(self.position)
+            file.datasync()
+            self.is_dirty = False
+            raise
+        self.position += size
+        return size
+
+    def sync(self) -> None:
+        """Make the frames written so far durable.
+
+        If that fails they are cut off as well as can be: the system may keep them in memory only, and
+        the next opening would take them for durable.
+        """
+        try:
+            self._file.datasync()
+        except OSError:
+            self._cut(self._durable_position)
+            raise
+        self._durable_position = self.position
+
+    def seal(self, footer: bytes) -> None:
+        """Write the footer behind the frames, cut what is reserved off, sync and close."""
+        try:
+            self._file.pwrite([footer], self.position)
+            self._file.truncate(self.position + len(footer))
+            self._file.datasync()
+        except OSError:
+            self._cut(self.position)  # else the next opening would take it for durable
+            raise
+        self.close()
+
+    def trim(self) -> None:
+        """Cut what is reserved off, durably; an idle log has nothing reserved."""
+        if self.position < self._reserved:
+            self._file.truncate(self.position)
+            self._file.datasync()
+            self._reserved = self.position
+
+    def close(self) -> None:
+        """Release the descriptor for good; twice is allowed."""
+        self._is_closed = True
+        file, self._open = self._open, None
+        if file is not None:
+            file.close()
+
+    def park(self) -> None:
+        """Release the descriptor, and the space that is reserved, until the next call.
+
+        Never raises. Unsynced writes are synced first, since a later descriptor would not report their
+        failure; if the sync fails, the next call fails.
+        """
+        file, self._open = self._open, None
+        if file is None:
+            return
+        try:
+            if self.has_unsynced:
+                file.datasync()
+            if self.position < self._reserved < _NEVER:
+                file.truncate(self.position)
+                self._reserved = self.position
+        except OSError as error:
+            self._parking_error = error
+        finally:
+            with contextlib.suppress(OSError):
+                file.close()
+
+    @property
+    def _file(self) -> File:
+        """The file, opened again if it was parked."""
+        if self._open is None:
+            if self._is_closed:
+                raise ValueError("the file is closed")
+            if self._parking_error is not None:
+                raise self._parking_error
+            file = self._fs.open(self._path, "r+")
+            try:
+                if file.size() < self.position:
+                    raise OSError(errno.EIO, "the active segment was cut while the log was idle")
+            except BaseException:
+                file.close()
+                raise
+            self._open = file
+        return self._open
+
+    def _cut(self, position: int) -> None:
+        """Cut off, as well as can be, what the system may keep in memory only."""
+        with contextlib.suppress(OSError):
+            self._file.truncate(position)
+
+    def _reserve(self, needed_bytes: int) -> None:
+        """Reserve blocks ahead in growing steps, so that syncs need not write the file's size.
+
+        Idle logs reserve nothing. A full disk is met by the write itself, when it is really full.
+        """
+        step = min(max(self._reserved, _LEAST_STEP_BYTES), _MOST_STEP_BYTES)
+        goal = max(needed_bytes, min(self._reserved + step, self._segment_bytes))
+        try:
+            self._file.allocate(goal)
+            self._reserved = goal
+        except OSError:
+            self._file.truncate(self.position)
+            self._reserved = _NEVER
+
+
+class ActiveCell:
+    """The durable cell of an open log: open from the first store until it is parked.
+
+    It reports to other processes how far the log reaches; nothing else depends on it. So a store that
+    fails, for example on a full disk, does not fail the log: the file is removed and the next store tries
+    again. A stale cell would delay its readers; without a cell they read the log itself.
+    """
+
+    def __init__(self, fs: FileSystem, path: Path, size: int) -> None:
+        """Take the file at ``path``, which the first store creates if needed."""
+        self._fs = fs
+        self._path = path
+        self._size = size
+        self._cell: Cell | None = None
+        self._has_failed = False
+        self._has_durable_name = False
+        self._is_closed = False
+
+    def store(self, data: bytes) -> bool:
+        """Replace the content and return whether others see it; never raises. Not once it is closed."""
+        if self._is_closed:
+            return False
+        error = self._try(data) and self._try(data)
+        if error is not None and not self._has_failed:
+            logger.warning("%s cannot be stored to, the log goes on: %s", self._path, error)
+        self._has_failed = error is not None
+        return error is None
+
+    def settle(self, data: bytes) -> None:
+        """Replace the content so that a power failure brings no older one back; OSError.
+
+        Afterwards it finds this content, a later one, or no file.
+        """
+        self.park()  # the file may have been replaced; what counts is the one with its name
+        self.store(data)
+        if self._has_failed:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.remove(self._path)
+        else:
+            with contextlib.closing(self._fs.open(self._path, "r+")) as file:
+                file.datasync()
+        if not self._has_durable_name:
+            self._fs.sync_directory(self._path.parent)
+            self._has_durable_name = not self._has_failed
+
+    def park(self) -> None:
+        """Close it until the next store."""
+        cell, self._cell = self._cell, None
+        if cell is not None:
+            cell.close()
+
+    def close(self) -> None:
+        """Close it for good; twice is allowed."""
+        self._is_closed = True
+        self.park()
+
+    def _try(self, data: bytes) -> OSError | None:
+        """Store; if that fails, remove the file and return why."""
+        try:
+            if self._cell is None:
+                self._cell = self._fs.cell(self._path, self._size)
+            self._cell.store(data)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.park()
+            self._has_durable_name = False
+            with contextlib.suppress(OSError):
+                self._fs.remove(self._path)
+            return error
+        return None
 
 
 class FileSlot:

@@ -1,10 +1,15 @@
-"""Reading segment files: headers, footers, batches. Blocking; runs on executor threads."""
+"""Reading segment files: headers, footers, batches, and records by time. Blocking; runs on executor threads.
+
+Timestamps never decrease within a log, so a segment is found by binary search over the times of the
+segments' last records, and the place within it by its index. The cost is one read of a footer per step of
+the search, unless the summary is known already, and then one read of at most :data:`SEARCH_BYTES`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,8 +19,7 @@ from walstore.errors import CorruptionError, FormatVersionError
 from walstore.format import frame, segment
 from walstore.format.frame import FrameHeader
 from walstore.format.packed import MalformedError
-from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
-from walstore.format.segment_streams import SegmentStreams
+from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentStreams, SegmentSummary
 from walstore.ports import File, FileSystem
 
 CHUNK_BYTES: Final = 1 << 20
@@ -115,6 +119,45 @@ def read_batches(
         raise CorruptionError(
             f"offset {position} is not where the log says", path=str(source.path), position=at
         )
+
+
+def find_offset(
+    fs: FileSystem, segments: Sequence[Segment], timestamp_us: int, limit: int
+) -> int | None:
+    """Return the first offset below ``limit`` that is not older than a time; None if all are older.
+
+    ``segments`` are those of a log in order; all but the last one are sealed. Raises CorruptionError, and
+    FileNotFoundError if a segment that must be looked at is gone.
+    """
+    first = bisect_left(
+        segments,
+        timestamp_us,
+        0,
+        max(len(segments) - 1, 0),
+        key=lambda source: load_summary(fs, source).max_timestamp_us,
+    )
+    for source in segments[first:]:
+        if source.start >= limit:
+            break
+        if source.summary is None or source.summary.max_timestamp_us >= timestamp_us:
+            found = find_time(fs, source, timestamp_us, limit)
+            if found is not None:
+                return found if found < limit else None
+    return None
+
+
+def load_summary(fs: FileSystem, source: Segment) -> SegmentSummary:
+    """Return the summary of a sealed segment, read from its footer on first use.
+
+    Raises CorruptionError if it has none, and FileNotFoundError if the file is gone.
+    """
+    if source.summary is None:
+        with contextlib.closing(fs.open(source.path, "r")) as file:
+            footer = read_footer(file, source.start, source.path)
+        if footer is None:
+            raise CorruptionError("sealed segment has lost its footer", path=str(source.path))
+        source.summary = footer[0]
+    return source.summary
 
 
 def find_time(fs: FileSystem, source: Segment, timestamp_us: int, limit: int) -> int | None:

@@ -23,8 +23,7 @@ from walstore.format import frame, segment
 from walstore.format.frame import Body
 from walstore.format.ledger import Ledger
 from walstore.format.recovery import Chain
-from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentSummary
-from walstore.format.segment_streams import SegmentStreams
+from walstore.format.segment import SegmentHeader, SegmentIndex, SegmentStreams, SegmentSummary
 from walstore.ports import FileSystem
 
 logger = logging.getLogger("walstore")

@@ -79,6 +79,19 @@ class Checkpoint:
     is_closed: bool = False
     """Whether it was written by a clean close: nothing was written, and nothing failed, since."""
 
+    @property
+    def cell(self) -> DurableCell:
+        """The durable cell of a log that ends there."""
+        return DurableCell(
+            head=self.head,
+            durable_limit=self.next_offset,
+            epoch=self.epoch,
+            tail_start=self.tail_start,
+            tail_position=self.tail_position,
+            visible_limit=self.next_offset,
+            tail_salt=self.tail_salt,
+        )
+
 
 class DurableCell(NamedTuple):
     """The durable end of a log, for readers in other processes."""

@@ -143,7 +143,8 @@ def judge(
     ) and _reaches_its_end(rest, first)
     if testified or is_noted:
         return Verdict.CORRUPT, f"a damaged batch {where} that was synced"
-    if header is not None and header.reuses_blocks and not _seems_begun(first, chain):
+    seems_begun = first is not None and chain.follows(first)
+    if header is not None and header.reuses_blocks and not seems_begun:
         return Verdict.END, "bytes of an earlier use of the file after the last batch"
     return Verdict.TORN, f"an unfinished batch at offset {chain.next_offset}"
 
@@ -168,11 +169,6 @@ def _testified(
         if later.synced_position > position or later.synced_limit > chain.next_offset:
             return True
     return False
-
-
-def _seems_begun(header: frame.FrameHeader | None, chain: Chain) -> bool:
-    """Return whether a write of the next frame seems to have begun."""
-    return header is not None and chain.follows(header)
 
 
 def _is_sound(header: frame.FrameHeader, chain: Chain) -> bool:

@@ -27,7 +27,6 @@ from walstore.append.disk_watch import look
 from walstore.append.tail import Tail
 from walstore.cursors.directory import list_cursors, lowest_pin
 from walstore.errors import ContentionError, CorruptionError
-from walstore.files.active import ActiveCell
 from walstore.files.directory import (
     evidence_of,
     load_checkpoint,
@@ -35,12 +34,14 @@ from walstore.files.directory import (
     peek_log_id,
     pick_segments,
     read_cell,
-    used_limit,
-    walk_file,
+    sync_entry,
+    write_durably,
+    write_hint,
 )
 from walstore.files.directory_scan import ScannedLog, find_log
-from walstore.files.durable_file import sync_entry, write_durably, write_hint
+from walstore.files.frame_walk import used_limit, walk_file
 from walstore.files.locks import lock_log
+from walstore.files.open_files import ActiveCell
 from walstore.files.segment_file import Segment
 from walstore.files.spill import remove_leftovers
 from walstore.format import checkpoint, recovery, segment

@@ -24,8 +24,8 @@ from walstore.errors import (
 )
 from walstore.files.anchor import absolute
 from walstore.files.directory import anchor_log
-from walstore.files.ledger_view import LedgerView
 from walstore.files.locks import this_process
+from walstore.files.log_bounds import LedgerView
 from walstore.files.log_files import LogFiles
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import SEARCH_BYTES

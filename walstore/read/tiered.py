@@ -20,8 +20,13 @@ from walstore.errors import (
     WalClosedError,
     WalError,
 )
-from walstore.files.segment_file import SEARCH_BYTES, Segment, load_streams, read_batches
-from walstore.files.time_index import find_offset
+from walstore.files.segment_file import (
+    SEARCH_BYTES,
+    Segment,
+    find_offset,
+    load_streams,
+    read_batches,
+)
 from walstore.ports import FileSystem, Tier
 from walstore.read.healing import DamagedSegments, is_damage, not_shipped
 from walstore.read.reader import ReadGuard

@@ -1,4 +1,4 @@
-"""Correcting a single flipped bit of a batch. Pure: bytes in, bytes out.
+"""Correcting a single flipped bit of a batch or of a segment's header. Pure: bytes in, bytes out.
 
 A CRC-32C distinguishes any two single flipped bits of a frame, so if one bit explains the damage it is found
 by trying. Other damage may look like one flipped bit by chance, with odds of one in 2**32 for each bit
@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from walstore.format import frame
+from walstore.errors import CorruptionError, FormatVersionError
+from walstore.format import frame, segment
 from walstore.format.recovery import Chain
+from walstore.format.segment import SegmentHeader
 
 _MAGIC: Final = frame.FRAME_MAGIC.to_bytes(4, "little")
 _CRC_AND_LENGTH: Final = struct.Struct("<II")
@@ -61,6 +64,17 @@ def mend(
         found = _checked(bytes(mended), position, chain, place)
         if found is not None:
             return found
+    return None
+
+
+def mend_header(data: bytes, start: int, path: Path) -> SegmentHeader | None:
+    """Return a segment's original header if one flipped bit explains its damage, by its CRC; else None."""
+    for _, mended in _flipped(data, 0, len(data)):
+        try:
+            header = segment.decode_header(mended, str(path))
+        except (CorruptionError, FormatVersionError):
+            continue
+        return header if header.start == start else None
     return None
 
 

@@ -9,8 +9,7 @@ from typing import Final
 from walstore.format import checkpoint, segment
 from walstore.format.segment import SegmentSummary
 from walstore.repair.plan import JOURNAL_NAME, Damage, Interval
-from walstore.repair.runs import Situation, Stretch, summary_of
-from walstore.repair.survey_types import FrameRun, LogSurvey, SegmentSurvey
+from walstore.repair.runs import FrameRun, LogSurvey, SegmentSurvey, Situation, Stretch, summary_of
 
 _FOREIGN: Final = {
     JOURNAL_NAME: "the plan of an interrupted repair is damaged",

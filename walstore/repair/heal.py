@@ -22,9 +22,8 @@ from walstore.ports import File, FileSystem
 from walstore.repair.overlay import ExtentList, Overlay, OverlayBytes, Staging
 from walstore.repair.plan import Interval
 from walstore.repair.rebuild import Gap, Rebuilder
-from walstore.repair.runs import Situation, understand
+from walstore.repair.runs import FrameRun, Healed, LogSurvey, SegmentSurvey, Situation, understand
 from walstore.repair.survey import survey_file
-from walstore.repair.survey_types import FrameRun, Healed, LogSurvey, SegmentSurvey
 
 
 class Copy(Protocol):

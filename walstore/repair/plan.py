@@ -1,6 +1,6 @@
 """Repair plans as values: damages, steps and losses. Pure: no I/O.
 
-The file that makes a repair restartable (``repair/apply.py``) contains the plan as JSON with a CRC.
+The file that makes a repair restartable (``repair/repairing.py``) contains the plan as JSON with a CRC.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import asdict, dataclass, is_dataclass
-from dataclasses import fields as fields_of
 from enum import StrEnum
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from crc32c import crc32c
@@ -18,7 +17,7 @@ from crc32c import crc32c
 from walstore.errors import FormatVersionError
 from walstore.files.directory import REPAIR_NAME
 from walstore.repair.overlay import OverlayBytes
-from walstore.verify.report import Problem
+from walstore.verify.segment import Problem
 
 VERSION: Final = 2
 """Version 1 is read, too: it has no copies."""
@@ -237,7 +236,10 @@ def decode_plan(data: bytes, path: str) -> RepairPlan | None:
         if type(version) is not int or version < 1:
             return None
         if version <= VERSION:
-            return _decode(fields)
+            plan: RepairPlan = _build(RepairPlan, fields)
+            if plan.actions is not None:
+                _check_names(plan.actions)
+            return plan
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None  # no plan of ours, though its CRC is right
     raise FormatVersionError(
@@ -245,51 +247,34 @@ def decode_plan(data: bytes, path: str) -> RepairPlan | None:
     )
 
 
-def _decode(fields: dict[str, Any]) -> RepairPlan:
-    """Return the plan that a map is; any error of a conversion if it is none."""
-    actions = fields.pop("actions")
-    reassigned = fields.pop("reassigned")
-    plan = RepairPlan(
-        damages=tuple(Damage(**one) for one in fields.pop("damages")),
-        unreadable=_intervals(fields.pop("unreadable")),
-        choices=_intervals(fields.pop("choices")),
-        lost=_intervals(fields.pop("lost")),
-        restored=_intervals(fields.pop("restored", [])),
-        steps=tuple(
-            Step(RepairKind(one["kind"]), one["path"], one["message"])
-            for one in fields.pop("steps")
-        ),
-        reassigned=Interval(**reassigned) if reassigned else None,
-        notes=tuple(_list(fields.pop("notes"))),
-        actions=_decode_actions(actions) if actions else None,
-        **fields,
-    )
-    check_types(plan)
-    if plan.actions is not None:
-        _check_names(plan.actions)
-    return plan
-
-
-def check_types(value: Any) -> None:
-    """Raise TypeError unless each field of a plan, and of what is in it, has its type.
+def _build(kind: Any, value: Any) -> Any:
+    """Return a value of a plan's type from JSON; any error of a conversion if it is none.
 
     ValueError for a negative number: there is none in a plan.
     """
-    hints = get_type_hints(type(value))
-    for one in fields_of(value):
-        found, hint = getattr(value, one.name), hints[one.name]
-        allowed = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        if get_origin(hint) is tuple:
-            inner = get_args(hint)[0]
-            if not isinstance(found, tuple) or not all(type(item) is inner for item in found):
-                raise TypeError(one.name)
-        elif type(found) not in allowed:
-            raise TypeError(one.name)
-        for item in found if isinstance(found, tuple) else (found,):
-            if is_dataclass(item):
-                check_types(item)
-            elif isinstance(item, int) and not 0 <= item < 1 << 64:
-                raise ValueError(one.name)
+    if isinstance(kind, UnionType):
+        if value is None:
+            return None
+        (kind,) = set(get_args(kind)) - {NoneType}
+    if get_origin(kind) is tuple:
+        return tuple(_build(get_args(kind)[0], item) for item in _require(value, list))
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        fields = _require(value, dict)
+        return kind(**{name: _build(hints[name], item) for name, item in fields.items()})  # type: ignore[operator]
+    if kind is bytes:
+        return base64.b64decode(value, validate=True)
+    if kind is RepairKind:
+        return RepairKind(value)
+    if kind is int and not 0 <= _require(value, int) < 1 << 64:
+        raise ValueError(value)
+    return _require(value, kind)
+
+
+def _require(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"not {kind}: {value!r}")
+    return value
 
 
 def _check_names(actions: Actions) -> None:
@@ -300,34 +285,6 @@ def _check_names(actions: Actions) -> None:
     for name in names:
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise ValueError(f"not the name of a file: {name!r}")
-
-
-def _decode_actions(fields: dict[str, Any]) -> Actions:
-    return Actions(
-        moves=tuple(Move(**one) for one in fields.pop("moves")),
-        outputs=tuple(_decode_output(one) for one in fields.pop("outputs")),
-        segments=tuple(fields.pop("segments")),
-        ledger=base64.b64decode(fields.pop("ledger"), validate=True),
-        **fields,
-    )
-
-
-def _decode_output(fields: dict[str, Any]) -> Output:
-    return Output(
-        patches=tuple(Patch(**one) for one in fields.pop("patches")),
-        extents=tuple(OverlayBytes(**one) for one in fields.pop("extents", ())),
-        **fields,
-    )
-
-
-def _list(items: object) -> list[Any]:
-    if not isinstance(items, list):
-        raise TypeError("not a list")
-    return items
-
-
-def _intervals(items: list[dict[str, int]]) -> tuple[Interval, ...]:
-    return tuple(Interval(**one) for one in _list(items))
 
 
 def _to_json(value: object) -> str:

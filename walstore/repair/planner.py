@@ -24,8 +24,16 @@ from walstore.repair.plan import (
     RepairPlan,
     Step,
 )
-from walstore.repair.runs import Keep, Stretch, summary_of, understand
-from walstore.repair.survey_types import FrameRun, Healed, LogSurvey, SegmentSurvey
+from walstore.repair.runs import (
+    FrameRun,
+    Healed,
+    Keep,
+    LogSurvey,
+    SegmentSurvey,
+    Stretch,
+    summary_of,
+    understand,
+)
 
 
 def decide(

@@ -129,7 +129,7 @@ class Rebuilder:
             header is None
             or (header.start, header.previous_crc) != (self.next_offset, self._previous_crc)
             or not self._epoch <= header.epoch <= self.gap.next_epoch
-            or not self._is_whole(view, header)
+            or not frame.is_whole(view, header, self._at)
         ):
             return None
         return bytes(view[header.position : header.end])
@@ -257,7 +257,10 @@ class Rebuilder:
         if self.next_offset == self.gap.limit and self.gap.wanted_crc in (None, self._previous_crc):
             return
         waiting: BatchBuilder | None = None
-        for batch in self._left():
+        left = (
+            self.read(self.next_offset, self.gap.limit) if self.next_offset < self.gap.limit else ()
+        )
+        for batch in left:
             for part in split(_to_draft(batch), BATCH_BYTES):
                 if waiting is not None:
                     yield self._frame(waiting, None)
@@ -277,10 +280,6 @@ class Rebuilder:
         data[: frame.HEADER_BYTES] = header
         self._advance(self.next_offset, crc, self._timestamp_us, len(data))
         yield bytes(data)
-
-    def _left(self) -> Iterator[Batch]:
-        if self.next_offset < self.gap.limit:
-            yield from self.read(self.next_offset, self.gap.limit)
 
     def _frame(self, draft: BatchBuilder, wanted_crc: int | None) -> bytes:
         base_us, last_us, deltas = draft.times(0, self._timestamp_us)
@@ -336,9 +335,6 @@ class Rebuilder:
         self.next_offset, self._previous_crc = limit, crc
         self._timestamp_us = timestamp_us
         self.size_bytes += size
-
-    def _is_whole(self, view: memoryview, header: frame.FrameHeader) -> bool:
-        return frame.is_whole(view, header, self._at)
 
 
 def solve(crc_with: Callable[[int], int], wanted: int) -> int:

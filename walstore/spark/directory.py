@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from walstore.errors import LogNotFoundError, OffsetTrimmedError, WalError
-from walstore.files.directory import read_cell, walk_file
-from walstore.files.log_snapshot import LogSnapshot
+from walstore.files.directory import read_cell
+from walstore.files.frame_walk import walk_file
+from walstore.files.log_files import LogSnapshot
 from walstore.files.segment_file import Segment, read_header
 from walstore.format import segment
 from walstore.format.recovery import Chain
@@ -32,7 +33,7 @@ class DirectoryLog:
     """A moment of a log directory, with its tier behind it. Close it after planning."""
 
     def __init__(self, location: Location, *, partition: int = 0, use_tier: bool = True) -> None:
-        """Look at the log; see :meth:`walstore.files.log_snapshot.LogSnapshot.open` for the errors.
+        """Look at the log; see :meth:`walstore.files.log_files.LogSnapshot.open` for the errors.
 
         ``partition`` is its number if it is one of a partitioned log.
         """

@@ -23,7 +23,7 @@ from urllib.parse import unquote_to_bytes
 
 from walstore.append.disk_watch import look
 from walstore.errors import InvalidSettingsError, LogNotFoundError
-from walstore.files.durable_file import sync_entry
+from walstore.files.directory import sync_entry
 from walstore.files.locks import lock_in_store, lock_store, this_process
 from walstore.ports import FileSystem, Lock
 

@@ -1,6 +1,5 @@
 """Verifying a log: every byte of it, with every damaged place named."""
 
-from walstore.verify.report import Problem, VerifyReport
-from walstore.verify.verifying import verify_directory
+from walstore.verify.verifying import Problem, VerifyReport, verify_directory
 
 __all__ = ["Problem", "VerifyReport", "verify_directory"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from walstore.errors import CorruptionError, LogNotFoundError
@@ -19,10 +20,40 @@ from walstore.format import checkpoint, segment
 from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.recovery import Chain
 from walstore.ports import FileSystem
-from walstore.verify.report import Findings, Problem, VerifyReport
-from walstore.verify.segment import SegmentTask, verify_segment
+from walstore.verify.segment import Findings, Problem, SegmentCheck
 
 __all__ = ["Problem", "VerifyReport", "verify_directory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """The result of :func:`walstore.verify.verify_directory`."""
+
+    path: str
+    log_id: str | None
+    """Identity of the log, 32 hex digits; None if no segment header could be read."""
+    head: int
+    """First offset on local disk."""
+    limit: int
+    """Offset after the last record found."""
+    segments: int
+    batches: int
+    """Whole batches found; the same holds for ``records`` and ``size_bytes``."""
+    records: int
+    size_bytes: int
+    """Bytes of these batches as stored."""
+    unfinished_bytes: int
+    """Bytes after the last batch that were never acknowledged: a write that a crash cut off or that is in
+    progress. No problem; the next opening for writing removes them."""
+    problems: tuple[Problem, ...]
+    """At most 100 of them, in the order in which they were found."""
+    problem_count: int
+    """Number of all problems."""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether every byte checked is as it was written."""
+        return self.problem_count == 0
 
 
 def verify_directory(
@@ -67,14 +98,11 @@ class _Verification:
         chain = _unknown()
         limit = starts[0]
         for start in starts:
-            task = SegmentTask(
-                path=self._path / segment.file_name(start),
-                start=start,
-                is_last=start == starts[-1],
-                hint=hint,
-                cell=cell,
+            path = self._path / segment.file_name(start)
+            check = SegmentCheck(
+                path, start, hint, cell, self._findings, is_last=start == starts[-1]
             )
-            chain = self._verify(task, chain)
+            chain = self._verify(check, path, start, chain)
             limit = max(limit, chain.next_offset)
         self._check_end(starts[-1], chain, durable_limit, hint)
         found = self._findings
@@ -140,31 +168,31 @@ class _Verification:
                 self._path, f"the log begins at offset {head}, but its first segment at {first}"
             )
 
-    def _verify(self, task: SegmentTask, chain: Chain) -> Chain:
+    def _verify(self, check: SegmentCheck, path: Path, start: int, chain: Chain) -> Chain:
         if self._on_progress is not None:
-            self._on_progress(task.path)
+            self._on_progress(path)
         try:
-            file = self._fs.open(task.path, "r")
+            file = self._fs.open(path, "r")
         except FileNotFoundError:
-            if not self._is_below_head(task.start + 1):
-                self._findings.add(task.path, "the segment vanished while it was to be verified")
+            if not self._is_below_head(start + 1):
+                self._findings.add(path, "the segment vanished while it was to be verified")
             return _unknown()
         try:
             try:
-                header = read_header(file, task.path)
+                header = read_header(file, path)
             except CorruptionError as error:
-                self._findings.add_error(task.path, error, 0)
+                self._findings.add_error(path, error, 0)
                 return _unknown()
             if self._log_id is None:
                 self._log_id = header.log_id
             elif header.log_id != self._log_id:
                 self._findings.add(
-                    task.path,
+                    path,
                     f"belongs to log {header.log_id.hex()}, the segments before to "
                     f"{self._log_id.hex()}",
                     0,
                 )
-            return verify_segment(file, header, task, chain, self._findings)
+            return check.run(file, header, chain)
         finally:
             file.close()
 

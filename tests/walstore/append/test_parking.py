@@ -9,8 +9,8 @@ import pytest
 
 from tests.local import SMALL, close_opened, draft_of, open_blocking, open_descriptors, read_opened
 from walstore.append.commit import TailError
-from walstore.files.active import ActiveCell, ActiveFile
 from walstore.files.directory import load_checkpoint, read_cell
+from walstore.files.open_files import ActiveCell, ActiveFile
 from walstore.files.posix import PosixFileSystem
 from walstore.log.opening import Opened, open_log
 from walstore.ports import FileSystem

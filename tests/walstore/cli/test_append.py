@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.local import stored_batches
 from tests.walstore.cli.conftest import Cli, make_newer
 from walstore import Record, Settings, Wal
-from walstore.files.log_snapshot import LogSnapshot
 
 
 def _records(path: Path) -> list[Record]:
-    return [record for batch in LogSnapshot.open(path).batches() for record in batch]
+    return [record for batch in stored_batches(path) for record in batch]
 
 
 def test_a_line_a_record(cli: Cli, log_directory: Path) -> None:

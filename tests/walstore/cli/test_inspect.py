@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.walstore.cli.conftest import SMALL, Cli, fill
 from walstore import Wal
 from walstore.cli.holder import find_holder
-from walstore.files.log_snapshot import LogSnapshot
+from walstore.files.log_files import LogSnapshot
 
 
 def test_a_directory(cli: Cli, log: Path) -> None:

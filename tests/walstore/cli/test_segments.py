@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.local import stored_batches
 from tests.walstore.cli.conftest import SMALL, Cli, fill, flip
 from walstore import Wal
-from walstore.files.log_snapshot import LogSnapshot
 
 
 def test_one_segment(cli: Cli, log: Path) -> None:
@@ -44,9 +44,7 @@ def test_many_segments_as_json(cli: Cli, log_directory: Path) -> None:
     )
     times = [(one["min_timestamp_us"], one["max_timestamp_us"]) for one in found if one["records"]]
     assert times == sorted(times)
-    assert sum(one["batches"] for one in found) == len(
-        list(LogSnapshot.open(log_directory).batches())
-    )
+    assert sum(one["batches"] for one in found) == len(list(stored_batches(log_directory)))
 
 
 def test_an_empty_log(cli: Cli, log_directory: Path) -> None:

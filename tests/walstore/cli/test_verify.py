@@ -68,9 +68,9 @@ def test_a_damaged_manifest(cli: Cli, stored: str) -> None:
 
 
 def test_more_problems_than_are_listed(cli: Cli, log_directory: Path) -> None:
-    from walstore.verify import report as verify_report
+    from walstore.verify.segment import MAX_PROBLEMS
 
-    for number in range(verify_report.MAX_PROBLEMS + 5):
+    for number in range(MAX_PROBLEMS + 5):
         log_directory.mkdir(exist_ok=True)
         (log_directory / f"{number}.wal").touch()
     cli("append", log_directory / "x", stdin=b"a\n")

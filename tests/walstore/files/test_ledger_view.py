@@ -10,7 +10,7 @@ import pytest
 
 from tests.local import SMALL, UnsyncedFileSystem, copy_log
 from walstore import LogNotFoundError, StorageUnavailableError, Wal
-from walstore.files.ledger_view import LedgerView
+from walstore.files.log_bounds import LedgerView
 from walstore.files.posix import PosixFileSystem
 from walstore.format.checkpoint import CELL_FILE_NAME, FILE_NAME
 from walstore.log.readonly import ReadonlyWal

@@ -9,10 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.local import SMALL, close_opened, copy_log, draft_of, open_blocking, segments
+from tests.local import (
+    SMALL,
+    close_opened,
+    copy_log,
+    draft_of,
+    open_blocking,
+    segments,
+    stored_batches,
+)
 from walstore import CorruptionError, LogNotFoundError, StorageUnavailableError, Wal
 from walstore.files.log_bounds import LogBounds, read_bounds
-from walstore.files.log_snapshot import LogSnapshot
 from walstore.files.posix import PosixFileSystem
 from walstore.format.checkpoint import (
     CELL_BYTES,
@@ -39,9 +46,7 @@ async def offsets(directory: Path) -> list[int]:
     """Return the offsets that can be read up to the extent's limit."""
 
     def read() -> list[int]:
-        return [
-            record.offset for batch in LogSnapshot.open(directory).batches() for record in batch
-        ]
+        return [record.offset for batch in stored_batches(directory) for record in batch]
 
     return await asyncio.to_thread(read)
 
@@ -319,6 +324,6 @@ def test_without_a_cell_a_reader_learns_of_damage_before_the_end(
     assert read_bounds(FS, log_directory).limit > at + 1
     found = []
     with pytest.raises(CorruptionError):
-        for batch in LogSnapshot.open(log_directory).batches():
+        for batch in stored_batches(log_directory):
             found += [record.offset for record in batch]
     assert found == list(range(1, at + 1))

@@ -19,8 +19,7 @@ from walstore.format.checkpoint import Checkpoint, DurableCell
 from walstore.format.frame import Column, ColumnKind
 from walstore.format.ledger import Ledger, Marks, ProducerRun
 from walstore.format.packed import MOST_OFFSET, MOST_TIMESTAMP_US, MalformedError
-from walstore.format.segment import SegmentIndex, SegmentSummary
-from walstore.format.segment_streams import MOST, SegmentStreams
+from walstore.format.segment import MOST_STREAMS, SegmentIndex, SegmentStreams, SegmentSummary
 
 RECORDS = [
     Record(1, b"one", b"k", "eu", {"h": b"1"}, 5),
@@ -262,7 +261,7 @@ def test_another_footer_is_corruption(data: bytes) -> None:
 
 def test_a_list_of_streams_is_bounded() -> None:
     with pytest.raises(MalformedError):
-        SegmentStreams.from_bytes(array("I", range(MOST + 1)).tobytes())
+        SegmentStreams.from_bytes(array("I", range(MOST_STREAMS + 1)).tobytes())
     with pytest.raises(MalformedError):
         SegmentStreams.from_bytes(b"\x01\x00\x00")
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests import format_tables
-from walstore.format import checkpoint, segment, segment_streams
+from walstore.format import checkpoint, segment
 
 STRUCTS = [
     ("Segment header", segment.HEADER, segment.HEADER_MAGIC),
@@ -42,8 +42,8 @@ def test_the_index_has_these_columns() -> None:
 def test_the_list_of_streams_has_this_column() -> None:
     (row,) = format_tables.table("Segment streams")
     assert (row["size"], row["type"]) == ("4m", "u32")
-    assert segment_streams.SegmentStreams.ENTRY_BYTES == 4
-    assert f"more than {segment_streams.MOST} streams" in format_tables.PAGE.read_text()
+    assert segment.SegmentStreams.ENTRY_BYTES == 4
+    assert f"more than {segment.MOST_STREAMS} streams" in format_tables.PAGE.read_text()
 
 
 def test_the_checkpoint_has_these_keys() -> None:

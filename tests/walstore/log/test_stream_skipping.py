@@ -98,7 +98,7 @@ async def test_a_large_transaction_names_its_streams(log_directory: Path) -> Non
 
 
 async def test_too_many_streams_for_a_list(log_directory: Path, monkeypatch) -> None:
-    monkeypatch.setattr("walstore.format.segment_streams.MOST", 3)
+    monkeypatch.setattr("walstore.format.segment.MOST_STREAMS", 3)
     async with Wal.open(log_directory, settings=UNCACHED) as wal:
         for number in range(10):
             await wal.append(b"x", stream=f"s{number}")

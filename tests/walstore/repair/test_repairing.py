@@ -27,7 +27,6 @@ from walstore.errors import (
 from walstore.files.posix import PosixFileSystem
 from walstore.files.segment_file import read_footer
 from walstore.format import checkpoint, segment
-from walstore.repair.apply import load_interrupted
 from walstore.repair.plan import JOURNAL_NAME, KEPT_NAME, decode_plan, encode_plan
 from walstore.repair.repairing import (
     Interval,
@@ -35,6 +34,7 @@ from walstore.repair.repairing import (
     RepairKind,
     RepairPlan,
     apply_repair,
+    load_interrupted,
     plan_repair,
 )
 from walstore.testing import FaultyFileSystem

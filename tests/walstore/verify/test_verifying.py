@@ -15,9 +15,9 @@ from tests.local import UnsyncedFileSystem
 from walstore import FormatVersionError, LogNotFoundError, Settings, Wal
 from walstore.format import frame, segment
 from walstore.format.checkpoint import CELL_FILE_NAME, FILE_NAME
-from walstore.format.segment_streams import SegmentStreams
+from walstore.format.segment import SegmentStreams
 from walstore.testing import FaultyFileSystem
-from walstore.verify.report import MAX_PROBLEMS
+from walstore.verify.segment import MAX_PROBLEMS
 from walstore.verify.verifying import VerifyReport, verify_directory
 
 SMALL = Settings(segment_bytes=64 << 10, checkpoint_bytes=64 << 10)

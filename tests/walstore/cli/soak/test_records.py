@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.local import stored_batches
 from walstore import Batch, Wal
 from walstore.cli.soak.records import MOST_PROBLEMS, STREAMS, Checker, Generator
-from walstore.files.log_snapshot import LogSnapshot
 
 SEED = 7
 MADE = Generator(SEED)
@@ -33,7 +33,7 @@ def _batches(path: Path, rows: list[Row]) -> list[Batch]:
                 wal.append_nowait(value, key=key, stream=stream)
 
     asyncio.run(append())
-    return list(LogSnapshot.open(path).batches())
+    return list(stored_batches(path))
 
 
 def _check(path: Path, rows: list[Row]) -> Checker:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from walstore.batches.arrow import SCHEMA
 from walstore.batches.batch import FrameBatch
 from walstore.batches.batch_builder import BATCH_RECORDS, BatchBuilder
-from walstore.building.framing import FramedRecords, frame_records
+from walstore.building.segment_writer import FramedRecords, frame_records
 from walstore.format import frame
 
 Row = tuple[bytes, bytes | None, str | None, dict[str, bytes], int]

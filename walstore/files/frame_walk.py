@@ -1,21 +1,28 @@
-"""Walking the frames of a segment that may be damaged. Blocking; memory for one batch and one chunk.
+"""Walking the frames of a segment file. Blocking; memory for one batch and one chunk.
 
-Reading stops at the first damage; verifying continues after it, so that one run reports every damaged
-place. The next whole frame is found by its magic, its trailer and its CRC.
+:func:`walk_file` stops at the first damage, as opening and reading do. Verifying and repairing continue
+after it with a :class:`FrameScan`: the next whole frame is found by its magic, its trailer and its CRC.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
-from walstore.files.directory import used_limit
-from walstore.format import frame, segment
+from walstore.files.segment_file import unreadable_batch
+from walstore.format import frame, recovery, segment
 from walstore.format.frame import FrameHeader
+from walstore.format.recovery import Chain
+from walstore.format.segment import SegmentIndex
 from walstore.ports import File
 
-_CHUNK_BYTES: Final = 4 << 20
+_CHUNK_BYTES: Final = 8 << 20
+_SCAN_CHUNK_BYTES: Final = 4 << 20
+_ZEROES_BYTES: Final = 256 << 10
+"""Read size of the search for zeroes: fits a processor's cache, which makes it twenty times as fast."""
 _MOST_FAILED_BYTES: Final = 64 << 20
 _MOST_FAILED_TIMES: Final = 4
 """A search gives up after hashing so many bytes, and the range this many times, without finding a frame."""
@@ -23,6 +30,62 @@ _MOST_SALTS: Final = 1000
 """Most frames examined to find the salt of a segment whose header is lost."""
 _MAGIC: Final = struct.pack("<I", frame.FRAME_MAGIC)
 _TRAILER_MAGIC: Final = struct.pack("<I", frame.TRAILER_MAGIC)
+
+
+def walk_file(
+    file: File,
+    path: Path,
+    chain: Chain,
+    index: SegmentIndex,
+    position: int,
+    salt: int | None,
+    end: int | None = None,
+) -> int:
+    """Follow the frames of a file from byte ``position`` to at most ``end``; return where they end.
+
+    ``salt`` is that of the segment's header. Raises CorruptionError for a whole frame whose content is
+    malformed, and FormatVersionError for one that uses a feature that this version lacks.
+    """
+
+    def follow(view: memoryview, at: int) -> int:
+        try:
+            return recovery.walk(view, chain, index, at, salt)
+        except ValueError as error:
+            raise unreadable_batch(error, path, chain.next_offset) from None
+
+    return walk_chunks(file, follow, position, end)
+
+
+def walk_chunks(
+    file: File, follow: Callable[[memoryview, int], int], position: int, end: int | None
+) -> int:
+    """Follow the frames of a file from byte ``position`` in chunks; return where they end.
+
+    ``follow(view, at)`` follows the whole frames that begin the bytes at ``at``, and returns their size.
+    Nothing at or behind byte ``end`` is read; None: the whole file.
+    """
+    wanted, limit = _CHUNK_BYTES, sys.maxsize if end is None else end
+    while True:
+        view = memoryview(file.pread(max(min(wanted, limit - position), 0), position))
+        used = follow(view, position)
+        position += used
+        if used:
+            wanted = _CHUNK_BYTES
+            continue
+        needed = recovery.needed_bytes(view)
+        if needed <= len(view) or position + needed > min(limit, file.size()):
+            return position
+        wanted = needed
+
+
+def used_limit(file: File, position: int, end: int | None = None) -> int:
+    """Return the place behind the last byte below ``end`` that is not zero, at least ``position``."""
+    used, size = position, file.size() if end is None else end
+    for at in range(position, size, _ZEROES_BYTES):
+        data = file.pread(min(_ZEROES_BYTES, size - at), at)
+        if recovery.any_nonzero(memoryview(data)):
+            used = at + len(data.rstrip(b"\0"))
+    return used
 
 
 class FrameScan:
@@ -129,7 +192,7 @@ class FrameScan:
         """Return up to ``size`` bytes at ``position``, read ahead in chunks."""
         size = max(min(size, self.end - position), 0)
         if position < self._at or position + size > self._at + len(self._view):
-            wanted = min(max(size, _CHUNK_BYTES), self.end - position)
+            wanted = min(max(size, _SCAN_CHUNK_BYTES), self.end - position)
             self._data = self._file.pread(wanted, position)
             self._view = memoryview(self._data)
             self._at = position
