@@ -34,8 +34,7 @@ from uploader.format.manifest import Manifest
 from uploader.format.names import MANIFEST_PREFIX, parse_manifest_key
 from uploader.layouts.log_session import LogSession, open_session
 from uploader.root import cas
-from uploader.stores.port import ListedObject, ObjectStore
-from uploader.stores.removal import remove
+from uploader.stores.port import ListedObject, ObjectStore, remove
 from uploader.stores.retry import RetryPolicy
 from uploader.stores.url import chosen_store
 from walstore.errors import (

@@ -25,8 +25,7 @@ from uploader.partitioned.staged import StagedFragment
 from uploader.partitioned.stager import delete_staged
 from uploader.partitioned.write_id import JOBS, WriteId, is_passing, job_time_us, staging_of
 from uploader.runtime.task_groups import task_group
-from uploader.stores.port import ObjectStore
-from uploader.stores.removal import remove
+from uploader.stores.port import ObjectStore, remove
 from uploader.stores.retry import RetryPolicy
 from uploader.write.stall_guard import StallGuard
 from walstore.errors import InvalidSettingsError, WalError

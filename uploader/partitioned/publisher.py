@@ -17,8 +17,7 @@ from uploader.partitioned.sub_store import SubStore
 from uploader.partitioned.write_id import JOBS, is_passing
 from uploader.root.ownership import direct_writer_name
 from uploader.runtime.task_groups import task_group
-from uploader.stores.port import ObjectStore
-from uploader.stores.removal import remove
+from uploader.stores.port import ObjectStore, remove
 from uploader.stores.retry import RetryPolicy
 from uploader.write.stall_guard import StallGuard
 from walstore.errors import ContentionError, CorruptionError

@@ -26,8 +26,7 @@ from uploader.partitioned.sub_store import SubStore
 from uploader.partitioned.write_id import WriteId, hold_of, is_passing, parse_staged
 from uploader.root import cas
 from uploader.runtime.task_groups import task_group
-from uploader.stores.port import ObjectStore
-from uploader.stores.removal import remove
+from uploader.stores.port import ObjectStore, remove
 from uploader.stores.retry import RetryPolicy
 from walstore.errors import RecordTooLargeError, WalError
 from walstore.ports import Clock

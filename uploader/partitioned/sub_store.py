@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from uploader.partitioned.partitions import partition_url
 from uploader.stores.port import ListedObject, ObjectInfo, ObjectStore, StoredObject, get_bounded
-from uploader.stores.probe import proof_behind
-from uploader.stores.proof import Proof
+from uploader.stores.probe import Proof, proof_behind
 
 
 class SubStore:

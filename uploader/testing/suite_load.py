@@ -9,7 +9,7 @@ import pytest
 
 from uploader.stores.errors import PreconditionFailedError
 from uploader.stores.port import ObjectStore
-from uploader.testing.suite_parts import append_word, keys
+from uploader.testing.suite_objects import append_word, keys
 
 _AT_ONCE = 16
 
