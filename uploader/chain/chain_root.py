@@ -16,19 +16,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from uploader.chain.chain_reader import ChainHead, ChainReader
-from uploader.chain.chain_settings import ChainSettings
 from uploader.chain.next_manifest import NextManifest
 from uploader.chain.pruning import Pruner
 from uploader.chain.shards import list_behind
 from uploader.chain.window import PendingWindow, new_author
 from uploader.format import layout
 from uploader.format.entries import Fragment
-from uploader.format.link import Link
+from uploader.format.link import MOST_ALPHA, Link
 from uploader.format.manifest import Manifest
-from uploader.format.names import FragmentName, shard_folder
+from uploader.format.names import MOST_SHARDS, FragmentName, shard_folder
 from uploader.format.pending_link import LinkBase, PendingLink, WaitForDurableError
 from uploader.format.rollup import RollUpSettings
 from uploader.format.setsum import Setsum
@@ -51,6 +51,34 @@ from walstore.errors import (
 )
 from walstore.runtime.threads import Worker
 from walstore.validation.arguments import as_settings
+from walstore.validation.fields import check_fields, described, whole
+
+
+@described
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainSettings:
+    """How one program writes a chain. Others, before and after, may do it with other settings."""
+
+    alpha: int = whole(
+        8,
+        """Manifests under way at once. Each may be put before the one before it is durable, so that
+        publishing takes one round trip however often it happens. Recovery takes that many reads.""",
+        low=1,
+        high=MOST_ALPHA,
+    )
+
+    shards: int = whole(
+        1,
+        """Prefixes that new fragments are spread over: stores limit the requests for each prefix. Readers
+        accept any number; to change it, close the log and open it again.""",
+        low=1,
+        high=MOST_SHARDS,
+    )
+
+    def __post_init__(self) -> None:
+        """Check the fields; InvalidSettingsError."""
+        check_fields(self)
+
 
 TRUSTED_SECONDS: Final = 600.0
 """How long a slot that was free stays one that nobody has used and cleaned up; see ``link.KEPT_SECONDS``."""

@@ -46,7 +46,7 @@ from uploader.gc.manifest_drop import Dropping
 from uploader.gc.misfits import void_misfits
 from uploader.gc.orphans import Leak, find_leaks
 from uploader.gc.planner import Planner
-from uploader.layouts.open_root import find_root
+from uploader.layouts.log_session import find_root
 from uploader.read.fragment_reader import FragmentReader
 from uploader.root.root import Root
 from uploader.root.tree import ManifestTree

@@ -12,7 +12,7 @@ from uploader.format.closings import closings_in, finished_closings
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
 from uploader.fragments.fragment_batch import FragmentBatch
-from uploader.layouts.open_root import find_root
+from uploader.layouts.log_session import find_root
 from uploader.read.cloud_source import CloudSource, check_limits, check_max_wait, in_time, within
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader

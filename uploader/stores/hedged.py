@@ -50,7 +50,7 @@ from walstore.validation.fields import check_fields, described, flag, number, se
 
 
 class Latencies:
-    """The last ``window`` latencies of one kind of request. Adding a sample and a lookup cost microseconds."""
+    """The last ``window`` latencies of one kind of request. Adding one and a lookup cost microseconds."""
 
     def __init__(self, window: int) -> None:
         """Begin without samples."""

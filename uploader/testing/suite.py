@@ -23,7 +23,7 @@ from functools import partial
 
 import pytest
 
-from uploader.layouts.open_root import Layout
+from uploader.layouts.log_session import Layout
 from uploader.read.cloud_log import CloudLog
 from uploader.stores.port import ListedObject, ObjectStore
 from uploader.testing.faults import ShuffledStore

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from uploader.chain.chain_settings import ChainSettings
+from uploader.chain.chain_root import ChainSettings
 from uploader.format import layout
 from uploader.format.manifest import Manifest
-from uploader.layouts.open_root import Layout, find_root, needs_swaps
+from uploader.layouts.log_session import Layout, find_root, needs_swaps
 from uploader.read.fragment_cache import FragmentCache
 from uploader.read.fragment_reader import FragmentReader, pieces
 from uploader.read.read_ahead import ReadersAhead

@@ -12,10 +12,10 @@ from asyncio import get_running_loop
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-from uploader.chain.chain_settings import ChainSettings
+from uploader.chain.chain_root import ChainSettings
 from uploader.cursors.cloud_cursors import CloudCursors
 from uploader.format.manifest import Manifest
-from uploader.layouts.open_root import Layout, find_root, needs_swaps
+from uploader.layouts.log_session import Layout, find_root, needs_swaps
 from uploader.root.notifying_root import Note, with_note
 from uploader.root.ownership import check_direct, direct_writer_name
 from uploader.root.root import Root

@@ -11,7 +11,7 @@ from tests.uploader.chain.chains import InlineWorker
 from tests.uploader.chain.virtual import VirtualClock, VirtualLoop
 from uploader import CloudLog, CloudWriter, CollectorSettings, GarbageCollector, WriterSettings
 from uploader.garbage.collection import Collected
-from uploader.layouts.open_root import find_root
+from uploader.layouts.log_session import find_root
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import LatencyStore
 from uploader.testing.latency import fixed

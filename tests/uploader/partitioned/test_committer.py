@@ -29,7 +29,7 @@ from uploader import CloudWriter
 from uploader.admin.destroy import destroy
 from uploader.admin.seal import seal
 from uploader.partitioned import WriteId
-from uploader.partitioned.sub_store import SubStore
+from uploader.partitioned.partitions import SubStore
 from uploader.stores import MemoryStore
 from uploader.stores.port import ObjectStore
 from uploader.testing import FaultyStore, StoreKilled

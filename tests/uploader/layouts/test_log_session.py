@@ -8,7 +8,7 @@ import pytest
 
 from tests.uploader.chain.chains import InlineWorker, run
 from uploader.chain import ChainRoot, ChainSettings
-from uploader.layouts.open_root import find_root
+from uploader.layouts.log_session import find_root
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.root import Root
 from uploader.stores import MemoryStore, RetryPolicy
