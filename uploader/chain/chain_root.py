@@ -36,7 +36,7 @@ from uploader.format.two_clock_time import TwoClockTime
 from uploader.garbage.announced import Announced
 from uploader.root import cas
 from uploader.root.roller import Roller
-from uploader.root.root import Change
+from uploader.root.root import Change, Note
 from uploader.root.write_guard import check_creatable, check_not_destroyed, destroyed
 from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ListedObject, ObjectStore
@@ -98,13 +98,15 @@ class ChainRoot:
         *,
         settings: ChainSettings | None = None,
         roll_up: RollUpSettings | None = None,
+        note: Note | None = None,
         make_id: Callable[[], str] = new_author,
     ) -> None:
-        """``worker`` takes the work on long manifests off the event loop; ``make_id`` returns an id that
-        no other writer of the log ever has."""
+        """``worker`` takes the work on long manifests off the event loop; ``note`` is called before
+        fragments are published; ``make_id`` returns an id that no other writer of the log ever has."""
         self._store = store
         self._retry = retry
         self._worker = worker
+        self._note = note
         self._clock = retry.clock
         self._settings = as_settings(settings, ChainSettings, "chain")
         self._reader = ChainReader(store, worker, self._clock)
@@ -139,8 +141,11 @@ class ChainRoot:
 
     @property
     def max_publishing(self) -> int:
-        """As many as manifests may be under way."""
-        return self._settings.alpha
+        """As many as manifests may be under way; one if there is a note.
+
+        So a note that failed leaves no hole before later fragments.
+        """
+        return self._settings.alpha if self._note is None else 1
 
     def fragment_key(self, seq_no: int, *, start: int, limit: int, setsum: Setsum) -> str:
         """Return the key in the shard whose turn it is."""
@@ -199,6 +204,8 @@ class ChainRoot:
         before this one failed: call again with the same fragments then, in order. ValueError for a key
         that is not of the form of :meth:`fragment_key`, for whatever number of shards.
         """
+        if self._note is not None:
+            await self._note(fragments)
         make = self._next_manifest.append(fragments, writer)
         self._current()
         await self._do(PendingLink(make, is_append=True))

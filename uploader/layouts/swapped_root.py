@@ -26,9 +26,8 @@ from uploader.format.rollup import RollUpSettings
 from uploader.format.setsum import Setsum
 from uploader.garbage.announced import Announced
 from uploader.root import cas
-from uploader.root.published import is_published
 from uploader.root.roller import Roller
-from uploader.root.root import Change
+from uploader.root.root import Change, Note, make_checked
 from uploader.root.stored_document import read_object
 from uploader.root.tree import ManifestTree
 from uploader.root.write_guard import (
@@ -73,11 +72,14 @@ class SwappedRoot:
         worker: Worker,
         *,
         roll_up: RollUpSettings | None = None,
+        note: Note | None = None,
     ) -> None:
-        """``worker`` takes the work on long manifests off the event loop."""
+        """``worker`` takes the work on long manifests off the event loop; ``note`` is called before
+        fragments are published."""
         self._store = store
         self._retry = retry
         self._worker = worker
+        self._note = note
         self._known: _Known | None = None
         # Whether the last load found a long manifest unchanged: the next one then asks for its ETag first.
         self._may_ask_cheaply = False
@@ -167,13 +169,13 @@ class SwappedRoot:
         the store does not answer: call again with the same fragments then. ValueError if a key is not the
         one that :meth:`fragment_key` returns.
         """
+        if self._note is not None:
+            await self._note(fragments)
         for fragment in fragments:
             if fragment.path != layout.fragment_path(fragment.seq_no):
                 raise ValueError(f"fragment {fragment.seq_no} has the key {fragment.path!r}")
         async with self._turn:
-            while not await is_published(
-                self._tree, self.manifest, fragments[-1], url=self._store.url
-            ):
+            while not await self._tree.is_published(self.manifest, fragments[-1]):
                 known = self._current()
                 name = next_writer(known.manifest, writer, url=self._store.url)
                 end = known.manifest.next_seq_no, known.manifest.next_offset
@@ -199,7 +201,7 @@ class SwappedRoot:
                         f"there is no log at {self._store.url}", location=self._store.url
                     )
                 known = self._current()
-                manifest = await self._worker.run(_make_checked, make, known.manifest)
+                manifest = await self._worker.run(make_checked, make, known.manifest)
                 if manifest is None:
                     return False
                 if await self._swap(known, manifest):
@@ -287,14 +289,6 @@ def _parse(data: bytes, before: Manifest | None) -> Manifest:
 def _check_successor(before: Manifest | None, manifest: Manifest) -> None:
     if before is not None:
         before.scrub_successor(manifest)
-
-
-def _make_checked(make: Change, manifest: Manifest) -> Manifest | None:
-    made = make(manifest)
-    if made is not None:
-        made.scrub()
-        manifest.scrub_successor(made)
-    return made
 
 
 _NOTHING: Final = Manifest.initial("")

@@ -23,6 +23,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from uploader.layouts.log_session import LogSession
 from uploader.partitioned.commit_record import CommitRecord, Known, RecordFile
 from uploader.partitioned.publisher import PartitionPublisher
 from uploader.partitioned.sink_settings import SinkSettings
@@ -40,11 +41,9 @@ from uploader.partitioned.write_id import (
 from uploader.runtime.task_groups import task_group
 from uploader.stores.port import ObjectStore, remove
 from uploader.stores.retry import RetryPolicy
-from uploader.stores.url import chosen_store
 from uploader.write.stall_guard import StallGuard
 from walstore.errors import InvalidSettingsError, WalError
 from walstore.ports import Clock
-from walstore.runtime.clock import SystemClock
 from walstore.runtime.threads import Worker
 
 logger = logging.getLogger("walstore")
@@ -259,8 +258,8 @@ async def finish_commits(
     For writes whose driver died and is not started again. While it lives this does no harm, but doubles the
     work. Raises what publishing raises; call again to finish the rest.
     """
-    async with _place(url, store, retry, clock) as (place, committer, _):
-        return await _finish(place, committer)
+    async with _session(url, store, retry, clock) as place:
+        return await _finish(place)
 
 
 async def sweep_staging(
@@ -282,12 +281,12 @@ async def sweep_staging(
             f"older_than_seconds must be at least {SWEEP_SECONDS:.0f} (a week), not {older_than_seconds:g}: "
             "what is younger may still be committed"
         )
-    async with _place(url, store, retry, clock) as (place, committer, ticking):
-        finished = await _finish(place, committer)
-        before_us = ticking.now_us() - int(older_than_seconds * 1e6)
+    async with _session(url, store, retry, clock) as place:
+        finished = await _finish(place)
+        before_us = place.clock.now_us() - int(older_than_seconds * 1e6)
         objects, size_bytes, doomed = 0, 0, []
         for folder in (STAGING, JOBS):
-            async for listed in place.list(folder):
+            async for listed in place.store.list(folder):
                 began_us = _began_us(listed.key)
                 if began_us is None or began_us >= before_us:
                     continue
@@ -295,14 +294,21 @@ async def sweep_staging(
                 objects += 1
                 size_bytes += listed.size_bytes
                 if len(doomed) == BATCH_KEYS:
-                    await forget_staged(place, doomed)
+                    await forget_staged(place.store, doomed)
                     doomed = []
-        await forget_staged(place, doomed)
+        await forget_staged(place.store, doomed)
         return Swept(finished, objects, size_bytes)
 
 
-async def _finish(store: ObjectStore, committer: Committer) -> int:
-    keys = [listed.key for folder in (QUERIES, JOBS) async for listed in store.list(folder)]
+async def _finish(place: LogSession) -> int:
+    committer = Committer(
+        place.store,
+        settings=SinkSettings(),
+        retry=place.retry,
+        clock=place.clock,
+        worker=place.worker,
+    )
+    keys = [listed.key for folder in (QUERIES, JOBS) async for listed in place.store.list(folder)]
     return sum([await committer.finish(key) for key in keys])
 
 
@@ -315,23 +321,14 @@ def _began_us(key: str) -> int | None:
         return None
 
 
-@asynccontextmanager
-async def _place(
+def _session(
     url: str, store: ObjectStore | None, retry: RetryPolicy | None, clock: Clock | None
-) -> AsyncIterator[tuple[ObjectStore, Committer, Clock]]:
-    ticking = clock or SystemClock()
-    used = chosen_store(url, store)
-    worker = Worker("sweep", threads=2)
-    try:
-        committer = Committer(
-            used,
-            settings=SinkSettings(),
-            retry=retry or RetryPolicy(clock=ticking),
-            clock=ticking,
-            worker=worker,
-        )
-        yield used, committer, ticking
-    finally:
-        worker.close()
-        if store is None:
-            await used.aclose()
+) -> LogSession:
+    return LogSession(
+        url,
+        store=store,
+        retry=retry,
+        clock=clock,
+        worker=Worker("sweep", threads=2),
+        leaves_store_open=True,
+    )

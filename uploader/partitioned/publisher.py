@@ -19,7 +19,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
 from uploader.format.manifest import Manifest
@@ -323,7 +323,7 @@ class PartitionPublisher:
                 log, retry=self._retry, worker=self._worker, layout=self._settings.layout
             )
         )
-        try:
+        async with aclosing(root):
             yield LogPublisher(
                 self._store,
                 log,
@@ -333,8 +333,6 @@ class PartitionPublisher:
                 stall_guard=self._stall_guard,
                 worker=self._worker,
             )
-        finally:
-            await root.aclose()
 
 
 class SupersededError(Exception):

@@ -262,13 +262,10 @@ class Stager:
 
     async def _new_buffer(self, partition: int) -> _Buffer:
         """Find out where the log ends: most likely our records go there."""
-        root = await find_root(
-            SubStore(self._store, partition), retry=self._retry, worker=self._worker
-        )
-        try:
+        log = SubStore(self._store, partition)
+        root = await find_root(log, retry=self._retry, worker=self._worker)
+        async with contextlib.aclosing(root):
             return _Buffer(root.manifest.next_offset if root.is_known else layout.FIRST_OFFSET)
-        finally:
-            await root.aclose()
 
     async def _cut(self, buffer: _Buffer, partition: int) -> None:
         """Begin a fragment of all records that wait for a log."""

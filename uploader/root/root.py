@@ -6,8 +6,8 @@ wal3's, the default), and a chain of immutable ones (``chain/``). Never does I/O
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Protocol, TypeAlias
 
 from uploader.format.entries import Fragment
 from uploader.format.manifest import Manifest
@@ -18,6 +18,20 @@ Change = Callable[[Manifest], Manifest | None]
 """Makes the next manifest from the newest one; None if there is nothing to do. Pure: it may be called
 several times, on a worker thread, each time with a newer manifest. After a lost answer that one may
 already contain an earlier call's change."""
+
+Note: TypeAlias = Callable[[Sequence[Fragment]], Awaitable[None]]
+"""Awaited with fragments that are about to be published, such as :meth:`uploader.DirtyLog.note_for`
+returns. They are published once it returns, and not if it raises. It may be called again with the same, and
+is also called with fragments that another writer left behind."""
+
+
+def make_checked(make: Change, manifest: Manifest) -> Manifest | None:
+    """Return what ``make`` makes of the manifest; CorruptionError if that is not a sound successor."""
+    made = make(manifest)
+    if made is not None:
+        made.scrub()
+        manifest.scrub_successor(made)
+    return made
 
 
 class Root(Protocol):

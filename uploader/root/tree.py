@@ -24,7 +24,7 @@ from uploader.format.snapshot import Snapshot
 from uploader.root.stored_document import read_stored
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
-from walstore.errors import CorruptionError, OffsetTrimmedError
+from walstore.errors import ContentionError, CorruptionError, OffsetTrimmedError
 from walstore.runtime.threads import Worker
 
 MEMORY_FACTOR: Final = 4
@@ -243,6 +243,22 @@ class ManifestTree:
             async for run in found:
                 return run[0]
         return None
+
+    async def is_published(self, manifest: Manifest, last: Fragment) -> bool:
+        """Return whether the manifest names the last of a writer's fragments, hence all of them.
+
+        Asked after a lost answer. Meanwhile others may have appended, rolled up and even collected. Then no
+        entry is left to compare, and the ContentionError reports an unknown outcome.
+        """
+        if manifest.next_seq_no <= last.seq_no:
+            return False
+        if last.limit <= manifest.oldest_offset:
+            raise ContentionError(
+                f"another writer went on at {self._store.url}, and offset {last.start} was collected "
+                "before it could be told whose records it had",
+                outcome="unknown",
+            )
+        return await self.locate(manifest, last.start) == last
 
     async def first(
         self, manifest: Manifest, reaches: Callable[[Fragment], Awaitable[bool]]

@@ -192,8 +192,6 @@ def _decide(answers: list[Answer[str]]) -> Answer[str] | None:
     return next((answer for answer in answers if answer.is_refusal), answers[0])
 
 
-_T = TypeVar("_T")
-
 _READS: tuple[Kind, ...] = ("get", "get_range", "head")
 
 _Settle = Callable[

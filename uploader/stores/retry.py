@@ -86,8 +86,6 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, StorageUnavailableError) and error.retriable
 
 
-_T = TypeVar("_T")
-
 _ONCE = ("put_if_absent", "put_if_match")
 
 

@@ -1,4 +1,4 @@
-"""Which layout a log has is seen from what lies in the store, with few requests."""
+"""Sessions: which layout a log has, who hears of fragments first, and what is closed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tests.cloud import put_fragment
 from tests.uploader.chain.chains import InlineWorker, run
 from uploader.chain import ChainRoot, ChainSettings
-from uploader.layouts.log_session import find_root
+from uploader.layouts.log_session import LogSession, find_root
 from uploader.layouts.swapped_root import SwappedRoot
 from uploader.root.root import Root
 from uploader.stores import MemoryStore, RetryPolicy
 from uploader.testing import FaultyStore
-from walstore.errors import InvalidSettingsError
+from walstore.errors import (
+    InvalidSettingsError,
+    LogNotFoundError,
+    StorageUnavailableError,
+    WalClosedError,
+)
 
 Find = Callable[..., Awaitable[Root]]
 
@@ -89,3 +95,92 @@ async def test_both_layouts_created_at_the_same_time(store, find, later: str) ->
     await first.load_or_create("w")
     with pytest.raises(InvalidSettingsError, match="other layout"):
         await second.load_or_create("w")
+
+
+@pytest.mark.parametrize("layout", ["swap", "chain"])
+async def test_a_note_comes_before_the_fragments_are_published(store, find, layout: str) -> None:
+    seen: list[tuple[int, int]] = []
+
+    async def note(fragments) -> None:
+        seen.append((fragments[0].start, root.manifest.next_offset))
+
+    root = await find(layout=layout, note=note)
+    assert root.max_publishing == 1
+    await root.load_or_create("w")
+    fragments = await _fragments(store, layout)
+    await root.publish(fragments, "w")
+    assert seen == [(1, 1)]
+    assert root.manifest.next_offset == fragments[-1].limit
+
+
+@pytest.mark.parametrize("layout", ["swap", "chain"])
+async def test_fragments_whose_note_failed_are_not_published(store, find, layout: str) -> None:
+    async def note(_fragments) -> None:
+        raise StorageUnavailableError("away")
+
+    root = await find(layout=layout, note=note)
+    await root.load_or_create("w")
+    fragments = await _fragments(store, layout)
+    before = root.manifest
+    with pytest.raises(StorageUnavailableError):
+        await root.publish(fragments, "w")
+    assert root.manifest == before
+    assert await root.change(lambda manifest: manifest.seal())  # needs no note
+
+
+async def _fragments(store, layout: str):
+    return run(1) if layout == "chain" else [await put_fragment(store, 1, 1, [b"v"])]
+
+
+class ClosableStore(MemoryStore):
+    """Counts how often it was closed."""
+
+    closed = 0
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_session_closes_all_that_it_opened_even_if_the_root_fails(fails: bool) -> None:
+    store = ClosableStore()
+    session = LogSession("memory://x", store=store)
+    root = await session.find_root()
+    order: list[int] = []
+
+    async def close_root() -> None:
+        order.append(store.closed)
+        if fails:
+            raise StorageUnavailableError("away")
+
+    root.aclose = close_root
+    if fails:
+        with pytest.raises(StorageUnavailableError):
+            await session.aclose()
+    else:
+        await session.aclose()
+    assert order == [0]
+    assert store.closed == 1
+    with pytest.raises(WalClosedError):
+        await session.worker.run(int)
+
+
+async def test_a_given_store_stays_open_if_asked_for() -> None:
+    store = ClosableStore()
+    async with LogSession("memory://x", store=store, leaves_store_open=True) as session:
+        await session.find_root()
+        with pytest.raises(LogNotFoundError):
+            session.check_found()
+    assert store.closed == 0
+
+
+async def test_an_opening_that_fails_closes_and_one_that_succeeds_does_not() -> None:
+    store = ClosableStore()
+    async with LogSession("memory://x", store=store).closed_on_error():
+        pass
+    assert store.closed == 0
+    with pytest.raises(LogNotFoundError):
+        async with LogSession("memory://x", store=store).closed_on_error() as session:
+            await session.find_root()
+            session.check_found()
+    assert store.closed == 1
