@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from secrets import SystemRandom
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
@@ -58,18 +58,18 @@ class RetryPolicy:
         doubled = self.first_wait_seconds * 2.0 ** min(attempt - 1, 64)
         return min(doubled, self.longest_wait_seconds) * (1 - self.jitter() / 2)
 
-    def retrying(self) -> AsyncRetrying:
-        """Return a tenacity loop that repeats retriable faults of a store and re-raises the last."""
+    def retrying(self, **options: Any) -> AsyncRetrying:
+        """Return a tenacity loop that repeats retriable faults of a store and re-raises the last.
+
+        ``options`` are tenacity's; ``retry`` replaces what is repeated.
+        """
 
         def wait(state: RetryCallState) -> float:
             return self.wait_seconds(state.attempt_number)
 
+        options = {"retry": retry_if_exception(is_transient), "reraise": True, **options}
         return AsyncRetrying(
-            stop=stop_after_attempt(self.attempts),
-            wait=wait,
-            retry=retry_if_exception(is_transient),
-            sleep=self.clock.sleep,
-            reraise=True,
+            stop=stop_after_attempt(self.attempts), wait=wait, sleep=self.clock.sleep, **options
         )
 
     async def call(self, request: Callable[[], Awaitable[_T]]) -> _T:
