@@ -85,7 +85,7 @@ TRUSTED_SECONDS: Final = 600.0
 
 
 class ChainRoot:
-    """The root of one log in an object store, as one program sees it. Belongs to one event loop.
+    """A :class:`~uploader.root.root.Root` that is a chain of manifests. Belongs to one event loop.
 
     Any number of tasks may call it; as many manifests are under way at once as the settings say.
     """
@@ -166,8 +166,7 @@ class ChainRoot:
     async def load(self) -> bool:
         """Read the newest manifest; return False if there is none, or the log was destroyed.
 
-        One or two requests if there is nothing new. CorruptionError if it is damaged, or does not continue
-        the one known before. The store's errors are passed on: the store itself repeats reads.
+        One or two requests if there is nothing new.
         """
         found = await self._find_head(self._window.head)
         self._is_ended = found is not None and found.link.manifest.is_destroyed
@@ -183,11 +182,7 @@ class ChainRoot:
         return head is None or await self._reader.may_follow(head)
 
     async def load_or_create(self, writer: str) -> None:
-        """Read the newest manifest, creating an empty one if there is none. If several try, one creates it.
-
-        LogNotFoundError if a log was destroyed here, or the one known before is gone, InvalidSettingsError
-        if there is one of the other layout. OutcomeUnknownError if the store does not answer; call again.
-        """
+        """Read the newest manifest, or create an empty one; see :meth:`Root.load_or_create`."""
         if not await self.load():
             self._check_not_ended()
             await check_creatable(self._store, is_gone=self.is_known)
@@ -195,14 +190,11 @@ class ChainRoot:
         await check_not_destroyed(self._store)
 
     async def publish(self, fragments: Sequence[Fragment], writer: str) -> None:
-        """Append fragments to the log with one manifest.
+        """Append fragments to the log with one manifest; see :meth:`Root.publish`.
 
-        They continue it and are in the store already. Calls may be under way at once, begun in the order of
-        their fragments. Returns when they and all before them are published, also if an earlier call had
-        published them without learning it. Raises ContentionError if another writer appended instead,
-        LogSealedError if the log was sealed, OutcomeUnknownError if the store does not answer, or a call
-        before this one failed: call again with the same fragments then, in order. ValueError for a key
-        that is not of the form of :meth:`fragment_key`, for whatever number of shards.
+        OutcomeUnknownError also if a call before this one failed: call again with the same fragments then, in
+        order. ValueError for a key that is not of the form of :meth:`fragment_key`, for whatever number of
+        shards.
         """
         if self._note is not None:
             await self._note(fragments)
@@ -215,8 +207,7 @@ class ChainRoot:
     async def change(self, make: Change) -> bool:
         """Put a manifest that ``make`` makes of the newest one; again, if another writer was quicker.
 
-        CorruptionError, and nothing is written, if that is no sound successor. LogNotFoundError if the log
-        was destroyed.
+        LogNotFoundError if the log was destroyed.
         """
         if not self.is_known and not await self.load():
             self._current()

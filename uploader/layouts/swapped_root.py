@@ -60,7 +60,7 @@ class _Known:
 
 
 class SwappedRoot:
-    """The root of one log in an object store, as one program sees it.
+    """A :class:`~uploader.root.root.Root` that is one manifest, replaced by swaps.
 
     Any number of tasks of one event loop may call it: reads and swaps follow one another.
     """
@@ -132,9 +132,6 @@ class SwappedRoot:
     async def load(self) -> bool:
         """Read the manifest; return False if there is none, or one came after the log was destroyed.
 
-        CorruptionError if it is damaged, or does not continue the one known before. The store's errors are
-        passed on: the store decides how often a read is repeated.
-
         Once a long manifest was found unchanged, only its ETag is requested first, so that following an
         idle log transfers nothing.
         """
@@ -146,11 +143,7 @@ class SwappedRoot:
         return True
 
     async def load_or_create(self, writer: str) -> None:
-        """Read the manifest, creating an empty one if there is none. Several may try: one creates.
-
-        LogNotFoundError if a log was destroyed here, or the one known before is gone. OutcomeUnknownError
-        if the store does not answer; call again.
-        """
+        """Read the manifest, creating an empty one if there is none; see :meth:`Root.load_or_create`."""
         async with self._turn:
             before = self._known
             if not await self._load():
@@ -161,13 +154,9 @@ class SwappedRoot:
             await check_not_destroyed(self._store)
 
     async def publish(self, fragments: Sequence[Fragment], writer: str) -> None:
-        """Append fragments to the manifest with one swap.
+        """Append fragments to the manifest with one swap; see :meth:`Root.publish`.
 
-        They continue the manifest and are in the store already. Returns when they are published, also
-        if an earlier call had published them but its answer was lost. Raises ContentionError if another
-        writer appended instead, FencedError if another directory claimed the log, OutcomeUnknownError if
-        the store does not answer: call again with the same fragments then. ValueError if a key is not the
-        one that :meth:`fragment_key` returns.
+        ValueError if a key is not the one that :meth:`fragment_key` returns.
         """
         if self._note is not None:
             await self._note(fragments)
@@ -190,10 +179,7 @@ class SwappedRoot:
             self._announced.begin()
 
     async def change(self, make: Change) -> bool:
-        """Swap the manifest for the result of ``make``; repeated if another writer was quicker.
-
-        CorruptionError, and nothing is written, if that is not a sound successor.
-        """
+        """Swap the manifest for the result of ``make``; repeated if another writer was quicker."""
         async with self._turn:
             while True:
                 if self._known is None and not await self._load():

@@ -48,6 +48,8 @@ from uploader.write.stream_guard import StreamGuard
 from walstore.errors import ContentionError, CorruptionError, OutcomeUnknownError, WalError
 from walstore.runtime.threads import Worker
 
+logger = logging.getLogger("walstore")
+
 Move = Callable[[LogPlan, PublishPlace], Awaitable[LogPlan]]
 """Notes that the plan goes on at another place, durably, and returns the plan as it is then: another driver
 may have moved it."""
@@ -233,9 +235,6 @@ class LogPublisher:
     async def _newest(self) -> Manifest:
         await self._tail.load()
         return self._root.manifest
-
-
-logger = logging.getLogger("walstore")
 
 
 class PartitionPublisher:

@@ -62,7 +62,7 @@ class Root(Protocol):
         """Read the newest manifest; return False if there is none, or none any more.
 
         CorruptionError if it is damaged, or does not continue the one known before (it is older, or names
-        other records); else the store's errors.
+        other records); else the store's errors: the store decides how often a read is repeated.
         """
 
     async def may_have_changed(self) -> bool:
@@ -75,8 +75,8 @@ class Root(Protocol):
         """Read the newest manifest, creating an empty one if there is none.
 
         Of several callers one creates it. A root that has known a log never creates one. LogNotFoundError if
-        that log is gone, or was destroyed (``write_guard.py``). OutcomeUnknownError if the store does
-        not answer; call again.
+        that log is gone, or was destroyed (``write_guard.py``). InvalidSettingsError if a log of the other
+        layout was created meanwhile. OutcomeUnknownError if the store does not answer; call again.
         """
 
     async def publish(self, fragments: Sequence[Fragment], writer: str) -> None:
@@ -95,7 +95,8 @@ class Root(Protocol):
 
         Two programs that make the same bytes of the same manifest both succeed, since they cannot be
         distinguished. Returns False if ``make`` returned None. Passes on what ``make`` raises;
-        CorruptionError if the result is not a sound successor; OutcomeUnknownError as for :meth:`publish`.
+        CorruptionError, and nothing is written, if the result is not a sound successor; OutcomeUnknownError
+        as for :meth:`publish`.
         """
 
     async def aclose(self) -> None:

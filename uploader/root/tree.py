@@ -22,6 +22,7 @@ from uploader.format.manifest import REWRITTEN, Manifest
 from uploader.format.setsum import Setsum
 from uploader.format.snapshot import Snapshot
 from uploader.root.stored_document import read_stored
+from uploader.runtime.task_groups import settle_all
 from uploader.stores.errors import ObjectNotFoundError
 from uploader.stores.port import ObjectStore
 from walstore.errors import ContentionError, CorruptionError, OffsetTrimmedError
@@ -97,13 +98,7 @@ class SnapshotReader:
         """Return several at once, read in parallel; raises for the first that cannot be read."""
         if len(pointers) == 1:
             return [await self.get(pointers[0])]
-        results = await asyncio.gather(*map(self.get, pointers), return_exceptions=True)
-        snapshots: list[Snapshot] = []
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-            snapshots.append(result)
-        return snapshots
+        return await settle_all(map(self.get, pointers))
 
     def _keep(self, path: str, node: _Node) -> None:
         if node.memory_bytes > self._cache_bytes:
